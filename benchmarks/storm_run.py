@@ -1,0 +1,207 @@
+"""One run of the kill storm: a small model with everything in it that a resume could lose."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from prototrain.quiet import import_tensorflow
+
+import_tensorflow()
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from prototrain import Callback, Config, ModelDict, SimpleTrainer, Trainer  # noqa: E402
+from prototrain.callbacks import (  # noqa: E402
+    JSONWriter,
+    LearningRate,
+    ModelSaver,
+    Priority,
+    SaveOnExit,
+    StopOnNaN,
+    Summaries,
+    TensorBoardWriter,
+    Validation,
+)
+from prototrain.towers import make_cpu_devices  # noqa: E402
+
+
+class MovingAverage(Callback):
+    """Keeps a moving average of the loss, step by step, on the host."""
+
+    def __init__(self) -> None:
+        self.average = 0.0
+
+    def trigger(self) -> None:
+        self.average = 0.9 * self.average + 0.1 * self.trainer.outputs["loss"]
+        self.trainer.monitors.put_scalar("trn/average", self.average)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"average": self.average}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.average = state["average"]
+
+
+class Best(Callback):
+    """Remembers the best validation loss and its step."""
+
+    priority = Priority.DECIDE
+
+    def __init__(self) -> None:
+        self.best: list[float] = []
+
+    def trigger(self) -> None:
+        loss = self.trainer.monitors.latest("vld/loss", at_step=self.trainer.global_step)
+        if not self.best or loss < self.best[0]:
+            self.best = [loss, self.trainer.global_step]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best = state["best"]
+
+
+class Ready(Callback):
+    """Says that everything is set up, from where on a kill may come, and when the first step has been made."""
+
+    def before_train(self) -> None:
+        print("before the first step", flush=True)
+        self.first = self.trainer.global_step
+
+    def next_step(self, step: int) -> int | None:
+        return step + 1 if step == self.first else None
+
+    def trigger_step(self) -> None:
+        print("after the first step", flush=True)
+
+
+def callbacks(steps: int) -> list[Callback]:
+    """Every kind of state, and saves often enough to be killed in."""
+    return [
+        Validation(batches=2).every(steps=20),
+        MovingAverage().every(steps=5),
+        Best().every(steps=20),
+        Summaries().every(steps=1),
+        JSONWriter(),
+        TensorBoardWriter(),
+        ModelSaver(max_to_keep=2).every(steps=15),
+        SaveOnExit(),
+        StopOnNaN(),
+        Ready(),
+    ]
+
+
+def arrays(examples: int, seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Random images and labels that depend on them."""
+    random = np.random.default_rng(seed)
+    images = random.normal(size=(examples, 64)).astype(np.float32)
+    return {"images": images, "labels": (images @ random.normal(size=(64, 10))).argmax(1).astype(np.int32)}
+
+
+def trn(kind: str) -> tf.data.Dataset:
+    """A shuffled and mapped dataset whose position is kept in the way that `kind` names."""
+    data = arrays(500, 1)
+    if kind in ("replay", "restart"):
+
+        def generate() -> Any:
+            # Without a seed each pass is another one, which no run can repeat.
+            order = np.random.default_rng(None if kind == "restart" else 7).permutation(500)
+            for index in order:
+                yield {name: values[index] for name, values in data.items()}
+
+        spec = {"images": tf.TensorSpec((64,), tf.float32), "labels": tf.TensorSpec((), tf.int32)}
+        dataset = tf.data.Dataset.from_generator(generate, output_signature=spec)
+    else:
+        dataset = tf.data.Dataset.from_tensor_slices(data)
+    return dataset.shuffle(200).map(noise, num_parallel_calls=2).batch(16, drop_remainder=True)
+
+
+def noise(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Scale an image; a stateless transformation."""
+    return {**example, "images": example["images"] * 1.5}
+
+
+def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
+    """Dense layers with batch normalisation and dropout."""
+    net = ModelDict()
+    net.images = inputs["images"]
+    net.fc0 = keras.layers.Dense(64, activation="relu", name="fc0")(net.last)
+    net.bn0 = keras.layers.BatchNormalization(name="bn0")(net.last, training=train_phase)
+    net.dropout = keras.layers.Dropout(0.3, name="dropout")(net.last, training=train_phase)
+    net.logits = keras.layers.Dense(10, name="logits")(net.last)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs["labels"], logits=net.logits)
+    net.loss = tf.reduce_mean(losses)
+    return net
+
+
+class Evolution(Trainer):
+    """Climbs by random steps that depend on the step's number alone, without gradients."""
+
+    def __init__(self, *, experiment: Path) -> None:
+        super().__init__(experiment=experiment)
+        self.target = np.linspace(-1, 1, 50)
+        self.state["weights"] = tf.Variable(np.zeros(50))
+        self.state["accepted"] = 0
+
+    def run_step(self) -> dict[str, float]:
+        weights = self.state["weights"].numpy()
+        tried = weights + 0.1 * np.random.default_rng([1, self.global_step]).normal(size=50)
+        if self.loss(tried) < self.loss(weights):
+            self.state["weights"].assign(tried)
+            self.state["accepted"] += 1
+        # The global generator is saved with the run as well.
+        return {"loss": self.loss(self.state["weights"].numpy()), "noise": float(np.random.random())}
+
+    def loss(self, weights: np.ndarray[Any, Any]) -> float:
+        return float(((weights - self.target) ** 2).mean())
+
+    def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float]:
+        return {"loss": self.loss(self.state["weights"].numpy()[::2].repeat(2))}
+
+
+def make_trainer(kind: str, directory: Path, steps: int) -> Trainer:
+    """The trainer of a kind."""
+    if kind == "run_step":
+        np.random.seed(5)
+        return Evolution(experiment=directory)
+    config = Config(
+        {
+            "trainer.experiment_name": "storm",
+            "model.batch_size": 16,
+            "model.num_steps": steps,
+            "model.weight_decay.value": 1e-4,
+            "model.optimizer.method": "adam",
+            "model.lr_schedule.method": "exp",
+            "model.lr_schedule.exp.value": 0.01,
+            "model.lr_schedule.exp.decay_rate": 0.9,
+            "model.lr_schedule.exp.decay_steps": 100,
+        }
+    )
+    vld = tf.data.Dataset.from_tensor_slices(arrays(80, 2)).batch(30)
+    model = SimpleNamespace(config=config, build=build, datasets=lambda: {"trn": trn(kind), "vld": vld}, name=kind)
+    if kind == "towers":
+        from prototrain.trainers.replicated import SyncReplicatedTrainer
+
+        return SyncReplicatedTrainer(model, towers="cpu:2", experiment=directory)
+    return SimpleTrainer(model, experiment=directory)
+
+
+def main() -> None:
+    """Run, or go on with, the run that the arguments name: kind, directory, steps."""
+    kind, directory, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    if kind == "towers":
+        make_cpu_devices(2)
+    trainer = make_trainer(kind, directory, steps)
+    schedule = [] if kind == "run_step" else [LearningRate(lambda step: 0.01 * 0.9 ** (step / 100))]
+    trainer.train([*schedule, *callbacks(steps)], steps_per_epoch=35, max_steps=steps)
+    print(f"finished at step {trainer.global_step}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,11 @@
+"""Handwritten digits: the smallest complete model.
+
+A model is a package with these three names; `prototrain run models.simple` needs nothing else. (`models.simple.config`
+is the Config itself, and not the module of that name that it comes from.)
+"""
+
+from .config import config as config
+from .datasets import datasets as datasets
+from .definition import build as build
+
+__all__ = ["build", "config", "datasets"]

@@ -1,0 +1,38 @@
+"""The digits as batches, for training (trn), validation while training (vld) and the test at the end (tst)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tensorflow as tf
+
+from prototrain import readers
+
+from .config import config
+
+DATA = Path(__file__).parent / "data"
+
+
+def datasets() -> dict[str, tf.data.Dataset]:
+    """Gives dicts of "examples", float32 [batch, 64] in 0..1, and "labels", int32 [batch] in 0..9."""
+    # Read here and not when this file is imported, so that `-s model.batch_size=64` counts.
+    batch_size = config["model.batch_size"]
+
+    # Shuffling needs no seed of its own: the engine sets TensorFlow's before it calls this function.
+    # Every training batch is full. The engine repeats the data, each time in a new order, and prefetches it.
+    trn = read("trn").shuffle(2000).batch(batch_size, drop_remainder=True)
+    return {
+        "trn": trn.map(scale),
+        "vld": read("vld").batch(batch_size).map(scale),
+        "tst": read("tst").batch(batch_size).map(scale),
+    }
+
+
+def read(name: str) -> tf.data.Dataset:
+    """One file, digit by digit: a line is `{"example": [64 ints in 0..16], "label": 7}`."""
+    return readers.json_lines(DATA / f"{name}.jsonl", features={"example": ("uint8", [64]), "label": ("int32", [])})
+
+
+def scale(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """One batch as `build` wants it. Mapping whole batches is much faster than mapping every digit."""
+    return {"examples": tf.cast(batch["example"], tf.float32) / 16.0, "labels": batch["label"]}

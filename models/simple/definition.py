@@ -1,0 +1,47 @@
+"""The network: a multilayer perceptron with batch normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import keras
+import tensorflow as tf
+
+from prototrain.model import ModelDict
+
+from .config import config
+
+
+def build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
+    """Builds the network for one batch.
+
+    The engine calls this once for training and once for validation. Layers are made where they are used: the first call
+    creates their variables, and every later call is given the same ones again.
+
+    Args:
+        inputs: a batch as `datasets()` gives it; an exported model gets no "labels".
+        train_phase: whether this is for training. Batch normalisation needs to know: it uses the statistics of the
+            batch while training, and those it has collected otherwise.
+
+    Returns:
+        Every tensor by name. The engine minimises "loss" and reports every scalar, here "loss" and "accuracy".
+    """
+    # A ModelDict is a dict with attributes; `net.last` is what was put in most recently.
+    net = ModelDict()
+    net.examples = inputs["examples"]
+
+    for i, units in enumerate(config["model.hidden_units"]):
+        # No bias: the normalisation that follows takes the mean away and adds an offset of its own.
+        net[f"fc{i}"] = keras.layers.Dense(units, use_bias=False, name=f"fc{i}")(net.last)
+        net[f"bn{i}"] = keras.layers.BatchNormalization(momentum=0.9, name=f"bn{i}")(net.last, training=train_phase)
+        net[f"relu{i}"] = tf.nn.relu(net.last)
+
+    net.logits = keras.layers.Dense(10, name="logits")(net.last)
+    net.probabilities = tf.nn.softmax(net.logits)
+    net.predictions = tf.argmax(net.logits, axis=-1, output_type=tf.int32)
+
+    if "labels" in inputs:
+        labels = inputs["labels"]
+        net.loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=net.logits))
+        net.accuracy = tf.reduce_mean(tf.cast(net.predictions == labels, tf.float32))
+    return net

@@ -1,0 +1,79 @@
+"""prototrain: a callback-driven trainer engine for TensorFlow 2."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from prototrain.quiet import import_tensorflow
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AsyncTrainer": "trainers.async_towers",
+    "Callback": "callbacks.base",
+    "Config": "config",
+    "Experiment": "experiment",
+    "ModelDict": "model",
+    "MultiWorkerTrainer": "trainers.multi_worker",
+    "NoOpTrainer": "trainers.noop",
+    "SimpleTrainer": "trainers.tower",
+    "StopTraining": "errors",
+    "SyncParameterServerTrainer": "trainers.parameter_server",
+    "SyncReplicatedTrainer": "trainers.replicated",
+    "TowerTrainer": "trainers.tower",
+    "Trainer": "trainers.base",
+    "current_tower": "towers",
+    "default_callbacks": "launch",
+    "load_model": "model",
+}
+
+__all__ = [
+    "AsyncTrainer",
+    "Callback",
+    "Config",
+    "Experiment",
+    "ModelDict",
+    "MultiWorkerTrainer",
+    "NoOpTrainer",
+    "SimpleTrainer",
+    "StopTraining",
+    "SyncParameterServerTrainer",
+    "SyncReplicatedTrainer",
+    "TowerTrainer",
+    "Trainer",
+    "__version__",
+    "current_tower",
+    "default_callbacks",
+    "load_model",
+]
+
+if TYPE_CHECKING:
+    from prototrain.callbacks.base import Callback
+    from prototrain.config import Config
+    from prototrain.errors import StopTraining
+    from prototrain.experiment import Experiment
+    from prototrain.launch import default_callbacks
+    from prototrain.model import ModelDict, load_model
+    from prototrain.towers import current_tower
+    from prototrain.trainers.async_towers import AsyncTrainer
+    from prototrain.trainers.base import Trainer
+    from prototrain.trainers.multi_worker import MultiWorkerTrainer
+    from prototrain.trainers.noop import NoOpTrainer
+    from prototrain.trainers.parameter_server import SyncParameterServerTrainer
+    from prototrain.trainers.replicated import SyncReplicatedTrainer
+    from prototrain.trainers.tower import SimpleTrainer, TowerTrainer
+
+
+def __getattr__(name: str) -> Any:
+    # Names are imported when first used: `prototrain --help` must not wait for TensorFlow.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'prototrain' has no attribute {name!r}")
+    if name != "Config":
+        import_tensorflow()
+    module = importlib.import_module(f"prototrain.{_HOMES[name]}")
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,224 @@
+"""The callback: everything around the training loop that is not the iteration itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prototrain.callbacks.trigger import PeriodicTrigger
+    from prototrain.trainers.base import Trainer
+
+
+class Priority(IntEnum):
+    """Order of callbacks within one hook, smallest first; equal ones keep the order of the list.
+
+    A decision sees the evaluation of its own step, a writer sees both, and a checkpoint holds the outcome of all three.
+    """
+
+    EVALUATE = 100
+    DECIDE = 200
+    WRITE = 300
+    SAVE = 400
+
+
+class Callback:
+    """Something that happens along with training. Override the hooks you need; each does nothing by default.
+
+    ::
+
+        setup                         the model is built, nothing has run
+        before_train
+          before_epoch                cheap: it is right before the steps
+            before_run                traced into the compiled step (TensorFlow ops only)
+            after_run(outputs)        traced into the compiled step (TensorFlow ops only)
+            trigger_step              after a step that `next_step` asked for
+          after_epoch                 cheap: it is right after the steps
+          trigger_epoch               calls `trigger` unless overridden
+        after_train                   always, also when something failed
+
+    Say *what* happens in `trigger`, and let the user say *when* with `every`: ``MyCallback().every(steps=100)``.
+
+    Attributes:
+        trainer: the trainer, set before `setup`.
+        at_end: whether the end of a run counts as due although the interval or the epoch is not over. A callback whose
+            `trigger` changes how training goes on says False: a run that ends here and is then extended must not
+            differ from one that never ended.
+        chief_only: run only on the chief of several workers.
+        priority: the place within a hook, see `Priority`.
+        state_key: the name of this callback's state in a checkpoint; the class's name if None. Two callbacks with state
+            need two keys.
+    """
+
+    chief_only: bool = True
+    priority: int = Priority.DECIDE
+    state_key: str | None = None
+    at_end: bool = True
+    trainer: Trainer
+
+    def setup(self) -> None:
+        """Prepare; the model is built, no step has run and nothing is restored yet."""
+
+    def before_train(self) -> None:
+        """Called once before the first step, after a checkpoint was restored."""
+
+    def after_train(self) -> None:
+        """Called once after the last step, on every callback that was set up, even when the run or another failed."""
+
+    def before_epoch(self) -> None:
+        """Called right before the steps of an epoch."""
+
+    def after_epoch(self) -> None:
+        """Called right after the steps of an epoch."""
+
+    def before_run(self) -> None:
+        """Add TensorFlow ops that run before each iteration. In a plain-Python trainer: called before `run_step`."""
+
+    def after_run(self, outputs: dict[str, Any]) -> None:
+        """Add TensorFlow ops that run after each iteration. In a plain-Python trainer: called after `run_step`.
+
+        Args:
+            outputs: the step's scalars by name, as tensors (in a plain-Python trainer as `run_step` returned them).
+        """
+
+    def trigger_step(self) -> None:
+        """Called after a step that `next_step` asked for."""
+
+    def trigger_epoch(self) -> None:
+        """Called after each epoch. By default: `trigger`."""
+        self.trigger()
+
+    def trigger(self) -> None:
+        """What this callback does, without knowing when."""
+
+    def next_step(self, step: int) -> int | None:
+        """Say when `trigger_step` must run next. The loop asks before each call of the trainer.
+
+        Args:
+            step: the number of completed steps.
+
+        Returns:
+            a number of completed steps larger than `step`, or None for "not that I know now". By default `step + 1` if
+            the class overrides `trigger_step`.
+        """
+        return step + 1 if self.overrides("trigger_step") else None
+
+    def watches(self) -> Collection[str] | None:
+        """Say what `trigger` needs to see of the very step it runs after. Asked once, after `setup`.
+
+        Returns:
+            names of tensors in the model's mapping or in the batch, to be found in `trainer.watched`, or None for
+            nothing. An empty collection is for `trainer.summary_events` alone.
+        """
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs of this callback, as values that JSON can hold."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned when the checkpoint was written."""
+
+    def every(
+        self,
+        *,
+        steps: int | None = None,
+        epochs: int | None = None,
+        seconds: float | None = None,
+        before_train: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> PeriodicTrigger:
+        """Run `trigger` at an interval; short for `PeriodicTrigger`, which explains the arguments."""
+        from prototrain.callbacks.trigger import PeriodicTrigger  # the trigger is itself a callback
+
+        return PeriodicTrigger(
+            self,
+            every_k_steps=steps,
+            every_k_epochs=epochs,
+            every_n_seconds=seconds,
+            before_train=before_train,
+            clock=clock,
+        )
+
+    def overrides(self, hook: str) -> bool:
+        """Whether this callback gives the hook a meaning of its own; the loop never calls the others."""
+        return getattr(type(self), hook) is not getattr(Callback, hook)
+
+    @property
+    def name(self) -> str:
+        """What messages call this callback."""
+        return type(self).__name__
+
+    def __repr__(self) -> str:
+        return f"{self.name}()"
+
+
+class ProxyCallback(Callback):
+    """Passes every hook on to another callback. Base of callbacks that change when, or whether, another one runs.
+
+    Args:
+        callback: the callback to pass hooks on to.
+    """
+
+    def __init__(self, callback: Callback) -> None:
+        self.callback = callback
+        self.chief_only = callback.chief_only
+        self.priority = callback.priority
+        self.state_key = callback.state_key
+        self.at_end = callback.at_end
+
+    @property
+    def name(self) -> str:
+        return self.callback.name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.callback!r})"
+
+    def overrides(self, hook: str) -> bool:
+        own = getattr(type(self), hook) is not getattr(ProxyCallback, hook)
+        return own or self.callback.overrides(hook)
+
+    def setup(self) -> None:
+        self.callback.trainer = self.trainer
+        self.callback.setup()
+
+    def before_train(self) -> None:
+        self.callback.before_train()
+
+    def after_train(self) -> None:
+        self.callback.after_train()
+
+    def before_epoch(self) -> None:
+        self.callback.before_epoch()
+
+    def after_epoch(self) -> None:
+        self.callback.after_epoch()
+
+    def before_run(self) -> None:
+        self.callback.before_run()
+
+    def after_run(self, outputs: dict[str, Any]) -> None:
+        self.callback.after_run(outputs)
+
+    def trigger_step(self) -> None:
+        self.callback.trigger_step()
+
+    def trigger_epoch(self) -> None:
+        self.callback.trigger_epoch()
+
+    def trigger(self) -> None:
+        self.callback.trigger()
+
+    def next_step(self, step: int) -> int | None:
+        return self.callback.next_step(step)
+
+    def watches(self) -> Collection[str] | None:
+        return self.callback.watches()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.callback.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.callback.load_state_dict(state)

@@ -1,0 +1,60 @@
+"""Where the time of some steps goes."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from prototrain.callbacks.base import Callback
+from prototrain.errors import CallbackError
+
+
+class GraphProfiler(Callback):
+    """Profiles a few steps with TensorFlow's profiler; TensorBoard's profile tab shows the outcome.
+
+    The files go into ``summaries/plugins/profile/``.
+
+    Args:
+        first_step: the first step that is profiled; not the very first, which is spent on tracing.
+        steps: how many.
+
+    Raises:
+        CallbackError: a number is not positive.
+    """
+
+    def __init__(self, *, first_step: int = 10, steps: int = 5) -> None:
+        if first_step < 1 or steps < 1:
+            raise CallbackError(f"GraphProfiler: first_step and steps must be at least 1, got {first_step} and {steps}")
+        self._before = first_step - 1
+        self._last = first_step - 1 + steps
+        self._running = False
+
+    def setup(self) -> None:
+        self._directory = self.trainer.require_experiment("GraphProfiler").summaries
+
+    def before_train(self) -> None:
+        if self.trainer.global_step == self._before:
+            self._start()
+
+    def next_step(self, step: int) -> int | None:
+        return next((due for due in (self._before, self._last) if due > step), None)
+
+    def trigger_step(self) -> None:
+        if self.trainer.global_step == self._before:
+            self._start()
+        elif self._running:
+            self._stop()
+
+    def after_train(self) -> None:
+        if self._running:
+            self._stop()
+
+    def _start(self) -> None:
+        tf.profiler.experimental.start(str(self._directory))
+        self._running = True
+
+    def _stop(self) -> None:
+        self._running = False
+        tf.profiler.experimental.stop()
+        self.trainer.log(
+            f"profiled up to step {self.trainer.global_step}; look at it in TensorBoard: {self._directory}"
+        )

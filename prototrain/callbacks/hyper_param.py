@@ -1,0 +1,92 @@
+"""A value that a callback may change while a run lasts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from prototrain.errors import CallbackError
+
+if TYPE_CHECKING:
+    from prototrain.trainers.base import Trainer
+
+
+class HyperParam:
+    """A variable, or an attribute of a Python object, that holds one number.
+
+    What a traced step reads from a Python attribute is fixed when it is traced: a value that the model itself uses has
+    to be a variable.
+
+    ::
+
+        HyperParam("learning_rate")             # the optimizer's
+        HyperParam(rate, name="dropout_rate")   # a tf.Variable
+        HyperParam(sampler, "temperature")      # an attribute
+
+    Args:
+        target: "learning_rate", the name of a variable in `trainer.state`, a variable, or an object with `attribute`.
+        attribute: the attribute's name, for an object.
+        name: what the value is called in metrics.jsonl, as ``hyper/<name>``, and in hyper.txt.
+
+    Raises:
+        CallbackError: the target is none of these, or has no name.
+    """
+
+    def __init__(self, target: Any, attribute: str | None = None, *, name: str | None = None) -> None:
+        is_variable = isinstance(target, (tf.Variable, keras.Variable))
+        if attribute is None and not is_variable and not isinstance(target, str):
+            raise CallbackError(
+                f"HyperParam takes a variable, a variable's name, or an object and the name of an attribute: {target!r}"
+            )
+        own_name = str(target.name).split(":")[0] if is_variable else target if isinstance(target, str) else None
+        self.name: str = name or attribute or own_name or ""
+        self._target = target
+        self._attribute = attribute
+
+    def connect(self, trainer: Trainer) -> None:
+        """Find a variable that was given by name.
+
+        Raises:
+            CallbackError: there is no such variable or attribute.
+        """
+        if self._attribute is not None:
+            if not hasattr(self._target, self._attribute):
+                raise CallbackError(f"HyperParam: {type(self._target).__name__} has no attribute {self._attribute!r}")
+        elif isinstance(self._target, str):
+            self._target = self._find(self._target, trainer)
+
+    @staticmethod
+    def _find(name: str, trainer: Trainer) -> Any:
+        if name == "learning_rate" and trainer.optimizer is not None:
+            return trainer.optimizer.learning_rate
+        found = trainer.state.get(name)
+        if not isinstance(found, (tf.Variable, keras.Variable)):
+            known = [key for key, entry in trainer.state.items() if isinstance(entry, (tf.Variable, keras.Variable))]
+            raise CallbackError(
+                f"HyperParam: the trainer has no variable {name!r}; it has: {', '.join(known) or 'none'}"
+            )
+        return found
+
+    def get(self) -> float:
+        """The value in force."""
+        if self._attribute is not None:
+            return float(getattr(self._target, self._attribute))
+        return float(tf.convert_to_tensor(self._target))
+
+    def set(self, value: float) -> None:
+        """Put another value in force."""
+        if self._attribute is not None:
+            setattr(self._target, self._attribute, value)
+        else:
+            # As an array, since TensorFlow keeps every Python number that it has made a tensor of.
+            self._target.assign(np.asarray(value, tf.as_dtype(self._target.dtype).as_numpy_dtype))
+
+    def is_learning_rate_of(self, trainer: Trainer) -> bool:
+        """Whether this is the learning rate of the trainer's optimizer."""
+        return trainer.optimizer is not None and self._target is trainer.optimizer.learning_rate
+
+    def __repr__(self) -> str:
+        return f"HyperParam({self.name!r})"

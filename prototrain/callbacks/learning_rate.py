@@ -1,0 +1,64 @@
+"""The learning rate as a function of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from prototrain.callbacks.base import Callback
+from prototrain.errors import CallbackError
+
+
+class LearningRate(Callback):
+    """Sets the optimizer's learning rate before each step, inside the compiled call.
+
+    Being a function of the step alone it needs no state: a resumed run has the rate that the uninterrupted run had.
+
+    Args:
+        schedule: takes the number of completed steps (an int64 scalar tensor) and returns the rate.
+
+    Raises:
+        CallbackError: the schedule is not a function, or not made of TensorFlow operations, or the optimizer has one of
+            its own.
+    """
+
+    chief_only = False  # all workers must do the same updates
+
+    def __init__(self, schedule: Callable[[Any], Any]) -> None:
+        if not callable(schedule):
+            raise CallbackError(f"LearningRate takes a function of the step, not {schedule!r}")
+        self.schedule = schedule
+
+    def setup(self) -> None:
+        optimizer = self.trainer.optimizer
+        if optimizer is None:
+            raise CallbackError(
+                f"LearningRate needs a trainer with an optimizer; {type(self.trainer).__name__} has none"
+            )
+        if not isinstance(optimizer.learning_rate, keras.Variable):
+            raise CallbackError(
+                f"LearningRate: the {optimizer.name} optimizer was made with a schedule of its own; "
+                "make it with a number, or leave LearningRate out"
+            )
+
+    def before_train(self) -> None:
+        self._assign(self.trainer.global_step)
+
+    def before_run(self) -> None:
+        try:
+            self._assign(self.trainer.step_in_run)
+        except tf.errors.OperatorNotAllowedInGraphError as error:
+            raise CallbackError(
+                "LearningRate: the schedule becomes part of the compiled step, so it must be made of TensorFlow "
+                "operations: tf.where in place of if"
+            ) from error
+
+    def _assign(self, step: Any) -> None:
+        # Always a tensor: arithmetic with a Python number could give other last bits than the compiled call's.
+        # And none of a Python number, which TensorFlow would keep for ever, step by step.
+        number = np.int64(step) if isinstance(step, int) else step
+        self.trainer.optimizer.learning_rate.assign(self.schedule(tf.convert_to_tensor(number, tf.int64)))

@@ -1,0 +1,84 @@
+"""Saving checkpoints at intervals."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from prototrain.callbacks.base import Callback, Priority
+from prototrain.errors import CallbackError, CheckpointError
+
+
+class ModelSaver(Callback):
+    """Writes a checkpoint and deletes all but the newest ones. A failed save is reported, and training goes on.
+
+    Args:
+        max_to_keep: how many checkpoints stay.
+        keep_every_n_hours: besides these, one checkpoint stays for ever whenever this time has passed.
+        clock: returns seconds since the epoch.
+
+    Raises:
+        CallbackError: `max_to_keep` is below 1, or `keep_every_n_hours` is not positive.
+    """
+
+    priority = Priority.SAVE
+
+    def __init__(
+        self,
+        *,
+        max_to_keep: int = 5,
+        keep_every_n_hours: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if max_to_keep < 1:
+            raise CallbackError(f"ModelSaver: max_to_keep must be at least 1, got {max_to_keep}")
+        if keep_every_n_hours is not None and not keep_every_n_hours > 0:
+            raise CallbackError(f"ModelSaver: keep_every_n_hours must be positive, got {keep_every_n_hours}")
+        self.max_to_keep = max_to_keep
+        self._keep_seconds = None if keep_every_n_hours is None else keep_every_n_hours * 3600
+        self._clock = clock
+        self._kept: list[int] = []
+        self._kept_at: float | None = None
+
+    def overrides(self, hook: str) -> bool:
+        return super().overrides(hook) and (hook != "state_dict" or self._keep_seconds is not None)
+
+    def setup(self) -> None:
+        self.trainer.require_experiment("ModelSaver")
+        if self.trainer.global_step == 0:
+            self._kept, self._kept_at = [], None
+        self._protect()
+
+    def before_train(self) -> None:
+        if self._kept_at is None:
+            self._kept_at = self._clock()
+
+    def trigger(self) -> None:
+        before = self.state_dict()
+        if self._keep_seconds is not None and self._clock() - before["kept_at"] >= self._keep_seconds:
+            # Noted first, so that the checkpoint itself says that it is to stay.
+            self._kept = [*self._kept, self.trainer.global_step]
+            self._kept_at = self._clock()
+        try:
+            self.trainer.save()
+        except CheckpointError as error:
+            # A full disk may have room again at the next save; the steps in between are worth having.
+            self.load_state_dict(before)
+            self.trainer.log(f"WARNING: {error}; training goes on")
+            return
+        self._protect()
+        storage = self.trainer.storage
+        storage.checkpoints.prune(self.max_to_keep, protected=storage.protected_steps)
+
+    def _protect(self) -> None:
+        if self._keep_seconds is not None:
+            self.trainer.storage.protected[self.state_key or self.name] = set(self._kept)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kept": self._kept, "kept_at": self._kept_at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._kept = [int(step) for step in state["kept"]]
+        self._kept_at = None if state["kept_at"] is None else float(state["kept_at"])
+        self._protect()

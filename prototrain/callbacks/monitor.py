@@ -1,0 +1,140 @@
+"""Scalars on their way from the run to whoever writes them down."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from prototrain.callbacks.base import Callback, Priority
+from prototrain.errors import CallbackError
+
+if TYPE_CHECKING:
+    from prototrain.trainers.base import Trainer
+
+HISTORY_LENGTH = 1000
+_RESERVED = ("step", "time")
+
+
+class Monitor(Callback):
+    """A callback that also receives every scalar of the run.
+
+    Override `put_scalar`, and `flush` if scalars are buffered.
+    """
+
+    priority = Priority.WRITE
+
+    def put_scalar(self, name: str, value: float, step: int) -> None:
+        """Take one scalar.
+
+        Args:
+            name: such as ``trn/loss``; what stands before the first slash is the part of the run it belongs to.
+            value: a finite or non-finite Python float.
+            step: the number of completed steps it was measured at.
+        """
+        raise NotImplementedError
+
+    def put_event(self, prefix: str, event: Any) -> None:
+        """Take a TensorBoard event that is not a scalar, such as an image; ignored unless overridden.
+
+        Args:
+            prefix: the part of the run it belongs to, such as "trn".
+            event: an `Event` protocol buffer with step and summary.
+        """
+
+    def flush(self) -> None:
+        """Write what is buffered. Called after the callbacks of a step have run, and before a checkpoint is written."""
+
+
+class Monitors:
+    """Fans scalars out to every `Monitor` in the callback list and remembers the last ones of each name."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._history: dict[str, deque[tuple[int, float]]] = {}
+        self.listeners: list[Monitor] = []
+
+    def put_scalar(self, name: str, value: Any) -> None:
+        """Record a scalar of the current step.
+
+        Args:
+            name: such as ``trn/loss`` or ``vld/accuracy``.
+            value: anything that `float` takes: a number, a NumPy or TensorFlow scalar.
+
+        Raises:
+            CallbackError: the value is not a single number, or the name is one that every row of metrics.jsonl has.
+        """
+        if name in _RESERVED:
+            raise CallbackError(f"a scalar cannot be called {name!r}; put a prefix before it, such as 'trn/{name}'")
+        number = as_number(name, value)
+        step = self._trainer.global_step
+        self._history.setdefault(name, deque(maxlen=HISTORY_LENGTH)).append((step, number))
+        for listener in self.listeners:
+            listener.put_scalar(name, number, step)
+
+    def put_event(self, prefix: str, event: Any) -> None:
+        """Hand a TensorBoard event, such as an image, to the monitors that write such events."""
+        for listener in self.listeners:
+            listener.put_event(prefix, event)
+
+    def flush(self) -> None:
+        """Let every monitor write what it has buffered."""
+        for listener in self.listeners:
+            listener.flush()
+
+    def names(self) -> list[str]:
+        """The names of all scalars seen so far, in the order of their first appearance."""
+        return list(self._history)
+
+    def history(self, name: str) -> list[tuple[int, float]]:
+        """The last (step, value) pairs of a scalar, oldest first; empty if there were none."""
+        return list(self._history.get(name, ()))
+
+    def latest(self, name: str, *, at_step: int | None = None) -> float:
+        """The newest value of a scalar.
+
+        Args:
+            name: its name.
+            at_step: if given, the step that the value must belong to; a decision should not rest on a stale value.
+
+        Raises:
+            CallbackError: there is no such scalar, or its newest value is of another step.
+        """
+        if name not in self._history:
+            known = ", ".join(self._history) or "none yet"
+            raise CallbackError(f"there is no scalar {name!r}; there are: {known}")
+        step, value = self._history[name][-1]
+        if at_step is not None and step != at_step:
+            raise CallbackError(
+                f"the newest {name!r} is of step {step}, not of step {at_step}; "
+                "run what measures it at the same steps as what reads it"
+            )
+        return value
+
+    def state_dict(self) -> dict[str, Any]:
+        """The history, for a checkpoint."""
+        return {name: [[step, _encode(value)] for step, value in pairs] for name, pairs in self._history.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the history of a checkpoint."""
+        self._history = {
+            name: deque(((int(step), float(value)) for step, value in pairs), maxlen=HISTORY_LENGTH)
+            for name, pairs in state.items()
+        }
+
+
+def as_number(name: str, value: Any) -> float:
+    """Turn a scalar of any kind into a float.
+
+    Raises:
+        CallbackError: it is not a single number.
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise CallbackError(f"scalar {name!r} must be a single number, got {value!r}") from error
+
+
+def _encode(value: float) -> float | str:
+    # JSON has no word for these; float() reads them back from text.
+    return value if math.isfinite(value) else repr(value)

@@ -1,0 +1,36 @@
+"""Saving whenever a run ends."""
+
+from __future__ import annotations
+
+from prototrain.callbacks.base import Callback, Priority
+
+
+class SaveOnExit(Callback):
+    """Writes a checkpoint of the last completed step on every way out of a run: its end, a stop, a signal, an error.
+
+    What a failed step left half-done is written aside as ``failed-<step>``, where no resume finds it.
+    """
+
+    priority = Priority.SAVE
+
+    def __init__(self) -> None:
+        self._first_step: int | None = None
+
+    def setup(self) -> None:
+        self.trainer.require_experiment("SaveOnExit")
+        self._first_step = None
+
+    def before_train(self) -> None:
+        self._first_step = self.trainer.global_step
+
+    def after_train(self) -> None:
+        # Nothing to save if nothing was restored yet, or no step was completed since.
+        if self._first_step is None or (self.trainer.step_is_whole and self.trainer.global_step == self._first_step):
+            return
+        path = self.trainer.save()
+        if self.trainer.step_is_whole:
+            self.trainer.log(f"saved step {self.trainer.global_step} to {path}")
+            return
+        steps = self.trainer.storage.checkpoints.steps()
+        resume = f"the checkpoint of step {steps[-1]}" if steps else "the start: there is no checkpoint yet"
+        self.trainer.log(f"the failed step is kept in {path} for inspection; a resume goes on from {resume}")

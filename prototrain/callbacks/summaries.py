@@ -1,0 +1,42 @@
+"""Recording what training steps show of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import tensorflow as tf
+
+from prototrain.callbacks.base import Callback
+
+
+class Summaries(Callback):
+    """Sends the last step's scalars to the monitors, as ``trn/...``, and what the model gave to `tf.summary` in that
+    step.
+
+    `tf.summary.image`, `histogram`, `audio`, `text` and `scalar` may be called anywhere in a compiled step, such as in
+    `build`, without a writer and without a step. They cost nothing in the steps that are not recorded. With several
+    towers the first one's count; asynchronous towers and several workers record scalars only.
+
+    Args:
+        prefix: what the scalars' names start with.
+    """
+
+    def __init__(self, *, prefix: str = "trn") -> None:
+        self.prefix = prefix
+
+    def watches(self) -> Collection[str] | None:
+        return ()
+
+    def trigger(self) -> None:
+        for name, value in self.trainer.outputs.items():
+            self.trainer.monitors.put_scalar(f"{self.prefix}/{name}", value)
+        for event in self.trainer.summary_events:
+            self._put_event(event)
+
+    def _put_event(self, event: Any) -> None:
+        for value in event.summary.value:
+            if value.metadata.plugin_data.plugin_name != "scalars":
+                self.trainer.monitors.put_event(self.prefix, event)
+                return
+            self.trainer.monitors.put_scalar(f"{self.prefix}/{value.tag}", tf.make_ndarray(value.tensor))

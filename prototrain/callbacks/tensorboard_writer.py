@@ -1,0 +1,147 @@
+"""Scalars as TensorBoard event files."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+
+from prototrain.callbacks.monitor import Monitor
+from prototrain.checkpoint import first_line
+
+_EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
+
+
+class TensorBoardWriter(Monitor):
+    """Writes event files below ``summaries/``.
+
+    Each prefix has a directory of its own, so that ``trn/loss`` and ``vld/loss`` share a chart. When a run is resumed,
+    each file begins with a mark that makes TensorBoard drop what an earlier file has of later steps. What a full disk
+    refuses is kept and written once there is room.
+
+    Args:
+        clock: returns seconds since the epoch, for the events' wall time.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._sub_runs: dict[str, _SubRun] | None = None
+        self._failing = False
+
+    def setup(self) -> None:
+        self._directory = self.trainer.require_experiment("TensorBoardWriter").summaries
+        self._sub_runs, self._failing = None, False
+
+    def before_train(self) -> None:
+        self._open()
+
+    def put_scalar(self, name: str, value: float, step: int) -> None:
+        prefix, _, tag = name.partition("/")
+        if not tag:
+            prefix, tag = "", name
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+        self.add_event(prefix, Event(step=step, summary=summary))
+
+    def put_event(self, prefix: str, event: Event) -> None:
+        self.add_event(prefix, event)
+
+    def add_event(self, prefix: str, event: Event) -> None:
+        """Write any event into the sub-run of a prefix; its wall time is set here."""
+        sub_runs = self._open()
+        if prefix not in sub_runs:
+            sub_runs[prefix] = _SubRun(self._directory / prefix)
+        event.wall_time = self._clock()
+        sub_runs[prefix].events.append(event.SerializeToString())
+
+    def flush(self) -> None:
+        waiting = [sub_run for sub_run in (self._sub_runs or {}).values() if sub_run.events]
+        try:
+            for sub_run in waiting:
+                sub_run.flush(self._clock())
+        except (OSError, tf.errors.OpError) as error:
+            if not self._failing:
+                self.trainer.log(f"WARNING: cannot write to {self._directory}: {first_line(error)}; trying again later")
+            self._failing = True
+        else:
+            self._failing = self._failing and not waiting
+
+    def after_train(self) -> None:
+        self.flush()
+        for sub_run in (self._sub_runs or {}).values():
+            sub_run.close()
+
+    def _open(self) -> dict[str, _SubRun]:
+        """The sub-runs by prefix; the first time, those that an earlier part of the run has left get their mark."""
+        if self._sub_runs is None:
+            self._sub_runs = {}
+            for directory in sorted({path.parent for path in self._directory.rglob("events.out.tfevents.*")}):
+                prefix = "" if directory == self._directory else directory.relative_to(self._directory).as_posix()
+                # TensorBoard drops the steps from this one on. At step 0 everything is made anew, step 0 as well.
+                step = self.trainer.global_step
+                mark = Event(step=step + 1 if step else 0, session_log=SessionLog(status=SessionLog.START))
+                self.add_event(prefix, mark)
+        return self._sub_runs
+
+
+class _SubRun:
+    """The event file that this process writes for one prefix, and the events that it does not hold yet."""
+
+    _path: Path
+
+    def __init__(self, directory: Path) -> None:
+        self.events: list[bytes] = []
+        self._directory = directory
+        self._file: Any = None
+        self._good_size = 0
+
+    def flush(self, now: float) -> None:
+        """Write the events, all or none.
+
+        Raises:
+            OSError, tf.errors.OpError: they cannot be written and are kept.
+        """
+        header = [] if self._file else [self._start(now)]
+        try:
+            for event in header + self.events:
+                self._file.write(event)
+            self._file.flush()
+        except tf.errors.OpError:
+            self._abandon()
+            raise
+        self._good_size = self._path.stat().st_size
+        self.events = []
+
+    def close(self) -> None:
+        if self._file is not None:
+            with suppress(tf.errors.OpError):
+                self._file.close()
+            self._file = None
+
+    def _start(self, now: float) -> bytes:
+        """Make a new file; return what it begins with."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads the files of a directory in the order of their names: a new one must come last, whatever the
+        # clock says.
+        matches = map(_EVENT_FILE.fullmatch, os.listdir(self._directory))
+        number = max([int(now), *(int(match[1]) + 1 for match in matches if match)])
+        self._path = self._directory / f"events.out.tfevents.{number:010d}.{platform.node()}"
+        self._good_size = 0
+        self._file = tf.io.TFRecordWriter(str(self._path))
+        return bytes(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+
+    def _abandon(self) -> None:
+        """Give up a file whose last records may be broken: keep its good part, and begin another one next time."""
+        self.close()
+        if self._good_size:
+            os.truncate(self._path, self._good_size)
+        else:
+            self._path.unlink(missing_ok=True)

@@ -1,0 +1,69 @@
+"""Evaluating on held-out data while training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from prototrain.callbacks.base import Callback, Priority
+from prototrain.errors import CallbackError
+
+Evaluate = Callable[[str, int], Mapping[str, float] | None]
+
+
+class Validation(Callback):
+    """Averages the model's scalars over a dataset, weighted by batch size, and records them as ``vld/...``.
+
+    Each time the same batches are used, from the start of the dataset, so that the values can be compared and a resumed
+    run repeats them. A stop request ends the evaluation early; it is then done again when the run is resumed.
+
+    Without `every` it runs at the end of each epoch.
+
+    Args:
+        dataset: its name among the model's datasets.
+        batches: how many batches; 0 for the whole dataset.
+        prefix: what the scalars' names start with; the dataset's name if None.
+        evaluate: called with the dataset's name and the number of batches, returns the scalars by name, or None if it
+            was interrupted; by default the trainer's own `evaluate`.
+
+    Raises:
+        CallbackError: `batches` is not a whole number from 0.
+    """
+
+    priority = Priority.EVALUATE
+
+    def __init__(
+        self, dataset: str = "vld", *, batches: int = 0, prefix: str | None = None, evaluate: Evaluate | None = None
+    ) -> None:
+        if not isinstance(batches, int) or isinstance(batches, bool) or batches < 0:
+            raise CallbackError(f"Validation: batches must be a whole number, 0 for all, got {batches!r}")
+        self.dataset = dataset
+        self.batches = batches
+        self.prefix = dataset if prefix is None else prefix
+        self._evaluate = evaluate
+        self._off = False
+
+    def setup(self) -> None:
+        if self._evaluate is None and not self.trainer.can_evaluate:
+            raise CallbackError(
+                f"Validation needs a trainer with evaluate(dataset, batches), which {type(self.trainer).__name__} has "
+                "not; define it, or give Validation(evaluate=...)"
+            )
+        # Data of another origin is no concern of the model's.
+        known = self.trainer.datasets if self._evaluate is None else None
+        self._off = known is not None and self.dataset not in known
+        if self._off:
+            self.trainer.log(f"no validation: the model's datasets() gives no {self.dataset!r}")
+
+    def trigger(self) -> None:
+        if self._off:
+            return
+        evaluate = self._evaluate or self.trainer.evaluate
+        with self.trainer.evaluating():
+            outcome = evaluate(self.dataset, self.batches)
+        if outcome is None:
+            self.trainer.stop.check()
+            raise CallbackError(
+                f"Validation: evaluate({self.dataset!r}, ...) returned None in place of scalars by name"
+            )
+        for name, value in outcome.items():
+            self.trainer.monitors.put_scalar(f"{self.prefix}/{name}", value)

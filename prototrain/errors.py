@@ -1,0 +1,48 @@
+"""Every exception that prototrain raises on purpose.
+
+A `PrototrainError` carries one clear line for the user: what is wrong, where, and what to do. The command line prints
+that line without a traceback and exits with 1. Anything else that escapes is a bug, of ours or of the user's code, and
+keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class StopTraining(Exception):
+    """Raised by a callback or a trainer to end the run normally; the message says why."""
+
+
+class PrototrainError(Exception):
+    """Base of all errors that have one clear line for the user."""
+
+
+class ConfigError(PrototrainError):
+    """A configuration key or value is wrong."""
+
+
+class ModelError(PrototrainError):
+    """A model cannot be loaded or built, or breaks the model protocol."""
+
+
+class DataError(PrototrainError):
+    """A dataset is missing, empty or malformed."""
+
+
+class CallbackError(PrototrainError):
+    """A callback is used in a way that cannot work."""
+
+
+class ExperimentError(PrototrainError):
+    """An experiment directory cannot be used."""
+
+
+class CheckpointError(PrototrainError):
+    """A checkpoint cannot be written, is damaged, or does not fit the run."""
+
+
+class StepError(PrototrainError):
+    """A training step failed; the message names the step, the stage and the cause."""
+
+
+class NonFiniteError(PrototrainError):
+    """A loss or a gradient became NaN or infinite."""

@@ -1,0 +1,125 @@
+"""From a config to a finished run: what `prototrain run` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from prototrain.callbacks import (
+    Callback,
+    JSONWriter,
+    LearningRate,
+    ModelSaver,
+    ProgressBar,
+    SaveOnExit,
+    ScalarPrinter,
+    StopOnNaN,
+    Summaries,
+    TensorBoardWriter,
+    Validation,
+)
+from prototrain.callbacks.debug_shell import DebugShell
+from prototrain.errors import ConfigError
+from prototrain.experiment import Experiment
+from prototrain.model import ModelProtocol
+from prototrain.schedules import from_config
+from prototrain.towers import choose_devices
+from prototrain.trainers.replicated import SyncReplicatedTrainer
+from prototrain.trainers.tower import SimpleTrainer, TowerTrainer
+
+
+def default_callbacks(model: ModelProtocol) -> list[Callback]:
+    """The callbacks that a model's config asks for, to be used as they are, extended or edited."""
+    config = model.config
+    schedule = from_config(config)
+    callbacks: list[Callback] = [] if schedule is None else [LearningRate(schedule)]
+    return [
+        *callbacks,
+        Validation(batches=config["trainer.validation_batches"]).every(
+            steps=config["trainer.validation_step_interval"]
+        ),
+        Summaries().every(steps=config["trainer.summary_save_interval"]),
+        TensorBoardWriter(),
+        JSONWriter(),
+        ScalarPrinter().every(steps=config["trainer.print_interval"]),
+        ProgressBar(),
+        ModelSaver(max_to_keep=config["trainer.max_checkpoints_to_keep"]).every(
+            steps=config["trainer.checkpoint_save_interval"]
+        ),
+        SaveOnExit(),
+        StopOnNaN(),
+    ]
+
+
+def _check_fresh(experiment: Experiment, confirm: Callable[[str], bool] | None) -> None:
+    experiment.check_deletable()
+    if experiment.exists() and confirm is not None and not confirm(f"delete everything in {experiment}?"):
+        raise ConfigError(f"{experiment} was not deleted, so there is no fresh start")
+
+
+def launch(
+    model: ModelProtocol,
+    *,
+    trainer: Callable[..., TowerTrainer] | None = None,
+    towers: int | str | Sequence[str] | None = None,
+    callbacks: Iterable[Callback] | None = None,
+    fresh: bool = False,
+    confirm: Callable[[str], bool] | None = None,
+    debug: bool = False,
+    allow_changed_data: bool = False,
+) -> TowerTrainer:
+    """Train a model as its config says, going on from its newest checkpoint if there is one.
+
+    Args:
+        model: what to train.
+        trainer: makes the trainer, called with the model and `experiment=` (and `towers=` if they are given). By
+            default one for all GPUs if there are several, else `SimpleTrainer`.
+        towers: the devices to train on, see `SyncReplicatedTrainer`.
+        callbacks: in place of `default_callbacks(model)`.
+        fresh: delete the experiment's directory first.
+        confirm: asked before anything is deleted; None deletes without asking.
+        debug: open a shell after setup.
+        allow_changed_data: go on when the training data is not what the checkpoint was made with.
+
+    Returns:
+        the trainer, after the run.
+
+    Raises:
+        PrototrainError: the user's mistakes, and what went wrong in a step.
+    """
+    config = model.config
+    config.validate()
+    experiment = Experiment.from_config(config)
+    leads = not (isinstance(trainer, type) and issubclass(trainer, TowerTrainer)) or trainer.leads()
+    if leads:  # of several workers only the chief has to do with the directory
+        experiment.check_free()
+    if leads and fresh:
+        _check_fresh(experiment, confirm)
+    made = _make_trainer(trainer, towers)(model, experiment=experiment)
+    made.data.allow_changes = allow_changed_data
+    chosen = list(default_callbacks(model) if callbacks is None else callbacks)
+    if config["model.weights_load_path"] is not None and (fresh or not made.storage.checkpoints.steps()):
+        made.load_weights(config["model.weights_load_path"])
+    if leads and fresh:
+        experiment.delete()  # only now: a model that does not build must not cost the run that is there
+    made.train([*chosen, DebugShell()] if debug else chosen)
+    return made
+
+
+def _make_trainer(
+    trainer: Callable[..., TowerTrainer] | None, towers: int | str | Sequence[str] | None
+) -> Callable[..., TowerTrainer]:
+    if trainer is None:
+        if towers is None:
+            devices = choose_devices(None)
+            if len(devices) == 1:
+                return SimpleTrainer
+            print(f"training on all {len(devices)} GPUs; --towers 1 takes only one, CUDA_VISIBLE_DEVICES hides some")
+        trainer = SyncReplicatedTrainer
+    if towers is None:
+        return trainer
+    if isinstance(trainer, type) and issubclass(trainer, TowerTrainer) and not trainer.takes_towers:
+        raise ConfigError(
+            f"towers: {trainer.__name__} has one tower only; derive it from SyncReplicatedTrainer to have {towers!r}"
+        )
+    return partial(trainer, towers=towers)

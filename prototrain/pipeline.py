@@ -1,0 +1,105 @@
+"""What a tf.data pipeline is made of, in words: to tell whether a saved position still means the same batches."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+_HASHED_BYTES = 64 * 2**20  # contents of more than this are known by shape only: hashing them would delay every start
+
+
+def describe_pipeline(dataset: tf.data.Dataset) -> list[str]:
+    """Describe each stage of a dataset, from its source to its end.
+
+    Args:
+        dataset: any dataset.
+
+    Returns:
+        lines such as ``Shuffle(2000, 1337)``; a stage with a function ends in a digest of the function's graph. The
+        same code over the same data gives the same lines in every process.
+    """
+    lines: list[str] = []
+    seen: set[int] = set()
+
+    def visit(part: Any) -> None:
+        if id(part) in seen:
+            return
+        seen.add(id(part))
+        # TensorFlow has no public way to ask what a dataset is made of, except as a graph with all its data in it.
+        for source in part._inputs():
+            visit(source)
+        settings = [shown for name, value in sorted(vars(part).items()) if (shown := _show(name, value)) is not None]
+        functions = [f"function {_digest_of_graph(function.function.graph)}" for function in part._functions()]
+        name = type(part).__name__.strip("_").removesuffix("Dataset")
+        lines.append(f"{name}({', '.join(settings + functions)})")
+
+    visit(dataset)
+    return lines
+
+
+def reshuffles(dataset: Any) -> bool:
+    """Whether each reading of a dataset gives another order."""
+    own = type(dataset).__name__.startswith("_Shuffle") and dataset._reshuffle_each_iteration is not False
+    return own or any(reshuffles(source) for source in dataset._inputs())
+
+
+def first_difference(then: list[str], now: list[str]) -> str | None:
+    """Name the first stage in which two pipelines differ, or None."""
+    for before, after in zip(then, now, strict=False):
+        if before != after:
+            return f"the pipeline's stage {before} has become {after}"
+    longer = then[len(now) :] or now[len(then) :]
+    if not longer:
+        return None
+    return f"the pipeline's stage {longer[0]} is {'gone' if len(then) > len(now) else 'new'}"
+
+
+def _show(name: str, value: Any) -> str | None:
+    """A stage's setting, from the attributes of its object: tensors are what the stage was given."""
+    if name == "_variant_tensor_attr":
+        return None
+    if isinstance(value, (list, tuple)):
+        tensors = [item for item in value if tf.is_tensor(item)]
+        return ", ".join(_show_tensor(item) for item in tensors) if tensors and len(tensors) == len(value) else None
+    return _show_tensor(value) if tf.is_tensor(value) else None
+
+
+def _show_tensor(tensor: Any) -> str:
+    if not isinstance(tensor, tf.Tensor) or not hasattr(tensor, "numpy") or tensor.dtype in (tf.variant, tf.resource):
+        return type(tensor).__name__ if not isinstance(tensor, tf.Tensor) else tensor.dtype.name
+    value = tensor.numpy()
+    if tensor.shape.rank == 0:
+        return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return f"{tensor.dtype.name}[{','.join(map(str, tensor.shape))}] {_digest(_content(value))}"
+
+
+def _content(value: np.ndarray[Any, Any]) -> bytes:
+    if value.nbytes > _HASHED_BYTES:
+        return str(value.shape).encode()
+    return repr(value.tolist()).encode() if value.dtype == object else value.tobytes()
+
+
+def _digest_of_graph(graph: Any) -> str:
+    """A digest of a function's ops, their attributes and constants; names, which count up by process, are left out."""
+    parts: list[str] = []
+    order: dict[str, int] = {}
+    for op in graph.get_operations():
+        attributes = []
+        for name in sorted(op.node_def.attr):
+            attribute = op.node_def.attr[name]
+            if attribute.HasField("func"):
+                nested = graph._get_function(attribute.func.name)
+                attributes.append(f"{name}={_digest_of_graph(nested.graph) if nested is not None else ''}")
+            elif not name.startswith("_") and name not in ("token", "shared_name", "container"):
+                attributes.append(f"{name}={_digest(attribute.SerializeToString(deterministic=True))}")
+        inputs = [str(order.get(tensor.op.name, "captured")) for tensor in op.inputs]
+        order[op.name] = len(order)
+        parts.append(f"{op.type}({','.join(inputs)}) {' '.join(attributes)}")
+    return _digest("\n".join(parts).encode())
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:8]

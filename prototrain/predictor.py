@@ -1,0 +1,91 @@
+"""Using a model while it is being trained, or after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from prototrain.errors import ModelError
+
+if TYPE_CHECKING:
+    from prototrain.trainers.services import TrainerServices
+
+
+class Predictor:
+    """A compiled function from arrays or tensors to arrays. It shares the training variables: what it returns changes
+    as training goes on.
+
+    ::
+
+        predict = trainer.get_predictor(["images"], ["logits"])
+        (logits,) = predict(images)
+
+    Args:
+        trainer: whose `build` is called, not training.
+        input_names: names of inputs, in the order in which the function takes them.
+        output_names: names in the model's mapping, in the order in which the function returns them.
+
+    Raises:
+        ModelError: an input is not part of a training batch.
+    """
+
+    def __init__(self, trainer: TrainerServices, input_names: Sequence[str], output_names: Sequence[str]) -> None:
+        self._trainer = trainer
+        self.input_names = _names(input_names, "input_names")
+        self.output_names = _names(output_names, "output_names")
+        self._specs = {name: self._spec(name) for name in self.input_names}
+        self._call = tf.function(self._run, autograph=False, reduce_retracing=True)
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        """Predict.
+
+        Args:
+            inputs: NumPy arrays or tensors in the order of `input_names`, with a batch dimension of any size; their
+                types are converted to those of the training data.
+
+        Returns:
+            NumPy arrays in the order of `output_names` (for sparse or ragged outputs the tensors themselves).
+
+        Raises:
+            ModelError: their number or a shape is wrong, or the model has no such output.
+        """
+        if len(inputs) != len(self.input_names):
+            raise ModelError(
+                f"the predictor takes {len(self.input_names)} inputs ({', '.join(self.input_names)}), got {len(inputs)}"
+            )
+        values = [self._convert(name, value) for name, value in zip(self.input_names, inputs, strict=True)]
+        return [value.numpy() if isinstance(value, tf.Tensor) else value for value in self._call(values)]
+
+    def _run(self, values: list[Any]) -> list[Any]:
+        net = self._trainer.build(dict(zip(self.input_names, values, strict=True)), False)
+        missing = [name for name in self.output_names if name not in net]
+        if missing:
+            raise ModelError(f"the model has no output {', '.join(map(repr, missing))}; it has: {', '.join(net)}")
+        return [net[name] for name in self.output_names]
+
+    def _spec(self, name: str) -> Any:
+        specs = self._trainer.element_spec
+        if specs is not None and name not in specs:
+            raise ModelError(f"there is no input {name!r}; a training batch has: {', '.join(specs)}")
+        return None if specs is None else specs[name]
+
+    def _convert(self, name: str, value: Any) -> Any:
+        spec = self._specs[name]
+        if not isinstance(spec, tf.TensorSpec) or isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+            return value if spec is not None or isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
+        tensor = (
+            tf.cast(value, spec.dtype) if tf.is_tensor(value) else tf.convert_to_tensor(np.asarray(value), spec.dtype)
+        )
+        if tensor.shape.rank != spec.shape.rank or not tensor.shape[1:].is_compatible_with(spec.shape[1:]):
+            expected = tf.TensorShape([None]).concatenate(spec.shape[1:]) if spec.shape.rank else spec.shape
+            raise ModelError(f"input {name!r} must have shape {expected}, got {tensor.shape}")
+        return tensor
+
+
+def _names(names: Sequence[str], what: str) -> list[str]:
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise ModelError(f"{what} must be a list of names, such as ['images'], not {names!r}")
+    return list(names)

@@ -1,0 +1,34 @@
+"""Importing TensorFlow without what it says of the machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+
+_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_chosen_by_user = os.environ.get(_LEVEL, "3") != "3"  # a process that this one starts inherits the setting
+os.environ.setdefault(_LEVEL, "3")
+
+
+def import_tensorflow() -> None:
+    """Import TensorFlow; its start-up lines are dropped unless the user has set ``TF_CPP_MIN_LOG_LEVEL``.
+
+    Some are written by C++ code straight to the process's error stream before any log level is read, so the stream
+    itself is put aside for the time of the import. If the import fails, they are shown.
+    """
+    if "tensorflow" in sys.modules or _chosen_by_user:
+        return
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            import tensorflow  # noqa: F401
+        except BaseException:
+            said.seek(0)
+            os.write(kept, said.read())
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)

@@ -1,0 +1,227 @@
+"""Learning-rate schedules: pure functions from the step to the value.
+
+Each function here returns a schedule. A schedule takes the number of completed steps, a Python int or an integer scalar
+tensor, and returns a float32 scalar tensor, eagerly and inside a graph. The arithmetic is in int64 and float64: float32
+cannot tell one step from the next beyond 2**24.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import tensorflow as tf
+
+from prototrain.config import Config
+from prototrain.errors import ConfigError
+
+Schedule = Callable[[Any], tf.Tensor]
+"""From the step (int or integer scalar tensor) to a float32 scalar tensor."""
+
+
+def constant(value: float) -> Schedule:
+    """The same `value` at every step."""
+
+    def schedule(step: Any) -> tf.Tensor:
+        return tf.constant(value, tf.float32)
+
+    return schedule
+
+
+def exponential(value: float, decay_rate: float, decay_steps: int) -> Schedule:
+    """Continuous exponential decay: `value * decay_rate ** (step / decay_steps)`.
+
+    Args:
+        value: the value at step 0.
+        decay_rate: the factor per `decay_steps`, above 0.
+        decay_steps: a number of steps, at least 1.
+
+    Raises:
+        ConfigError: an argument is out of its range.
+    """
+    _require(decay_rate > 0, f"exponential: decay_rate must be above 0, got {decay_rate}")
+    _require(decay_steps >= 1, f"exponential: decay_steps must be at least 1, got {decay_steps}")
+
+    def schedule(step: Any) -> tf.Tensor:
+        exponent = tf.cast(_int64(step), tf.float64) / decay_steps
+        return tf.cast(value * tf.pow(tf.constant(decay_rate, tf.float64), exponent), tf.float32)
+
+    return schedule
+
+
+def piecewise(boundaries: Sequence[int], values: Sequence[float]) -> Schedule:
+    """Steps: `values[0]` while step <= `boundaries[0]`, then `values[1]` while step <= `boundaries[1]`, and so on.
+
+    A boundary belongs to the value before it, as in TensorFlow 1's `piecewise_constant` and in Keras.
+
+    Raises:
+        ConfigError: the boundaries do not increase, or there is not exactly one more value than boundaries.
+    """
+    _require(all(a < b for a, b in pairwise(boundaries)), f"piecewise: boundaries must increase, got {boundaries}")
+    numbers = f"got {len(values)} and {len(boundaries)}"
+    _require(len(values) == len(boundaries) + 1, f"piecewise: needs one more value than boundaries, {numbers}")
+
+    def schedule(step: Any) -> tf.Tensor:
+        return tf.gather(tf.constant(values, tf.float32), _passed(boundaries, _int64(step) - 1))
+
+    return schedule
+
+
+def linear(points: Sequence[tuple[int, float]]) -> Schedule:
+    """Straight lines between `(step, value)` points; before the first and after the last point their values.
+
+    Raises:
+        ConfigError: there is no point, or the steps do not increase.
+    """
+    steps, values = [step for step, _ in points], [float(value) for _, value in points]
+    _require(bool(points), "linear: needs at least one (step, value) point")
+    _require(all(a < b for a, b in pairwise(steps)), f"linear: the points' steps must increase, got {steps}")
+
+    def schedule(step: Any) -> tf.Tensor:
+        # Points on either side that hold the end values, so that every step lies between two.
+        xs = tf.constant([steps[0] - 1, *steps, steps[-1] + 1], tf.int64)
+        ys = tf.constant([values[0], *values, values[-1]], tf.float64)
+        now = tf.clip_by_value(_int64(step), xs[0], xs[-1])
+        left = _passed(steps, now)
+        share = tf.cast(now - xs[left], tf.float64) / tf.cast(xs[left + 1] - xs[left], tf.float64)
+        return tf.cast(ys[left] + (ys[left + 1] - ys[left]) * share, tf.float32)
+
+    return schedule
+
+
+def cosine(initial: float, decay_steps: int, final: float = 0.0) -> Schedule:
+    """Half a cosine from `initial` at step 0 to `final` at `decay_steps`, and `final` from there on.
+
+    `final + (initial - final) * (1 + cos(pi * step / decay_steps)) / 2`: one cycle of SGDR (arXiv:1608.03983, eq. 5).
+
+    Raises:
+        ConfigError: `decay_steps` is below 1.
+    """
+    _require(decay_steps >= 1, f"cosine: decay_steps must be at least 1, got {decay_steps}")
+
+    def schedule(step: Any) -> tf.Tensor:
+        share = tf.cast(tf.minimum(_int64(step), decay_steps), tf.float64) / decay_steps
+        return tf.cast(_half_cosine(share, initial, final), tf.float32)
+
+    return schedule
+
+
+def cosine_restarts(
+    initial: float, first_period: int, *, period_factor: int = 1, initial_factor: float = 1.0, final: float = 0.0
+) -> Schedule:
+    """Cosine decay with warm restarts: SGDR (arXiv:1608.03983), equation 5.
+
+    Cycle `i` (from 0) lasts `first_period * period_factor ** i` steps and falls, as in `cosine`, from
+    `initial * initial_factor ** i` towards `final`; the next step starts the next cycle at its top.
+
+    Args:
+        initial: the top of the first cycle.
+        first_period: the length of the first cycle in steps, at least 1.
+        period_factor: how many times longer each cycle is than the one before (the paper's T_mult); a whole number, so
+            that restarts fall on exact steps.
+        initial_factor: the top of each cycle relative to the one before.
+        final: what each cycle falls to.
+
+    Raises:
+        ConfigError: `first_period` or `period_factor` is below 1, or not whole.
+    """
+    for name, number in (("first_period", first_period), ("period_factor", period_factor)):
+        whole = isinstance(number, int) and number >= 1
+        _require(whole, f"cosine_restarts: {name} must be a whole number of at least 1, got {number}")
+    starts = [0]
+    while period_factor > 1 and starts[-1] < 2**62 // period_factor:
+        starts.append(starts[-1] + first_period * period_factor ** (len(starts) - 1))
+    periods = [float(first_period * period_factor**index) for index in range(len(starts))]
+
+    def schedule(step: Any) -> tf.Tensor:
+        now = _int64(step)
+        if period_factor == 1:
+            cycle, begun, period = now // first_period, now % first_period, first_period
+        else:
+            cycle = _passed(starts[1:], now)
+            begun, period = now - tf.constant(starts, tf.int64)[cycle], tf.constant(periods, tf.float64)[cycle]
+        top = initial * tf.pow(tf.constant(initial_factor, tf.float64), tf.cast(cycle, tf.float64))
+        share = tf.cast(begun, tf.float64) / period
+        return tf.cast(_half_cosine(share, top, final), tf.float32)
+
+    return schedule
+
+
+def warmup(schedule: Schedule, steps: int, start: float = 0.0) -> Schedule:
+    """A straight line from `start` at step 0 to `schedule(steps)` at `steps`, then `schedule` itself, not shifted.
+
+    Gradual warm-up as in arXiv:1706.02677, section 2.2.
+
+    Raises:
+        ConfigError: `steps` is below 0.
+    """
+    _require(steps >= 0, f"warmup: steps must be at least 0, got {steps}")
+    if steps == 0:
+        return schedule
+
+    def warmed(step: Any) -> tf.Tensor:
+        now = _int64(step)
+        target = tf.cast(schedule(tf.maximum(now, steps)), tf.float64)
+        share = tf.cast(tf.minimum(now, steps), tf.float64) / steps
+        # Written so that a share of 1 gives the schedule's own bits.
+        return tf.cast(start * (1.0 - share) + target * share, tf.float32)
+
+    return warmed
+
+
+def from_config(config: Config) -> Schedule | None:
+    """Return the schedule that `model.lr_schedule.*` describes, or None when no method is set.
+
+    Raises:
+        ConfigError: a key that the method needs is not set, or its values are wrong.
+    """
+    method = config.get("model.lr_schedule.method")
+    if method is None:
+        return None
+    prefix = f"model.lr_schedule.{method}"
+    match method:
+        case "constant":
+            return constant(config[f"{prefix}.value"])
+        case "exp":
+            return exponential(*(config[f"{prefix}.{name}"] for name in ("value", "decay_rate", "decay_steps")))
+        case "step":
+            return piecewise(config[f"{prefix}.boundaries"], config[f"{prefix}.values"])
+    return _scalar(config[f"{prefix}.fn"], f"{prefix}.fn")
+
+
+def _scalar(function: Callable[[tf.Tensor], Any], key: str) -> Schedule:
+    """Wrap a user's function, so that it always gets an int64 tensor and a wrong result is named."""
+
+    def schedule(step: Any) -> tf.Tensor:
+        result = function(_int64(step))
+        try:
+            value = tf.convert_to_tensor(result)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{key}: must return a scalar number, got {type(result).__name__}") from error
+        if not (value.dtype.is_floating or value.dtype.is_integer) or value.shape.rank not in (0, None):
+            got = f"got shape {value.shape} and type {value.dtype.name}"
+            raise ConfigError(f"{key}: must return a scalar number, {got}")
+        return tf.cast(tf.ensure_shape(value, ()), tf.float32)
+
+    return schedule
+
+
+def _int64(step: Any) -> tf.Tensor:
+    # A Python int would become an int32 tensor, which ends at 2**31.
+    return tf.constant(step, tf.int64) if isinstance(step, int) else tf.cast(step, tf.int64)
+
+
+def _passed(boundaries: Sequence[int], step: tf.Tensor) -> tf.Tensor:
+    """Return how many of the boundaries are at or before `step`, int32."""
+    return tf.reduce_sum(tf.cast(tf.constant(boundaries, tf.int64, (len(boundaries),)) <= step, tf.int32))
+
+
+def _half_cosine(share: tf.Tensor, top: Any, bottom: float) -> tf.Tensor:
+    return bottom + (top - bottom) * (1.0 + tf.cos(math.pi * share)) / 2.0
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)

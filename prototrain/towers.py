@@ -1,0 +1,204 @@
+"""Towers: how they are found among the devices, what `build` can ask about its own, where their values lie."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from prototrain.errors import ConfigError, ModelError
+
+OF_TOWER = "@tower-"
+"""Stands between a variable's name and a tower's index where towers have values of their own."""
+
+_LOGICAL_CPUS = re.compile(r"cpu:([1-9]\d*)", re.IGNORECASE)
+_DEVICE = re.compile(r"(?:/?device:)?([CG]PU):(\d+)", re.IGNORECASE)
+_GOLDEN = 0x9E3779B9  # odd, so that its multiples by the towers' indices all differ modulo 2**32
+
+
+@dataclass(frozen=True)
+class Tower:
+    """One replica of the model.
+
+    Attributes:
+        index: its number among all towers, from 0.
+        count: how many towers there are, on all machines.
+        training: whether it is built for training.
+    """
+
+    index: int
+    count: int
+    training: bool
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the tower that speaks for all where one has to."""
+        return self.index == 0
+
+
+_building = threading.local()  # towers are traced in threads of their own
+
+
+def current_tower() -> Tower:
+    """The tower that is being built.
+
+    Raises:
+        ModelError: called from outside of a model's `build`.
+    """
+    tower: Tower | None = getattr(_building, "tower", None)
+    if tower is None:
+        raise ModelError("current_tower() is only known inside a model's build()")
+    return tower
+
+
+def tower_index() -> int:
+    """The index of the tower that is being built; 0 outside of `build`."""
+    tower: Tower | None = getattr(_building, "tower", None)
+    return 0 if tower is None else tower.index
+
+
+@contextmanager
+def building(count: int, training: bool, index: int | None = None) -> Iterator[None]:
+    """Let `current_tower` answer for the tower whose `build` is about to be called.
+
+    Args:
+        count: how many towers there are.
+        training: whether it is built for training.
+        index: the tower's, if TensorFlow does not know it.
+    """
+    context = tf.distribute.get_replica_context()
+    inside = context is not None and context.num_replicas_in_sync > 1
+    outer = getattr(_building, "tower", None)
+    # In a traced tower its number is a constant of the graph.
+    if index is None:
+        index = int(tf.get_static_value(tf.convert_to_tensor(context.replica_id_in_sync_group))) if inside else 0
+    _building.tower = Tower(index, count, training)
+    try:
+        yield
+    finally:
+        _building.tower = outer
+
+
+# -- devices ----------------------------------------------------------------------------------------------------------
+
+
+def choose_devices(towers: int | str | Sequence[str] | None) -> list[str]:
+    """Find the devices that towers are to run on.
+
+    Args:
+        towers: how many GPUs (without GPUs: how many of the logical CPU devices that exist); ``cpu:4`` for four logical
+            CPU devices, made if TensorFlow has not started; device names such as ``GPU:0,GPU:1``, as one text or as a
+            list; None for all GPUs, or the CPU if there are none.
+
+    Returns:
+        names such as ``GPU:0``.
+
+    Raises:
+        ConfigError: a name is wrong, or there are not so many devices.
+    """
+    cpus = prepare_devices(towers)
+    if cpus:
+        return [f"CPU:{index}" for index in range(cpus)]
+    if isinstance(towers, str):
+        towers = int(towers) if towers.strip().isdigit() else towers.split(",")
+    if towers is None:
+        return _names("GPU") or ["CPU:0"]
+    return _first_devices(towers) if isinstance(towers, int) else _named_devices(towers)
+
+
+def prepare_devices(towers: int | str | Sequence[str] | None) -> int:
+    """Make the logical CPU devices that ``cpu:4`` asks for, without starting TensorFlow.
+
+    Returns:
+        how many; 0 if something else is asked for.
+    """
+    match = _LOGICAL_CPUS.fullmatch(towers.strip()) if isinstance(towers, str) else None
+    if match is None:
+        return 0
+    make_cpu_devices(int(match[1]))
+    return int(match[1])
+
+
+def make_cpu_devices(count: int) -> None:
+    """Divide the CPU into logical devices, to try several towers without GPUs.
+
+    Raises:
+        ConfigError: TensorFlow has started with fewer of them.
+    """
+    (cpu, *_) = tf.config.list_physical_devices("CPU")
+    try:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+    except RuntimeError as error:
+        there = len(_names("CPU"))
+        if there < count:
+            raise ConfigError(
+                f"towers: TensorFlow has started with {there} CPU device{'s'[: there > 1]}, so there cannot be {count} "
+                f"any more; call prototrain.towers.make_cpu_devices({count}) before anything else uses TensorFlow"
+            ) from error
+
+
+def _names(kind: str) -> list[str]:
+    return [":".join(device.name.split(":")[-2:]) for device in tf.config.list_logical_devices(kind)]
+
+
+def _first_devices(count: int) -> list[str]:
+    there = _names("GPU") or _names("CPU")
+    if count < 1:
+        raise ConfigError(f"towers: there must be at least 1, got {count}")
+    if count > len(there):
+        kind = there[0].partition(":")[0]
+        cure = f"ask for at most {len(there)}" if kind == "GPU" else f"cpu:{count} makes so many logical CPU devices"
+        raise ConfigError(f"towers: {count} are more than the {len(there)} {kind} device(s) here; {cure}")
+    return there[:count]
+
+
+def _named_devices(names: Sequence[str]) -> list[str]:
+    there = _names("GPU") + _names("CPU")
+    found = []
+    for name in names:
+        match = _DEVICE.fullmatch(name.strip())
+        if match is None:
+            raise ConfigError(f"towers: {name!r} is not a device; write 2, cpu:4, or names such as GPU:0,GPU:1")
+        found.append(f"{match[1].upper()}:{int(match[2])}")
+        if found[-1] not in there:
+            raise ConfigError(f"towers: there is no device {found[-1]}; there are {', '.join(there)}")
+    repeated = [name for name in found if found.count(name) > 1]
+    if repeated:
+        raise ConfigError(f"towers: {repeated[0]} is named twice; a device holds one tower")
+    return found
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+def components(variable: Any) -> list[tf.Variable]:
+    """The towers' own copies of a variable in this process; a variable that is not replicated is its only copy."""
+    value = variable if isinstance(variable, tf.Variable) else variable.value  # a keras.Variable holds one
+    return list(value.values) if isinstance(value, tf.distribute.DistributedValues) else [value]
+
+
+def is_local(variable: tf.Variable) -> bool:
+    """Whether each tower assigns this variable for itself: batch statistics, seeds, counters of the user's."""
+    return not variable.trainable and variable.aggregation == tf.VariableAggregation.NONE
+
+
+def is_seed(name: str, variable: Any) -> bool:
+    """Whether this is the state of a Keras `SeedGenerator`: [seed, counter]."""
+    return name.rpartition("/")[2].startswith("seed_generator_state") and list(variable.shape) == [2]
+
+
+def seed_of_tower(state: Any, index: int) -> Any:
+    """The seed state of a tower that stands where the first one stands.
+
+    Args:
+        state: the first tower's [seed, counter], an array of uint32.
+        index: the tower's.
+    """
+    derived = state.copy()
+    derived[0] = (int(state[0]) + index * _GOLDEN) % 2**32
+    return derived

@@ -1,0 +1,59 @@
+"""Errors as their reader needs them: the frames of the user's own code, without those of what called it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sysconfig
+import traceback
+from pathlib import Path
+
+_OURS = str(Path(__file__).parent) + os.sep
+_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
+_FRAMEWORK = re.compile(r"[/\\](site|dist)-packages[/\\](absl|keras|tensorflow|wrapt)[/\\]|__autograph_generated_file")
+_HEADLINE = "Traceback (most recent call last):"
+_FRAME = re.compile(r'^  File "(.+?)", line .*\n(?:    .*\n)*', re.MULTILINE)
+_GRAPH_NOISE = re.compile(
+    r"\{\{.*?\}\} |Error in user-defined function passed to \S+ transformation with iterator: \S+: | \[Op:\w+\].*$"
+)
+
+
+def format_error(error: BaseException) -> str:
+    """Format an exception and its causes without the frames of prototrain, TensorFlow, Keras and Python's own library.
+
+    Where nothing would be left, because no code of the user has to do with it, all frames are kept.
+    """
+    whole = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = whole
+    while part is not None:
+        own = [frame for frame in part.stack if not _is_noise(frame.filename)]
+        if own or isinstance(error, SyntaxError):  # a syntax error names its place itself
+            part.stack = traceback.StackSummary.from_list(own)
+        part = part.__cause__ or (None if part.__suppress_context__ else part.__context__)
+    return "".join(whole.format())
+
+
+def python_in_graph(error: BaseException | None) -> str | None:
+    """The traceback of Python code that TensorFlow called, in a generator or a `py_function`; None if there is none.
+
+    TensorFlow turns such an exception into an error of its own and keeps the traceback in the message only.
+    """
+    _, found, inside = str(error).partition(_HEADLINE)
+    if error is None or not found:
+        return None
+    own = [frame[0] for frame in _FRAME.finditer(inside) if not _is_noise(frame[1])]
+    return f"{_HEADLINE}\n{''.join(own)}{cause(error)}\n"
+
+
+def cause(error: BaseException) -> str:
+    """The line of a TensorFlow error that says what happened, without the graph's node names around it."""
+    text = getattr(error, "message", None) or str(error)
+    lines = [line.strip() for line in text.split("[[{{node")[0].splitlines() if line.strip()]
+    noise = ("Detected at node", "Graph execution error", "File ", "Traceback")
+    said = [line for line in lines if not line.startswith(noise)] or lines[:1] or [type(error).__name__]
+    return _GRAPH_NOISE.sub("", said[-1])
+
+
+def _is_noise(file: str) -> bool:
+    in_library = file.startswith(_STANDARD_LIBRARY) and "-packages" not in file
+    return in_library or file.startswith(("<frozen ", _OURS)) or _FRAMEWORK.search(file) is not None

@@ -1,0 +1,107 @@
+"""Several towers in one process, with variables on every device and averaged gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import tensorflow as tf
+
+from prototrain.errors import ConfigError
+from prototrain.experiment import Experiment
+from prototrain.towers import choose_devices
+from prototrain.trainers.tower import TowerTrainer
+
+if TYPE_CHECKING:
+    from prototrain.model import ModelProtocol
+
+BatchMeaning = Literal["global", "per_tower"]
+Reduction = Literal["auto", "nccl", "hierarchical", "one_device"]
+
+_REDUCTIONS: dict[str, Any] = {
+    "nccl": tf.distribute.NcclAllReduce,
+    "hierarchical": tf.distribute.HierarchicalCopyAllReduce,
+    "one_device": tf.distribute.ReductionToOneDevice,
+}
+
+
+class SyncTrainer(TowerTrainer):
+    """What trainers of several synchronous towers share: where their batches come from, and what they print.
+
+    Args:
+        model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
+        experiment: the directory of the run, if it is to leave anything behind.
+        strategy: how towers are placed.
+        batch: whether ``model.batch_size`` is that of a step ("global", split evenly) or that of a tower ("per_tower").
+
+    Raises:
+        ConfigError: `batch` is neither, or the batch cannot be split.
+    """
+
+    def __init__(
+        self,
+        model: ModelProtocol,
+        *,
+        experiment: Experiment | str | Path | None = None,
+        strategy: tf.distribute.Strategy,
+        batch: BatchMeaning = "global",
+    ) -> None:
+        if batch not in ("global", "per_tower"):
+            raise ConfigError(f'batch must be "global" or "per_tower", not {batch!r}')
+        self.batch = batch
+        super().__init__(model, experiment=experiment, strategy=strategy)
+
+    @property
+    def global_batch(self) -> int:
+        return super().global_batch * (self.towers if self.batch == "per_tower" else 1)
+
+    def make_datasets(self) -> dict[str, tf.data.Dataset]:
+        datasets = super().make_datasets()
+        if self.batch == "per_tower" and self.towers > 1 and "trn" in datasets:
+            datasets = {**datasets, "trn": datasets["trn"].rebatch(self.global_batch, drop_remainder=True)}
+        return datasets
+
+
+class SyncReplicatedTrainer(SyncTrainer):
+    """Trains on several devices at once: replicated variables, one part of each batch per tower, averaged gradients.
+
+    N towers on a batch give the losses, metrics and weights of one tower on it, up to rounding. `train_step` sees one
+    tower's part; gradient processors see the average.
+
+    Args:
+        model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
+        towers: a number of GPUs, device names (``["GPU:0", "GPU:1"]`` or as one text), ``"cpu:4"`` for four logical CPU
+            devices, or None for all GPUs.
+        batch: whether ``model.batch_size`` is that of a step ("global", split evenly) or that of a tower ("per_tower").
+        reduction: how gradients are combined; "auto" takes NCCL where there is more than one GPU.
+        experiment: the directory of the run, if it is to leave anything behind.
+
+    Raises:
+        ConfigError: there are no such devices, or the batch does not divide by the number of towers.
+    """
+
+    takes_towers = True
+
+    def __init__(
+        self,
+        model: ModelProtocol,
+        towers: int | str | Sequence[str] | None = None,
+        *,
+        batch: BatchMeaning = "global",
+        reduction: Reduction = "auto",
+        experiment: Experiment | str | Path | None = None,
+    ) -> None:
+        if reduction != "auto" and reduction not in _REDUCTIONS:
+            raise ConfigError(f"reduction must be auto, {', '.join(_REDUCTIONS)}, not {reduction!r}")
+        self.devices = choose_devices(towers)
+        if reduction == "auto" and not all(name.startswith("GPU") for name in self.devices):
+            # TensorFlow's own choice, its collective ops, was slower between CPU devices, and one failed step makes
+            # them unusable for the rest of the process.
+            reduction = "one_device"
+        combine = None if reduction == "auto" else _REDUCTIONS[reduction]()
+        strategy = tf.distribute.MirroredStrategy(self.devices, cross_device_ops=combine)
+        super().__init__(model, experiment=experiment, strategy=strategy, batch=batch)
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "devices": ", ".join(self.devices)}

@@ -1,0 +1,359 @@
+"""Many training steps in one compiled call.
+
+The call is a `tf.while` over the batches of an iterator. It ends after the number of steps that the loop asked for,
+when the data ends, when a stop is requested, and at the very step whose loss or gradient is not finite.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from prototrain.errors import ModelError, NonFiniteError, StepError
+from prototrain.towers import components
+from prototrain.tracebacks import cause
+from prototrain.trainers.calls import CallLength, Packing, StopVariable, stage
+from prototrain.trainers.watched import WatchedStep, join, noting_summaries, pick
+
+if TYPE_CHECKING:
+    from prototrain.trainers.tower import TowerTrainer
+
+
+class CompiledSteps:
+    """The compiled call of a tower trainer.
+
+    Args:
+        trainer: whose `train_step` is run, with the traced hooks of its callbacks around it.
+    """
+
+    def __init__(self, trainer: TowerTrainer) -> None:
+        self._trainer = trainer
+        self._packing = Packing()
+        self._length = CallLength()
+        self._stop = StopVariable()
+        self._completed = tf.Variable(trainer.global_step, dtype=tf.int64, trainable=False, name="completed")
+        self._tracing = threading.local()  # towers are traced in threads of their own
+        self._ahead = False
+        self._stride = 1  # by how much the number of the step grows from one iteration to the next
+        self._watching: frozenset[str] | None = None  # while the watched step is traced: the tensors that are wanted
+        self._watched_call: WatchedStep | None = None
+        self._has_summaries: bool | None = None  # not known before the first trace
+        self._call = tf.function(self._run, autograph=False)
+        # A step in Python is a call of one step, which is as short as it can be.
+        trainer.stop.listeners[:] = [] if trainer.overrides_run_step else [self._stop.set]
+
+    # -- on the host --------------------------------------------------------------------------------------------------
+
+    def run(self, n: int, *, watched: bool = False) -> int:
+        """Do up to `n` steps.
+
+        Args:
+            n: how many.
+            watched: of a single step: leave what callbacks watch in `trainer.watched` and `trainer.summary_events`.
+
+        Returns:
+            how many were done.
+
+        Raises:
+            StepError: an op failed; `trainer.global_step` counts the steps that were completed before.
+            NonFiniteError: a loss or gradient is not finite; its update was not applied.
+            StopTraining: there is no more data.
+        """
+        trainer = self._trainer
+        start = trainer.global_step
+        # TensorFlow keeps every Python number that it has made a tensor of, for ever; not those of NumPy.
+        self._completed.assign(np.int64(start))
+        n = min(n, self._length.limit)
+        self._length.start()
+        arguments = (trainer.data.iterator, tf.constant(np.int64(start)), tf.constant(np.int32(n)))
+        watched_call = self._prepare_watched(arguments) if watched else None
+        trainer.watched, trainer.summary_events = {}, []
+        try:
+            if not trainer.data.catch_up(self._stop_requested):
+                return 0
+            outcome = self._call(*arguments) if watched_call is None else watched_call(arguments[1])
+            done, finite, ended, *vectors = outcome
+        except tf.errors.OutOfRangeError as error:
+            # Only an iterator that should never end is read without asking first whether there is a batch.
+            self._fail(error, start, where="data")
+        except tf.errors.OpError as error:
+            self._fail(error, start, where=stage(error))
+        steps = int(done)
+        if watched_call is None:
+            self._length.finish(steps)
+        trainer.data.count(steps)
+        trainer.global_step = start + steps
+        if not finite:
+            self._ahead = True
+            raise self._non_finite((vectors[0], vectors[1]))
+        if steps:
+            trainer.outputs = self._packing.unpack((vectors[0], vectors[1]))
+        elif ended:
+            trainer.data.start_next_pass()
+        return steps
+
+    def _stop_requested(self) -> bool:
+        return self._trainer.stop.signum is not None and not self._trainer.overrides_run_step
+
+    @property
+    def longest_call(self) -> int:
+        """How many steps the next call may have."""
+        return self._length.limit
+
+    def read_ahead(self) -> None:
+        """Take note that the data position is beyond the completed steps."""
+        self._ahead = True
+
+    @property
+    def can_be_watched(self) -> bool:
+        """Whether there is, or may be, anything to see in a watched step."""
+        return bool(self._trainer.callbacks.watched_names) or self._has_summaries is not False
+
+    def _prepare_watched(self, arguments: tuple[Any, ...]) -> WatchedStep | None:
+        if self._has_summaries is None:
+            self._call.get_concrete_function(*arguments)
+        if not self.can_be_watched:
+            return None
+        if self._watched_call is None:
+            self._watched_call = WatchedStep(self._trainer, self._run_watched)
+        return self._watched_call
+
+    def settle(self) -> None:
+        """Bring the data position back to the last completed step, if a failed step has read on."""
+        if self._ahead:
+            self._trainer.data.rewind()
+            self._ahead = False
+
+    def _fail(self, error: Exception, start: int, *, where: str) -> None:
+        trainer = self._trainer
+        trainer.global_step = int(self._completed)
+        trainer.data.count(trainer.global_step - start)
+        self._ahead = True
+        # A failed read leaves every variable as the last completed step left it; a failed model may not.
+        trainer.step_is_whole = where == "data"
+        raise StepError(f"step {trainer.global_step + 1} failed in the {where}: {cause(error)}") from error
+
+    def _non_finite(self, vectors: tuple[tf.Tensor, tf.Tensor]) -> NonFiniteError:
+        self._trainer.step_is_whole = True
+        step = self._trainer.global_step + 1
+        outputs = self._packing.unpack(vectors)
+        values = ", ".join(f"{name} {value:g}" for name, value in outputs.items())
+        return NonFiniteError(
+            f"the loss or a gradient is not finite in step {step} ({values}); its update was not applied"
+        )
+
+    # -- traced -------------------------------------------------------------------------------------------------------
+
+    def update(
+        self, optimizer: keras.optimizers.Optimizer, pairs: list[tuple[Any, tf.Variable]], loss: tf.Tensor
+    ) -> None:
+        """Apply averaged gradients from inside a tower; with `check_finite` only if they and the loss are finite.
+
+        Args:
+            optimizer: applies them.
+            pairs: gradients, the same in all towers, and their variables.
+            loss: the mean over all towers.
+        """
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        if self._trainer.towers > 1:
+            # Keras would add up the towers' gradients once more.
+            optimizer._all_reduce_sum_gradients = _as_they_are
+        scale = self._trainer.loss_scale
+        if not self._trainer.check_finite and scale is None:
+            optimizer.apply(gradients, variables)
+            return
+
+        def apply_everywhere(
+            strategy: tf.distribute.Strategy, finite: Any, gradients: list[Any], loss: Any
+        ) -> tf.Tensor:
+            def apply() -> tf.Tensor:
+                strategy.run(lambda given: optimizer.apply(given, variables), args=(gradients,))
+                return tf.constant(True)
+
+            # The condition stands between the towers: an update inside one tower cannot be conditional.
+            good = _first(strategy, finite)
+            applied = tf.cond(good, apply, lambda: tf.constant(False))
+            if scale is not None:
+                applied |= scale.is_overflow(_first(strategy, loss))
+                scale.adjust(good)
+            return applied
+
+        tower = tf.distribute.get_replica_context()
+        finite = _all_finite([*gradients, loss])
+        self._tracing.guards.append(tower.merge_call(apply_everywhere, args=(finite, gradients, loss)))
+
+    def _run(self, iterator: Any, start: tf.Tensor, n: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        endless = self._trainer.data.endless
+        step = partial(self._step, start)
+
+        def goes_on(done: Any, finite: Any, ended: Any, *_: Any) -> Any:
+            return (done < n) & finite & ~ended & ~self._stop.value
+
+        def body(done: Any, finite: Any, ended: Any, *last: Any) -> tuple[Any, ...]:
+            if endless:
+                return step(next(iterator), done)
+            batch = iterator.get_next_as_optional()
+            unchanged = (done, finite, tf.constant(True), *last)
+            after: tuple[Any, ...] = tf.cond(
+                batch.has_value(), lambda: step(batch.get_value(), done), lambda: unchanged
+            )
+            return after
+
+        scalar, vector = tf.TensorShape([]), tf.TensorShape([None])
+        with noting_summaries() as has_summaries:
+            outcome: tuple[tf.Tensor, ...] = tf.while_loop(
+                goes_on,
+                body,
+                (tf.constant(0), tf.constant(True), tf.constant(False), tf.zeros([0]), tf.zeros([0], tf.float64)),
+                shape_invariants=(scalar, scalar, scalar, vector, vector),
+            )
+        self._has_summaries = has_summaries()
+        return outcome
+
+    def _run_watched(self, inputs: dict[str, Any], start: tf.Tensor) -> tuple[tuple[Any, ...], dict[str, tf.Tensor]]:
+        self._watching = frozenset(self._trainer.callbacks.watched_names)
+        try:
+            return self._step(start, inputs, tf.constant(0)), self._seen
+        finally:
+            self._watching = None
+
+    def _step(self, start: tf.Tensor, inputs: dict[str, Any], done: Any) -> tuple[Any, ...]:
+        with _after(inputs):
+            outputs, finite = self._iterate(inputs, start + tf.cast(done * self._stride, tf.int64))
+        packed = self._packing.pack(outputs)
+        done += tf.cast(finite, tf.int32)
+        # Behind the update, so that a failing call leaves the number of steps that were really made.
+        with tf.control_dependencies([finite, *packed]):
+            self._completed.assign(start + tf.cast(done, tf.int64))
+        return (done, finite, tf.constant(False), *packed)
+
+    def _iterate(self, inputs: dict[str, Any], step: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        """One iteration on all towers, with the callbacks' traced hooks around it.
+
+        Returns:
+            the outputs, averaged over the towers, and whether everything was finite.
+        """
+        trainer = self._trainer
+        hooks = () if trainer.overrides_run_step else trainer.callbacks
+        trainer.step_in_run = step
+        changed = self._changed_without_guard() if trainer.check_finite else []
+        # Every tower's own copy, since assigning through a replicated variable would combine what the towers have.
+        copies = [copy for variable in changed for copy in components(variable)]
+        before = [_read(copy) for copy in copies]
+        if hooks:
+            trainer.callbacks.before_run()
+        outputs, finite, seen = trainer.strategy.run(self._tower, args=(trainer.split_batch(inputs),))
+        self._seen = {name: join(trainer.strategy.experimental_local_results(value)) for name, value in seen.items()}
+        # Both are the same in all towers.
+        outputs = {name: _first(trainer.strategy, value) for name, value in outputs.items()}
+        finite = _first(trainer.strategy, finite)
+
+        def put_back() -> tf.Tensor:
+            for copy, value in zip(copies, before, strict=True):
+                copy.assign(value)
+            return tf.constant(False)
+
+        def after_run() -> tf.Tensor:
+            if hooks:
+                trainer.callbacks.after_run(dict(outputs))
+            return tf.constant(True)
+
+        if not trainer.check_finite:
+            return outputs, after_run()
+        if copies or any(callback.overrides("after_run") for callback in hooks):
+            finite = tf.cond(finite, after_run, put_back)
+        return outputs, finite
+
+    def add_output(self, name: str, value: tf.Tensor) -> None:
+        """Add a scalar to those that the tower's `train_step` returns; a number is added to a name that is taken."""
+        added: dict[str, tf.Tensor] = self._tracing.added
+        unique, number = name, 1
+        while unique in added:
+            number += 1
+            unique = f"{name}_{number}"
+        added[unique] = value
+
+    def note(self, net: Mapping[str, Any]) -> None:
+        """Take note of what `build` returned, for a watched step."""
+        if self._watching is not None:
+            self._tracing.nets.append(net)
+
+    def _tower(self, inputs: dict[str, Any]) -> tuple[dict[str, tf.Tensor], tf.Tensor, dict[str, tf.Tensor]]:
+        guards: list[tf.Tensor] = []
+        self._tracing.guards, self._tracing.nets, self._tracing.added = guards, [], {}
+        with _after(inputs), tf.variable_creator_scope(self._warn_of_variable):
+            outputs = self._trainer.train_step(inputs)
+        if not isinstance(outputs, Mapping):
+            raise ModelError(f"train_step() must return a dict of scalar tensors, not {type(outputs).__name__}")
+        outputs = self._average({**outputs, **self._tracing.added})
+        if self._trainer.check_finite and self._trainer.has_own_train_step:
+            guards.append(_all_finite(list(outputs.values())))
+        seen = pick(self._watching or (), self._tracing.nets, inputs)
+        return outputs, tf.reduce_all(tf.stack(guards)) if guards else tf.constant(True), seen
+
+    def _average(self, outputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+        """Average outputs and moving statistics over the towers, in one go; from inside a tower."""
+        trainer = self._trainer
+        if trainer.towers == 1:
+            return outputs
+        statistics = trainer.moving_statistics
+        vectors = self._packing.pack(outputs)
+        single, double, *means = trainer.mean_over_towers([*vectors, *map(tf.convert_to_tensor, statistics)])
+        for variable, mean in zip(statistics, means, strict=True):
+            variable.assign(mean)
+        return self._packing.unstack((single, double))
+
+    def _warn_of_variable(self, make: Callable[..., Any], **arguments: Any) -> Any:
+        self._trainer.log(
+            f"WARNING: train_step() created the variable {arguments.get('name')!r}, which no checkpoint holds; "
+            "build the model with self.build(), and make optimizers attributes of the trainer"
+        )
+        return make(**arguments)
+
+    def _changed_without_guard(self) -> list[Any]:
+        """The variables that a step may have changed by the time it proves non-finite.
+
+        A single guarded update leaves those that the forward pass itself assigns: batch statistics and seeds. A
+        `train_step` of the user's own may update anything before it fails.
+        """
+        trainer = self._trainer
+        if trainer.has_own_train_step:
+            return [entry for entry in trainer.state.values() if isinstance(entry, (tf.Variable, keras.Variable))]
+        changed: list[Any] = [variable for variable in trainer.variables.values() if not variable.trainable]
+        changed += [variable for own in trainer.variables_of_towers.values() for variable in own.values()]
+        if any(callback.overrides("before_run") for callback in trainer.callbacks):
+            changed += [v for v in trainer.optimizer.variables if v is trainer.optimizer.learning_rate]
+        return changed
+
+
+def _after(inputs: dict[str, Any]) -> Any:
+    """Let nothing begin before the batch is there: a failed read must not find that a seed or a rate has moved on."""
+    return tf.control_dependencies(tf.nest.flatten(inputs, expand_composites=True))
+
+
+def _all_finite(tensors: list[Any]) -> tf.Tensor:
+    """Whether all of them are finite: a sum is not finite if one part is not, and costs less than many tests."""
+    dense = [
+        tensor.values if isinstance(tensor, tf.IndexedSlices) else tf.convert_to_tensor(tensor) for tensor in tensors
+    ]
+    sums = [tf.reduce_sum(tf.cast(tensor, tf.float32)) for tensor in dense if tensor.dtype.is_floating]
+    return tf.math.is_finite(tf.add_n(sums)) if sums else tf.constant(True)
+
+
+def _first(strategy: tf.distribute.Strategy, value: Any) -> Any:
+    return strategy.experimental_local_results(value)[0]
+
+
+def _read(variable: tf.Variable) -> tf.Tensor:
+    with tf.device(variable.device):
+        return tf.identity(variable)
+
+
+def _as_they_are(gradients_and_variables: Any) -> Any:
+    return gradients_and_variables

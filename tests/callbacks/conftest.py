@@ -1,0 +1,17 @@
+"""What the tests of callbacks stand on."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+
+import pytest
+
+from tests.callbacks.helpers import UNLIMITED
+
+
+@pytest.fixture
+def disk() -> Iterator[None]:
+    """Takes back the limit that `FillsDisk` has set."""
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, UNLIMITED)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from prototrain import Callback
+from prototrain.callbacks import EnableCallbackIf, PeriodicCallback
+from prototrain.errors import CallbackError
+from tests.tiny import CountingTrainer, Recorder, tiny_trainer
+
+
+class InRun(Callback):
+    """Notes, in a variable that a compiled step can change, the steps that its traced hook ran in."""
+
+    def setup(self) -> None:
+        self.ran = tf.Variable(tf.zeros([40], tf.int32), trainable=False)
+
+    def after_run(self, outputs: dict[str, Any]) -> None:
+        self.ran.scatter_nd_add([[tf.cast(self.trainer.step_in_run, tf.int32) + 1]], [1])
+
+    def steps(self) -> list[int]:
+        return tf.where(self.ran > 0)[:, 0].numpy().tolist()
+
+
+class StepRecorder(Recorder):
+    def trigger_step(self) -> None:
+        self._note("trigger_step")
+
+
+@pytest.mark.parametrize(
+    ("intervals", "steps", "epochs"),
+    [
+        ({"every_k_steps": 5}, [5, 10, 15, 20], [20]),
+        ({"every_k_epochs": 2}, [5, 6, 7, 8, 13, 14, 15, 16], [8, 16]),
+        ({"every_k_steps": 7, "every_k_epochs": 4}, [7, 13, 14, 15, 16], [16]),
+    ],
+)
+def test_periodic_callback(intervals: dict[str, int], steps: list[int], epochs: list[int]) -> None:
+    recorder = StepRecorder()
+    CountingTrainer().train([PeriodicCallback(recorder, **intervals)], steps_per_epoch=4, max_steps=20)
+    assert recorder.steps("trigger_step") == steps
+    assert recorder.steps("trigger_epoch") == epochs
+    assert recorder.steps("setup") == [0] and recorder.steps("after_train") == [20]
+
+
+@pytest.mark.parametrize("trainer", [CountingTrainer, tiny_trainer])
+def test_periodic_callback_along_with_steps(trainer: Any) -> None:
+    inner = InRun()
+    trainer().train([PeriodicCallback(inner, every_k_steps=6)], steps_per_epoch=5, max_steps=20)
+    assert inner.steps() == [6, 12, 18]
+
+
+@pytest.mark.parametrize("trainer", [CountingTrainer, tiny_trainer])
+def test_enable_callback_if_along_with_steps(trainer: Any) -> None:
+    inner = InRun()
+    callback = EnableCallbackIf(inner, lambda trainer: trainer.global_step >= 17)
+    trainer().train([callback], steps_per_epoch=5, max_steps=20)
+    assert inner.steps() == [18, 19, 20]
+
+
+def test_enable_callback_if_on_the_host() -> None:
+    recorder, periodic = StepRecorder(), Recorder()
+    CountingTrainer().train(
+        [
+            EnableCallbackIf(recorder, lambda trainer: trainer.global_step % 3 == 0),
+            EnableCallbackIf(periodic, lambda trainer: trainer.global_step > 4).every(steps=2),
+        ],
+        steps_per_epoch=5,
+        max_steps=10,
+    )
+    assert recorder.steps("trigger_step") == [3, 6, 9]
+    assert recorder.steps("trigger_epoch") == []
+    assert periodic.steps("trigger") == [6, 8, 10]
+
+
+def test_a_callback_without_steps_costs_none() -> None:
+    callback = EnableCallbackIf(Recorder(), lambda trainer: True)
+    assert callback.next_step(3) is None
+
+
+@pytest.mark.parametrize("intervals", [{}, {"every_k_steps": 0}, {"every_k_epochs": 1.5}, {"every_k_steps": True}])
+def test_wrong_intervals(intervals: dict[str, Any]) -> None:
+    with pytest.raises(CallbackError, match="positive whole number"):
+        PeriodicCallback(Recorder(), **intervals)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prototrain import Callback
+from prototrain.callbacks import (
+    CallbackFactory,
+    ExponentialMovingAverage,
+    InferenceRunner,
+    SaveOnExit,
+    ScalarStats,
+    StopOnNaN,
+    Validation,
+    averaged_weights,
+)
+from prototrain.errors import CallbackError
+from tests.tiny import CountingTrainer, tiny_trainer, values
+
+
+class Weights(Callback):
+    def __init__(self) -> None:
+        self.by_step: dict[int, dict[str, Any]] = {}
+
+    def before_train(self) -> None:
+        self._keep()
+
+    def trigger_step(self) -> None:
+        self._keep()
+
+    def _keep(self) -> None:
+        self.by_step[self.trainer.global_step] = {n: v.numpy() for n, v in self.trainer.trainable.items()}
+
+
+def averages(trainer: Any) -> dict[str, Any]:
+    return {name: v.numpy() for name, v in averaged_weights(trainer.state).items()}
+
+
+@pytest.mark.parametrize("others", [[], [StopOnNaN()]])
+def test_it_is_the_average_of_the_weights(others: list[Callback]) -> None:
+    weights = Weights()
+    trainer = tiny_trainer()
+    trainer.train([ExponentialMovingAverage(0.8), weights, *others], max_steps=6)
+    expected = weights.by_step[0]
+    for step in range(1, 7):
+        expected = {name: 0.8 * e + 0.2 * weights.by_step[step][name] for name, e in expected.items()}
+    found = averages(trainer)
+    assert found.keys() == expected.keys() == trainer.trainable.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-7)
+
+
+def test_held_out_data_sees_the_averages_and_training_does_not() -> None:
+    average = ExponentialMovingAverage(0.9)
+    inside: list[Any] = []
+
+    def measure(self: CallbackFactory) -> None:
+        with average.applied():
+            inside.append({n: v.numpy() for n, v in self.trainer.trainable.items()})
+            inside.append(self.trainer.evaluate("vld")["loss"])
+
+    def callbacks() -> list[Callback]:
+        return [Validation().every(steps=4), InferenceRunner("vld", ScalarStats("loss"), prefix="b").every(steps=4)]
+
+    with_average, without = tiny_trainer(), tiny_trainer()
+    with_average.train([*callbacks(), average, CallbackFactory(trigger=measure).every(steps=4)], max_steps=8)
+    without.train(callbacks(), max_steps=8)
+    assert all(values(with_average)[name] == bits for name, bits in values(without).items())
+    found = averages(with_average)
+    assert all(np.array_equal(found[name], value) for name, value in inside[2].items())
+    vld, b = (with_average.monitors.latest(name) for name in ("vld/loss", "b/loss"))
+    assert vld == inside[3] == pytest.approx(b) and vld != without.monitors.latest("vld/loss")
+
+
+@pytest.mark.parametrize("stop", [1, 5])
+def test_a_resumed_run_has_the_same_averages(stop: int, tmp_path: Path) -> None:
+    def run(experiment: Path, max_steps: int) -> Any:
+        trainer = tiny_trainer(experiment)
+        trainer.train([ExponentialMovingAverage(0.9), SaveOnExit()], max_steps=max_steps)
+        return trainer
+
+    whole = run(tmp_path / "a", 12)
+    run(tmp_path / "b", stop)
+    resumed = run(tmp_path / "b", 12)
+    assert values(whole) == values(resumed)
+    assert resumed.storage.resume_line() == f"resumed at step {stop}, exact"
+    saved = resumed.storage.checkpoints.newest()
+    assert averaged_weights(saved.variables()).keys() == whole.trainable.keys()
+
+
+def test_it_can_join_a_run_later(experiment: Path) -> None:
+    first = tiny_trainer(experiment)
+    first.train([SaveOnExit()], max_steps=5)
+    second = tiny_trainer(experiment)
+    average, seen = ExponentialMovingAverage(0.9), []
+    callbacks = [CallbackFactory(before_train=lambda self: seen.append(averages(self.trainer))), SaveOnExit()]
+    second.train([average, *callbacks], max_steps=6)
+    assert "ExponentialMovingAverage starts without a saved state" in second.storage.resume_line()
+    assert all(np.array_equal(seen[0][name], v.numpy()) for name, v in first.trainable.items())
+
+
+def test_training_twice_goes_on_with_the_average() -> None:
+    once, twice = tiny_trainer(), tiny_trainer()
+    once.train([ExponentialMovingAverage(0.9)], max_steps=6)
+    for max_steps in (3, 6):
+        twice.train([ExponentialMovingAverage(0.9)], max_steps=max_steps)
+    assert values(once) == values(twice)
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.0, 2.0])
+def test_wrong_decay(decay: float) -> None:
+    with pytest.raises(CallbackError, match="between 0 and 1"):
+        ExponentialMovingAverage(decay)
+
+
+def test_nothing_to_average() -> None:
+    with pytest.raises(CallbackError, match="CountingTrainer has no trainable variables"):
+        CountingTrainer().train([ExponentialMovingAverage(0.9)], max_steps=1)

@@ -1,0 +1,171 @@
+"""Order, shared state, unfinished steps, and the time callbacks take."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prototrain import Callback
+from prototrain.callbacks import ModelSaver, Priority, SaveOnExit
+from prototrain.errors import CallbackError
+from tests.tiny import CountingTrainer
+
+
+class Named(Callback):
+    """Appends its letter to a shared list when it is triggered, and remembers how often that was."""
+
+    def __init__(self, letter: str, order: list[str], priority: int = Priority.DECIDE) -> None:
+        self.letter, self.order, self.priority = letter, order, priority
+        self.state_key = letter
+        self.count = 0
+
+    def trigger(self) -> None:
+        self.order.append(self.letter)
+        self.count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def test_order_is_by_priority_then_by_the_list() -> None:
+    order: list[str] = []
+    callbacks = [
+        Named("d", order, Priority.SAVE),
+        Named("b", order),
+        Named("a", order, Priority.EVALUATE).every(steps=1),
+        Named("c", order),
+        Named("e", order, Priority.SAVE),
+    ]
+    CountingTrainer().train(callbacks, max_steps=1)
+    assert "".join(order) == "abcde"
+
+
+def test_a_saver_by_steps_waits_for_a_validation_by_epochs() -> None:
+    order: list[str] = []
+    saver = Named("s", order, Priority.SAVE).every(steps=2)
+    CountingTrainer().train([saver, Named("v", order, Priority.EVALUATE)], steps_per_epoch=4, max_epoch=1)
+    assert "".join(order) == "svs"
+
+
+@pytest.mark.parametrize("proxied", [False, True])
+def test_two_callbacks_with_one_state_key_are_refused(proxied: bool) -> None:
+    second = Named("a", [])
+    with pytest.raises(CallbackError, match="state_key"):
+        CountingTrainer().train([Named("a", []), second.every(steps=1) if proxied else second], max_steps=1)
+
+
+def test_callbacks_without_state_may_be_of_one_class() -> None:
+    class Plain(Callback):
+        pass
+
+    CountingTrainer().train([Plain(), Plain()], max_steps=1)
+
+
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_a_next_step_that_is_over_is_refused(wrong: int) -> None:
+    class Confused(Callback):
+        def next_step(self, step: int) -> int | None:
+            return 3 if step < 3 else wrong
+
+    with pytest.raises(CallbackError, match=r"Confused.next_step\(3\) returned"):
+        CountingTrainer().train([Confused()], max_steps=5)
+
+
+class Interrupts(Callback):
+    """Asks the run to stop at one step, once, like a signal that arrives while callbacks run."""
+
+    def __init__(self, step: int, *, once: list[bool], priority: int = Priority.DECIDE) -> None:
+        self.step, self.once, self.priority = step, once, priority
+
+    def trigger(self) -> None:
+        if self.trainer.global_step == self.step and self.once:
+            self.once.pop()
+            self.trainer.stop.request(signal.SIGINT)
+
+
+@pytest.mark.parametrize("every", [{"steps": 2}, {"epochs": 1}, {}])
+@pytest.mark.parametrize("where", [Priority.EVALUATE - 1, Priority.DECIDE, Priority.SAVE + 1])
+def test_a_stop_between_callbacks_loses_and_doubles_none(every: dict[str, int], where: int, tmp_path: Path) -> None:
+    order: list[str] = []
+    once = [True]
+
+    def callbacks() -> list[Callback]:
+        named: list[Callback] = [
+            Named("a", order, Priority.EVALUATE),
+            Named("b", order),
+            Interrupts(4, once=once, priority=where),
+            Named("c", order, Priority.WRITE),
+        ]
+        timed = [callback.every(**every) if every else callback for callback in named]
+        return [*timed, ModelSaver().every(steps=2), SaveOnExit()]
+
+    with pytest.raises(KeyboardInterrupt):
+        CountingTrainer(experiment=tmp_path).train(callbacks(), steps_per_epoch=4, max_epoch=2)
+    again = callbacks()
+    CountingTrainer(experiment=tmp_path).train(again, steps_per_epoch=4, max_epoch=2)
+    times = 4 if every == {"steps": 2} else 2
+    assert "".join(order) == "abc" * times
+    counts = [callback.callback.count if every else callback.count for callback in (again[0], again[1], again[3])]
+    assert counts == [times] * 3
+
+
+def test_a_callback_that_failed_runs_again_after_a_resume(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    class FailsOnce(Named):
+        failed = False
+
+        def trigger(self) -> None:
+            if not FailsOnce.failed:
+                FailsOnce.failed = True
+                raise RuntimeError("not this time")
+            super().trigger()
+
+    def train() -> None:
+        callbacks = [Named("a", order), FailsOnce("b", order), Named("c", order)]
+        trainer = CountingTrainer(experiment=tmp_path)
+        trainer.train([*(callback.every(steps=2) for callback in callbacks), SaveOnExit()], max_steps=4)
+
+    with pytest.raises(RuntimeError, match="not this time"):
+        train()
+    train()
+    assert "".join(order) == "abcabc"
+
+
+def test_a_state_that_json_cannot_hold_is_an_error_that_names_it(tmp_path: Path) -> None:
+    class Odd(Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"set": {1}}
+
+    with pytest.raises(Exception, match="the callbacks' state cannot be saved: set"):
+        CountingTrainer(experiment=tmp_path).train([Odd(), SaveOnExit()], max_steps=1)
+
+
+def test_slow_callbacks_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    class Slow(Callback):
+        def trigger_step(self) -> None:
+            clock[0] += 10
+
+    class Quick(Callback):
+        def trigger_step(self) -> None:
+            clock[0] += 0.1
+
+    clock = [0.0]
+    trainer = CountingTrainer()
+    from prototrain.callbacks.group import CallbackGroup
+
+    trainer.total_steps, trainer.steps_per_epoch = 5, 5
+    group = trainer.callbacks = CallbackGroup(trainer, [Slow(), Quick()], clock=lambda: clock[0])
+    group.setup()
+    for _ in range(5):
+        group.next_step()
+        trainer.global_step += 1
+        group.trigger_step()
+    report = group.time_report()
+    assert report is not None and "Slow 99%" in report and "Quick" not in report

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from prototrain import Callback
+from prototrain.callbacks import (
+    CallbackFactory,
+    HumanHyperParamSetter,
+    HyperParam,
+    HyperParamSetter,
+    HyperParamSetterWithFunc,
+    JSONWriter,
+    LearningRate,
+    SaveOnExit,
+    ScheduledHyperParamSetter,
+    StatMonitorParamSetter,
+)
+from prototrain.callbacks.base import Priority
+from prototrain.errors import CallbackError
+from tests.tiny import CountingTrainer, tiny_trainer
+
+
+class InForce(Callback):
+    """Notes the value that each step was made with."""
+
+    priority = Priority.EVALUATE
+
+    def __init__(self, get: Callable[[], float]) -> None:
+        self._get = get
+        self.by_step: dict[int, float] = {}
+
+    def trigger_step(self) -> None:
+        self.by_step[self.trainer.global_step] = self._get()
+
+
+def knob(value: float = 1.0) -> SimpleNamespace:
+    return SimpleNamespace(value=value)
+
+
+def rows(experiment: Path, name: str) -> dict[int, float]:
+    lines = (experiment / "metrics.jsonl").read_text().splitlines()
+    return {row["step"]: row[name] for row in map(json.loads, lines) if name in row}
+
+
+# -- HyperParam --------------------------------------------------------------------------------------------------------
+
+
+def test_targets() -> None:
+    trainer = tiny_trainer()
+    mine = tf.Variable(3.0, name="mine")
+    trainer.state["other"] = other = keras.Variable(5.0)
+    for param, expected in [
+        (HyperParam("learning_rate"), 0.01),
+        (HyperParam(mine), 3.0),
+        (HyperParam("other"), 5.0),
+        (HyperParam(knob(7.0), "value"), 7.0),
+    ]:
+        param.connect(trainer)
+        assert param.get() == pytest.approx(expected)
+        param.set(0.5)
+        assert param.get() == 0.5
+    assert float(other) == float(mine) == float(trainer.optimizer.learning_rate) == 0.5
+    assert [HyperParam(mine).name, HyperParam(knob(), "value", name="x").name] == ["mine", "x"]
+
+
+@pytest.mark.parametrize(
+    "param", [lambda: HyperParam("no_such"), lambda: HyperParam(knob(), "size"), lambda: HyperParam(3)]
+)
+def test_wrong_targets(param: Callable[[], HyperParam]) -> None:
+    with pytest.raises(CallbackError, match="HyperParam"):
+        param().connect(CountingTrainer())
+
+
+# -- ScheduledHyperParamSetter -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"schedule": [(1, 0.5), (3, 0.25)]}, [1, 1, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25]),
+        ({"schedule": [(0, 0.5), (3, 0.25)], "step_based": True}, [0.5, 0.5, 0.5, *[0.25] * 5]),
+        ({"schedule": [(1, 3), (3, 5)], "interp": "linear"}, [1, 1, 3, 3, 4, 4, 5, 5]),
+        ({"schedule": [(2, 3), (6, 5)], "interp": "linear", "step_based": True}, [1, 1, 3, 3.5, 4, 4.5, 5, 5]),
+    ],
+)
+def test_schedules(options: dict[str, Any], expected: list[float], experiment: Path) -> None:
+    target = knob()
+    setter = ScheduledHyperParamSetter(HyperParam(target, "value"), **options)
+    in_force = InForce(lambda: target.value)
+    CountingTrainer(experiment=experiment).train([setter, in_force, JSONWriter()], steps_per_epoch=2, max_steps=8)
+    assert list(in_force.by_step.values()) == expected
+    changes = {step: b for step, (a, b) in enumerate(pairwise(expected), 1) if a != b}
+    assert rows(experiment, "hyper/value") == {0: expected[0], **changes}
+
+
+def test_steps_between_the_points_are_free() -> None:
+    setter = ScheduledHyperParamSetter(HyperParam(knob(), "value"), [(10, 3), (20, 5)], step_based=True)
+    setter.trainer = CountingTrainer()
+    assert [setter.next_step(step) for step in (0, 9, 10, 19, 20)] == [10, 10, 20, 20, None]
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"schedule": []}, {"schedule": [(3, 1), (3, 2)]}, {"schedule": [(1, 1)], "interp": "cubic"}]
+)
+def test_wrong_schedules(arguments: dict[str, Any]) -> None:
+    with pytest.raises(CallbackError, match="ScheduledHyperParamSetter/value"):
+        ScheduledHyperParamSetter(HyperParam(knob(), "value"), **arguments)
+
+
+# -- resuming ----------------------------------------------------------------------------------------------------------
+
+
+def put_loss(self: CallbackFactory) -> None:
+    step = self.trainer.global_step
+    self.trainer.monitors.put_scalar("vld/loss", max(10 - 3 * step, 4))
+
+
+SETTERS: list[Callable[[HyperParam], HyperParamSetter]] = [
+    lambda param: ScheduledHyperParamSetter(param, [(1, 0.5), (3, 0.25)]),
+    lambda param: ScheduledHyperParamSetter(param, [(2, 3), (9, 5)], interp="linear", step_based=True),
+    lambda param: HyperParamSetterWithFunc(param, lambda epoch, old: old * 2),
+    lambda param: StatMonitorParamSetter(param, "vld/loss", lambda old: old / 2, mode="min", last_k=1),
+]
+
+
+@pytest.mark.parametrize("make", SETTERS)
+@pytest.mark.parametrize("stop", [2, 3, 4, 7, 8])
+def test_a_resumed_run_has_the_same_values(
+    make: Callable[[HyperParam], HyperParamSetter], stop: int, tmp_path: Path
+) -> None:
+    def run(experiment: Path, target: SimpleNamespace, max_steps: int) -> dict[int, float]:
+        in_force = InForce(lambda: target.value)
+        measure = CallbackFactory(trigger=put_loss, priority=Priority.EVALUATE)
+        callbacks = [make(HyperParam(target, "value")), measure, in_force, JSONWriter(), SaveOnExit()]
+        CountingTrainer(experiment=experiment).train(callbacks, steps_per_epoch=2, max_steps=max_steps)
+        return in_force.by_step
+
+    whole = run(tmp_path / "a", knob(), 12)
+    assert len(set(whole.values())) > 2
+    first = run(tmp_path / "b", knob(), stop)
+    assert first | run(tmp_path / "b", knob(), 12) == whole
+    assert rows(tmp_path / "a", "hyper/value") == rows(tmp_path / "b", "hyper/value")
+
+
+# -- the others --------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_of_the_epoch() -> None:
+    target, seen = knob(), []
+    setter = HyperParamSetterWithFunc(
+        HyperParam(target, "value"), lambda epoch, old: seen.append((epoch, old)) or (9.0 if epoch == 2 else None)
+    )
+    CountingTrainer().train([setter], steps_per_epoch=3, max_epoch=3)
+    assert seen == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 9.0)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "changed_at"),
+    [
+        ("min", [5, 4, 3, 2, 1, 0], []),
+        ("min", [5, 5, 5, 5, 5, 5], [3, 6]),
+        ("max", [1, 2, 1, 1, 1, 1], [4]),
+        ("max", [1, 0, 2, 2, 2, 2], [5]),
+    ],
+)
+def test_a_scalar_that_stops_improving(mode: Any, values: list[float], changed_at: list[int]) -> None:
+    target = knob()
+    trainer = CountingTrainer()
+    measure = CallbackFactory(
+        trigger=lambda self: self.trainer.monitors.put_scalar("vld/x", values[self.trainer.global_step - 1]),
+        priority=Priority.EVALUATE,
+    )
+    setter = StatMonitorParamSetter(HyperParam(target, "value"), "vld/x", lambda old: old / 2, mode=mode, last_k=2)
+    trainer.train([measure.every(steps=1), setter.every(steps=1)], max_steps=6)
+    assert [step for step, _ in trainer.monitors.history("hyper/value")] == [0, *changed_at]
+
+
+def test_a_stale_scalar_is_an_error() -> None:
+    measure = CallbackFactory(trigger=put_loss, priority=Priority.EVALUATE)
+    setter = StatMonitorParamSetter(HyperParam(knob(), "value"), "vld/loss", lambda old: old, mode="min", last_k=2)
+    with pytest.raises(CallbackError, match=r"newest .vld/loss. is of step 2, not of step 3"):
+        CountingTrainer().train([measure.every(steps=2), setter.every(steps=3)], max_steps=4)
+
+
+def test_a_human_edits_the_file(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = {
+        1: "",
+        2: "# a comment\n\nrate: 0.5\nother = 3\n",
+        3: "rate: 0.5\nwhat is this\nrate = fast\n",
+        4: "rate: 0.5\nwhat is this\nrate = 0.25\n",
+    }
+
+    def edit(self: CallbackFactory) -> None:
+        (experiment / "hyper.txt").write_text(texts[self.trainer.global_step])
+
+    target = knob()
+    editor = CallbackFactory(trigger=edit, priority=Priority.EVALUATE)
+    setter = HumanHyperParamSetter(HyperParam(target, "value", name="rate"))
+    trainer = CountingTrainer(experiment=experiment)
+    trainer.train([editor.every(steps=1), setter.every(steps=1)], max_steps=4)
+    assert trainer.monitors.history("hyper/rate") == [(0, 1.0), (2, 0.5), (4, 0.25)]
+    printed = capsys.readouterr().out
+    assert printed.count("ignored the line 'what is this'") == printed.count("ignored the line 'rate = fast'") == 1
+    assert "rate is 0.5 from step 3 on (it was 1)" in printed
+
+
+def test_the_learning_rate_has_one_master() -> None:
+    callbacks = [LearningRate(lambda step: 0.1), ScheduledHyperParamSetter("learning_rate", [(1, 0.5)])]
+    with pytest.raises(CallbackError, match="both set the learning rate"):
+        tiny_trainer().train(callbacks, max_steps=1)
+
+
+def test_the_learning_rate_of_compiled_steps() -> None:
+    trainer = tiny_trainer()
+    setter = ScheduledHyperParamSetter("learning_rate", [(2, 0.5)], step_based=True)
+    rates = InForce(lambda: trainer.outputs["learning_rate"])
+    trainer.train([setter, rates], max_steps=4)
+    assert list(rates.by_step.values()) == pytest.approx([0.01, 0.01, 0.5, 0.5])

@@ -1,0 +1,147 @@
+"""metrics.jsonl: no step missing, none double, whatever happened before; a full disk does not end a run."""
+
+from __future__ import annotations
+
+import json
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prototrain import Callback, StopTraining
+from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, Summaries
+from prototrain.errors import CallbackError, ExperimentError
+from tests.callbacks.helpers import UNLIMITED, Fails, FillsDisk, Puts
+from tests.tiny import CountingTrainer
+
+pytestmark = pytest.mark.usefixtures("disk")
+
+
+def run(experiment: Path, steps: int, *callbacks: Callback, resume: bool = True) -> list[dict[str, Any]]:
+    trainer = CountingTrainer(experiment=experiment)
+    trainer.train(
+        [Summaries().every(steps=1), JSONWriter(clock=lambda: 7.0), *callbacks], max_steps=steps, resume=resume
+    )
+    return rows(experiment)
+
+
+def rows(experiment: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (experiment / name).read_text().splitlines()]
+
+
+def test_scalars_of_one_step_are_one_row(experiment: Path) -> None:
+    puts = Puts(s2={"vld/loss": 0.5, "vld/nan": float("nan"), "vld/inf": float("inf")}, s3={"x": 1})
+    CountingTrainer(experiment=experiment).train([puts, JSONWriter(clock=lambda: 7.123456)], max_steps=4)
+    assert rows(experiment) == [
+        {"step": 2, "time": 7.123, "vld/loss": 0.5, "vld/nan": None, "vld/inf": None},
+        {"step": 3, "time": 7.123, "x": 1.0},
+    ]
+
+
+def test_a_run_without_scalars_leaves_no_file(experiment: Path) -> None:
+    CountingTrainer(experiment=experiment).train([JSONWriter()], max_steps=2)
+    assert not (experiment / "metrics.jsonl").exists()
+
+
+def test_it_needs_an_experiment() -> None:
+    with pytest.raises(ExperimentError, match="JSONWriter needs a directory"):
+        CountingTrainer().train([JSONWriter()], max_steps=1)
+
+
+@pytest.mark.parametrize("name", ["step", "time"])
+def test_names_that_every_row_has_are_refused(experiment: Path, name: str) -> None:
+    with pytest.raises(CallbackError, match=f"cannot be called '{name}'"):
+        run(experiment, 1, Puts(s1={name: 3}))
+
+
+@pytest.mark.parametrize("save_every", [1, 2, 3, 7])
+@pytest.mark.parametrize("killed_at", [1, 3, 4])
+def test_a_resumed_run_has_every_step_once(experiment: Path, save_every: int, killed_at: int) -> None:
+    with pytest.raises(RuntimeError):
+        run(experiment, 6, ModelSaver().every(steps=save_every), Fails(killed_at))
+    saved = killed_at // save_every * save_every
+    resumed = run(experiment, 6, ModelSaver().every(steps=save_every))
+    assert [row["step"] for row in resumed] == [1, 2, 3, 4, 5, 6]
+    superseded = experiment / "metrics.superseded.jsonl"
+    assert superseded.exists() == (saved < killed_at)
+    if superseded.exists():
+        assert [row["step"] for row in rows(experiment, superseded.name)] == list(range(saved + 1, killed_at + 1))
+
+
+def test_superseded_rows_pile_up(experiment: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            run(experiment, 6, Fails(2))
+    run(experiment, 3)
+    assert [row["step"] for row in rows(experiment, "metrics.superseded.jsonl")] == [1, 2, 1, 2]
+    assert [row["step"] for row in rows(experiment)] == [1, 2, 3]
+
+
+def test_rows_of_step_0_are_made_anew_with_a_fresh_start(experiment: Path) -> None:
+    class AtStart(Callback):
+        def __init__(self, name: str) -> None:
+            self.name_at_start = name
+
+        def before_train(self) -> None:
+            self.trainer.monitors.put_scalar(self.name_at_start, 1)
+
+    run(experiment, 1, AtStart("first"))
+    got = run(experiment, 1, AtStart("second"), resume=False)
+    assert [set(row) - {"step", "time"} for row in got] == [{"second"}, {"trn/loss"}]
+
+
+@pytest.mark.parametrize("tail", ['{"step": 3, "ti', "\x00\x00\x00", "[1, 2]\n", '{"time": 3}\n', "\n"])
+def test_what_is_no_row_is_dropped(experiment: Path, tail: str) -> None:
+    run(experiment, 2, SaveOnExit())
+    before = (experiment / "metrics.jsonl").read_text()
+    (experiment / "metrics.jsonl").write_text(before + tail)
+    assert [row["step"] for row in run(experiment, 4)] == [1, 2, 3, 4]
+
+
+def test_the_row_of_the_checkpoint_s_step_is_completed(experiment: Path) -> None:
+    class Late(Callback):
+        """Records something after everything else. The first time it fails, and the checkpoint says so."""
+
+        priority = 1000
+
+        def trigger_step(self) -> None:
+            if not (experiment / "checkpoints").exists():
+                raise RuntimeError("on purpose")
+            self.trainer.monitors.put_scalar("late/a", 5)
+
+    with pytest.raises(RuntimeError):
+        run(experiment, 2, SaveOnExit(), Late())
+    assert rows(experiment) == [{"step": 1, "time": 7.0, "trn/loss": 1.0}]
+    assert run(experiment, 2, Late()) == [
+        {"step": 1, "time": 7.0, "trn/loss": 1.0, "late/a": 5.0},
+        {"step": 2, "time": 7.0, "trn/loss": 0.5, "late/a": 5.0},
+    ]
+
+
+def test_a_second_run_of_the_same_trainer_appends(experiment: Path) -> None:
+    trainer = CountingTrainer(experiment=experiment)
+    callbacks = [Summaries().every(steps=1), JSONWriter()]
+    for steps in (2, 5):
+        trainer.train(callbacks, max_steps=steps)
+    assert [row["step"] for row in rows(experiment)] == [1, 2, 3, 4, 5]
+
+
+def test_a_full_disk_is_reported_once_and_made_up_for(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    got = run(experiment, 9, FillsDisk(3, 7, 100))  # 100 bytes: two rows and a part of the third
+    assert [row["step"] for row in got] == list(range(1, 10))
+    said = capsys.readouterr().out
+    assert said.count("WARNING: cannot write") == 1
+    assert said.count("is written again, nothing is missing") == 1
+
+
+def test_a_disk_that_stays_full_does_not_end_the_run(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = CountingTrainer(experiment=experiment)
+    trainer.train([Summaries().every(steps=1), JSONWriter(), FillsDisk(3, 99, 100)], max_steps=5)
+    assert "lacks the rows since step" in capsys.readouterr().out
+    resource.setrlimit(resource.RLIMIT_FSIZE, UNLIMITED)
+    assert [row["step"] for row in run(experiment, 2)] == [1, 2]
+
+
+def test_an_early_stop_keeps_the_last_row(experiment: Path) -> None:
+    assert [row["step"] for row in run(experiment, 9, Fails(4, StopTraining))] == [1, 2, 3, 4]

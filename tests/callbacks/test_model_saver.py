@@ -1,0 +1,84 @@
+"""Which checkpoints there are, and what a failing save does."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from prototrain import Callback
+from prototrain.callbacks import ModelSaver, Priority, SaveOnExit
+from prototrain.errors import CallbackError, CheckpointError, ExperimentError
+from tests.callbacks.helpers import UNLIMITED, FillsDisk
+from tests.tiny import CountingTrainer
+
+pytestmark = pytest.mark.usefixtures("disk")
+
+
+def kept(experiment: Path) -> list[int]:
+    return [int(path.name[5:]) for path in sorted((experiment / "checkpoints").iterdir())]
+
+
+@pytest.mark.parametrize(
+    ("every", "max_to_keep", "steps", "expected"),
+    [(1, 2, 5, [4, 5]), (2, 5, 7, [2, 4, 6, 7]), (2, 1, 7, [7]), (100, 3, 4, [4]), (3, 3, 3, [3])],
+)
+def test_the_newest_are_kept(experiment: Path, every: int, max_to_keep: int, steps: int, expected: list[int]) -> None:
+    saver = ModelSaver(max_to_keep=max_to_keep).every(steps=every)
+    CountingTrainer(experiment=experiment).train([saver], max_steps=steps)
+    assert kept(experiment) == expected
+
+
+def test_a_resumed_run_prunes_those_of_the_earlier_one(experiment: Path) -> None:
+    for steps in (4, 7):
+        saver = ModelSaver(max_to_keep=2).every(steps=1)
+        CountingTrainer(experiment=experiment).train([saver, SaveOnExit()], max_steps=steps)
+    assert kept(experiment) == [6, 7]
+
+
+@pytest.mark.parametrize("max_to_keep", [0, -1])
+def test_none_to_keep_is_refused(max_to_keep: int) -> None:
+    with pytest.raises(CallbackError, match="max_to_keep must be at least 1"):
+        ModelSaver(max_to_keep=max_to_keep)
+
+
+def test_it_needs_an_experiment() -> None:
+    with pytest.raises(ExperimentError, match="ModelSaver needs a directory"):
+        CountingTrainer().train([ModelSaver()], max_steps=1)
+
+
+def test_a_failing_save_is_reported_and_the_next_one_works(
+    experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saver = ModelSaver().every(steps=2)
+    CountingTrainer(experiment=experiment).train([saver, FillsDisk(3, 5, 100)], max_steps=8)
+    assert kept(experiment) == [2, 6, 8]
+    assert capsys.readouterr().out.count("WARNING: cannot save step 4") == 1
+
+
+def test_a_save_that_fails_at_the_end_is_an_error(experiment: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot save step 4"):
+        CountingTrainer(experiment=experiment).train([SaveOnExit(), FillsDisk(3, 99, 100)], max_steps=4)
+    resource.setrlimit(resource.RLIMIT_FSIZE, UNLIMITED)
+    assert kept(experiment) == []
+
+
+def test_a_checkpoint_holds_what_the_step_s_other_callbacks_decided(experiment: Path) -> None:
+    class Best(Callback):
+        priority = Priority.DECIDE
+        best = 0.0
+
+        def trigger(self) -> None:
+            self.best = 1.0 * self.trainer.global_step
+
+        def state_dict(self) -> dict[str, float]:
+            return {"best": self.best}
+
+        def load_state_dict(self, state: dict[str, float]) -> None:
+            self.best = state["best"]
+
+    CountingTrainer(experiment=experiment).train([ModelSaver().every(steps=2), Best().every(steps=2)], max_steps=4)
+    best = Best()
+    CountingTrainer(experiment=experiment).train([best.every(steps=100)], max_steps=4)
+    assert best.best == 4.0

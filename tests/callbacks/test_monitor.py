@@ -1,0 +1,87 @@
+"""Scalars reach every monitor, once, and are remembered."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import Callback
+from prototrain.callbacks import Monitor, SaveOnExit, Summaries
+from prototrain.callbacks.monitor import HISTORY_LENGTH
+from prototrain.errors import CallbackError
+from tests.tiny import CountingTrainer
+
+
+class Collects(Monitor):
+    def __init__(self) -> None:
+        self.got: list[tuple[str, float, int]] = []
+        self.flushed = 0
+
+    def put_scalar(self, name: str, value: float, step: int) -> None:
+        self.got.append((name, value, step))
+
+    def flush(self) -> None:
+        self.flushed += 1
+
+
+class Periodic(Collects):
+    def trigger(self) -> None:
+        pass
+
+
+def test_every_monitor_gets_every_scalar_also_behind_a_proxy() -> None:
+    plain, proxied = Collects(), Periodic()
+    CountingTrainer().train([plain, proxied.every(steps=100), Summaries().every(steps=1)], max_steps=2)
+    assert plain.got == proxied.got == [("trn/loss", 1.0, 1), ("trn/loss", 0.5, 2)]
+    assert plain.flushed >= 2
+
+
+@pytest.mark.parametrize("value", [1, 1.0, np.float32(1), np.array(1.0), tf.constant(1.0), tf.Variable(1), True])
+def test_any_single_number_is_taken(value: object) -> None:
+    trainer = CountingTrainer()
+    trainer.monitors.put_scalar("x", value)
+    assert trainer.monitors.history("x") == [(0, 1.0)]
+
+
+@pytest.mark.parametrize("value", [None, "much", [1, 2], np.zeros(3), tf.zeros([2])], ids=repr)
+def test_anything_else_is_refused(value: object) -> None:
+    with pytest.raises(CallbackError, match="scalar 'x' must be a single number"):
+        CountingTrainer().monitors.put_scalar("x", value)
+
+
+def test_history_and_latest() -> None:
+    trainer = CountingTrainer()
+    trainer.train([Summaries().every(steps=1)], max_steps=3)
+    monitors = trainer.monitors
+    assert monitors.names() == ["trn/loss"]
+    assert monitors.history("trn/loss") == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
+    assert monitors.history("nothing") == []
+    assert monitors.latest("trn/loss") == monitors.latest("trn/loss", at_step=3) == 1 / 3
+    with pytest.raises(CallbackError, match="is of step 3, not of step 4"):
+        monitors.latest("trn/loss", at_step=4)
+    with pytest.raises(CallbackError, match="no scalar 'loss'; there are: trn/loss"):
+        monitors.latest("loss")
+
+
+def test_history_is_bounded() -> None:
+    monitors = CountingTrainer().monitors
+    for value in range(HISTORY_LENGTH + 5):
+        monitors.put_scalar("x", value)
+    assert len(monitors.history("x")) == HISTORY_LENGTH
+    assert monitors.latest("x") == HISTORY_LENGTH + 4
+
+
+def test_history_survives_a_resume(experiment: Path) -> None:
+    class PutsNaN(Callback):
+        def trigger(self) -> None:
+            self.trainer.monitors.put_scalar("nan", math.nan)
+
+    CountingTrainer(experiment=experiment).train([Summaries().every(steps=1), PutsNaN(), SaveOnExit()], max_steps=2)
+    trainer = CountingTrainer(experiment=experiment)
+    trainer.train([Summaries().every(steps=1)], max_steps=3)
+    assert [step for step, _ in trainer.monitors.history("trn/loss")] == [1, 2, 3]
+    assert math.isnan(trainer.monitors.latest("nan"))

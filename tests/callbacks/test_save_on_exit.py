@@ -1,0 +1,169 @@
+"""On every way out of a run: what is saved, at which step, and that the resumed run ends like an uninterrupted one."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import Callback, ModelDict, StopTraining
+from prototrain.callbacks import ModelSaver, SaveOnExit, StopOnNaN
+from prototrain.errors import ExperimentError, NonFiniteError, StepError
+from tests.tiny import CountingTrainer, tiny_arrays, tiny_build, tiny_trainer, values
+
+
+class Exits(Callback):
+    """Leaves the run after step 3 in one of many ways, once."""
+
+    def __init__(self, how: Any) -> None:
+        self.how = how
+
+    def next_step(self, step: int) -> int | None:
+        return 3 if step < 3 and self.how else None
+
+    def trigger_step(self) -> None:
+        if isinstance(self.how, signal.Signals):
+            os.kill(os.getpid(), self.how)
+        elif self.how is not None:  # a resumed run calls again what has failed
+            raise self.how("on purpose")
+
+
+def kept(experiment: Path) -> list[str]:
+    return sorted(path.name for path in (experiment / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("how", "raised"),
+    [
+        (StopTraining, None),
+        (RuntimeError, RuntimeError),
+        (KeyboardInterrupt, KeyboardInterrupt),
+        (signal.SIGINT, KeyboardInterrupt),
+        (signal.SIGTERM, SystemExit),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("trainer", [CountingTrainer, tiny_trainer])
+def test_callbacks_and_signals(experiment: Path, trainer: Any, how: Any, raised: Any) -> None:
+    first = trainer(experiment=experiment)
+    if raised is None:
+        first.train([SaveOnExit(), Exits(how)], max_steps=6)
+    else:
+        with pytest.raises(raised):
+            first.train([SaveOnExit(), Exits(how)], max_steps=6)
+    assert kept(experiment) == ["step-0000000003"]
+    resumed, whole = trainer(experiment=experiment), trainer()
+    resumed.train([SaveOnExit(), Exits(None)], max_steps=6)
+    whole.train([], max_steps=6)
+    assert kept(experiment) == ["step-0000000003", "step-0000000006"]
+    assert values(resumed) == values(whole)
+    assert resumed.state.get("total") == whole.state.get("total")
+
+
+class Breaks(CountingTrainer):
+    """Fails in its fourth step, after it has changed its state."""
+
+    def __init__(self, error: type[Exception] | None = None, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.error = error
+
+    def run_step(self) -> dict[str, float]:
+        if self.global_step == 3 and self.error is StopTraining:
+            raise StopTraining("nothing left to do")
+        outputs = super().run_step()
+        if self.global_step == 3 and self.error is not None:
+            if self.error is NonFiniteError:
+                return {"loss": math.nan}
+            raise self.error("on purpose")
+        return outputs
+
+
+@pytest.mark.parametrize("error", [RuntimeError, NonFiniteError])
+def test_a_step_that_failed_half_done_is_set_aside(
+    experiment: Path, error: type[Exception], capsys: pytest.CaptureFixture[str]
+) -> None:
+    callbacks = [SaveOnExit(), ModelSaver().every(steps=2), StopOnNaN()]
+    with pytest.raises(error):
+        Breaks(error, experiment=experiment).train(callbacks, max_steps=6)
+    assert kept(experiment) == ["failed-0000000003", "step-0000000002"]
+    assert "a resume goes on from the checkpoint of step 2" in capsys.readouterr().out
+    resumed = Breaks(experiment=experiment)
+    resumed.train(callbacks, max_steps=6)
+    assert resumed.state["total"] == 21
+
+
+def test_without_any_checkpoint_it_says_so(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError):
+        Breaks(RuntimeError, experiment=experiment).train([SaveOnExit()], max_steps=6)
+    assert "a resume goes on from the start: there is no checkpoint yet" in capsys.readouterr().out
+
+
+def test_a_step_may_end_the_run(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Breaks(StopTraining, experiment=experiment).train([SaveOnExit()], max_steps=6)
+    assert kept(experiment) == ["step-0000000003"]
+    assert "stopped after step 3: nothing left to do" in capsys.readouterr().out
+    resumed = Breaks(experiment=experiment)
+    resumed.train([SaveOnExit()], max_steps=6)
+    assert resumed.state["total"] == 21
+
+
+def test_nothing_is_saved_when_no_step_was_made(experiment: Path) -> None:
+    class RefusesToStart(Callback):
+        def before_train(self) -> None:
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError):
+        CountingTrainer(experiment=experiment).train([SaveOnExit(), RefusesToStart()], max_steps=6)
+    assert not (experiment / "checkpoints").exists()
+
+
+def test_it_needs_an_experiment() -> None:
+    with pytest.raises(ExperimentError, match="SaveOnExit needs a directory"):
+        CountingTrainer().train([SaveOnExit()], max_steps=1)
+
+
+# The fourth batch of five holds one number that is not finite.
+BAD = 3
+
+
+def broken_datasets(*, check: bool = False) -> dict[str, tf.data.Dataset]:
+    arrays = tiny_arrays()
+    arrays["x"][8 * BAD + 1, 0] = np.nan
+    trn = tf.data.Dataset.from_tensor_slices(arrays).batch(8)
+    if check:
+        trn = trn.map(lambda batch: {**batch, "x": tf.debugging.check_numerics(batch["x"], "a bad example")})
+    return {"trn": trn}
+
+
+def checking_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
+    return tiny_build({**inputs, "x": tf.debugging.check_numerics(inputs["x"], "a bad input")}, train_phase)
+
+
+@pytest.mark.parametrize(
+    ("model", "callback", "raised", "left"),
+    [
+        ({"datasets": broken_datasets}, StopOnNaN, NonFiniteError, "step-0000000003"),
+        ({"datasets": partial(broken_datasets, check=True)}, Callback, StepError, "step-0000000003"),
+        ({"datasets": broken_datasets, "build": checking_build}, Callback, StepError, "failed-0000000003"),
+    ],
+    ids=["NaN", "data", "model"],
+)
+def test_towers(experiment: Path, model: Any, callback: Any, raised: Any, left: str) -> None:
+    callbacks = [SaveOnExit(), ModelSaver().every(steps=2), callback()]
+    with pytest.raises(raised, match="step 4"):
+        tiny_trainer(experiment, **model).train(callbacks, max_steps=5)
+    assert kept(experiment) == sorted({"step-0000000002", left})
+    resumed, whole = tiny_trainer(experiment, **model), tiny_trainer(**model)
+    whole.train([callback()], max_steps=3)
+    resumed.train([callback()], max_steps=3)
+    assert values(resumed) == values(whole)
+    with pytest.raises(raised, match="step 4"):  # at the place in the data where it was, it meets the same batch
+        resumed.train([callback()], max_steps=5)

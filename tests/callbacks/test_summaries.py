@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorboard.compat.proto.event_pb2 import Event
+
+from prototrain import ModelDict
+from prototrain.callbacks import JSONWriter, SaveOnExit, StopOnNaN, Summaries, TensorBoardWriter, Validation
+from prototrain.errors import CallbackError
+from tests.tiny import CountingTrainer, Losses, tiny_build, tiny_datasets, tiny_trainer, values
+
+
+def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
+    net = tiny_build(inputs, train_phase)
+    if train_phase:
+        tf.summary.histogram("hidden", net.fc0)
+        tf.summary.image("picture", tf.reshape(net.x, [-1, 2, 2, 1]), max_outputs=1)
+        tf.summary.text("words", tf.strings.as_string(net.logits[0]))
+        tf.summary.audio("sound", tf.clip_by_value(net.x[:1, :, None], -1.0, 1.0), 8)
+        tf.summary.scalar("largest", tf.reduce_max(net.x))
+    return net
+
+
+def recorded(experiment: Path) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for path in sorted((experiment / "summaries" / "trn").iterdir()):
+        for record in tf.data.TFRecordDataset(str(path)):
+            event = Event.FromString(record.numpy())
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append(event.step)
+    return found
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_what_the_model_gives_is_recorded_at_the_interval(every: int, experiment: Path) -> None:
+    trainer = tiny_trainer(experiment, build=build)
+    callbacks = [Summaries().every(steps=every), TensorBoardWriter(), JSONWriter()]
+    trainer.train(callbacks, max_steps=10, steps_per_epoch=5)
+    steps = list(range(1, 11)) if every == 1 else [4, 8, 10]
+    found = recorded(experiment)
+    assert {tag: found[tag] for tag in ("hidden", "picture", "words", "sound", "largest", "loss")} == dict.fromkeys(
+        ("hidden", "picture", "words", "sound", "largest", "loss"), steps
+    )
+    assert [step for step, _ in trainer.monitors.history("trn/largest")] == steps
+
+
+@pytest.mark.parametrize("more", [{}, {"model__accumulate_steps": 2}])
+def test_the_run_is_the_same_bit_for_bit(more: dict[str, Any]) -> None:
+    trainers = [tiny_trainer(build=build, **more) for _ in range(4)]
+    trainers[0].train([], max_steps=20)
+    trainers[1].train([Summaries().every(steps=3)], max_steps=20)
+    trainers[2].train([Summaries().every(steps=1), StopOnNaN()], max_steps=20)
+    trainers[3].train([Losses()], max_steps=20)
+    assert values(trainers[0]) == values(trainers[1]) == values(trainers[2]) == values(trainers[3])
+
+
+def test_a_run_whose_data_ends_and_begins_anew(experiment: Path) -> None:
+    def generate() -> dict[str, tf.data.Dataset]:
+        data = tiny_datasets()
+        batches = [{name: tensor.numpy() for name, tensor in batch.items()} for batch in data["trn"]]
+        spec = {"x": tf.TensorSpec([None, 4]), "y": tf.TensorSpec([None], tf.int32)}
+        return {**data, "trn": tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec)}
+
+    trainers = [tiny_trainer(build=build, datasets=generate) for _ in range(2)]
+    assert trainers[0].data.mode == "replay"
+    trainers[0].train([], max_steps=17)
+    trainers[1].train([Summaries().every(steps=1)], max_steps=17)
+    assert values(trainers[0]) == values(trainers[1])
+
+
+def test_a_resumed_run_is_exact(experiment: Path) -> None:
+    whole = tiny_trainer(build=build)
+    whole.train([], max_steps=20)
+    for max_steps in (7, 20):
+        trainer = tiny_trainer(experiment, build=build)
+        trainer.train([Summaries().every(steps=2), TensorBoardWriter(), SaveOnExit()], max_steps=max_steps)
+    assert values(trainer) == values(whole)
+
+
+def test_a_model_without_summaries_is_traced_once() -> None:
+    traced = []
+
+    def plain(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
+        traced.append(train_phase)
+        return tiny_build(inputs, train_phase)
+
+    trainers = [tiny_trainer(build=plain) for _ in range(2)]
+    traced.clear()
+    trainers[0].train([], max_steps=9)
+    alone = len(traced)
+    trainers[1].train([Summaries().every(steps=2)], max_steps=9)
+    assert len(traced) == 2 * alone
+
+
+def test_nothing_is_left_in_the_other_steps() -> None:
+    trainer = tiny_trainer(build=build)
+    trainer.train([], max_steps=3)
+    graph = trainer.steps._call.get_concrete_function(
+        trainer.data.iterator, tf.constant(3, tf.int64), tf.constant(1)
+    ).graph
+    names = {node.op for function in graph.as_graph_def().library.function for node in function.node_def}
+    assert not {name for name in names if "Summary" in name}
+    assert np.isfinite(trainer.outputs["loss"])
+
+
+def test_it_records_at_its_steps_under_its_prefix() -> None:
+    trainer = CountingTrainer()
+    trainer.train([Summaries().every(steps=2), Summaries(prefix="own").every(steps=3)], max_steps=4)
+    assert trainer.monitors.history("trn/loss") == [(2, 1 / 2), (4, 1 / 4)]
+    assert trainer.monitors.history("own/loss") == [(3, 1 / 3), (4, 1 / 4)]
+
+
+def test_without_every_it_records_after_each_epoch() -> None:
+    trainer = CountingTrainer()
+    trainer.train([Summaries()], steps_per_epoch=2, max_epoch=2)
+    assert [step for step, _ in trainer.monitors.history("trn/loss")] == [2, 4]
+
+
+def test_a_step_without_scalars_is_nothing() -> None:
+    class Silent(CountingTrainer):
+        def run_step(self) -> None:  # type: ignore[override]
+            return None
+
+    trainer = Silent()
+    trainer.train([Summaries().every(steps=1)], max_steps=2)
+    assert trainer.monitors.names() == []
+
+
+def test_what_is_no_scalar_is_named() -> None:
+    class Wrong(CountingTrainer):
+        def run_step(self) -> dict[str, Any]:
+            return {"losses": [1.0, 2.0]}
+
+    with pytest.raises(CallbackError, match="'trn/losses' must be a single number"):
+        Wrong().train([Summaries().every(steps=1)], max_steps=1)
+
+
+def test_a_stop_between_two_callbacks_loses_no_row(experiment: Path) -> None:
+    """The checkpoint is taken before Summaries had its turn; the resumed run has made no step to read from yet."""
+
+    def interrupted(dataset: str, batches: int) -> dict[str, float] | None:
+        if not (experiment / "checkpoints").exists():
+            os.kill(os.getpid(), signal.SIGINT)
+            return None
+        return {"loss": 9.0}
+
+    def callbacks() -> list[Any]:
+        return [Validation(evaluate=interrupted).every(steps=2), Summaries().every(steps=2), JSONWriter(), SaveOnExit()]
+
+    with pytest.raises(KeyboardInterrupt):
+        CountingTrainer(experiment=experiment).train(callbacks(), max_steps=4)
+    assert not (experiment / "metrics.jsonl").exists()
+    CountingTrainer(experiment=experiment).train(callbacks(), max_steps=4)
+    rows = [json.loads(line) for line in (experiment / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["vld/loss"], row["trn/loss"]) for row in rows] == [(2, 9.0, 1 / 2), (4, 9.0, 1 / 4)]

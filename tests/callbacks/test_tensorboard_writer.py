@@ -1,0 +1,108 @@
+"""What TensorBoard itself reads from the event files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from prototrain import Callback
+from prototrain.callbacks import ModelSaver, Summaries, TensorBoardWriter
+from prototrain.errors import ExperimentError
+from tests.callbacks.helpers import Fails, FillsDisk, Puts
+from tests.tiny import CountingTrainer
+
+pytestmark = pytest.mark.usefixtures("disk")
+
+
+def scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows of one directory: steps and values by tag."""
+    events = EventAccumulator(str(directory))
+    events.Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def run(experiment: Path, steps: int, *callbacks: Callback, clock: Any = lambda: 1e9, resume: bool = True) -> Path:
+    trainer = CountingTrainer(experiment=experiment)
+    trainer.train(
+        [Summaries().every(steps=1), TensorBoardWriter(clock=clock), *callbacks], max_steps=steps, resume=resume
+    )
+    return experiment / "summaries"
+
+
+def test_each_prefix_is_a_sub_run(experiment: Path) -> None:
+    summaries = run(experiment, 2, Puts(s2={"vld/loss": 3, "vld/layer/norm": 4, "alone": 5}))
+    assert scalars(summaries / "trn") == {"loss": [(1, 1.0), (2, 0.5)]}
+    assert scalars(summaries / "vld") == {"loss": [(2, 3.0)], "layer/norm": [(2, 4.0)]}
+    own = [path for path in summaries.iterdir() if path.is_file()]
+    assert len(own) == 1
+    assert scalars(own[0]) == {"alone": [(2, 5.0)]}
+
+
+def test_it_needs_an_experiment() -> None:
+    with pytest.raises(ExperimentError, match="TensorBoardWriter needs a directory"):
+        CountingTrainer().train([TensorBoardWriter()], max_steps=1)
+
+
+@pytest.mark.parametrize("save_every", [1, 2, 3, 7])
+@pytest.mark.parametrize("killed_at", [1, 3, 4])
+def test_a_resumed_run_shows_every_step_once(experiment: Path, save_every: int, killed_at: int) -> None:
+    saver = ModelSaver().every(steps=save_every)
+    with pytest.raises(RuntimeError):
+        run(experiment, 6, saver, Puts(s1={"alone": 1}, s4={"alone": 4}), Fails(killed_at))
+    again = Puts(s1={"alone": 10}, s5={"alone": 5})
+    summaries = run(experiment, 6, ModelSaver().every(steps=save_every), again)
+    assert scalars(summaries / "trn") == {"loss": [(step, pytest.approx(1 / step)) for step in range(1, 7)]}
+    files = sorted(path for path in summaries.iterdir() if path.is_file())
+    saved = killed_at // save_every * save_every
+    kept = ([(1, 1.0)] if saved else [(1, 10.0)]) + ([(4, 4.0)] if saved >= 4 else []) + [(5, 5.0)]
+    assert scalars(_together(files, summaries.with_name("alone"))) == {"alone": kept}
+
+
+def _together(files: list[Path], directory: Path) -> Path:
+    """A directory's own files without its sub-runs."""
+    directory.mkdir()
+    for file in files:
+        (directory / file.name).write_bytes(file.read_bytes())
+    return directory
+
+
+def test_a_fresh_start_in_the_same_directory_shows_only_itself(experiment: Path) -> None:
+    run(experiment, 5)
+    summaries = run(experiment, 3, resume=False)
+    assert [step for step, _ in scalars(summaries / "trn")["loss"]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("later", [1e9, 0.9e9], ids=["within the same second", "after the clock was set back"])
+def test_files_are_in_order_whatever_the_clock_says(experiment: Path, later: float) -> None:
+    with pytest.raises(RuntimeError):
+        run(experiment, 4, ModelSaver().every(steps=2), Fails(3))
+    summaries = run(experiment, 4, clock=lambda: later)
+    assert [step for step, _ in scalars(summaries / "trn")["loss"]] == [1, 2, 3, 4]
+
+
+def test_a_second_run_of_the_same_trainer_appends(experiment: Path) -> None:
+    trainer = CountingTrainer(experiment=experiment)
+    callbacks = [Summaries().every(steps=1), TensorBoardWriter()]
+    for steps in (2, 4):
+        trainer.train(callbacks, max_steps=steps)
+    assert [step for step, _ in scalars(experiment / "summaries/trn")["loss"]] == [1, 2, 3, 4]
+
+
+def test_values_beyond_float32_and_nan_do_not_end_the_run(experiment: Path) -> None:
+    summaries = run(experiment, 1, Puts(s1={"vld/big": 1e300, "vld/nan": float("nan")}))
+    assert scalars(summaries / "vld")["big"] == [(1, float("inf"))]
+
+
+def test_a_full_disk_is_reported_once_and_made_up_for(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summaries = run(experiment, 9, FillsDisk(3, 7, 60))
+    assert [step for step, _ in scalars(summaries / "trn")["loss"]] == list(range(1, 10))
+    assert capsys.readouterr().out.count("WARNING: cannot write") == 1
+
+
+def test_a_disk_full_from_the_start_is_made_up_for(experiment: Path) -> None:
+    summaries = run(experiment, 4, FillsDisk(1, 3, 10))
+    assert [step for step, _ in scalars(summaries / "trn")["loss"]] == [1, 2, 3, 4]
+    assert len(list((summaries / "trn").iterdir())) == 1

@@ -1,0 +1,208 @@
+"""At which steps a periodic callback runs, for every mix of intervals, resume points and early stops."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prototrain import Callback, StopTraining
+from prototrain.callbacks import ModelSaver, PeriodicTrigger, Priority
+from prototrain.errors import CallbackError
+from tests.tiny import CountingTrainer, Recorder
+
+INTERVALS: list[dict[str, Any]] = [
+    {"steps": 1},
+    {"steps": 3},
+    {"steps": 4},
+    {"steps": 100},
+    {"epochs": 1},
+    {"epochs": 2},
+    {"steps": 3, "epochs": 1},
+    {"steps": 4, "epochs": 1},
+    {"before_train": True},
+    {"steps": 5, "before_train": True},
+]
+LENGTHS = [(4, 12), (4, 10), (5, 5), (None, 9), (3, 1)]  # steps per epoch, steps
+
+
+class Stops(Callback):
+    """Ends the run after a step."""
+
+    priority = 0
+
+    def __init__(self, step: int | None, error: type[Exception] = StopTraining) -> None:
+        self.step, self.error = step, error
+
+    def next_step(self, step: int) -> int | None:
+        return self.step if self.step is not None and self.step > step else None
+
+    def trigger_step(self) -> None:
+        raise self.error
+
+
+def expected(interval: dict[str, Any], steps_per_epoch: int | None, first: int, last: int) -> list[int]:
+    """The rule in the documentation, written down a second time."""
+    steps, epochs = interval.get("steps"), interval.get("epochs")
+    epoch = (steps_per_epoch or 10**6) * (epochs or 0)
+    due = [
+        s for s in range(first + 1, last + 1) if (steps and s % steps == 0) or (epoch and s % epoch == 0) or s == last
+    ]
+    return [0, *due] if interval.get("before_train") and first == 0 else due
+
+
+def fired(
+    experiment: Path | None, interval: dict[str, Any], length: tuple[int | None, int], *more: Callback
+) -> list[int]:
+    recorder = Recorder()
+    trainer = CountingTrainer(experiment=experiment)
+    trainer.train([recorder.every(**interval), *more], steps_per_epoch=length[0], max_steps=length[1])
+    return recorder.steps("trigger")
+
+
+@pytest.mark.parametrize("length", LENGTHS, ids=str)
+@pytest.mark.parametrize("interval", INTERVALS, ids=str)
+def test_it_runs_at_its_steps_and_at_the_last(interval: dict[str, Any], length: tuple[int | None, int]) -> None:
+    assert fired(None, interval, length) == expected(interval, length[0], 0, length[1])
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4, 7, 8])
+@pytest.mark.parametrize("interval", INTERVALS, ids=str)
+def test_an_early_stop_makes_its_step_the_last(interval: dict[str, Any], stop: int) -> None:
+    assert fired(None, interval, (4, 10), Stops(stop)) == expected(interval, 4, 0, stop)
+
+
+@pytest.mark.parametrize("resume_at", [1, 3, 4, 7, 8])
+@pytest.mark.parametrize("interval", INTERVALS, ids=str)
+def test_a_resumed_run_goes_on_at_the_same_steps(experiment: Path, interval: dict[str, Any], resume_at: int) -> None:
+    class Killed(Exception):
+        pass
+
+    with pytest.raises(Killed):
+        fired(experiment, interval, (4, 10), _saver_at(resume_at), Stops(resume_at + 1, Killed))
+    assert fired(experiment, interval, (4, 10)) == expected(interval, 4, resume_at, 10)
+
+
+def _saver_at(step: int) -> Callback:
+    class SavesOnce(Callback):
+        priority = Priority.SAVE + 1
+
+        def next_step(self, now: int) -> int | None:
+            return step if step > now else None
+
+        def trigger_step(self) -> None:
+            if step % 4:
+                self.trainer.save()
+
+        def trigger_epoch(self) -> None:
+            if self.trainer.global_step == step:
+                self.trainer.save()
+
+    return SavesOnce()
+
+
+@pytest.mark.parametrize("interval", INTERVALS, ids=str)
+def test_a_longer_run_goes_on_after_the_last_step(experiment: Path, interval: dict[str, Any]) -> None:
+    saver = ModelSaver().every(steps=100)
+    assert fired(experiment, interval, (4, 6), saver) == expected(interval, 4, 0, 6)
+    assert fired(experiment, interval, (4, 11), ModelSaver().every(steps=100)) == expected(interval, 4, 6, 11)
+
+
+def test_seconds_are_counted_on_the_clock_from_the_last_time() -> None:
+    now = 100.0
+
+    class Slow(Callback):
+        def trigger_step(self) -> None:
+            nonlocal now
+            now += 1.0
+
+    recorder = Recorder()
+    trigger = recorder.every(seconds=2.5, clock=lambda: now)
+    CountingTrainer().train([Slow(), trigger], max_steps=10)
+    # Asked between steps whether the time is over: it is after 3 s, so the step after that is due.
+    assert recorder.steps("trigger") == [4, 8, 10]
+
+
+def test_seconds_and_steps_together_run_once_a_step() -> None:
+    times = itertools.count()  # every look at the clock is a second later: the time is always over
+    recorder = Recorder()
+    CountingTrainer().train([recorder.every(steps=2, seconds=1, clock=lambda: next(times))], max_steps=6)
+    assert recorder.steps("trigger") == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("length", [(4, 8), (4, 6), (None, 3)], ids=str)
+def test_a_saver_sees_the_validation_of_the_last_step(length: tuple[int | None, int]) -> None:
+    order: list[str] = []
+
+    class Named(Callback):
+        def __init__(self, name: str, priority: int) -> None:
+            self.letter, self.priority = name, priority
+
+        def trigger(self) -> None:
+            order.append(f"{self.letter}{self.trainer.global_step}")
+
+    saver, validation = Named("s", Priority.SAVE).every(steps=3), Named("v", Priority.EVALUATE)
+    CountingTrainer().train([saver, validation], steps_per_epoch=length[0], max_steps=length[1])
+    assert order[-2:] == [f"v{length[1]}", f"s{length[1]}"]
+
+
+def test_it_replaces_the_callback_s_own_schedule() -> None:
+    class Busy(Recorder):
+        def trigger_step(self) -> None:
+            self._note("trigger_step")
+
+    recorder = Busy()
+    CountingTrainer().train([recorder.every(steps=3)], steps_per_epoch=2, max_steps=6)
+    assert recorder.steps("trigger") == [3, 6]
+    assert recorder.steps("trigger_step") == recorder.steps("trigger_epoch") == []
+
+
+def test_the_outer_one_of_two_decides() -> None:
+    recorder = Recorder()
+    CountingTrainer().train([recorder.every(steps=2).every(steps=5)], max_steps=10)
+    assert recorder.steps("trigger") == [5, 10]
+
+
+def test_all_other_hooks_pass_through() -> None:
+    recorder = Recorder()
+    CountingTrainer().train([recorder.every(steps=2)], steps_per_epoch=2, max_steps=2)
+    assert [hook for hook, _ in recorder.calls] == [
+        "setup",
+        "before_train",
+        "before_epoch",
+        "after_epoch",
+        "trigger",
+        "after_train",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("interval", "message"),
+    [
+        ({}, "say how often"),
+        ({"steps": 0}, "interval in steps must be positive, got 0"),
+        ({"steps": -1}, "interval in steps"),
+        ({"steps": 1.5}, "interval in steps"),
+        ({"steps": True}, "interval in steps"),
+        ({"epochs": 0}, "interval in epochs"),
+        ({"seconds": 0}, "interval in seconds"),
+        ({"seconds": "3"}, "interval in seconds"),
+        ({"seconds": float("nan")}, "interval in seconds"),
+    ],
+    ids=str,
+)
+def test_wrong_intervals_are_refused(interval: dict[str, Any], message: str) -> None:
+    with pytest.raises(CallbackError, match=message):
+        Recorder().every(**interval)
+
+
+def test_a_callback_without_trigger_is_refused() -> None:
+    with pytest.raises(CallbackError, match=r"has no trigger\(\)"):
+        PeriodicTrigger(Stops(1), every_k_steps=1)
+
+
+def test_it_says_when() -> None:
+    trigger = PeriodicTrigger(Recorder(), every_k_steps=5, every_k_epochs=1, every_n_seconds=2.5, before_train=True)
+    assert repr(trigger) == "Recorder().every(steps=5, epochs=1, seconds=2.5, before_train=True)"

@@ -1,0 +1,315 @@
+"""The command line on real model modules in a scratch directory: what it says, its exit code, what it leaves."""
+
+from __future__ import annotations
+
+import io
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prototrain.cli import main
+from prototrain.experiment import Experiment
+
+MODEL = """
+import keras, tensorflow as tf
+from prototrain import Config, ModelDict
+
+config = Config({
+    "trainer.experiment_name": "e",
+    "model.batch_size": 4,
+    "model.num_steps": 4,
+    "model.optimizer.method": "sgd",
+    "model.lr_schedule.method": "constant",
+    "model.lr_schedule.constant.value": 0.1,
+})
+
+def datasets():
+    data = tf.data.Dataset.from_tensor_slices({"x": tf.ones([16, 3]), "y": tf.ones([16])}).batch(4)
+    return {"trn": data, "vld": data}
+
+def build(inputs, train_phase):
+    net = ModelDict(x=inputs["x"])
+    net.out = keras.layers.Dense(1, name="out")(net.x)
+    net.loss = tf.reduce_mean((net.out[:, 0] - inputs["y"]) ** 2)
+    return net
+"""
+TRAINER = "from prototrain import SimpleTrainer\nclass Mine(SimpleTrainer):\n    pass\n"
+
+
+@pytest.fixture(autouse=True)
+def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A working directory with a model `m`; what is imported from it is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    Path("m.py").write_text(MODEL, encoding="utf-8")
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def change(old: str, new: str) -> None:
+    assert old in MODEL
+    Path("m.py").write_text(MODEL.replace(old, new), encoding="utf-8")
+
+
+def fails(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run, expect exit code 1, and return what stands on stderr."""
+    assert main(["run", "m", *arguments]) == 1
+    return capfd.readouterr().err
+
+
+def test_a_run_and_the_same_command_again(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "m"]) == 0
+    first = capfd.readouterr().out
+    assert "tensorboard --logdir experiments/e/summaries" in first
+    assert max(map(len, first.splitlines())) <= 120
+    assert main(["run", "m", "-s", "model.num_steps=6"]) == 0
+    assert "resumed at step 4, exact" in capfd.readouterr().out
+    assert main(["run", "m", "--fresh", "--yes", "--trainer", "m:datasets"]) == 1
+    assert Path("experiments/e/checkpoints/step-0000000006").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-s", "trainer.print_intervall=3"], "unknown key 'trainer.print_intervall'; .* trainer.print_interval$"),
+        (["-s", "model.batch_size=abc"], "model.batch_size: expected int >= 1, got 'abc'$"),
+        (["-s", "trainer.experiment_name=../x"], "'../x' would leave the base directory"),
+        (["-s", "trainer.experiment_name=a/b"], "'a/b' would leave the base directory"),
+        (
+            ["-s", "model.trainable_variables.filter_regex=x"],
+            "filter_regex: 'x' accepts none of the variables out/kernel",
+        ),
+        (["-s", "model.weights_load_path=nothing"], "model.weights_load_path: there is no checkpoint at nothing"),
+        (["-s", "trainer.experiment_base_dir=/proc/none"], "cannot use the experiment directory /proc/none/e"),
+        (["--trainer", "nowhere:Mine"], "--trainer: there is no module 'nowhere'"),
+        (["--trainer", "m:Mine"], "--trainer: module m has no Mine"),
+        (["--trainer", "m:datasets"], "--trainer: m:datasets is not a subclass of TowerTrainer"),
+        (["--trainer", "prototrain.trainers.base:Trainer"], "Trainer is not a subclass of TowerTrainer"),
+        (["--debug"], "--debug opens a shell, and there is no terminal"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line(
+    arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = fails(capfd, *arguments).strip()
+    assert said.startswith("prototrain: error: ") and "\n" not in said
+    assert re.search(message, said), said
+    assert not Path("experiments").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"model.batch_size": 4,', "", "model.batch_size is required; expected int >= 1"),
+        ('{"trn": data, "vld": data}', '{"train": data}', "under 'trn'; it gave 'train'"),
+        ('{"trn": data, "vld": data}', "[data]", "datasets() must return a dict"),
+        ('{"trn": data, "vld": data}', '{"trn": data.map(lambda b: (b["x"], b["y"]))}', "must be a dict of batched"),
+        ('{"trn": data, "vld": data}', '{"trn": data.take(0)}', "dataset 'trn' is empty"),
+        ('{"trn": data, "vld": data}', '{"trn": data, "vld": data.take(0)}', "dataset 'vld' is empty"),
+        ('{"trn": data, "vld": data}', '{"trn": data.filter(lambda b: False)}', "dataset 'trn' is empty"),
+        ("data = ", 'data = tf.data.TextLineDataset("gone"); data2 =', "must be a dict of batched tensors"),
+        (
+            '{"trn": data, "vld": data}',
+            '{"trn": data.map(lambda batch: {**batch, "z": tf.io.read_file("gone")})}',
+            "reading the training dataset 'trn' failed: gone; No such file or directory",
+        ),
+        (
+            "net.loss",
+            "net.lost",
+            "build() must return 'loss', a floating scalar tensor, for training; it returned x, out",
+        ),
+        ("tf.reduce_mean(", "(", "it is float32 of shape (4,)"),
+        ("net.loss = ", "net.loss = 1.0; net.other =", "it is float"),
+        ("    return net", "    return None", "build() must return a mapping of named tensors, not NoneType"),
+        ("Dense(1,", "Dense(1 + (not tf.executing_eagerly()),", "build() asked for out/kernel (float32[3, 2])"),
+        ("0.1,", "-1,", "model.lr_schedule.constant.value: expected float >= 0, got -1"),
+        (
+            '"constant"',
+            '"custom", "model.lr_schedule.custom.fn": lambda step: tf.ones([2])',
+            "model.lr_schedule.custom.fn: must return a scalar number",
+        ),
+    ],
+)
+def test_a_wrong_model_is_one_line_and_leaves_nothing(
+    old: str, new: str, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    change(old, new)
+    said = fails(capfd).strip().splitlines()
+    assert message in said[-1] and said[-1].startswith("prototrain: error: ")
+    assert len(said) == 1
+    assert not Path("experiments").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "data.jsonl: cannot be read (No such file or directory)"),
+        ('{"x": 1}\n{"x": 1,\n', "data.jsonl, line 2: not JSON"),
+        ('{"x": 1}\n{"x": "a"}\n', "data.jsonl, line 2: 'x': \"a\" is not of type float32"),
+    ],
+)
+def test_wrong_data_names_file_and_line(content: str | None, message: str, capfd: pytest.CaptureFixture[str]) -> None:
+    change(
+        "    data = ",
+        "    from prototrain import readers\n"
+        '    return {"trn": readers.json_lines("data.jsonl", features={"x": ("float32", [])}).batch(2)}\n    data = ',
+    )
+    if content is not None:
+        Path("data.jsonl").write_text(content)
+    assert fails(capfd) == f"prototrain: error: {message}\n" or message.endswith("not JSON")
+    assert not Path("experiments").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "function"),
+    [
+        ("    data = ", "    1 / 0; data = ", "datasets"),
+        ("    net = ", "    1 / 0; net = ", "build"),
+        ("    net = ", "    1 / tf.executing_eagerly(); net = ", "build"),
+        ("config = Config({", 'config = Config({"model.trainable_variables.filter_fn": lambda v: 1 / 0,', "<lambda>"),
+        ('"constant"', '"custom", "model.lr_schedule.custom.fn": lambda step: 1 / 0', "<lambda>"),
+    ],
+)  # fmt: skip
+def test_an_error_of_the_users_code_keeps_its_own_frames(
+    old: str, new: str, function: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    change(old, new)
+    lines = fails(capfd).splitlines()
+    frames = [line for line in lines if line.startswith("  File ")]
+    assert len(frames) == 1 and frames[0].endswith(f", in {function}") and "m.py" in frames[0]
+    assert lines[0].startswith("Traceback") and lines[-1] == "ZeroDivisionError: division by zero"
+    assert not Path("experiments").exists()
+
+
+def test_an_error_in_a_callback_saves_and_keeps_its_frames(capfd: pytest.CaptureFixture[str]) -> None:
+    change(
+        "def build",
+        """
+from prototrain import Callback, SimpleTrainer
+
+class Failing(Callback):
+    def trigger_step(self):
+        if self.trainer.global_step == 2:
+            raise RuntimeError("mine")
+
+class Mine(SimpleTrainer):
+    def train(self, callbacks=(), **options):
+        super().train([*callbacks, Failing()], **options)
+
+def build""",
+    )
+    said = fails(capfd, "--trainer", "m:Mine")
+    assert said.count("  File ") == 2 and "in trigger_step" in said and said.endswith("RuntimeError: mine\n")
+    assert Path("experiments/e/checkpoints/step-0000000002").is_dir()
+
+
+def test_an_error_in_a_generator_shows_where(capfd: pytest.CaptureFixture[str]) -> None:
+    change(
+        "    return {",
+        """
+    def rows():
+        yield {"x": [[1.0, 2.0, 3.0]], "y": [1.0]}
+        yield {"x": [[1.0, 2.0, 3.0]], "y": [1.0]}
+        raise ValueError("row 3 is bad")
+
+    spec = {"x": tf.TensorSpec([1, 3]), "y": tf.TensorSpec([1])}
+    data = tf.data.Dataset.from_generator(rows, output_signature=spec)
+    return {""",
+    )
+    lines = fails(capfd).splitlines()
+    assert sum("in rows" in line for line in lines) == 1
+    assert lines[-1] == "prototrain: error: step 3 failed in the data: ValueError: row 3 is bad"
+
+
+def test_a_loss_that_is_not_finite(capfd: pytest.CaptureFixture[str]) -> None:
+    change("net.loss = ", "net.loss = tf.math.log(-1.0) * ")
+    said = fails(capfd)
+    assert said.count("\n") == 1 and "not finite in step 1 (loss nan" in said
+    assert not Path("experiments/e/checkpoints").exists()
+
+
+def test_a_fresh_start_without_a_terminal_needs_yes(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "m", "--fresh"]) == 0  # there is nothing to delete
+    assert "no terminal to answer at; add --yes" in fails(capfd, "--fresh")
+    assert Path("experiments/e/checkpoints/step-0000000004").is_dir()
+    assert main(["run", "m", "--fresh", "--yes", "-s", "model.num_steps=2"]) == 0
+    assert [path.name for path in Path("experiments/e/checkpoints").glob("step-*")] == ["step-0000000002"]
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1), ("\n", 1), ("", 1)])
+def test_a_fresh_start_asks_at_a_terminal(answer: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["run", "m"]) == 0
+    monkeypatch.setattr(sys, "stdin", terminal := io.StringIO(answer))
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    assert main(["run", "m", "--fresh", "-s", "model.num_steps=2"]) == code
+    assert Path("experiments/e/checkpoints/step-0000000004").is_dir() == (code == 1)
+
+
+def test_a_directory_that_is_no_experiment_is_not_deleted(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("experiments/e").mkdir(parents=True)
+    Path("experiments/e/thesis.txt").write_text("years of work")
+    assert "it holds 'thesis.txt'); nothing was deleted" in fails(capfd, "--fresh", "--yes")
+    assert Path("experiments/e/thesis.txt").exists()
+
+
+def test_an_experiment_in_use(capfd: pytest.CaptureFixture[str]) -> None:
+    holder = Experiment("experiments/e")
+    holder.lock()
+    assert re.fullmatch(r"prototrain: error: experiments/e is in use by another run .*\n", fails(capfd))
+    holder.unlock()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("class Mine: pass", "t:Mine is not a subclass of TowerTrainer"),
+        ("1 / 0", "importing the trainer t failed: ZeroDivisionError"),
+        ("import no_such_library", "trainer t needs the module 'no_such_library'"),
+        ("def f(:", "importing the trainer t failed: SyntaxError"),
+        (TRAINER.replace("pass", "def __init__(self): pass"), "t:Mine must take (model, *, experiment=None)"),
+        (TRAINER.replace("pass", "def train_step(self, inputs): pass"), "train_step() must return a dict"),
+    ],
+)
+def test_a_trainer_class_that_is_wrong(text: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("t.py").write_text(text)
+    said = fails(capfd, "--trainer", "t:Mine").splitlines()
+    assert message in said[-1] and said[-1].startswith("prototrain: error: ")
+
+
+def test_a_trainer_class_of_ones_own(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("t.py").write_text(TRAINER)
+    assert main(["run", "m", "--trainer", "t:Mine"]) == 0
+    assert re.search(r"^trainer +Mine$", capfd.readouterr().out, re.MULTILINE)
+    assert Path("experiments/e/source/t.py").is_file() and Path("experiments/e/source/m.py").is_file()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["rum", "m"], ["run"], ["run", "m", "--frsh"], ["run", "m", "-s"], ["run", "m", "-s", "key"],
+     ["run", "m", "-s", "=1"], ["run", "m", "--trainer", "m.Mine"], ["run", "m", "--trainer", "m:"]],
+)  # fmt: skip
+def test_wrong_usage_exits_with_2(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2
+    assert "usage: prototrain" in capfd.readouterr().err
+
+
+def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A job in the background of a script is started with the signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        change("def build", "import signal\nsignal.raise_signal(signal.SIGINT)\ndef build")
+        assert main(["run", "m"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not Path("experiments").exists()

@@ -1,0 +1,428 @@
+"""Whatever stands in a file or on the command line: one clear line, nothing run, nothing touched outside of the run."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+import os
+import random
+import shutil
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from tensorflow.core.framework import graph_pb2, tensor_pb2
+
+from prototrain import Config, Experiment
+from prototrain.callbacks import EarlyStopping, JSONWriter, ModelSaver, SaveOnExit, StopAfter, Summaries
+from prototrain.checkpoint import META, verify
+from prototrain.checkpoint_files import checksum
+from prototrain.cli import main
+from prototrain.config_schema import SCHEMA
+from prototrain.errors import CheckpointError, PrototrainError
+from prototrain.readers import json_lines
+from prototrain.variables import load_weights
+from tests.test_checkpoint import rewrite_meta
+from tests.tiny import CountingTrainer, tiny_config
+
+# The same examples in every run, and few: each has to be quick on a slow machine.
+FUZZ = settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=150,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from([2**70, -1, 10**400])
+)
+NASTY = st.sampled_from(
+    [
+        "../../x", "/etc/passwd", "..", ".", "", "\x00", "a/b", "os:system", "builtins:eval", "builtins:exit",
+        "sys:exit", "subprocess:run",
+        "__import__('os').abort()", "{timestamp}", "{0.__class__}", "%s", "NaN", "1e999", "\ud800",
+    ]
+)  # fmt: skip
+JSON = st.recursive(
+    SCALARS | NASTY,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4) | NASTY, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def mutated(draw: st.DrawFn, value: Any) -> Any:
+    """JSON data with one to three of its parts replaced, dropped, or given under another name."""
+    value = copy.deepcopy(value)
+    for _ in range(draw(st.integers(1, 3))):
+        owner, last = None, None
+        part = value
+        # Every level of the data gets its share, however many parts it has.
+        while isinstance(part, (dict, list)) and part and (owner is None or draw(st.integers(0, 4))):
+            owner, last = part, draw(st.sampled_from(sorted(part) if isinstance(part, dict) else range(len(part))))
+            part = owner[last]
+        if owner is None:
+            return value
+        kind = draw(st.sampled_from(["replace", "drop", "rename"]))
+        if kind == "replace":
+            owner[last] = draw(JSON)
+        elif kind == "drop" or isinstance(owner, list):
+            del owner[last]
+        else:
+            owner[draw(st.text(max_size=4) | NASTY)] = owner.pop(last)
+    return value
+
+
+@st.composite
+def corrupted(draw: st.DrawFn, content: bytes) -> bytes:
+    """Bytes of which some are cut out, changed or put in."""
+    for _ in range(draw(st.integers(1, 3))):
+        start = draw(st.integers(0, len(content)))
+        end = min(len(content), start + draw(st.integers(0, 20)))
+        content = content[:start] + draw(st.binary(max_size=20)) + content[end:]
+    return content
+
+
+def attempt(call: Callable[..., object], *arguments: Any) -> None:
+    """Call something; errors of prototrain, in one line, are all that it may raise."""
+    try:
+        call(*arguments)
+    except PrototrainError as error:
+        if not str(error).strip() or "Traceback" in str(error):
+            pytest.fail(f"not a clear line: {error!r}")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails a test in which something is evaluated, imported anew, or a process started."""
+    for owner, name in ((os, "system"), (os, "abort"), (os, "fork"), (os, "popen")):
+        monkeypatch.setattr(owner, name, lambda *a, name=name, **k: pytest.fail(f"{name} was called"))
+
+
+# Configs
+
+
+KEYS = st.sampled_from([*SCHEMA, "own.key", "model.optimiser.method", "trainer."]) | st.text(max_size=10) | NASTY
+
+
+@FUZZ
+@given(st.dictionaries(KEYS, JSON, max_size=4))
+def test_configs(values: dict[str, Any]) -> None:
+    def make() -> None:
+        config = tiny_config()
+        config.update(values)
+        config.to_text()
+        config.to_json()
+        config.validate()
+
+    attempt(make)
+
+
+@FUZZ
+@given(st.lists(st.builds("{}={}".format, KEYS, JSON.map(json.dumps) | st.text(max_size=10) | NASTY), max_size=3))
+def test_overrides(texts: list[str]) -> None:
+    config = tiny_config()
+    before = config.to_json()
+    try:
+        config.override(texts)
+    except PrototrainError:
+        assert config.to_json() == before
+    attempt(config.validate)
+
+
+@settings(FUZZ, max_examples=40)
+@given(st.lists(KEYS | NASTY, min_size=1, max_size=2), JSON.map(json.dumps) | NASTY)
+def test_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keys: list[str], value: str) -> None:
+    # A model of this name is not there: parsing and loading are what is tested.
+    monkeypatch.chdir(tmp_path)
+    arguments = [part for key in keys for part in ("-s", f"{key}={value}")]
+    try:
+        code = main(["run", "no_such_model", *arguments])
+    except SystemExit as usage:
+        code = usage.code  # type: ignore[assignment]
+    assert code in (1, 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+FULL = {
+    "trainer.experiment_name": "fuzz",
+    "model.batch_size": 8,
+    "model.num_steps": 5,
+    "model.trainable_variables.filter_fn": "builtins:bool",
+    "model.lr_schedule.method": "step",
+    "model.lr_schedule.step.boundaries": [1, 2],
+    "model.lr_schedule.step.values": [0.1, 0.2, 0.3],
+    "own": {"list": [1, 2.5, None], "fn": "os:system"},
+    "prototrain.functions": ["own/fn"],
+}
+
+
+@FUZZ
+@given(mutated(FULL) | JSON)
+def test_config_json_by_its_structure(tmp_path: Path, plain: Any) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(plain))
+    attempt(lambda: Config.load(path).to_json())
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+
+
+@FUZZ
+@given(corrupted(json.dumps(FULL).encode()))
+def test_config_json_by_its_bytes(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    attempt(lambda: Config.load(path).to_json())
+
+
+# Data
+
+
+LINE = {"example": [1, 2, 3], "label": 7, "text": "x", "half": 0.5}
+FEATURES = {"example": ("uint8", [3]), "label": ("int32", []), "text": ("string", []), "half": ("float32", [])}
+
+
+@FUZZ
+@given(
+    st.lists(
+        mutated(LINE).map(lambda line: json.dumps(line).encode()) | corrupted(json.dumps(LINE).encode()), max_size=3
+    )
+)
+def test_json_lines(tmp_path: Path, lines: list[bytes]) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b"\n".join([json.dumps(LINE).encode(), *lines]))
+    attempt(lambda: list(json_lines(path, features=FEATURES).as_numpy_iterator()))
+
+
+# Checkpoints
+
+
+def callbacks() -> list[Any]:
+    saver = ModelSaver(keep_every_n_hours=1.0, clock=lambda: 0.0).every(steps=2)
+    return [
+        Summaries().every(steps=1), JSONWriter(), EarlyStopping("trn/loss", mode="min", patience=9).every(steps=1),
+        StopAfter(hours=9), saver, SaveOnExit(),
+    ]  # fmt: skip
+
+
+class Indifferent(CountingTrainer):
+    """Does not care what its own state is: that is the user's code."""
+
+    def run_step(self) -> dict[str, float]:
+        return {"loss": 0.5}
+
+
+class Run:
+    """A run with a checkpoint, in a directory beside things that no run may touch."""
+
+    def __init__(self, base: Path) -> None:
+        self.base, self.directory = base, base / "run"
+        (base / "outside").write_text("not to be touched")
+        self.train(4)
+        self.path = self.directory / "checkpoints" / "step-0000000004"
+        self.meta = json.loads((self.path / META).read_text())["meta"]
+        self._kept = base.with_name("kept")
+        shutil.copytree(self.directory, self._kept)
+
+    def train(self, steps: int) -> None:
+        CountingTrainer(experiment=self.directory).train(callbacks(), max_steps=steps)
+
+    def put_back(self) -> None:
+        shutil.rmtree(self.directory)
+        shutil.copytree(self._kept, self.directory)
+
+    def check_outside(self) -> None:
+        assert sorted(path.name for path in self.base.iterdir()) == ["outside", "run"]
+        assert (self.base / "outside").read_text() == "not to be touched"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    base = tmp_path_factory.mktemp("fuzz") / "base"
+    base.mkdir()
+    return Run(base)
+
+
+def restore(run: Run) -> None:
+    """What a resumed run does up to the end of its first step."""
+    Indifferent(experiment=run.directory).train(callbacks(), max_steps=5)
+
+
+@settings(FUZZ, max_examples=100)
+@given(st.data())
+def test_meta_json_with_a_checksum_that_is_right(run: Run, data: st.DataObject) -> None:
+    run.put_back()
+    key = data.draw(st.sampled_from([*run.meta, "callbacks", "callbacks"]))
+    meta = {**run.meta, key: data.draw(mutated({key: run.meta[key]})).get(key)}
+    (run.path / META).write_text(json.dumps({"sha256": checksum(meta), "meta": meta}))
+    attempt(restore, run)
+    run.check_outside()
+
+
+@pytest.mark.parametrize("value", ["abc", None, [1], 10**400, math.nan, {}])
+def test_states_of_the_wrong_kind(run: Run, value: Any) -> None:
+    of_callbacks = run.meta["callbacks"]["states"]
+    ways = [("callbacks", "states", name, key) for name, state in of_callbacks.items() for key in state]
+    ways += [("callbacks", "states", "EarlyStopping/trn/loss", "best", key) for key in ("value", "step")]
+    ways += [("callbacks", key) for key in run.meta["callbacks"]] + [("monitors", "trn/loss"), ("outputs", "loss")]
+    for *way, last in ways + [(key,) for key in run.meta]:
+        run.put_back()
+        meta = copy.deepcopy(run.meta)
+        owner = meta
+        for key in way:
+            owner = owner[key]
+        owner[last] = value
+        (run.path / META).write_text(json.dumps({"sha256": checksum(meta), "meta": meta}))
+        attempt(restore, run)
+
+
+@settings(FUZZ, max_examples=40)
+@given(st.data())
+def test_meta_json_by_its_bytes(run: Run, data: st.DataObject) -> None:
+    run.put_back()
+    content = (run.path / META).read_bytes()
+    (run.path / META).write_bytes(data.draw(corrupted(content)))
+    attempt(restore, run)
+    run.check_outside()
+
+
+@settings(FUZZ, max_examples=60)
+@given(mutated({"run_id": "x" * 32, "versions": {}, "command": []}) | JSON)
+def test_environment_json(run: Run, plain: Any) -> None:
+    (run.directory / "environment.json").write_text(json.dumps(plain))
+    attempt(lambda: Experiment(run.directory).run_id)
+
+
+@settings(FUZZ, max_examples=40)
+@given(st.data())
+def test_metrics_jsonl(run: Run, data: st.DataObject) -> None:
+    run.put_back()
+    content = (run.directory / "metrics.jsonl").read_bytes()
+    (run.directory / "metrics.jsonl").write_bytes(data.draw(corrupted(content)))
+    attempt(restore, run)
+    run.check_outside()
+
+
+@pytest.mark.parametrize("suffix", ["index", "data-00000-of-00001"])
+def test_weights_by_their_bytes(tmp_path: Path, suffix: str) -> None:
+    variables = {"a/kernel": tf.Variable(np.ones((3, 4), np.float32)), "b": tf.Variable([1, 2])}
+    tf.raw_ops.SaveV2(
+        prefix=str(tmp_path / "model"),
+        tensor_names=list(variables),
+        shape_and_slices=["", ""],
+        tensors=[variable.read_value() for variable in variables.values()],
+    )
+    file = tmp_path / f"model.{suffix}"
+    content, chance = file.read_bytes(), random.Random(1)
+    for _ in range(200):
+        broken = bytearray(content)
+        for _ in range(chance.randint(1, 4)):
+            broken[chance.randrange(len(broken))] = chance.randrange(256)
+        file.write_bytes(broken[: chance.choice([len(broken), chance.randrange(len(broken))])])
+        attempt(load_weights, variables, tmp_path / "model")
+
+
+# A position in the data that carries a graph
+
+
+def hostile_position(prefix: Path, target: Path) -> tf.data.Dataset:
+    """Write the position of a shuffled dataset in which one element is a graph that writes a file when it is run."""
+    dataset = tf.data.Dataset.range(50).window(5).shuffle(4, seed=1).flat_map(lambda window: window.batch(5))
+    iterator = iter(dataset)
+    next(iterator)
+    tf.train.Checkpoint(item=iterator).write(str(prefix))
+    key = "item/.ATTRIBUTES/ITERATOR_STATE"
+    (state,) = tf.raw_ops.RestoreV2(prefix=str(prefix), tensor_names=[key], shape_and_slices=[""], dtypes=[tf.variant])
+    whole = tensor_pb2.TensorProto.FromString(tf.io.serialize_tensor(state).numpy())
+    for part in _strings(whole.tensor_content, whole.tensor_shape.dim[0].size):
+        whole.variant_val.add().MergeFromString(part)
+    whole.tensor_content = b""
+    graph = graph_pb2.GraphDef.FromString(
+        tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(tf.data.Dataset.range(5))).numpy()
+    )
+    (end,) = [node for node in graph.node if node.op == "_Retval"]
+    name = end.input[0].partition(":")[0]
+    graph.node.remove(end)
+    text = graph.node.add(name="text", op="Const")
+    text.attr["dtype"].type = tf.string.as_datatype_enum
+    text.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(str(target)))
+    graph.node.add(name="write", op="WriteFile", input=["text", "text"])
+    next(node for node in graph.node if node.name == name).input.append("^write")
+    (element,) = [value for value in whole.variant_val if b"Shuffle:buffer::0" in value.metadata]
+    del element.tensors[:]
+    for value in (np.int64(1), b"", name.encode(), graph.SerializeToString()):
+        element.tensors.add().CopyFrom(tf.make_tensor_proto(value))
+    objects = "_CHECKPOINTABLE_OBJECT_GRAPH"
+    tf.raw_ops.SaveV2(
+        prefix=str(prefix),
+        tensor_names=[key, objects],
+        shape_and_slices=["", ""],
+        tensors=[
+            tf.io.parse_tensor(whole.SerializeToString(), tf.variant),
+            tf.constant(tf.train.load_checkpoint(str(prefix)).get_tensor(objects)),
+        ],
+    )
+    return dataset
+
+
+def _strings(content: bytes, count: int) -> list[bytes]:
+    """TensorFlow's list of strings: all lengths as varints, then all contents."""
+    lengths, position = [], 0
+    for _ in range(count):
+        length = shift = 0
+        while True:
+            byte = content[position]
+            position += 1
+            length |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                break
+        lengths.append(length)
+    ends = np.cumsum([position, *lengths])
+    return [content[start:end] for start, end in pairwise(ends)]
+
+
+def test_a_graph_in_a_data_position_is_not_run(tmp_path: Path) -> None:
+    target = tmp_path / "written by the graph"
+    dataset = hostile_position(tmp_path / "position", target)
+    tf.train.Checkpoint(item=iter(dataset)).read(str(tmp_path / "position")).assert_consumed()
+    assert target.exists()  # this is what TensorFlow does, and the reason for the check
+    target.unlink()
+
+    trainer = CountingTrainer(experiment=tmp_path / "run")
+    trainer.state["data"] = tf.random.Generator.from_seed(1)
+    trainer.train([SaveOnExit()], max_steps=1)
+    path = tmp_path / "run" / "checkpoints" / "step-0000000001"
+    for file in path.glob("data.*"):
+        file.unlink()
+    for file in tmp_path.glob("position.*"):
+        shutil.copy(file, path / f"data.{file.name.partition('.')[2]}")
+
+    def list_files(meta: dict[str, Any]) -> None:
+        files = [file for file in path.iterdir() if file.name != META]
+        meta["files"] = {
+            file.name: {"size": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+            for file in files
+        }
+
+    rewrite_meta(path, list_files)
+    with pytest.raises(CheckpointError, match="holds a TensorFlow graph, which a restore would run"):
+        verify(path)
+    resumed = CountingTrainer(experiment=tmp_path / "run")
+    resumed.state["data"] = iter(dataset)
+    with pytest.raises(CheckpointError, match="none of the 1 checkpoints"):
+        resumed.train([], max_steps=2)
+    assert not target.exists()

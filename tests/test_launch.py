@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prototrain import default_callbacks
+from prototrain.callbacks import LearningRate, SaveOnExit, Validation
+from prototrain.callbacks.trigger import PeriodicTrigger
+from prototrain.errors import CheckpointError, ConfigError, ExperimentError, ModelError
+from prototrain.experiment import Experiment
+from prototrain.launch import launch
+from prototrain.trainers.tower import SimpleTrainer
+from tests.tiny import Losses, tiny_build, tiny_model
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Callable[..., Any]:
+    """Makes a model whose experiment is `tmp_path/experiments/tiny`; keywords as `tiny_model`."""
+
+    def make(**keywords: Any) -> Any:
+        keywords.setdefault("model__num_steps", 4)
+        return tiny_model(trainer__experiment_base_dir=str(tmp_path / "experiments"), **keywords)
+
+    return make
+
+
+def steps(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "experiments/tiny/checkpoints").glob("step-*"))
+
+
+def failing_later(inputs: Any, train_phase: bool) -> Any:
+    net = tiny_build(inputs, train_phase)
+    if type(net.loss).__name__ != "EagerTensor":
+        raise ValueError("the second call fails")
+    return net
+
+
+def test_the_default_callbacks_are_what_the_config_asks_for(model: Callable[..., Any]) -> None:
+    callbacks = default_callbacks(
+        model(trainer__validation_step_interval=7, trainer__validation_batches=2, trainer__print_interval=3)
+    )
+    assert [callback.name for callback in callbacks] == [
+        "LearningRate",
+        "Validation",
+        "Summaries",
+        "TensorBoardWriter",
+        "JSONWriter",
+        "ScalarPrinter",
+        "ProgressBar",
+        "ModelSaver",
+        "SaveOnExit",
+        "StopOnNaN",
+    ]
+    validation = callbacks[1]
+    assert isinstance(validation, PeriodicTrigger) and validation.every_k_steps == 7
+    assert isinstance(validation.callback, Validation) and validation.callback.batches == 2
+    bare = model()
+    del bare.config["model.lr_schedule.method"]
+    assert not any(isinstance(callback, LearningRate) for callback in default_callbacks(bare))
+
+
+def test_a_run_ends_is_resumed_and_starts_afresh(model: Callable[..., Any], tmp_path: Path) -> None:
+    first = launch(model())
+    assert first.global_step == 4 and steps(tmp_path) == ["step-0000000004"]
+    assert launch(model(model__num_steps=6)).storage.resume_line() == "resumed at step 4, exact"
+    assert steps(tmp_path) == ["step-0000000004", "step-0000000006"]
+    fresh = launch(model(), fresh=True)
+    assert fresh.storage.resume_line() == "fresh" and steps(tmp_path) == ["step-0000000004"]
+
+
+def test_a_config_that_is_changed_in_python(model: Callable[..., Any]) -> None:
+    mine = model()
+    mine.config["model.num_steps"] = 2
+    mine.config["model.optimizer.method"] = "sgd"
+    losses = Losses()
+    trainer = launch(mine, callbacks=[losses, SaveOnExit()])
+    assert trainer.global_step == 2 and list(losses.by_step) == [1, 2]
+    assert type(trainer.optimizer).__name__ == "SGD"
+    mine.config["model.num_steps"] = 0
+    assert launch(mine, fresh=True).global_step == 0
+    del mine.config["model.batch_size"]
+    with pytest.raises(ConfigError, match=r"model.batch_size is required"):
+        launch(mine)
+
+
+def test_a_trainer_of_ones_own(model: Callable[..., Any]) -> None:
+    class Mine(SimpleTrainer):
+        pass
+
+    assert type(launch(model(), trainer=Mine)) is Mine
+
+
+def test_a_fresh_start_asks(model: Callable[..., Any], tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def say_no(question: str) -> bool:
+        asked.append(question)
+        return False
+
+    launch(model(), fresh=True, confirm=say_no)
+    assert asked == []  # there was nothing to delete
+    with pytest.raises(ConfigError, match="was not deleted, so there is no fresh start"):
+        launch(model(), fresh=True, confirm=say_no)
+    assert asked == [f"delete everything in {tmp_path / 'experiments/tiny'}?"]
+    assert steps(tmp_path) == ["step-0000000004"]
+
+
+def test_a_fresh_start_deletes_only_an_experiment_and_does_not_ask_about_others(
+    model: Callable[..., Any], tmp_path: Path
+) -> None:
+    directory = tmp_path / "experiments/tiny"
+    directory.mkdir(parents=True)
+    (directory / "thesis.txt").write_text("years of work")
+    with pytest.raises(ExperimentError, match=r"does not look like an experiment \(it holds 'thesis.txt'\)"):
+        launch(model(), fresh=True, confirm=lambda question: pytest.fail(question))
+    assert (directory / "thesis.txt").read_text() == "years of work"
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error"),
+    [
+        ({"build": failing_later}, ValueError),
+        ({"build": lambda inputs, train_phase: {}}, ModelError),
+        ({"model__trainable_variables__filter_regex": "nothing"}, ConfigError),
+        ({"model__weights_load_path": "no/such/checkpoint"}, CheckpointError),
+    ],
+)
+def test_what_fails_before_the_run_leaves_nothing_and_costs_nothing(
+    model: Callable[..., Any], tmp_path: Path, keywords: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        launch(model(**keywords))
+    assert not (tmp_path / "experiments").exists()
+    launch(model())
+    with pytest.raises(error):
+        launch(model(**keywords), fresh=True)
+    assert steps(tmp_path) == ["step-0000000004"]
+
+
+def test_an_experiment_in_use_is_left_alone(model: Callable[..., Any], tmp_path: Path) -> None:
+    holder = Experiment(tmp_path / "experiments/tiny")
+    holder.lock()
+    try:
+        for fresh in (False, True):
+            with pytest.raises(ExperimentError, match=r"is in use by another run \(process \d+ on"):
+                launch(model(), fresh=fresh)
+    finally:
+        holder.unlock()
+
+
+def test_a_base_directory_that_is_a_file(model: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "experiments").write_text("a file")
+    with pytest.raises(ExperimentError, match=r"cannot use the experiment directory .*: Not a directory"):
+        launch(model())
+
+
+def test_weights_are_loaded_at_the_start_only(
+    model: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launch(model())
+    path = str(tmp_path / "experiments/tiny")
+    keywords = {"trainer__experiment_name": "tuned", "model__weights_load_path": path}
+    tuned = launch(model(**keywords))
+    assert "weights from" in capsys.readouterr().out and tuned.storage.resume_line() == "fresh"
+    resumed = launch(model(**keywords, model__num_steps=5))
+    assert "weights from" not in capsys.readouterr().out and resumed.storage.resume_line() == "resumed at step 4, exact"
+    # Also from the very run that a fresh start deletes.
+    launch(model(model__weights_load_path=path), fresh=True)
+    assert "weights from" in capsys.readouterr().out

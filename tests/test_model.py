@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prototrain import Config
+from prototrain.errors import ConfigError, ModelError
+from prototrain.model import ModelDict, load_model
+
+WHOLE = {
+    "config": "from prototrain import Config\nconfig = Config({'model.batch_size': 4})\n",
+    "datasets": "def datasets():\n    return {}\n",
+    "definition": "def build(inputs, train_phase):\n    return {}\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty working directory; what is imported from it is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def write(**files: str) -> None:
+    """Write modules; ``package__module`` stands for ``package/module.py``."""
+    for name, text in files.items():
+        path = Path(name.replace("__", "/", 1) + ".py") if "__" in name else Path(f"{name}.py")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+# -- ModelDict --------------------------------------------------------------------------------------------------------
+
+
+def test_items_and_attributes_are_the_same() -> None:
+    net = ModelDict(first=1)
+    net.second = 2
+    net["third"] = 3
+    assert (net["first"], net.second, net.third, net.last) == (1, 2, 3, 3)
+    assert list(net) == ["first", "second", "third"]
+    del net.third
+    assert net.last == 2 and "third" not in net
+
+
+def test_setting_again_makes_it_the_last() -> None:
+    net = ModelDict(a=1, b=2)
+    net.a = 3
+    assert list(net.items()) == [("b", 2), ("a", 3)] and net.last == 3
+
+
+def test_a_missing_name_says_what_is_there() -> None:
+    net = ModelDict(a=1)
+    with pytest.raises(AttributeError, match="no 'b'; it has: a"):
+        net.b  # noqa: B018
+    with pytest.raises(KeyError):
+        net["b"]
+    assert not hasattr(net, "b") and getattr(net, "b", 7) == 7
+    with pytest.raises(AttributeError, match="no 'last'; it has: nothing yet"):
+        ModelDict().last  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["last", "items", "keys", "update"])
+def test_a_name_of_dict_cannot_be_an_attribute(name: str) -> None:
+    net = ModelDict()
+    with pytest.raises(AttributeError, match=f"'{name}' is taken"):
+        setattr(net, name, 1)
+    net[name] = 1
+    assert net[name] == 1
+
+
+# -- load_model -------------------------------------------------------------------------------------------------------
+
+
+def test_a_package_of_three_modules() -> None:
+    write(**{f"mine__{name}": text for name, text in WHOLE.items()}, mine____init__="")
+    model = load_model("mine")
+    assert model.name == "mine" and model.config["model.batch_size"] == 4
+    assert model.datasets() == {} and model.build({}, True) == {}
+    assert model.source == Path.cwd() / "mine"
+
+
+def test_a_single_module_and_a_plain_dict() -> None:
+    write(single="config = {'model.batch_size': 8}\n" + WHOLE["datasets"] + WHOLE["definition"])
+    model = load_model("single")
+    assert isinstance(model.config, Config) and model.config["model.batch_size"] == 8
+    assert model.source == Path.cwd() / "single.py"
+
+
+def test_the_config_is_the_packages_own() -> None:
+    write(mine____init__="".join(WHOLE.values()))
+    model = load_model("mine")
+    model.config["model.batch_size"] = 5
+    assert sys.modules["mine"].config["model.batch_size"] == 5
+
+
+CONFIG, DATASETS, BUILD = WHOLE.values()
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "there is no model mine: no such module in .* or among the installed packages"),
+        ({"mine": ""}, "has no config and no datasets and no build; define it in mine.py"),
+        ({"mine": CONFIG + BUILD}, "has no datasets; define it in mine.py"),
+        ({"mine____init__": CONFIG + DATASETS}, "has no build; define it in __init__.py or in its definition.py"),
+        (
+            {"mine____init__": CONFIG, "mine__datasets": "", "mine__definition": BUILD},
+            "no datasets; .* its datasets.py",
+        ),
+        ({"mine": "config = 3\n" + DATASETS + BUILD}, "config must be a Config or a dict, not int"),
+        ({"mine": CONFIG + "datasets = {}\n" + BUILD}, "datasets must be a function, not dict"),
+        ({"mine": CONFIG + DATASETS + "build = 1\n"}, "build must be a function, not int"),
+        ({"mine": "from prototrain import Config\nConfig({'trainer.x': 1})"}, "model mine: unknown key 'trainer.x'"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(files: dict[str, str], message: str) -> None:
+    write(**files)
+    with pytest.raises(ModelError, match=message):
+        load_model("mine")
+
+
+def test_a_wrong_value_in_a_plain_dict_names_the_model() -> None:
+    write(mine="config = {'model.batch_size': 'x'}\n" + DATASETS + BUILD)
+    with pytest.raises(ConfigError, match=r"^model mine: model.batch_size: expected int"):
+        load_model("mine")
+
+
+@pytest.mark.parametrize("name", ["models/simple", "a-b", "", ".", "a..b", "../a", "a b"])
+def test_a_name_that_is_none(name: str) -> None:
+    with pytest.raises(ModelError, match="is not a module name; write it with dots"):
+        load_model(name)
+
+
+@pytest.mark.parametrize(
+    ("files", "message", "last_frame"),
+    [
+        ({"mine": "x = 1\nraise ValueError('own')\n"}, "importing the model mine failed: ValueError: own", "mine.py"),
+        ({"mine": "def f(:\n"}, "importing the model mine failed: SyntaxError", "mine.py"),
+        ({"mine": "import no_such_library\n"}, "model mine needs the module 'no_such_library'", "mine.py"),
+        ({"mine": "import sys\nsys.exit(0)\n"}, "importing the model mine failed: SystemExit: 0", "mine.py"),
+        (
+            {"mine____init__": "", "mine__config": "1 / 0\n"},
+            "importing the model mine.config failed: Zero",
+            "config.py",
+        ),
+        ({"mine____init__": "from .other import build\n"}, "model mine needs the module 'mine.other'", "__init__.py"),
+    ],
+)
+def test_a_broken_module_shows_its_own_traceback(
+    files: dict[str, str], message: str, last_frame: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(**files)
+    with pytest.raises(ModelError, match=message):
+        load_model("mine")
+    frames = [line for line in capfd.readouterr().err.splitlines() if line.startswith("  File ")]
+    assert len(frames) == 1 and f'{last_frame}"' in frames[0]

@@ -1,0 +1,283 @@
+"""Tests of the optimizers that a config makes, and of the processors of dense, sparse and missing gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain.config import Config
+from prototrain.errors import ConfigError
+from prototrain.optimizers import (
+    CheckGradient,
+    ClipByGlobalNorm,
+    ClipByValue,
+    MapGradient,
+    ScaleGradient,
+    drop_missing,
+    make_optimizer,
+    processors_from_config,
+)
+
+CONSTANT = {"model.lr_schedule.method": "constant", "model.lr_schedule.constant.value": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "kind", "expected"),
+    [
+        ("sgd", {}, keras.optimizers.SGD, {"momentum": 0.0, "nesterov": False}),
+        ("msgd", {}, keras.optimizers.SGD, {"momentum": 0.9, "nesterov": False}),
+        ("msgd", {"momentum": 0.5, "use_nesterov": True}, keras.optimizers.SGD, {"momentum": 0.5, "nesterov": True}),
+        ("adam", {}, keras.optimizers.Adam, {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8}),
+        (
+            "adam",
+            {"beta1": 0.5, "beta2": 0.6, "epsilon": 0.1},
+            keras.optimizers.Adam,
+            {"beta_1": 0.5, "beta_2": 0.6, "epsilon": 0.1},
+        ),
+        (
+            "rmsprop",
+            {},
+            keras.optimizers.RMSprop,
+            {"rho": 0.9, "momentum": 0.0, "epsilon": 1e-10, "centered": False},
+        ),
+        (
+            "rmsprop",
+            {"decay": 0.5, "momentum": 0.1, "epsilon": 0.1, "centered": True},
+            keras.optimizers.RMSprop,
+            {"rho": 0.5, "momentum": 0.1, "epsilon": 0.1, "centered": True},
+        ),
+    ],
+)
+def test_methods(method: str, options: dict[str, Any], kind: type, expected: dict[str, Any]) -> None:
+    keys = {f"model.optimizer.{method}.{name}": value for name, value in options.items()}
+    optimizer = make_optimizer(Config({**CONSTANT, "model.optimizer.method": method, **keys}))
+    assert type(optimizer) is kind
+    config = optimizer.get_config()
+    assert {name: config[name] for name in expected} == expected
+    assert config["learning_rate"] == 0.25
+
+
+@pytest.mark.parametrize("wrap", [lambda make: make(), lambda make: make], ids=["instance", "factory"])
+def test_own_optimizers(wrap: Callable[[Any], Any]) -> None:
+    method = wrap(lambda: keras.optimizers.Nadam(0.5))
+    optimizer = make_optimizer(Config({"model.optimizer.method": method}))
+    assert isinstance(optimizer, keras.optimizers.Nadam)
+    assert float(optimizer.learning_rate) == 0.5
+    scheduled = make_optimizer(Config({**CONSTANT, "model.optimizer.method": method}))
+    assert float(scheduled.learning_rate) == 0.25
+    if isinstance(method, keras.optimizers.Optimizer):
+        assert optimizer is method
+    else:
+        assert scheduled is not optimizer
+        assert float(optimizer.learning_rate) == 0.5
+
+
+def test_an_optimizer_class_is_a_factory() -> None:
+    assert isinstance(make_optimizer(Config({"model.optimizer.method": keras.optimizers.Lion})), keras.optimizers.Lion)
+
+
+def built() -> keras.optimizers.Optimizer:
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build([keras.Variable([1.0])])
+    return optimizer
+
+
+def with_schedule() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({**CONSTANT}, "model.optimizer.method is not set"),
+        ({"model.optimizer.method": "adam"}, "model.lr_schedule.method is not set; the optimizer 'adam' needs"),
+        ({"model.optimizer.method": built()}, "already built by another trainer; give a factory"),
+        ({"model.optimizer.method": built}, "already built by another trainer; return a new one"),
+        ({"model.optimizer.method": lambda: None}, "the factory must return a Keras optimizer, got NoneType"),
+        (
+            {"model.optimizer.method": keras.initializers.Zeros()},
+            "without arguments, but missing a required argument: 'shape'",
+        ),
+        ({"model.optimizer.method": keras.constraints.Constraint.from_config}, "without arguments, but missing"),
+        ({"model.optimizer.method": dict}, "must return a Keras optimizer, got dict"),
+        ({"model.optimizer.method": keras.regularizers.L2}, "the factory must return a Keras optimizer, got L2"),
+        ({**CONSTANT, "model.optimizer.method": with_schedule()}, "has a learning-rate schedule of its own"),
+        ({**CONSTANT, "model.optimizer.method": lambda: keras.optimizers.SGD(lambda: 0.1)}, "schedule of its own"),
+        ({"model.optimizer.method": "adam", "model.lr_schedule.method": "constant"}, r"constant\.value is not set"),
+    ],
+)
+def test_wrong_optimizers(keys: dict[str, Any], message: str) -> None:
+    config = Config(keys)
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_optimizer(config)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_schedule_of_its_own_stays_without_ours() -> None:
+    optimizer = make_optimizer(Config({"model.optimizer.method": with_schedule()}))
+    assert float(optimizer.learning_rate) == pytest.approx(0.1)
+
+
+def test_an_optimizer_instance_is_written_without_a_pickle() -> None:
+    written = Config({"model.optimizer.method": keras.optimizers.Adam(0.5)}).to_plain()["model.optimizer.method"]
+    assert written["class"].endswith(":Adam")
+    assert written["config"]["learning_rate"] == 0.5
+
+
+DENSE = tf.constant([[3.0, -4.0]])
+# Row 2 comes twice: its gradient is the sum, [6, -8].
+SPARSE = tf.IndexedSlices(
+    tf.constant([[3.0, -4.0], [1.0, 0.0], [3.0, -4.0]]), tf.constant([2, 0, 2]), tf.constant([4, 2])
+)
+SPARSE_DENSE = [[1.0, 0.0], [0.0, 0.0], [6.0, -8.0], [0.0, 0.0]]
+
+
+def pairs() -> list[tuple[Any, Any]]:
+    return [
+        (DENSE, tf.Variable([[0.0, 0.0]], name="fc0/kernel")),
+        (None, tf.Variable(0.0, name="unused")),
+        (SPARSE, tf.Variable(tf.zeros((4, 2)), name="embedding")),
+    ]
+
+
+def as_lists(processed: list[tuple[Any, Any]]) -> list[Any]:
+    return [None if gradient is None else tf.convert_to_tensor(gradient).numpy().tolist() for gradient, _ in processed]
+
+
+NORM = math.sqrt(9 + 16 + 1 + 36 + 64)
+
+
+@pytest.mark.parametrize(
+    ("processor", "expected"),
+    [
+        (ClipByValue(-2.0, 5.0), [[[3.0, -2.0]], None, [[1.0, 0.0], [0.0, 0.0], [5.0, -2.0], [0.0, 0.0]]]),
+        (ClipByGlobalNorm(1000.0), [[[3.0, -4.0]], None, SPARSE_DENSE]),
+        (ClipByGlobalNorm(NORM / 2), [[[1.5, -2.0]], None, (np.array(SPARSE_DENSE) / 2).tolist()]),
+        (MapGradient(lambda gradient: -gradient, "fc"), [[[-3.0, 4.0]], None, SPARSE_DENSE]),
+        (MapGradient(lambda gradient: None, "emb"), [[[3.0, -4.0]], None, None]),
+        (MapGradient(tf.convert_to_tensor), [[[3.0, -4.0]], None, SPARSE_DENSE]),
+        (MapGradient(lambda gradient: None, "kernel"), [[[3.0, -4.0]], None, SPARSE_DENSE]),
+        (MapGradient(lambda gradient: None, "fc0/kernel$"), [None, None, SPARSE_DENSE]),
+        (
+            ScaleGradient({"fc0": 2.0, "fc.*": 9.0, "emb": 0.5, "un": 3.0}),
+            [[[6.0, -8.0]], None, (np.array(SPARSE_DENSE) / 2).tolist()],
+        ),
+        (ScaleGradient({"other": 0.0}), [[[3.0, -4.0]], None, SPARSE_DENSE]),
+        (ScaleGradient({"fc": 0}), [[[0.0, 0.0]], None, SPARSE_DENSE]),
+        (CheckGradient(), [[[3.0, -4.0]], None, SPARSE_DENSE]),
+    ],
+)
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_processors(processor: Callable[..., Any], expected: list[Any], in_graph: bool) -> None:
+    before = pairs()
+    results: list[tuple[Any, Any]] = []
+
+    def run() -> list[Any]:
+        results[:] = processor(before)
+        return [gradient for gradient, _ in results]
+
+    gradients = tf.function(run)() if in_graph else run()
+    variables = [variable for _, variable in results]
+    assert all(after is variable for after, (_, variable) in zip(variables, before, strict=True))
+    if not isinstance(processor, MapGradient):
+        assert isinstance(gradients[2], tf.IndexedSlices)
+    for result, wanted in zip(as_lists([(gradient, None) for gradient in gradients]), expected, strict=True):
+        if wanted is None:
+            assert result is None
+        else:
+            np.testing.assert_allclose(result, wanted, rtol=1e-6)
+
+
+def test_drop_missing() -> None:
+    assert [variable.name for _, variable in drop_missing(pairs())] == ["fc0/kernel:0", "embedding:0"]
+    assert drop_missing([]) == []
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        ClipByValue(0.0, 1.0),
+        ClipByGlobalNorm(1.0),
+        MapGradient(lambda x: x),
+        ScaleGradient({".": 2.0}),
+        CheckGradient(),
+    ],
+)
+def test_nothing_to_process(processor: Callable[..., Any]) -> None:
+    variable = tf.Variable(0.0)
+    assert processor([]) == []
+    [(gradient, same)] = processor([(None, variable)])
+    assert gradient is None
+    assert same is variable
+
+
+def test_keras_variables_match_by_their_path() -> None:
+    layer = keras.layers.Dense(1, name="fc0")
+    layer.build((None, 1))
+    processed = ScaleGradient({"fc0/kernel$": 2.0})([(tf.ones_like(v.value), v) for v in layer.variables])
+    assert [float(tf.reduce_sum(gradient)) for gradient, _ in processed] == [2.0, 1.0]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_check_gradient_names_the_variable(bad: float) -> None:
+    for gradient in (tf.constant([bad]), tf.IndexedSlices(tf.constant([bad]), tf.constant([0]))):
+        pair = (gradient, tf.Variable([0.0], name="fc0/kernel"))
+        with pytest.raises(tf.errors.InvalidArgumentError, match="the gradient of fc0/kernel is not finite"):
+            CheckGradient()([pair])
+        with pytest.raises(tf.errors.InvalidArgumentError, match="the gradient of fc0/kernel is not finite"):
+            tf.function(lambda pair=pair: CheckGradient()([pair])[0][0])()
+
+
+def test_an_infinite_norm_stays_visible() -> None:
+    variable = tf.Variable([0.0])
+    clipped = ClipByGlobalNorm(1.0)([(tf.constant([math.inf]), variable), (tf.constant([1.0]), variable)])
+    assert all(np.isnan(gradient.numpy()).all() for gradient, _ in clipped)
+
+
+def test_processed_sparse_gradients_reach_the_optimizer() -> None:
+    variable = keras.Variable(np.zeros((4, 2), np.float32))
+    optimizer = keras.optimizers.SGD(1.0)
+    optimizer.apply_gradients(ClipByValue(-2.0, 5.0)([(SPARSE, variable)]))
+    assert variable.numpy().tolist() == [[-1.0, 0.0], [0.0, 0.0], [-5.0, 2.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ClipByValue(1.0, 1.0), "minval must be below maxval"),
+        (lambda: ClipByGlobalNorm(0.0), "norm must be above 0"),
+        (lambda: ClipByGlobalNorm(math.nan), "norm must be above 0"),
+        (lambda: MapGradient(lambda x: x, "("), "is not a regular expression"),
+        (lambda: ScaleGradient({"[": 1.0}), "is not a regular expression"),
+    ],
+)
+def test_wrong_arguments(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("keys", "kinds"),
+    [
+        ({}, []),
+        ({"": True}, [ClipByValue]),
+        ({".global_norm": 2}, [ClipByGlobalNorm]),
+        ({"": True, ".global_norm": 2, ".minval": -3}, [ClipByValue, ClipByGlobalNorm]),
+        ({".minval": -3}, []),
+    ],
+)
+def test_processors_from_config(keys: dict[str, Any], kinds: list[type]) -> None:
+    config = Config({f"model.clip_gradients{key}": value for key, value in keys.items()})
+    processors = processors_from_config(config)
+    assert [type(processor) for processor in processors] == kinds
+    for processor in processors:
+        if isinstance(processor, ClipByValue):
+            assert (processor.minval, processor.maxval) == (keys.get(".minval", -1.0), 1.0)
+        if isinstance(processor, ClipByGlobalNorm):
+            assert processor.norm == 2.0

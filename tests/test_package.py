@@ -1,0 +1,96 @@
+"""The package as a whole: what it exports, what importing it costs, and which module may import which."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import prototrain
+import prototrain.callbacks
+from tests.conftest import ROOT
+
+LAYERS = [
+    ["errors", "files", "quiet", "tracebacks"],
+    ["cluster", "file_caches", "pipeline"],
+    ["config_schema"],
+    ["config_json"],
+    ["config"],
+    ["checkpoint_files", "experiment", "schedules"],
+    ["checkpoint", "towers"],
+    ["positions", "state"],
+    ["datasets", "model", "optimizers", "readers", "sharing", "signals", "variables"],
+    ["predictor"],
+    ["callbacks"],
+    ["trainers"],
+    ["launch"],
+    ["actions"],
+    ["cli"],
+]
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+PACKAGE = ROOT / "prototrain"
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """The modules of prototrain that are imported at run time, by their first name below it."""
+    if isinstance(tree, ast.If) and isinstance(tree.test, ast.Name) and tree.test.id == "TYPE_CHECKING":
+        return
+    if isinstance(tree, ast.ImportFrom) and tree.module is not None:
+        names = [tree.module] if "." in tree.module else [f"{tree.module}.{alias.name}" for alias in tree.names]
+        yield from (name.split(".")[1] for name in names if name.startswith("prototrain."))
+    elif isinstance(tree, ast.Import):
+        yield from (alias.name.split(".")[1] for alias in tree.names if alias.name.startswith("prototrain."))
+    for child in ast.iter_child_nodes(tree):
+        yield from imports(child)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_one_way(path: Path) -> None:
+    own = path.relative_to(PACKAGE).with_suffix("").parts[0]
+    assert own in RANK, f"{own} has no layer: put it into LAYERS of this test"
+    others = set(imports(ast.parse(path.read_text(encoding="utf-8")))) - {own}
+    assert {name for name in others if RANK.get(name, -1) >= RANK[own]} == set()
+
+
+@pytest.mark.parametrize("module", [prototrain, prototrain.callbacks], ids=lambda module: module.__name__)
+def test_exported_names_are_sorted_and_there(module: ModuleType) -> None:
+    names = module.__all__
+    assert names == sorted(names) and len(names) == len(set(names))
+    assert all(getattr(module, name) is not None for name in names)
+
+
+def test_every_exported_name_has_a_home() -> None:
+    assert sorted(prototrain._HOMES) == [name for name in prototrain.__all__ if name != "__version__"]
+    assert set(dir(prototrain)) == set(prototrain.__all__)
+    for name, home in prototrain._HOMES.items():
+        assert getattr(prototrain, name) is getattr(importlib.import_module(f"prototrain.{home}"), name)
+
+
+def test_a_wrong_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Trainr'"):
+        prototrain.Trainr  # noqa: B018
+
+
+def test_every_module_can_be_imported() -> None:
+    for module in pkgutil.walk_packages(prototrain.__path__, "prototrain."):
+        importlib.import_module(module.name)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"], ["--wrong"], ["run"]])
+def test_the_command_line_answers_without_tensorflow(arguments: list[str]) -> None:
+    program = (
+        "import sys\nfrom prototrain.cli import main\n"
+        f"try:\n    main({arguments!r})\nexcept SystemExit as end:\n    code = end.code\n"
+        "assert 'tensorflow' not in sys.modules and 'keras' not in sys.modules\nsys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == (0 if arguments[-1] in ("--help", "--version") else 2), done.stderr
+    assert "usage" in done.stdout + done.stderr or prototrain.__version__ in done.stdout

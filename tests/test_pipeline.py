@@ -1,0 +1,54 @@
+"""The description of a pipeline: the same for the same code and data, another for any change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from prototrain.pipeline import describe_pipeline, first_difference
+from tests.tiny import tiny_arrays
+
+
+def pipeline(*, examples: int = 40, buffer: int = 10, factor: float = 1.5, batch: int = 8, extra: bool = False) -> Any:
+    def scale(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        return {**example, "x": tf.cond(example["y"] > 0, lambda: example["x"] * factor, lambda: example["x"])}
+
+    tf.random.set_seed(1)
+    dataset = tf.data.Dataset.from_tensor_slices(tiny_arrays(examples)).shuffle(buffer).map(scale).batch(batch)
+    return describe_pipeline(dataset.take(3) if extra else dataset)
+
+
+def test_the_same_code_gives_the_same_description() -> None:
+    assert pipeline() == pipeline()
+    assert first_difference(pipeline(), pipeline()) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"examples": 41}, r"TensorSlice\(.*has become"),
+        ({"buffer": 11}, r"Shuffle\(10, .* has become Shuffle\(11, "),
+        ({"factor": 1.6}, r"Map\(function .* has become Map\(function "),
+        ({"batch": 4}, r"Batch\(8, .* has become Batch\(4, "),
+        ({"extra": True}, r"Take\(3\) is new"),
+    ],
+)
+def test_any_change_is_named(change: dict[str, Any], words: str) -> None:
+    difference = first_difference(pipeline(), pipeline(**change))
+    assert difference is not None
+    with pytest.raises(AssertionError, match=words):
+        raise AssertionError(difference)
+
+
+def test_a_stage_that_is_gone_is_named() -> None:
+    assert first_difference(pipeline(extra=True), pipeline()) == "the pipeline's stage Take(3) is gone"
+
+
+def test_a_generator_is_described_without_what_counts_up() -> None:
+    def one() -> list[str]:
+        spec = tf.TensorSpec((), tf.int32)
+        return describe_pipeline(tf.data.Dataset.from_generator(lambda: iter([1]), output_signature=spec))
+
+    assert one() == one()

@@ -1,0 +1,382 @@
+"""The readers: what they read, what they refuse, and that a saved position is exact."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from prototrain import readers
+from prototrain.errors import DataError
+
+FEATURES = {"example": ("uint8", [3]), "label": ("int32", [])}
+GOOD = '{"example": [1, 2, 3], "label": 7}'
+
+
+def write(path: Path, *lines: str | bytes) -> Path:
+    path.write_bytes(b"".join((line if isinstance(line, bytes) else line.encode()) + b"\n" for line in lines))
+    return path
+
+
+def read(dataset: tf.data.Dataset) -> list[dict[str, Any]]:
+    return [{name: value.tolist() for name, value in item.items()} for item in dataset.as_numpy_iterator()]
+
+
+def assert_resumes(dataset: tf.data.Dataset, directory: Path, *, before: int, after: int) -> None:
+    """An iterator saved after `before` elements and restored into a new one gives the same next `after` elements."""
+    iterator = iter(dataset)
+    for _ in range(before):
+        next(iterator)
+    path = tf.train.Checkpoint(iterator=iterator).save(str(directory / "position"))
+    expected = [next(iterator) for _ in range(after)]
+    resumed = iter(dataset)
+    tf.train.Checkpoint(iterator=resumed).restore(path).assert_consumed()
+    for item in expected:
+        tf.nest.map_structure(np.testing.assert_array_equal, next(resumed), item)
+
+
+# JSON lines
+
+
+def test_json_lines_reads_every_dtype_and_shape_in_order(tmp_path):
+    features = {
+        "matrix": (tf.float32, (2, 2)),
+        "half": ("bfloat16", []),
+        "big": (np.int64, []),
+        "unsigned": ("uint64", []),
+        "flag": ("bool", [2]),
+        "text": ("string", []),
+        "none": ("float32", [0]),
+    }
+    item = {
+        "matrix": [[1, 2.5], [-3.0, 4e-3]],
+        "half": 1.5,
+        "big": -(2**63),
+        "unsigned": 2**64 - 1,
+        "flag": [True, False],
+        "text": "zero\0 ä \0",
+        "none": [],
+        "not asked for": {},
+    }
+    path = write(tmp_path / "all.jsonl", json.dumps(item), json.dumps(item | {"half": 2}))
+    dataset = readers.json_lines(path, features=features)
+    for name, (dtype, shape) in features.items():
+        assert dataset.element_spec[name] == tf.TensorSpec(shape, dtype)
+    first, second = dataset
+    assert first["matrix"].numpy().tolist() == np.array(item["matrix"], np.float32).tolist()
+    assert [float(item["half"]) for item in (first, second)] == [1.5, 2.0]
+    for name in ("big", "unsigned", "flag", "none"):
+        assert first[name].numpy().tolist() == item[name]
+    assert first["text"].numpy() == item["text"].encode()
+
+
+def test_json_lines_skips_empty_lines_and_takes_a_mark_and_windows_line_ends(tmp_path):
+    path = write(tmp_path / "odd.jsonl", b"\xef\xbb\xbf" + GOOD.encode(), "", "  \t", GOOD + "\r")
+    assert read(readers.json_lines(path, features=FEATURES)) == [{"example": [1, 2, 3], "label": 7}] * 2
+
+
+def test_json_lines_does_not_need_a_last_line_end(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(f"{GOOD}\n{GOOD}")
+    assert len(readers.json_lines(path, features=FEATURES)) == 2
+
+
+def test_json_lines_reads_files_in_the_order_given(tmp_path):
+    paths = [write(tmp_path / f"{label}.jsonl", GOOD.replace("7", str(label))) for label in (2, 1, 3)]
+    assert [item["label"] for item in read(readers.json_lines(paths, features=FEATURES))] == [2, 1, 3]
+    assert [item["label"] for item in read(readers.json_lines(str(paths[0]), features=FEATURES))] == [2]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{", "not JSON (Expecting property name enclosed in double quotes at column 2)"),
+        (GOOD[:-3], "not JSON (Expecting value at column 32)"),
+        (GOOD + GOOD, "not JSON (Extra data at column 35)"),
+        (b"\xff{}", "not JSON ('utf-8' codec can't decode byte 0xff in position 0: invalid start byte)"),
+        (b"[" * 100_000, "not JSON (maximum recursion depth exceeded while decoding a JSON array"),
+        ("[1, 2]", "not a JSON object: a nested list"),
+        ('"' + "x" * 99 + '"', 'not a JSON object: "' + "x" * 36 + "..."),
+        ("null", "not a JSON object: null"),
+        ('{"example": [1, 2, 3]}', "'label' is missing"),
+        ('{"example": [1, 2], "label": 7}', "'example' has 2 values where 3 are expected"),
+        ('{"example": 7, "label": 7}', "'example': 7 is not a list of 3 values"),
+        ('{"example": [1, [2], 3], "label": 7}', "'example': a nested list is not of type uint8"),
+        ('{"example": [1, 2, 3], "label": [7]}', "'label': a nested list is not of type int32"),
+        ('{"example": [1, 300, 3], "label": 7}', "'example': 300 does not fit into uint8"),
+        ('{"example": [1, -1, 3], "label": 7}', "'example': -1 does not fit into uint8"),
+        ('{"example": [1, 2.0, 3], "label": 7}', "'example': 2.0 is not of type uint8"),
+        ('{"example": [1, 2, 3], "label": true}', "'label': true is not of type int32"),
+        ('{"example": [1, 2, 3], "label": "7"}', "'label': \"7\" is not of type int32"),
+        ('{"example": [1, 2, 3], "label": null}', "'label': null is not of type int32"),
+        ('{"example": [1, 2, 3], "label": %s}' % ("9" * 99), "'label': " + "9" * 37 + "... does not fit into int32"),
+        ('{"example": [1, 2, 3], "label": %s}' % ("9" * 5000), "not JSON (Exceeds the limit (4300 digits)"),
+    ],
+)
+def test_json_lines_names_file_and_line_of_what_it_refuses(tmp_path, monkeypatch, line, message):
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    path = write(tmp_path / "data" / "trn.jsonl", GOOD, "", line, GOOD)
+    with pytest.raises(DataError) as caught:
+        readers.json_lines(path, features=FEATURES)
+    assert str(caught.value).startswith(f"data/trn.jsonl, line 3: {message}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "message"),
+    [
+        ("float32", "NaN", "'x': NaN is not finite"),
+        ("float32", "-Infinity", "'x': -Infinity is not finite"),
+        ("float64", "1e999", "'x': Infinity is not finite"),
+        ("float32", "1e39", "'x': 1e+39 does not fit into float32"),
+        ("float16", "65505", "'x': 65505 does not fit into float16"),
+        ("float32", "1" + "0" * 400, "'x': 1" + "0" * 36 + "... does not fit into float32"),
+        ("float32", "false", "'x': false is not of type float32"),
+        ("bool", "1", "'x': 1 is not of type bool"),
+        ("string", "1", "'x': 1 is not of type string"),
+        ("string", r'"\ud800"', "'x': \"\\ud800\" is not Unicode"),
+    ],
+)
+def test_json_lines_refuses_values_that_a_dtype_cannot_hold(tmp_path, dtype, value, message):
+    path = write(tmp_path / "a.jsonl", f'{{"x": {value}}}')
+    with pytest.raises(DataError) as caught:
+        readers.json_lines(path, features={"x": (dtype, [])})
+    assert str(caught.value) == f"{path}, line 1: {message}"
+
+
+def test_json_lines_names_a_file_that_is_missing_unreadable_or_empty(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(Path("empty.jsonl"), "", "  ")
+    good = write(Path("good.jsonl"), GOOD)
+    for path, message in [
+        ("no.jsonl", "no.jsonl: cannot be read (No such file or directory)"),
+        (tmp_path, f"{Path('.')}: cannot be read (Is a directory)"),
+        ("empty.jsonl", "empty.jsonl: holds no examples; it must have one JSON object per line"),
+    ]:
+        with pytest.raises(DataError) as caught:
+            readers.json_lines([good, path], features=FEATURES)
+        assert str(caught.value) == message
+
+
+def test_json_lines_refuses_a_dtype_that_json_has_no_values_for(tmp_path):
+    with pytest.raises(DataError, match="'x': JSON holds no complex64"):
+        readers.json_lines(write(tmp_path / "a.jsonl", '{"x": 1}'), features={"x": ("complex64", [])})
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["example", "label"]), inner),
+    max_leaves=8,
+)
+LINES = st.one_of(
+    st.binary(max_size=60),
+    JSON_VALUES.map(lambda value: json.dumps(value).encode()),
+    st.fixed_dictionaries({"example": st.lists(JSON_VALUES, max_size=4), "label": JSON_VALUES}).map(
+        lambda value: json.dumps(value).encode()
+    ),
+    st.tuples(st.integers(0, len(GOOD) - 1), st.binary(max_size=2)).map(
+        lambda cut: GOOD.encode()[: cut[0]] + cut[1] + GOOD.encode()[cut[0] + 1 :]
+    ),
+)
+
+
+def is_good(line: bytes) -> bool:
+    """Tells what FEATURES accept, in other words than the reader does."""
+    try:
+        item = json.loads(line.decode("utf-8-sig"))
+    except ValueError:
+        return False
+    match item:
+        case {"example": [a, b, c], "label": label}:
+            values = [(a, 0, 256), (b, 0, 256), (c, 0, 256), (label, -(2**31), 2**31)]
+            return all(type(value) is int and value in range(low, high) for value, low, high in values)
+    return False
+
+
+@settings(
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=300,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(lines=st.lists(LINES, min_size=1, max_size=3))
+def test_json_lines_reads_a_file_or_raises_data_error_with_the_first_bad_line(tmp_path, lines):
+    path = write(tmp_path / "fuzz.jsonl", *lines)
+    filled = [(n, line) for n, line in enumerate(path.read_bytes().split(b"\n"), start=1) if line.strip()]
+    bad = [n for n, line in filled if not is_good(line)]
+    if filled and not bad:
+        assert len(readers.json_lines(path, features=FEATURES)) == len(filled)
+        return
+    with pytest.raises(DataError) as caught:
+        readers.json_lines(path, features=FEATURES)
+    place = f"{path}, line {bad[0]}: " if filled else f"{path}: holds no examples"
+    assert str(caught.value).startswith(place)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=100)
+@given(values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
+def test_json_lines_keeps_the_bits_of_numbers(tmp_path_factory, values):
+    path = write(tmp_path_factory.mktemp("bits") / "a.jsonl", *[json.dumps({"x": value}) for value in values])
+    found = [item["x"] for item in read(readers.json_lines(path, features={"x": ("float32", [])}))]
+    assert [(value, math.copysign(1, value)) for value in found] == [(v, math.copysign(1, v)) for v in values]
+
+
+def test_json_lines_goes_on_from_a_saved_position(tmp_path):
+    path = write(tmp_path / "a.jsonl", *[GOOD.replace("7", str(label)) for label in range(20)])
+    dataset = readers.json_lines(path, features=FEATURES).shuffle(7, seed=1).repeat().batch(3)
+    assert_resumes(dataset, tmp_path, before=9, after=9)
+
+
+# Folders of images
+
+
+@pytest.fixture
+def images(tmp_path) -> Path:
+    """Class b with an upper-case JPEG, class a with two PNGs and what is not an image, and a hidden directory."""
+    folder = tmp_path / "images"
+    for name in ("b", "a", ".hidden"):
+        (folder / name).mkdir(parents=True)
+    for name, value, encode in [
+        ("a/2.png", 51, tf.io.encode_png),
+        ("a/1.png", 255, tf.io.encode_png),
+        ("b/1.JPG", 0, tf.io.encode_jpeg),
+    ]:
+        (folder / name).write_bytes(encode(np.full((6, 9, 3), value, np.uint8)).numpy())
+    (folder / "a" / "notes.txt").write_text("not an image")
+    (folder / "notes.txt").write_text("not a class")
+    return folder
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_image_folder_reads_classes_and_files_in_order(images, channels):
+    dataset = readers.image_folder(images, size=(4, 5), channels=channels)
+    assert dataset.element_spec == {
+        "image": tf.TensorSpec([4, 5, channels], tf.float32),
+        "label": tf.TensorSpec([], tf.int32),
+    }
+    items = list(dataset.as_numpy_iterator())
+    assert [item["label"] for item in items] == [0, 0, 1]
+    for item, value in zip(items, [1.0, 0.2, 0.0], strict=True):
+        np.testing.assert_allclose(item["image"], np.full((4, 5, channels), value), atol=1e-6)
+        assert item["image"].min() >= 0
+        assert item["image"].max() <= 1
+    assert readers.class_names(images) == ["a", "b"]
+
+
+def test_image_folder_takes_the_extensions_that_it_is_given(images):
+    with pytest.raises(DataError, match=r"images/b: holds no images \(\.png\); add some or remove it$"):
+        readers.image_folder(images, size=(4, 4), extensions=[".PNG"])
+
+
+def test_image_folder_shuffles_anew_in_every_epoch_and_keeps_images_and_labels_together(images):
+    for number in range(3, 12):
+        image = np.full((2, 2, 3), 20 * number, np.uint8)
+        (images / "ab"[number % 2] / f"{number}.png").write_bytes(tf.io.encode_png(image).numpy())
+    expected = read(readers.image_folder(images, size=(2, 2)))
+    tf.keras.utils.set_random_seed(1)
+    dataset = readers.image_folder(images, size=(2, 2), shuffle=True)
+    first, second = read(dataset), read(dataset)
+    assert first != second
+    for epoch in (first, second):
+        assert sorted(epoch, key=repr) == sorted(expected, key=repr)
+    assert_resumes(dataset.repeat().batch(2), images, before=3, after=8)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("nowhere", "nowhere: cannot be read as a directory of images (No such file or directory)"),
+        ("images/notes.txt", "images/notes.txt: cannot be read as a directory of images (Not a directory)"),
+        ("images/a", "images/a: holds no directories; an image folder has one for each class"),
+    ],
+)
+def test_image_folder_names_the_directory_that_it_cannot_use(images, monkeypatch, path, message):
+    monkeypatch.chdir(images.parent)
+    with pytest.raises(DataError) as caught:
+        readers.image_folder(path, size=(4, 4))
+    assert str(caught.value) == message
+
+
+# TFRecords
+
+
+@pytest.fixture
+def records(tmp_path) -> Callable[[int, int], str]:
+    def make(files: int, examples: int, compression: str = "") -> str:
+        """Writes records x = 10 * file + index, and returns the pattern of the files."""
+        for file in range(files):
+            with tf.io.TFRecordWriter(str(tmp_path / f"{file}.tfrecord"), compression) as writer:
+                for index in range(examples):
+                    number = 10 * file + index
+                    feature = {
+                        "x": tf.train.Feature(int64_list=tf.train.Int64List(value=[number])),
+                        "y": tf.train.Feature(float_list=tf.train.FloatList(value=[number, 0.5])),
+                        "z": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"\0\xff"] * index)),
+                    }
+                    example = tf.train.Example(features=tf.train.Features(feature=feature))
+                    writer.write(example.SerializeToString())
+        return str(tmp_path / "*.tfrecord")
+
+    return make
+
+
+@pytest.mark.parametrize("compression", [None, "GZIP"])
+def test_tfrecords_reads_files_in_turn_and_parses(records, compression):
+    features = {"x": ("int64", []), "y": (tf.float32, [2]), "z": tf.io.VarLenFeature(tf.string)}
+    pattern = records(3, 2, compression or "")
+    items = list(readers.tfrecords(pattern, features=features, compression=compression, cycle_length=2))
+    assert [int(item["x"]) for item in items] == [0, 10, 1, 11, 20, 21]
+    assert items[1]["y"].numpy().tolist() == [10.0, 0.5]
+    assert tf.sparse.to_dense(items[2]["z"]).numpy().tolist() == [b"\0\xff"]
+
+
+def test_tfrecords_takes_several_patterns_and_reads_no_file_twice(records):
+    pattern = records(3, 1)
+    files = [pattern.replace("*", "1"), Path(pattern.replace("*", "0")), pattern.replace("*", "[12]")]
+    found = [item["x"] for item in read(readers.tfrecords(files, features={"x": ("int64", [])}))]
+    assert found == [0, 10, 20]
+
+
+def test_tfrecords_goes_on_from_a_saved_position(records, tmp_path):
+    dataset = readers.tfrecords(records(5, 4), features={"x": ("int64", [])}).shuffle(6, seed=1).repeat().batch(2)
+    assert_resumes(dataset, tmp_path, before=7, after=12)
+
+
+def test_tfrecords_refuses_a_pattern_without_files_and_a_dtype_that_records_do_not_hold(records, tmp_path):
+    pattern = records(1, 1)
+    with pytest.raises(DataError, match=r"no/\*: matches no file; name a TFRecord file or a glob pattern of some$"):
+        readers.tfrecords([pattern, tmp_path / "no" / "*"], features={"x": ("int64", [])})
+    with pytest.raises(DataError, match="'x': TFRecords hold float32, int64 and string, not uint8"):
+        readers.tfrecords(pattern, features={"x": ("uint8", [])})
+
+
+# The digits of models.simple, which are read by nothing but this
+
+
+def test_the_digits_are_whole_and_no_digit_is_in_two_parts():
+    datasets = pytest.importorskip("sklearn.datasets")
+    digits = datasets.load_digits()
+    expected = sorted(
+        (*image, label) for image, label in zip(digits.data.tolist(), digits.target.tolist(), strict=True)
+    )
+    folder = Path(__file__).parents[1] / "models" / "simple" / "data"
+    features = {"example": ("uint8", [64]), "label": ("int32", [])}
+    parts = {
+        name: read(readers.json_lines(folder / f"{name}.jsonl", features=features)) for name in ("trn", "vld", "tst")
+    }
+    assert {name: len(part) for name, part in parts.items()} == {"trn": 1257, "vld": 270, "tst": 270}
+    assert sorted((*item["example"], item["label"]) for part in parts.values() for item in part) == expected
+    for part in parts.values():
+        counts = np.bincount([item["label"] for item in part])
+        assert counts.min() > 0.9 * len(part) / 10

@@ -1,0 +1,68 @@
+"""What the README shows is true: its Python runs, its table is the schema, its paths and options exist."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from prototrain.cli import _parser
+from prototrain.config_schema import SCHEMA, UNSET
+from tests.conftest import ROOT
+
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_python_runs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "models"]:
+        monkeypatch.delitem(sys.modules, name)  # a block may change the model's config
+    exec(compile(BLOCKS[number], f"README.md, block {number}", "exec"), {"__name__": "readme"})
+    (experiment,) = (tmp_path / "experiments").iterdir()
+    assert list((experiment / "checkpoints").glob("step-*"))
+    assert (experiment / "metrics.jsonl").stat().st_size > 0
+
+
+def test_there_are_a_callback_list_a_callback_and_a_trainer() -> None:
+    assert len(BLOCKS) == 3
+
+
+def test_the_configuration_table_is_the_schema() -> None:
+    rows = dict(re.findall(r"^\| `((?:trainer|model|actions)\.[\w.]+)` \| .*? \| (.*?) \|", TEXT, re.MULTILINE))
+    assert list(rows) == list(SCHEMA)
+    for key, spec in SCHEMA.items():
+        plain = "" if spec.default is UNSET else f"`{spec.default!r}`".replace("'", '"')
+        assert rows[key] == ("required" if spec.required else plain), key
+
+
+def test_every_option_of_run_is_there() -> None:
+    usage = next(action for action in _parser()._actions if action.choices).choices["run"].format_usage()
+    options = set(re.findall(r"--?[a-z-]+", usage)) - {"-h"}
+    assert options <= set(re.findall(r"--?[a-z-]+", TEXT))
+
+
+def test_links_lead_somewhere() -> None:
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", TEXT) if "://" not in link]
+    assert links and all((ROOT / link).exists() for link in links)
+
+
+def test_what_a_run_prints_is_shown_as_it_is(tmp_path: Path) -> None:
+    shown = re.search(r"^model  .*?(?=\n\nstep 100)", TEXT, re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    from prototrain import SimpleTrainer, load_model
+    from prototrain.trainers.banner import opening
+
+    sys.path.insert(0, str(ROOT))
+    try:
+        trainer = SimpleTrainer(load_model("models.simple"), experiment="experiments/simple")
+    finally:
+        sys.path.remove(str(ROOT))
+    trainer.max_steps = trainer.total_steps = trainer.config["model.num_steps"]
+    trainer.steps_per_epoch = trainer.data.cardinality
+    printed = opening(trainer).splitlines()
+    assert [line for line in shown[0].splitlines() if line not in printed and line != "..."] == []

@@ -1,0 +1,132 @@
+"""Small models, trainers and callbacks that many tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from prototrain import Callback, Config, ModelDict, Trainer
+from prototrain.trainers.tower import SimpleTrainer, TowerTrainer
+
+
+def tiny_config(**more: Any) -> Config:
+    """A config for 20 steps of a tiny classifier; keys are given with ``__`` in place of dots."""
+    values: dict[str, Any] = {
+        "trainer.experiment_name": "tiny",
+        "model.batch_size": 8,
+        "model.num_steps": 20,
+        "model.optimizer.method": "adam",
+        "model.lr_schedule.method": "constant",
+        "model.lr_schedule.constant.value": 0.01,
+    }
+    values.update({key.replace("__", "."): value for key, value in more.items()})
+    return Config(values)
+
+
+def tiny_arrays(examples: int = 40) -> dict[str, np.ndarray[Any, Any]]:
+    """Points in the plane, labelled by the side of a line they lie on."""
+    points = np.random.default_rng(3).normal(size=(examples, 4)).astype(np.float32)
+    return {"x": points, "y": (points[:, 0] > points[:, 1]).astype(np.int32)}
+
+
+def tiny_datasets(batch_size: int = 8) -> dict[str, tf.data.Dataset]:
+    """Five shuffled batches for training, three (the last one short) for validation."""
+    trn = tf.data.Dataset.from_tensor_slices(tiny_arrays()).shuffle(40).batch(batch_size)
+    vld = tf.data.Dataset.from_tensor_slices(tiny_arrays(20)).batch(batch_size)
+    return {"trn": trn, "vld": vld}
+
+
+def tiny_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
+    """A layer with batch normalisation and dropout: everything that has hidden state."""
+    net = ModelDict()
+    net.x = inputs["x"]
+    net.fc0 = keras.layers.Dense(6, activation="relu", name="fc0")(net.last)
+    net.bn0 = keras.layers.BatchNormalization(name="bn0")(net.last, training=train_phase)
+    net.dropout = keras.layers.Dropout(0.2, name="dropout")(net.last, training=train_phase)
+    net.logits = keras.layers.Dense(2, name="logits")(net.last)
+    if "y" in inputs:
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs["y"], logits=net.logits)
+        net.loss = tf.reduce_mean(losses)
+        correct = tf.equal(tf.argmax(net.logits, 1, output_type=tf.int32), inputs["y"])
+        net.accuracy = tf.reduce_mean(tf.cast(correct, tf.float32))
+    return net
+
+
+def tiny_model(*, build: Any = tiny_build, datasets: Any = tiny_datasets, **config: Any) -> SimpleNamespace:
+    """A model object; further keywords are config keys with ``__`` in place of dots."""
+    return SimpleNamespace(config=tiny_config(**config), datasets=datasets, build=build, name="tiny")
+
+
+def tiny_trainer(experiment: Path | None = None, **model: Any) -> SimpleTrainer:
+    """A trainer of a tiny model."""
+    return SimpleTrainer(tiny_model(**model), experiment=experiment)
+
+
+class CountingTrainer(Trainer):
+    """Has no TensorFlow in it: each step adds its number to a total that is saved."""
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.state["total"] = 0
+
+    def run_step(self) -> dict[str, float]:
+        self.state["total"] += self.global_step + 1
+        return {"loss": 1.0 / (self.global_step + 1)}
+
+
+class Recorder(Callback):
+    """Notes every hook it is called for as (hook, step)."""
+
+    def __init__(self, calls: list[tuple[str, int]] | None = None) -> None:
+        self.calls = [] if calls is None else calls
+
+    def _note(self, hook: str) -> None:
+        self.calls.append((hook, self.trainer.global_step))
+
+    def setup(self) -> None:
+        self._note("setup")
+
+    def before_train(self) -> None:
+        self._note("before_train")
+
+    def after_train(self) -> None:
+        self._note("after_train")
+
+    def before_epoch(self) -> None:
+        self._note("before_epoch")
+
+    def after_epoch(self) -> None:
+        self._note("after_epoch")
+
+    def trigger_epoch(self) -> None:
+        self._note("trigger_epoch")
+
+    def trigger(self) -> None:
+        self._note("trigger")
+
+    def steps(self, hook: str) -> list[int]:
+        """The steps at which a hook was called."""
+        return [step for name, step in self.calls if name == hook]
+
+
+class Losses(Callback):
+    """Keeps the loss of every step, which makes each compiled call one step long."""
+
+    def __init__(self) -> None:
+        self.by_step: dict[int, float] = {}
+
+    def trigger_step(self) -> None:
+        self.by_step[self.trainer.global_step] = self.trainer.outputs["loss"]
+
+
+def values(trainer: TowerTrainer) -> dict[str, bytes]:
+    """The bits of every variable that a checkpoint of the trainer holds."""
+    kinds = (tf.Variable, keras.Variable)
+    variables = {name: entry for name, entry in trainer.state.items() if isinstance(entry, kinds)}
+    return {name: np.asarray(tf.convert_to_tensor(variable)).tobytes() for name, variable in variables.items()}

@@ -1,0 +1,337 @@
+"""The loop: which hooks run, in which order, at which steps, whatever happens."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prototrain import Callback, StopTraining, Trainer
+from prototrain.callbacks import SaveOnExit
+from prototrain.errors import CallbackError, ExperimentError, NonFiniteError
+from tests.tiny import CountingTrainer, Recorder
+
+
+class StopAt(Callback):
+    """Raises at one step, from a hook of one's choice."""
+
+    def __init__(self, step: int, error: BaseException | None = None) -> None:
+        self.step = step
+        self.error = error or StopTraining("enough")
+
+    def trigger_step(self) -> None:
+        raise self.error
+
+    def next_step(self, step: int) -> int | None:
+        return self.step if step < self.step else None
+
+
+def test_the_order_of_all_hooks() -> None:
+    recorder = Recorder()
+    CountingTrainer().train([recorder, recorder_every(recorder, 3)], steps_per_epoch=4, max_epoch=2)
+    assert [call for call in recorder.calls if call[0] != "setup" and "train" not in call[0]] == [
+        ("before_epoch", 0),
+        ("before_epoch", 0),
+        ("trigger", 3),
+        ("after_epoch", 4),
+        ("after_epoch", 4),
+        ("trigger_epoch", 4),
+        ("before_epoch", 4),
+        ("before_epoch", 4),
+        ("trigger", 6),
+        ("after_epoch", 8),
+        ("after_epoch", 8),
+        ("trigger_epoch", 8),
+        ("trigger", 8),  # the last step of a run counts as due
+    ]
+
+
+def recorder_every(recorder: Recorder, steps: int) -> Callback:
+    return Recorder(recorder.calls).every(steps=steps)
+
+
+LENGTHS = [
+    # steps_per_epoch, max_epoch, max_steps -> total, epochs entered
+    (4, 2, None, 8, 2),
+    (4, 2, 6, 6, 2),
+    (4, None, 6, 6, 2),
+    (None, None, 5, 5, 1),
+    (4, 3, 100, 12, 3),
+    (4, None, 0, 0, 0),
+    (1, 3, None, 3, 3),
+]
+
+
+@pytest.mark.parametrize(("steps_per_epoch", "max_epoch", "max_steps", "total", "epochs"), LENGTHS)
+def test_the_length_of_a_run(
+    steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None, total: int, epochs: int
+) -> None:
+    trainer, recorder = CountingTrainer(), Recorder()
+    trainer.train([recorder], steps_per_epoch=steps_per_epoch, max_epoch=max_epoch, max_steps=max_steps)
+    assert trainer.global_step == trainer.total_steps == total
+    assert trainer.state["total"] == sum(range(total + 1))
+    assert len(recorder.steps("before_epoch")) == len(recorder.steps("after_epoch")) == epochs
+    assert recorder.steps("after_train") == [total]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"steps_per_epoch": 0, "max_epoch": 1}, "at least 1"),
+        ({"max_epoch": 2}, "steps_per_epoch"),
+        ({"max_steps": -1}, "max_steps"),
+        ({"max_steps": 1.5}, "max_steps"),
+        ({"max_steps": True}, "max_steps"),
+    ],
+)
+def test_a_wrong_length_is_refused(keywords: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        CountingTrainer().train(**keywords)
+
+
+def test_counters_inside_every_hook() -> None:
+    seen = []
+
+    class Look(Callback):
+        def note(self) -> None:
+            seen.append((self.trainer.epoch_num, self.trainer.local_step, self.trainer.global_step))
+
+        before_epoch = trigger_step = after_epoch = trigger_epoch = note
+
+    CountingTrainer().train([Look()], steps_per_epoch=2, max_epoch=2)
+    assert seen == [
+        *[(1, 0, 0), (1, 1, 1), (1, 2, 2), (1, 2, 2), (1, 2, 2)],
+        *[(2, 0, 2), (2, 1, 3), (2, 2, 4), (2, 2, 4), (2, 2, 4)],
+    ]
+
+
+INTERVALS = list(itertools.product([1, 2, 3, 5, 7], [2, 5, 10], [None, 4, 7], [0, 3, 5]))
+
+
+@pytest.mark.parametrize(("interval", "epoch", "stop", "resume_at"), INTERVALS)
+def test_a_callback_fires_at_exactly_its_steps(
+    interval: int, epoch: int, stop: int | None, resume_at: int, tmp_path: Path
+) -> None:
+    total = 10
+    directory = tmp_path / "run"
+    if resume_at:
+        CountingTrainer(experiment=directory).train([SaveOnExit()], max_steps=resume_at, steps_per_epoch=epoch)
+    by_steps, by_epochs, per_step = Recorder(), Recorder(), Steps()
+    stops = [StopAt(stop)] if stop else []
+    CountingTrainer(experiment=directory).train(
+        [by_steps.every(steps=interval), by_epochs.every(epochs=1), per_step, *stops, SaveOnExit()],
+        max_steps=total,
+        steps_per_epoch=epoch,
+    )
+    end = stop if stop and stop > resume_at else total
+    ran = range(resume_at + 1, end + 1)
+    assert per_step.steps == list(ran)
+    assert by_steps.steps("trigger") == [step for step in ran if step % interval == 0 or step == end]
+    assert by_epochs.steps("trigger") == [step for step in ran if step % epoch == 0 or step == end]
+
+
+class Steps(Callback):
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def trigger_step(self) -> None:
+        self.steps.append(self.trainer.global_step)
+
+
+@pytest.mark.parametrize(
+    "hook", ["setup", "before_train", "before_epoch", "trigger_step", "after_epoch", "trigger_epoch"]
+)
+def test_after_train_runs_on_all_that_were_set_up_whatever_failed(hook: str) -> None:
+    class Fails(Callback):
+        pass
+
+    def fail(self: Callback) -> None:
+        raise RuntimeError(f"in {hook}")
+
+    setattr(Fails, hook, fail)
+    first, last = Recorder(), Recorder()
+    with pytest.raises(RuntimeError, match=f"in {hook}"):
+        CountingTrainer().train([first, Fails(), last], steps_per_epoch=2, max_epoch=1)
+    assert len(first.steps("after_train")) == 1
+    assert len(last.steps("after_train")) == (0 if hook == "setup" else 1)
+
+
+def test_a_failing_after_train_hides_neither_the_others_nor_the_first_failure() -> None:
+    class FailsAtEnd(Callback):
+        def after_train(self) -> None:
+            raise RuntimeError("at the end")
+
+    recorder = Recorder()
+    with pytest.raises(RuntimeError, match="at the end"):
+        CountingTrainer().train([FailsAtEnd(), recorder], max_steps=2)
+    assert recorder.steps("after_train") == [2]
+    with pytest.raises(KeyError, match="early") as caught:
+        CountingTrainer().train([FailsAtEnd(), StopAt(1, KeyError("early"))], max_steps=2)
+    assert "at the end" in caught.value.__notes__[0]
+
+
+def test_stop_training_lets_the_others_have_the_step() -> None:
+    early, late = Recorder(), Recorder()
+    trainer = CountingTrainer()
+    trainer.train([early.every(steps=2), StopAt(4), late.every(steps=2)], max_steps=10)
+    assert trainer.global_step == 4
+    assert early.steps("trigger") == late.steps("trigger") == [2, 4]
+
+
+def test_a_failing_step_is_not_counted() -> None:
+    class Fails(Trainer):
+        def run_step(self) -> None:
+            if self.global_step == 3:
+                raise OSError("disk")
+
+    trainer = Fails()
+    with pytest.raises(OSError, match="disk"):
+        trainer.train(max_steps=5)
+    assert trainer.global_step == 3 and not trainer.step_is_whole
+
+
+def test_non_finite_scalars_end_a_run_only_if_that_is_asked_for() -> None:
+    from prototrain.callbacks import StopOnNaN
+
+    class Diverges(Trainer):
+        def run_step(self) -> dict[str, float]:
+            return {"loss": float("nan") if self.global_step == 2 else 1.0}
+
+    trainer = Diverges()
+    trainer.train(max_steps=5)
+    assert trainer.global_step == 5
+    trainer = Diverges()
+    with pytest.raises(NonFiniteError, match="loss is nan in step 3"):
+        trainer.train([StopOnNaN()], max_steps=5)
+    assert trainer.global_step == 2
+
+
+def test_own_run_steps_need_only_return_their_number() -> None:
+    class Many(Trainer):
+        def run_steps(self, n: int) -> int:
+            return n
+
+    trainer, recorder = Many(), Recorder()
+    trainer.train([recorder.every(steps=4)], max_steps=10)
+    assert trainer.global_step == 10 and recorder.steps("trigger") == [4, 8, 10]
+
+
+def test_before_and_after_run_are_called_around_each_step() -> None:
+    calls: list[Any] = []
+
+    class Around(Callback):
+        def before_run(self) -> None:
+            calls.append(("before", self.trainer.step_in_run))
+
+        def after_run(self, outputs: dict[str, Any]) -> None:
+            calls.append(("after", outputs["loss"]))
+
+    CountingTrainer().train([Around()], max_steps=2)
+    assert calls == [("before", 0), ("after", 1.0), ("before", 1), ("after", 0.5)]
+
+
+def test_training_again_goes_on_from_where_the_trainer_is(tmp_path: Path) -> None:
+    trainer = CountingTrainer(experiment=tmp_path / "run")
+    trainer.train([SaveOnExit()], max_steps=3)
+    trainer.train([], max_steps=5)
+    trainer.train([SaveOnExit()], max_steps=8)
+    assert trainer.global_step == 8 and trainer.state["total"] == 36
+
+
+def test_resume_false_starts_over_and_keeps_the_old_checkpoints(tmp_path: Path) -> None:
+    CountingTrainer(experiment=tmp_path).train([SaveOnExit()], max_steps=3)
+    trainer = CountingTrainer(experiment=tmp_path)
+    trainer.train([SaveOnExit()], max_steps=2, resume=False)
+    assert trainer.state["total"] == 3
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0000000002"]
+    assert [path.name for path in (tmp_path / "checkpoints.superseded-1").iterdir()] == ["step-0000000003"]
+
+
+def test_a_writer_without_a_directory_says_so() -> None:
+    with pytest.raises(ExperimentError, match="SaveOnExit needs a directory"):
+        CountingTrainer().train([SaveOnExit()], max_steps=1)
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "words"),
+    [
+        ([Recorder], "parentheses"),
+        ([lambda: None], "not a callback"),
+        ([(same := Recorder()), same], "in the list twice"),
+    ],
+)
+def test_a_wrong_list_is_refused(callbacks: list[Any], words: str) -> None:
+    with pytest.raises(CallbackError, match=words):
+        CountingTrainer().train(callbacks, max_steps=1)
+
+
+@pytest.mark.parametrize("hook", ["before_run", "after_run"])
+def test_stop_training_along_with_a_step_saves_it_whole(hook: str, tmp_path: Path) -> None:
+    class Stops(Callback):
+        pass
+
+    def stop(self: Callback, *outputs: Any) -> None:
+        if self.trainer.step_in_run == 2:
+            raise StopTraining("here")
+
+    setattr(Stops, hook, stop)
+    trainer = CountingTrainer(experiment=tmp_path)
+    trainer.train([Stops(), SaveOnExit()], max_steps=5)
+    assert trainer.storage.checkpoints.steps() == [2 if hook == "before_run" else 3] == [trainer.global_step]
+
+
+def test_a_run_inside_of_an_exception_handler_reports_its_own_failures() -> None:
+    class FailsAtEnd(Callback):
+        def after_train(self) -> None:
+            raise RuntimeError("at the end")
+
+    try:
+        raise KeyError("of the caller")
+    except KeyError:
+        with pytest.raises(RuntimeError, match="at the end"):
+            CountingTrainer().train([FailsAtEnd()], max_steps=1)
+
+
+def test_after_a_half_done_step_a_second_run_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
+    class FailsOnce(CountingTrainer):
+        failed = False
+
+        def run_step(self) -> dict[str, float]:
+            outputs = super().run_step()
+            if self.global_step == 5 and not self.failed:
+                self.failed = True
+                raise OSError("after the change, before the end")
+            return outputs
+
+    from prototrain.callbacks import ModelSaver
+    from prototrain.errors import CheckpointError
+
+    trainer = FailsOnce(experiment=tmp_path)
+    with pytest.raises(OSError, match="after the change"):
+        trainer.train([ModelSaver().every(steps=3)], max_steps=8)
+    trainer.train([ModelSaver().every(steps=3)], max_steps=8)
+    assert trainer.state["total"] == 36
+    without = FailsOnce()
+    with pytest.raises(OSError, match="after the change"):
+        without.train(max_steps=8)
+    with pytest.raises(CheckpointError, match="no checkpoint to go back to"):
+        without.train(max_steps=8)
+
+
+def test_an_array_in_the_state_is_filled_and_not_replaced(tmp_path: Path) -> None:
+    import numpy as np
+
+    class Table(Trainer):
+        def __init__(self, experiment: Path) -> None:
+            super().__init__(experiment=experiment)
+            self.table = self.state["table"] = np.zeros(3)
+
+        def run_step(self) -> None:
+            self.table += 1
+
+    Table(tmp_path).train([SaveOnExit()], max_steps=2)
+    again = Table(tmp_path)
+    again.train([SaveOnExit()], max_steps=5)
+    assert again.table.tolist() == [5, 5, 5]

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prototrain.cluster import Worker, find_cluster
+from prototrain.errors import ConfigError
+
+SCRIPT = Path(__file__).with_name("worker.py")
+
+
+def run(workers: int, orders: list[dict[str, Any]] | None = None, **order: Any) -> list[dict[str, Any] | None]:
+    """Run worker processes on the loopback address; what each printed at its end, or None if it was killed."""
+    sockets = [socket.socket() for _ in range(workers)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    cluster = {"worker": [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]}
+    for one in sockets:
+        one.close()
+    processes = []
+    for index in range(workers):
+        mine = {**order, **(orders[index] if orders else {}), "index": index}
+        environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+        if workers > 1:
+            task = {"type": "worker", "index": index}
+            environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+        command = [sys.executable, str(SCRIPT), json.dumps(mine)]
+        processes.append(
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
+    results = []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=240)
+            lines = [line for line in out.splitlines() if line.startswith("RESULT ")]
+            assert lines or process.returncode == -9, out[-2000:] + err[-3000:]
+            results.append(json.loads(lines[0][7:]) if lines else None)
+    finally:
+        for process in processes:
+            process.kill()
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_give_the_results_of_one(workers: int) -> None:
+    order: dict[str, Any] = {"plain": True, "steps": 20, "batch": 6 if workers == 3 else 8}
+    (one,) = run(1, **order)
+    many = run(workers, **order)
+    assert one is not None
+    for result in many:
+        assert result is not None and "error" not in result, result
+        assert result["outputs"] == pytest.approx(one["outputs"], rel=1e-3, abs=1e-4)
+        for name, value in one["weights"].items():
+            np.testing.assert_allclose(result["weights"][name], value, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_resume_is_exact_and_only_the_chief_writes(tmp_path: Path) -> None:
+    whole = run(2, steps=20, experiment=str(tmp_path / "whole"))
+    run(2, steps=9, experiment=str(tmp_path / "part"))
+    part = run(2, steps=20, experiment=str(tmp_path / "part"))
+    for one, other in zip(whole, part, strict=True):
+        assert one is not None and other is not None
+        assert one["weights"] == other["weights"]
+        assert other["resume"] == "resumed at step 9, exact"
+    steps = [json.loads(line)["step"] for line in (tmp_path / "part" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("act", "chief"), [("signal", 0), ("signal", 1), ("stop", 0), ("fail", 1)])
+def test_what_ends_one_worker_ends_all_at_the_same_step(act: str, chief: int, tmp_path: Path) -> None:
+    results = run(2, steps=100_000, experiment=str(tmp_path / "run"), actor=chief, act=act, at=12)
+    assert all(result is not None for result in results)
+    steps = {result["step"] for result in results if result is not None}
+    assert len(steps) == 1 and 12 <= steps.pop() < 100_000
+    if act == "signal":
+        assert [result["exit"] for result in results if result] == [143, 143]
+    saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert len(saved) == 1 and saved[0].startswith("step-")
+
+
+@pytest.mark.slow
+def test_a_value_that_is_not_finite_on_one_worker_ends_all(tmp_path: Path) -> None:
+    results = run(2, steps=20, experiment=str(tmp_path / "run"), poisoned=[4, 7])
+    for result in results:
+        assert result is not None and result["error"].startswith("NonFiniteError") and "in step 4" in result["error"]
+    assert (tmp_path / "run" / "checkpoints" / "step-0000000003").is_dir()
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_ends_the_others_with_a_checkpoint(tmp_path: Path) -> None:
+    results = run(2, steps=100_000, experiment=str(tmp_path / "run"), actor=1, act="die", at=40)
+    assert results[1] is None and results[0] is not None
+    assert "a worker is gone" in results[0]["error"]
+    (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert saved.name == f"step-{results[0]['step']:010d}"
+    again = run(2, steps=results[0]["step"] + 5, experiment=str(tmp_path / "run"))
+    assert all(result is not None and result["step"] == results[0]["step"] + 5 for result in again)
+
+
+@pytest.mark.slow
+def test_workers_that_disagree_on_the_config() -> None:
+    results = run(2, orders=[{}, {"config": {"model__weight_decay__value": 0.5}}])
+    for result in results:
+        assert result is not None
+        assert "the workers disagree on the config: worker 1" in result["error"]
+        assert "model.weight_decay.value was not set and is 0.5" in result["error"]
+
+
+class TestCluster:
+    def test_tf_config(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
+        for kind, index, place in (("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2)):
+            task = {"type": kind, "index": index}
+            monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+            assert find_cluster()[1] == Worker(place, 3)
+
+    @pytest.mark.parametrize(
+        "text", ["", "{}", "[]", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}', '"x"']
+    )
+    def test_a_wrong_tf_config(self, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TF_CONFIG", text)
+        with pytest.raises(ConfigError, match="TF_CONFIG must be JSON such as"):
+            find_cluster()
+
+    def test_slurm(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("TF_CONFIG", raising=False)
+        for name, value in {
+            "SLURM_PROCID": "1",
+            "SLURM_STEP_NODELIST": "node[01-02]",
+            "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+            "CUDA_VISIBLE_DEVICES": "0",
+        }.items():
+            monkeypatch.setenv(name, value)
+        resolver, worker = find_cluster()
+        assert worker == Worker(1, 2)
+        assert resolver.cluster_spec().as_dict() == {"worker": ["node01:8888", "node02:8888"]}
+
+    def test_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("TF_CONFIG", raising=False)
+        with pytest.raises(ConfigError, match="neither TF_CONFIG nor Slurm"):
+            find_cluster()

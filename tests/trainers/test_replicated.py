@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import ModelDict, SimpleTrainer
+from prototrain.callbacks import LearningRate, SaveOnExit, StopOnNaN
+from prototrain.errors import ConfigError, NonFiniteError, StepError
+from prototrain.launch import launch
+from prototrain.towers import components, current_tower
+from prototrain.trainers.replicated import SyncReplicatedTrainer
+from prototrain.trainers.tower import TowerTrainer
+from tests.conftest import ROOT
+from tests.tiny import Losses, tiny_arrays, tiny_build, tiny_model
+
+STEPS = 50
+
+
+def plain_build(inputs: Any, train_phase: bool) -> ModelDict:
+    """No random layers, and batch normalisation over all towers: what any number of towers must agree on."""
+    net = ModelDict()
+    net.x = inputs["x"]
+    net.fc0 = keras.layers.Dense(6, activation="relu", name="fc0")(net.last)
+    net.bn0 = keras.layers.BatchNormalization(synchronized=True, name="bn0")(net.last, training=train_phase)
+    net.logits = keras.layers.Dense(2, name="logits")(net.last)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs["y"], logits=net.logits)
+    net.loss = tf.reduce_mean(losses)
+    correct = tf.equal(tf.argmax(net.logits, 1, output_type=tf.int32), inputs["y"])
+    net.accuracy = tf.reduce_mean(tf.cast(correct, tf.float32))
+    return net
+
+
+def embedding_build(inputs: Any, train_phase: bool) -> ModelDict:
+    """An embedding, whose gradient is sparse."""
+    net = ModelDict()
+    net.ids = tf.cast(tf.abs(inputs["x"]) * 3, tf.int32) % 7
+    net.embedded = keras.layers.Embedding(7, 3, name="embedding")(net.ids)
+    net.logits = keras.layers.Dense(2, name="logits")(tf.reshape(net.last, [-1, 12]))
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs["y"], logits=net.logits)
+    net.loss = tf.reduce_mean(losses)
+    return net
+
+
+def endless(batch_size: int = 8) -> dict[str, tf.data.Dataset]:
+    dataset = tf.data.Dataset.from_tensor_slices(tiny_arrays())
+    return {"trn": dataset.shuffle(40).repeat().batch(batch_size), "vld": dataset.take(11).batch(4)}
+
+
+def poisoned(step: int, example: int) -> Any:
+    """Datasets in which one example of one step's batch is not a number."""
+
+    def make() -> dict[str, tf.data.Dataset]:
+        arrays = tiny_arrays()
+        arrays["x"][(step - 1) * 8 + example] = np.nan
+        return {"trn": tf.data.Dataset.from_tensor_slices(arrays).batch(8)}
+
+    return make
+
+
+def bits(trainer: TowerTrainer) -> dict[str, list[bytes]]:
+    """The bits of every tower's copy of every variable in the trainer's state."""
+    return {
+        name: [np.asarray(copy).tobytes() for copy in components(entry)]
+        for name, entry in trainer.state.items()
+        if isinstance(entry, tf.Variable | keras.Variable)
+    }
+
+
+def trained(model: Any, towers: int, steps: int = STEPS) -> tuple[TowerTrainer, dict[str, float]]:
+    trainer = SimpleTrainer(model) if towers == 1 else SyncReplicatedTrainer(model, towers)
+    trainer.train([LearningRate(lambda step: 0.02 * 0.9 ** (step / 10)), StopOnNaN()], max_steps=steps)
+    return trainer, dict(trainer.outputs)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "adam": {},
+    "sgd": {"model__optimizer__method": "sgd"},
+    "rmsprop": {"model__optimizer__method": "rmsprop", "model__optimizer__rmsprop__centered": True},
+    "msgd, clipped by value": {
+        "model__optimizer__method": "msgd",
+        "model__clip_gradients": True,
+        "model__clip_gradients__minval": -0.02,
+        "model__clip_gradients__maxval": 0.02,
+    },
+    "an instance, clipped by norm": {
+        "model__clip_gradients__global_norm": 0.05,
+    },
+    "weight decay": {"model__optimizer__method": "sgd", "model__weight_decay__value": 0.5},
+    "frozen": {"model__trainable_variables__filter_regex": "logits"},
+    "embedding": {"build": embedding_build, "model__clip_gradients__global_norm": 0.05},
+}
+
+
+class TestEqualResults:
+    @pytest.mark.parametrize("setting", SETTINGS)
+    def test_any_number_of_towers_gives_the_results_of_one(self, setting: str) -> None:
+        keywords = {"build": plain_build, "datasets": endless, **SETTINGS[setting]}
+
+        def model() -> Any:
+            made = tiny_model(**keywords)
+            if setting.startswith("an instance"):
+                made.config["model.optimizer.method"] = keras.optimizers.SGD(0.1, momentum=0.5)
+            return made
+
+        one, expected = trained(model(), 1)
+        for towers in (2, 4) if setting == "adam" else (2,):
+            many, outputs = trained(model(), towers)
+            assert outputs == pytest.approx(expected, rel=2e-3, abs=2e-4)
+            for name, variable in one.variables.items():
+                for copy in components(many.variables[name]):
+                    np.testing.assert_allclose(copy, variable, rtol=2e-3, atol=2e-4, err_msg=name)
+            assert many.evaluate("vld") == pytest.approx(one.evaluate("vld"), rel=2e-3, abs=2e-4)
+
+    def test_a_batch_per_tower(self) -> None:
+        _, expected = trained(tiny_model(build=plain_build, datasets=endless), 1, 10)
+        model = tiny_model(build=plain_build, datasets=lambda: endless(4), model__batch_size=4)
+        trainer = SyncReplicatedTrainer(model, 2, batch="per_tower")
+        trainer.train([LearningRate(lambda step: 0.02 * 0.9 ** (step / 10))], max_steps=10)
+        assert trainer.outputs == pytest.approx(expected, rel=1e-3)
+        assert trainer.describe()["global batch"] == "8 = 2 towers x 4"
+
+    def test_many_steps_in_a_call_are_the_same_as_single_ones(self) -> None:
+        one, _ = trained(tiny_model(), 2, 20)
+        many = SyncReplicatedTrainer(tiny_model(), 2)
+        many.train([LearningRate(lambda step: 0.02 * 0.9 ** (step / 10)), StopOnNaN(), Losses()], max_steps=20)
+        assert bits(one) == bits(many)
+
+
+class TestTowers:
+    def test_a_tower_knows_itself_and_outputs_are_means(self) -> None:
+        def build(inputs: Any, train_phase: bool) -> ModelDict:
+            net = tiny_build(inputs, train_phase)
+            tower = current_tower()
+            net.index = tf.constant(float(tower.index))
+            net.number = tf.constant(tower.count)
+            net.training = tf.constant(int(tower.training))
+            return net
+
+        trainer = SyncReplicatedTrainer(tiny_model(build=build), 4)
+        trainer.train(max_steps=2)
+        assert (trainer.outputs["index"], trainer.outputs["number"], trainer.outputs["training"]) == (1.5, 4, 1)
+        outcome = trainer.evaluate("vld")
+        assert outcome is not None
+        assert (outcome["index"], outcome["number"], outcome["training"]) == (0, 4, 0)
+
+    def test_random_layers_differ_between_towers_and_repeat(self) -> None:
+        def build(inputs: Any, train_phase: bool) -> ModelDict:
+            net = tiny_build(inputs, train_phase)
+            kept = tf.reduce_sum(keras.layers.Dropout(0.5, name="probe")(tf.ones([1000]), training=train_phase))
+            net.kept, net.kept_squared = kept, kept**2
+            return net
+
+        seen = []
+        for _ in range(2):
+            trainer = SyncReplicatedTrainer(tiny_model(build=build), 2)
+            trainer.train(max_steps=3)
+            seen.append(bits(trainer))
+            assert trainer.outputs["kept_squared"] - trainer.outputs["kept"] ** 2 > 1
+        assert seen[0] == seen[1]
+
+    def test_plain_batch_statistics_are_averaged_over_the_towers(self) -> None:
+        trainer, _ = trained(tiny_model(), 2, 5)
+        for name in ("bn0/moving_mean", "bn0/moving_variance"):
+            first, second = components(trainer.variables[name])
+            np.testing.assert_array_equal(first, second)
+
+
+class TestGuard:
+    @pytest.mark.parametrize("example", [0, 7])
+    @pytest.mark.parametrize("own_step", [False, True])
+    def test_a_bad_gradient_in_one_tower_changes_no_variable_of_any(self, example: int, own_step: bool) -> None:
+        class OwnStep(SyncReplicatedTrainer):
+            def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+                with tf.GradientTape(persistent=True) as tape:
+                    net = self.build(inputs, True)
+                    first, second = tf.constant(0.0), net["loss"]
+                    for variable in self.trainable.values():
+                        first += tf.reduce_sum(variable**2)
+                # The first update is finite and made before the second one fails.
+                for loss in (first, second):
+                    variables = list(self.trainable.values())
+                    gradients = tape.gradient(loss, variables)
+                    self.apply_gradients(list(zip(gradients, variables, strict=True)), loss=loss)
+                return {"loss": net["loss"]}
+
+        kind = OwnStep if own_step else SyncReplicatedTrainer
+        callbacks = [LearningRate(lambda step: 0.02 * 0.9 ** (step / 10)), StopOnNaN()]
+        good = kind(tiny_model(datasets=poisoned(5, example)), 2)
+        good.train(callbacks, max_steps=3)
+        bad = kind(tiny_model(datasets=poisoned(4, example)), 2)
+        with pytest.raises(NonFiniteError, match="in step 4"):
+            bad.train(callbacks, max_steps=20)
+        assert bad.global_step == 3
+        assert bits(bad) == bits(good)
+
+
+class TestResume:
+    @pytest.mark.parametrize("towers", [2, pytest.param(4, marks=pytest.mark.slow)])
+    def test_the_same_towers_go_on_bit_for_bit(self, experiment: Path, towers: int) -> None:
+        whole = SyncReplicatedTrainer(tiny_model(), towers)
+        whole.train([StopOnNaN()], max_steps=12)
+        for steps in (5, 12):
+            part = SyncReplicatedTrainer(tiny_model(), towers, experiment=experiment)
+            part.train([StopOnNaN(), SaveOnExit()], max_steps=steps)
+        assert "exact" in part.storage.resume_line() and "not" not in part.storage.resume_line()
+        assert bits(part) == bits(whole)
+
+    @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 4)])
+    def test_another_number_of_towers_goes_on_and_says_so(self, experiment: Path, before: int, after: int) -> None:
+        for towers, steps in ((before, 5), (after, 12)):
+            kind = SimpleTrainer if towers == 1 else SyncReplicatedTrainer
+            extra = {} if towers == 1 else {"towers": towers}
+            trainer = kind(tiny_model(), experiment=experiment, **extra)
+            trainer.train([SaveOnExit()], max_steps=steps)
+        assert trainer.global_step == 12
+        assert "not bit-exact" in trainer.storage.resume_line()
+        assert f"towers was {before} and is {after}" in trainer.storage.resume_line()
+        seeds = [
+            np.asarray(copy).tolist()
+            for name, variable in trainer.variables.items()
+            if "seed" in name
+            for copy in components(variable)
+        ]
+        assert len({tuple(seed) for seed in seeds}) == after
+        assert {seed[1] for seed in seeds} == {12}
+
+
+class TestErrors:
+    def test_a_batch_size_that_does_not_divide(self) -> None:
+        with pytest.raises(ConfigError, match=r"batch_size: 8 .* 3 towers; 9 would"):
+            SyncReplicatedTrainer(tiny_model(), 3)
+
+    def test_a_batch_that_does_not_divide(self) -> None:
+        def datasets() -> dict[str, tf.data.Dataset]:
+            arrays = {name: array[:11] for name, array in tiny_arrays().items()}
+            return {"trn": tf.data.Dataset.from_tensor_slices(arrays).batch(8)}
+
+        with pytest.raises(StepError, match=r"step 2 failed in the model: .*does not divide .* 2 .*drop_remainder"):
+            SyncReplicatedTrainer(tiny_model(datasets=datasets), 2).train(max_steps=5)
+
+    def test_wrong_options(self) -> None:
+        with pytest.raises(ConfigError, match="reduction"):
+            SyncReplicatedTrainer(tiny_model(), 2, reduction="magic")  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="batch must be"):
+            SyncReplicatedTrainer(tiny_model(), 2, batch="local")  # type: ignore[arg-type]
+
+
+class TestLaunch:
+    def test_towers_are_passed_on(self, tmp_path: Path) -> None:
+        model = tiny_model(trainer__experiment_base_dir=str(tmp_path))
+        trainer = launch(model, towers="CPU:1,CPU:3", callbacks=[], fresh=True)
+        assert isinstance(trainer, SyncReplicatedTrainer)
+        assert trainer.describe()["devices"] == "CPU:1, CPU:3"
+
+    def test_one_device_takes_the_simple_trainer(self, tmp_path: Path) -> None:
+        model = tiny_model(trainer__experiment_base_dir=str(tmp_path))
+        assert type(launch(model, callbacks=[])) is SimpleTrainer
+
+    def test_a_trainer_of_one_tower_takes_no_towers(self, tmp_path: Path) -> None:
+        model = tiny_model(trainer__experiment_base_dir=str(tmp_path))
+        with pytest.raises(ConfigError, match="SimpleTrainer has one tower only; derive it from SyncReplicatedTrainer"):
+            launch(model, trainer=SimpleTrainer, towers=2)
+
+    @pytest.mark.slow
+    def test_the_command_line_makes_cpu_devices(self, tmp_path: Path) -> None:
+        command = [sys.executable, "-m", "prototrain.cli", "run", "models.simple", "--towers", "cpu:2"]
+        command += ["-s", "model.num_steps=20", "-s", f"trainer.experiment_base_dir={tmp_path}"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=200, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "32 = 2 towers x 16" in done.stdout

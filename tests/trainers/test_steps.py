@@ -1,0 +1,355 @@
+"""Many steps in one call: the same numbers, the right count, and failures that leave everything whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import Callback, SimpleTrainer, StopTraining
+from prototrain.callbacks import LearningRate, SaveOnExit, StopOnNaN, Validation
+from prototrain.errors import DataError, ModelError, NonFiniteError, StepError
+from tests.tiny import Losses, Recorder, tiny_arrays, tiny_build, tiny_datasets, tiny_model, tiny_trainer, values
+
+
+@pytest.fixture(scope="module")
+def reference() -> dict[str, bytes]:
+    """The variables after 20 steps that were made in as few calls as possible."""
+    trainer = tiny_trainer()
+    trainer.train([LearningRate(rate), StopOnNaN()])
+    return values(trainer)
+
+
+def rate(step: Any) -> Any:
+    return 0.01 * 0.9 ** (step / 10)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        [],
+        [Losses()],
+        [Recorder().every(steps=7), Recorder().every(steps=3)],
+        [Validation().every(steps=4)],
+        [Recorder().every(seconds=1e-9)],
+    ],
+    ids=["none", "per step", "mixed intervals", "validation", "by time"],
+)
+def test_callbacks_do_not_change_a_bit(extra: list[Callback], reference: dict[str, bytes]) -> None:
+    trainer = tiny_trainer()
+    trainer.train([LearningRate(rate), StopOnNaN(), *extra])
+    assert values(trainer) == reference
+
+
+@pytest.mark.parametrize("stops", [[7], [1, 2, 19], [5, 10, 15]])
+def test_a_resumed_run_does_not_differ_in_a_bit(stops: list[int], reference: dict[str, bytes], tmp_path: Path) -> None:
+    losses = Losses()
+    for end in [*stops, 20]:
+        trainer = tiny_trainer(tmp_path)
+        trainer.train([LearningRate(rate), StopOnNaN(), losses, SaveOnExit()], max_steps=end, steps_per_epoch=5)
+        assert "not bit-exact" not in trainer.storage.resume_line()
+    assert values(trainer) == reference
+    assert sorted(losses.by_step) == list(range(1, 21))
+
+
+def test_outputs_are_those_of_the_last_step_by_name() -> None:
+    trainer, losses = tiny_trainer(model__weight_decay__value=0.1), Losses()
+    trainer.train([losses], max_steps=6)
+    assert list(trainer.outputs) == ["loss", "accuracy", "loss_l2", "loss_total", "learning_rate"]
+    assert trainer.outputs["loss"] == losses.by_step[6]
+    assert trainer.outputs["loss_total"] == pytest.approx(trainer.outputs["loss"] + trainer.outputs["loss_l2"])
+    assert trainer.outputs["loss_l2"] > 0
+
+
+def test_a_call_ends_at_the_nearest_step_anyone_asked_for() -> None:
+    trainer = tiny_trainer()
+    calls: list[tuple[int, int]] = []
+    run_steps = trainer.run_steps
+
+    def note(n: int) -> int:
+        calls.append((trainer.global_step, n))
+        return run_steps(n)
+
+    trainer.run_steps = note  # type: ignore[method-assign]
+    trainer.train([Recorder().every(steps=4), Recorder().every(steps=6)], max_steps=14, steps_per_epoch=14)
+    asked = {start + n for start, n in calls}
+    assert asked == {4, 6, 8, 12, 14}
+
+
+def poisoned(step: int, *, gradient_only: bool = False) -> Any:
+    """A build whose loss, or only the gradient of it, is NaN for the batch of one step."""
+
+    def build(inputs: Any, train_phase: bool) -> Any:
+        net = tiny_build(inputs, train_phase)
+        bad = tf.reduce_any(tf.equal(inputs["number"], step - 1)) if train_phase else tf.constant(False)
+        if gradient_only:
+            # The square root of zero is finite; its slope is not.
+            zero = tf.reduce_sum(net.logits) * 0.0
+            net.loss = net.loss + tf.where(bad, tf.sqrt(zero), zero)
+        else:
+            net.loss = tf.where(bad, tf.constant(float("nan")), net.loss)
+        return net
+
+    return build
+
+
+def numbered_datasets() -> dict[str, tf.data.Dataset]:
+    arrays = tiny_arrays(160)
+    numbers = {"number": np.repeat(np.arange(20), 8)}
+    return {"trn": tf.data.Dataset.from_tensor_slices({**arrays, **numbers}).batch(8)}
+
+
+@pytest.mark.parametrize("gradient_only", [False, True])
+def test_a_step_that_is_not_finite_changes_nothing(gradient_only: bool, tmp_path: Path) -> None:
+    model = tiny_model(build=poisoned(8, gradient_only=gradient_only), datasets=numbered_datasets)
+    whole = SimpleTrainer(tiny_model(build=tiny_build, datasets=numbered_datasets))
+    whole.train([LearningRate(rate)], max_steps=7)
+    trainer = SimpleTrainer(model, experiment=tmp_path)
+    with pytest.raises(NonFiniteError, match=r"step 8 \(.*loss"):
+        trainer.train([LearningRate(rate), StopOnNaN(), SaveOnExit()])
+    assert trainer.global_step == 7
+    assert values(trainer) == values(whole)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0000000007"]
+    # The saved position is right before the bad batch: with the model repaired the run is what it would have been.
+    repaired, losses = SimpleTrainer(whole.model, experiment=tmp_path), Losses()
+    repaired.train([LearningRate(rate), losses], max_steps=20)
+    straight = SimpleTrainer(whole.model)
+    straight.train([LearningRate(rate)], max_steps=20)
+    assert values(repaired) == values(straight)
+
+
+def test_without_the_callback_nothing_is_checked() -> None:
+    trainer = SimpleTrainer(tiny_model(build=poisoned(3), datasets=numbered_datasets))
+    trainer.train(max_steps=3)
+    assert trainer.global_step == 3 and np.isnan(trainer.outputs["loss"])
+
+
+def failing(step: int) -> Any:
+    """A build with an assertion that fails for the batch of one step."""
+
+    def build(inputs: Any, train_phase: bool) -> Any:
+        net = tiny_build(inputs, train_phase)
+        if train_phase:
+            check = tf.debugging.assert_less(inputs["number"], tf.cast(step - 1, tf.int64), message="too large")
+            with tf.control_dependencies([check] if check is not None else []):
+                net.loss = tf.identity(net.loss)
+        return net
+
+    return build
+
+
+def test_a_failing_model_says_where_and_saves_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = SimpleTrainer(tiny_model(build=failing(6), datasets=numbered_datasets), experiment=tmp_path)
+    with pytest.raises(StepError, match=r"step 6 failed in the model: .*too large"):
+        trainer.train([StopOnNaN(), SaveOnExit()])
+    assert trainer.global_step == 5
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["failed-0000000005"]
+    assert "a resume goes on from the start" in capsys.readouterr().out
+    log = (tmp_path / "train.log").read_text()
+    assert "{{node" in log and "Traceback" in log, "the whole text of TensorFlow's error is kept"
+
+
+def test_failing_data_says_where_and_the_run_can_go_on_once_it_is_repaired(tmp_path: Path) -> None:
+    file = tmp_path / "numbers.csv"
+    good = [f"{x[0]},{x[1]},{x[2]},{x[3]},{y}" for x, y in zip(*tiny_arrays(160).values(), strict=True)]
+
+    def datasets() -> dict[str, tf.data.Dataset]:
+        def parse(line: tf.Tensor) -> dict[str, tf.Tensor]:
+            *x, y = tf.io.decode_csv(line, [0.0, 0.0, 0.0, 0.0, 0])
+            return {"x": tf.stack(x), "y": y}
+
+        return {"trn": tf.data.TextLineDataset(str(file)).map(parse).batch(8)}
+
+    file.write_text("\n".join([*good[:45], "0.5,x,0.5,0.5,1", *good[46:]]))
+    trainer = SimpleTrainer(tiny_model(datasets=datasets), experiment=tmp_path)
+    with pytest.raises(StepError, match=r"step 6 failed in the data: .*not a valid float"):
+        trainer.train([SaveOnExit()])
+    assert trainer.global_step == 5
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0000000005"]
+    file.write_text("\n".join(good))
+    repaired = SimpleTrainer(tiny_model(datasets=datasets), experiment=tmp_path)
+    repaired.train([], max_steps=20)
+    straight = SimpleTrainer(tiny_model(datasets=datasets))
+    straight.train([], max_steps=20)
+    assert values(repaired) == values(straight)
+
+
+def once_datasets() -> dict[str, tf.data.Dataset]:
+    """Gives its ten batches a single time, however often it is iterated."""
+    batches = iter([{"x": tiny_arrays(8)["x"], "y": tiny_arrays(8)["y"]}] * 10)
+    spec = {"x": tf.TensorSpec((8, 4), tf.float32), "y": tf.TensorSpec((8,), tf.int32)}
+    return {"trn": tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)}
+
+
+def test_data_that_runs_out_ends_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    shared = once_datasets()
+    trainer, recorder = SimpleTrainer(tiny_model(datasets=lambda: shared)), Recorder()
+    trainer.train([recorder.every(steps=100)], max_steps=50)
+    # Two batches were looked at before training; what is left is trained on.
+    assert 0 < trainer.global_step < 10
+    assert recorder.steps("trigger") == [trainer.global_step]
+    assert "the training dataset ran out of data" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("datasets", "error", "words"),
+    [
+        (lambda: {"vld": tiny_datasets()["vld"]}, DataError, "'trn'"),
+        (lambda: tiny_datasets()["trn"], DataError, "must return a dict"),
+        (lambda: {"trn": tiny_datasets()["trn"].take(0)}, DataError, "'trn' is empty"),
+        (lambda: {"trn": tiny_datasets()["trn"].map(lambda b: (b["x"], b["y"]))}, DataError, "dict of batched tensors"),
+        (lambda: {"trn": [1, 2]}, DataError, "tf.data.Dataset for 'trn', not list"),
+    ],
+)
+def test_wrong_datasets_are_refused(datasets: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        SimpleTrainer(tiny_model(datasets=datasets))
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda inputs, train_phase: None, "must return a mapping"),
+        (lambda inputs, train_phase: {"logits": inputs["x"]}, "must return 'loss'.*it returned logits"),
+        (lambda inputs, train_phase: {"loss": inputs["x"]}, r"must return 'loss', a floating scalar.*8, 4"),
+        (lambda inputs, train_phase: {"loss": tf.reduce_sum(inputs["x"])}, "does not depend on any trainable"),
+    ],
+)
+def test_wrong_builds_are_refused(build: Any, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        SimpleTrainer(tiny_model(build=build)).train(max_steps=1)
+
+
+def test_an_own_train_step_keeps_the_compiled_call_and_is_guarded() -> None:
+    class TwoUpdates(SimpleTrainer):
+        """Updates once with the gradient and once more, without asking, with a constant that is NaN in step 5."""
+
+        def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+            outputs = super().train_step(inputs)
+            extra = tf.where(tf.equal(self.step_in_run, 4), float("nan"), 0.5)
+            next(iter(self.trainable.values())).assign_add(extra * tf.ones([4, 6]))
+            return {"loss": outputs["loss"] + extra}
+
+    whole = TwoUpdates(tiny_model())
+    whole.train(max_steps=4)
+    trainer = TwoUpdates(tiny_model())
+    with pytest.raises(NonFiniteError, match="step 5"):
+        trainer.train([StopOnNaN()], max_steps=10)
+    assert trainer.global_step == 4
+    assert values(trainer) == values(whole)
+
+
+def test_an_own_run_step_is_called_for_every_step_in_python() -> None:
+    seen = []
+
+    class Stepwise(SimpleTrainer):
+        def run_step(self) -> Any:
+            batch = self.next_batch()
+            seen.append((self.global_step, int(batch["x"].shape[0])))
+            return {"loss": 1.0}
+
+    trainer = Stepwise(tiny_model())
+    trainer.train(max_steps=7)
+    assert seen == [(step, 8) for step in range(7)]
+
+
+def test_an_own_run_step_may_use_the_compiled_one() -> None:
+    class Wrapped(SimpleTrainer):
+        def run_step(self) -> Any:
+            outputs = super().run_step()
+            assert outputs is not None
+            return {"loss": outputs["loss"], "twice": 2 * outputs["loss"]}
+
+    trainer, plain = Wrapped(tiny_model()), tiny_trainer()
+    trainer.train(max_steps=7)
+    plain.train(max_steps=7)
+    assert values(trainer) == values(plain)
+    assert trainer.global_step == 7 and trainer.outputs["twice"] == 2 * trainer.outputs["loss"]
+
+
+def test_traced_hooks_run_with_every_step() -> None:
+    class CountInGraph(Callback):
+        def setup(self) -> None:
+            self.count = self.trainer.state["count"] = tf.Variable(0, dtype=tf.int64)
+
+        def after_run(self, outputs: dict[str, Any]) -> None:
+            self.count.assign_add(self.trainer.step_in_run)
+
+    counter = CountInGraph()
+    tiny_trainer().train([counter], max_steps=9)
+    assert int(counter.count) == sum(range(9))
+
+
+def test_stop_training_in_a_traced_hook_is_no_accident() -> None:
+    class Stops(Callback):
+        def before_run(self) -> None:
+            raise StopTraining("while tracing")
+
+    trainer = tiny_trainer()
+    trainer.train([Stops()])
+    assert trainer.global_step == 0
+
+
+def test_a_keras_optimizer_of_the_users_own() -> None:
+    trainer = SimpleTrainer(tiny_model(model__optimizer__method=lambda: keras.optimizers.Lion(1e-3)))
+    trainer.train(max_steps=3)
+    assert isinstance(trainer.optimizer, keras.optimizers.Lion)
+
+
+def test_only_chosen_variables_are_trained_and_decay() -> None:
+    trainer = tiny_trainer(
+        model__trainable_variables__filter_regex="logits",
+        model__weight_decay__value=0.1,
+        model__weight_decay__filter_regex=".*kernel",
+    )
+    before = values(trainer)
+    trainer.train(max_steps=3)
+    changed = {name for name, bits in values(trainer).items() if bits != before[name] and name in trainer.trainable}
+    frozen = {name for name, variable in trainer.variables.items() if variable.trainable and name not in changed}
+    assert changed == {"logits/kernel", "logits/bias"} == set(trainer.trainable)
+    assert frozen == {"fc0/kernel", "fc0/bias", "bn0/gamma", "bn0/beta"}
+    assert set(trainer.decayed) == {"logits/kernel"}
+
+
+class TwoOptimizers(SimpleTrainer):
+    """Alternates two optimizers that it has made as Keras users do."""
+
+    def __init__(self, model: Any, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.first = keras.optimizers.Adam(0.01)
+        self.second = keras.optimizers.SGD(0.01, momentum=0.9)
+
+    def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+        variables = list(self.trainable.values())
+        for optimizer in (self.first, self.second):
+            with tf.GradientTape() as tape:
+                loss = self.build(inputs, True)["loss"]
+            optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+def test_optimizers_of_a_subclass_are_saved_and_resumed(tmp_path: Path) -> None:
+    straight = TwoOptimizers(tiny_model())
+    straight.train(max_steps=12)
+    TwoOptimizers(tiny_model(), experiment=tmp_path).train([SaveOnExit()], max_steps=5, steps_per_epoch=5)
+    resumed = TwoOptimizers(tiny_model(), experiment=tmp_path)
+    resumed.train([SaveOnExit()], max_steps=12, steps_per_epoch=5)
+    assert "not bit-exact" not in resumed.storage.resume_line()
+    assert values(resumed) == values(straight)
+    assert "second/logits_kernel_0_momentum" in resumed.state
+
+
+def test_a_variable_that_a_train_step_makes_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    class Careless(SimpleTrainer):
+        def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+            if not hasattr(self, "extra"):
+                self.extra = tf.Variable(0.0, name="extra")
+            self.extra.assign_add(1.0)
+            return super().train_step(inputs)
+
+    Careless(tiny_model()).train(max_steps=2)
+    assert "train_step() created the variable 'extra'" in capsys.readouterr().out

@@ -1,0 +1,88 @@
+"""One worker process of the tests in test_multi_worker.py: ``worker.py JSON``; prints one line of JSON at its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+
+import numpy as np
+import tensorflow as tf
+
+from prototrain import Callback
+from prototrain.callbacks import JSONWriter, LearningRate, SaveOnExit, StopOnNaN, Validation
+from prototrain.errors import PrototrainError, StopTraining
+from prototrain.trainers.multi_worker import MultiWorkerTrainer
+from prototrain.trainers.tower import SimpleTrainer
+from tests.tiny import tiny_build, tiny_model
+from tests.trainers.test_replicated import endless, plain_build, poisoned
+
+
+class Act(Callback):
+    """Does something at a step, on the worker that it is asked of."""
+
+    chief_only = False
+
+    def __init__(self, what: str, step: int) -> None:
+        self.what, self.step = what, step
+
+    def next_step(self, step: int) -> int | None:
+        return self.step if step < self.step else None
+
+    def trigger_step(self) -> None:
+        match self.what:
+            case "signal":
+                os.kill(os.getpid(), signal.SIGTERM)
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                raise StopTraining("enough")
+            case "fail":
+                raise RuntimeError("a callback failed")
+
+
+def main(order: dict[str, Any]) -> dict[str, Any]:
+    index = order.get("index", 0)
+    model = tiny_model(
+        build=plain_build if order.get("plain") else tiny_build,
+        datasets=poisoned(*order["poisoned"]) if "poisoned" in order else lambda: endless(order.get("batch", 8)),
+        model__batch_size=order.get("batch", 8),
+        **order.get("config", {}),
+    )
+    callbacks: list[Callback] = [LearningRate(lambda step: 0.02 * 0.9 ** (step / 10)), StopOnNaN()]
+    if order.get("experiment"):
+        callbacks += [Validation().every(steps=7), JSONWriter(), SaveOnExit()]
+    if index == order.get("actor"):
+        callbacks.append(Act(order["act"], order["at"]))
+    found: dict[str, Any] = {"index": index}
+    trainer: Any = None
+    try:
+        kind = MultiWorkerTrainer if "TF_CONFIG" in os.environ else SimpleTrainer
+        trainer = kind(model, experiment=order.get("experiment"))
+        trainer.train(callbacks, max_steps=order.get("steps", 20))
+    except (PrototrainError, RuntimeError) as error:
+        found["error"] = f"{type(error).__name__}: {error}"
+    except SystemExit as error:
+        found["exit"] = error.code
+    if trainer is not None:
+        found["step"] = trainer.global_step
+        found["outputs"] = {name: float(value) for name, value in trainer.outputs.items()}
+        found["resume"] = trainer.storage.resume_line()
+        found["weights"] = {
+            name: np.asarray(
+                tf.convert_to_tensor(variable.values[0] if hasattr(variable, "values") else variable)
+            ).tolist()
+            for name, variable in trainer.variables.items()
+        }
+    return found
+
+
+if __name__ == "__main__":
+    print("RESULT " + json.dumps(main(json.loads(sys.argv[1]))), flush=True)
+    os._exit(0)  # TensorFlow waits for peers that are gone
