@@ -13,6 +13,7 @@ _HOMES = {
     "AsyncTrainer": "trainers.async_towers",
     "Callback": "callbacks.base",
     "Config": "config",
+    "DistributedAsyncTrainer": "trainers.distributed_async",
     "Experiment": "experiment",
     "ModelDict": "model",
     "MultiWorkerTrainer": "trainers.multi_worker",
@@ -32,6 +33,7 @@ __all__ = [
     "AsyncTrainer",
     "Callback",
     "Config",
+    "DistributedAsyncTrainer",
     "Experiment",
     "ModelDict",
     "MultiWorkerTrainer",
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from prototrain.towers import current_tower
     from prototrain.trainers.async_towers import AsyncTrainer
     from prototrain.trainers.base import Trainer
+    from prototrain.trainers.distributed_async import DistributedAsyncTrainer
     from prototrain.trainers.multi_worker import MultiWorkerTrainer
     from prototrain.trainers.noop import NoOpTrainer
     from prototrain.trainers.parameter_server import SyncParameterServerTrainer

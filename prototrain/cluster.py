@@ -48,7 +48,7 @@ def find_cluster() -> tuple[Any, Worker]:
         ConfigError: neither ``TF_CONFIG`` nor Slurm describes a cluster with this process as a worker.
     """
     if "TF_CONFIG" in os.environ:
-        return _from_tf_config(os.environ["TF_CONFIG"])
+        return _from_tf_config()
     if "SLURM_PROCID" in os.environ and "SLURM_STEP_NODELIST" in os.environ:
         tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver({"worker": tasks}, port_base=SLURM_PORT)
@@ -80,17 +80,37 @@ def connect(reduction: str = "auto") -> tuple[tf.distribute.Strategy, Worker]:
         ) from error
 
 
-def _from_tf_config(text: str) -> tuple[Any, Worker]:
-    example = '{"cluster": {"worker": ["host1:2222", ...]}, "task": {"type": "worker", "index": 0}}'
+def tf_config(example: str) -> tuple[dict[str, list[str]], str, int]:
+    """Read ``TF_CONFIG``.
+
+    Args:
+        example: shown where it cannot be read.
+
+    Returns:
+        the addresses by kind of task, and this process's kind and number.
+
+    Raises:
+        ConfigError: it is not set, is not such JSON, or has no such task.
+    """
     try:
-        given = json.loads(text)
-        cluster, task = given["cluster"], given["task"]
-        chiefs, others = list(cluster.get("chief", [])), list(cluster.get("worker", []))
-        kind, index = task["type"], int(task["index"])
-        {"chief": chiefs, "worker": others}[kind][index]
+        given = json.loads(os.environ.get("TF_CONFIG", ""))
+        cluster = {kind: [str(address) for address in addresses] for kind, addresses in given["cluster"].items()}
+        kind, index = given["task"]["type"], int(given["task"]["index"])
+        cluster[kind][index]
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise ConfigError(f"TF_CONFIG must be JSON such as {example}; this one is not, or has no such task") from error
-    worker = Worker(index + (len(chiefs) if kind == "worker" else 0), len(chiefs) + len(others))
+    return cluster, kind, index
+
+
+def _from_tf_config() -> tuple[Any, Worker]:
+    example = '{"cluster": {"worker": ["host1:2222", ...]}, "task": {"type": "worker", "index": 0}}'
+    cluster, kind, index = tf_config(example)
+    if kind not in ("chief", "worker"):
+        raise ConfigError(
+            f"TF_CONFIG: MultiWorkerTrainer has no task of the kind {kind!r}; it must be such as {example}"
+        )
+    chiefs = len(cluster.get("chief", []))
+    worker = Worker(index + (chiefs if kind == "worker" else 0), chiefs + len(cluster.get("worker", [])))
     return tf.distribute.cluster_resolver.TFConfigClusterResolver(), worker
 
 

@@ -18,20 +18,23 @@ import prototrain.callbacks
 from tests.conftest import ROOT
 
 LAYERS = [
-    ["errors", "files", "quiet", "tracebacks"],
-    ["cluster", "file_caches", "pipeline"],
+    ["errors", "event_files", "files", "metrics", "quiet", "tracebacks", "wording"],
+    ["cluster", "file_caches", "pipeline", "run_record"],
+    ["server_cluster"],
     ["config_schema"],
     ["config_json"],
     ["config"],
-    ["checkpoint_files", "experiment", "schedules"],
-    ["checkpoint", "towers"],
-    ["positions", "state"],
+    ["experiment", "schedules"],
+    ["checkpoint_files", "runs"],
+    ["checkpoint", "curves", "towers"],
+    ["positions", "report", "state"],
     ["datasets", "model", "optimizers", "readers", "sharing", "signals", "variables"],
     ["predictor"],
     ["callbacks"],
     ["trainers"],
     ["launch"],
     ["actions"],
+    ["commands"],
     ["cli"],
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import time
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from prototrain.experiment import Experiment
@@ -127,9 +127,10 @@ class AsyncTrainer(TowerTrainer):
     ) -> None:
         self.devices = choose_devices(towers)
         self.tracing_tower = 0
+        self._order = uuid.uuid4().hex[:8]
         super().__init__(model, experiment=experiment)
         if scale_gradient and len(self.devices) > 1:
-            self.gradient_processors.insert(0, _DivideBy(float(len(self.devices))))
+            self.gradient_processors.insert(0, DivideGradients(len(self.devices)))
 
     @property
     def steps(self) -> CompiledSteps:
@@ -152,7 +153,7 @@ class AsyncTrainer(TowerTrainer):
     def provenance(self) -> dict[str, Any]:
         found = {**super().provenance(), "towers": len(self.devices)}
         if len(self.devices) > 1:
-            found["order of the towers' updates"] = f"that of process {os.getpid()} at {time.strftime('%X')}"
+            found["order of the towers' updates"] = f"that of run {self._order}"  # no other run has the same
         return found
 
     def _separate_towers(self) -> None:
@@ -165,11 +166,16 @@ class AsyncTrainer(TowerTrainer):
                     self.state[f"{name}{OF_TOWER}{index}"] = own
 
 
-class _DivideBy:
-    """A gradient processor."""
+class DivideGradients:
+    """A gradient processor for updates that come from several places at once.
 
-    def __init__(self, divisor: float) -> None:
-        self._divisor = tf.constant(divisor)
+    Args:
+        places: how many; gradients are divided by this.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._places = places
 
     def __call__(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        return [(divide(gradient, self._divisor), variable) for gradient, variable in pairs]
+        divisor = tf.constant(np.float32(self._places))
+        return [(divide(gradient, divisor), variable) for gradient, variable in pairs]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import textwrap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
@@ -39,6 +40,11 @@ def closing(trainer: Trainer) -> str | None:
     if experiment.summaries.is_dir():
         rows.append(("look at it", f"tensorboard --logdir {shlex.quote(str(experiment.summaries))}"))
     return "\n" + _plain(rows)
+
+
+def plain_table(rows: Mapping[str, Any]) -> str:
+    """Names and values as a table without lines; long values are folded where spaces allow."""
+    return _plain(_wrapped(list(rows.items())))
 
 
 def _plain(rows: list[tuple[str, str]]) -> str:

@@ -146,14 +146,17 @@ class Trainer(TrainerServices):
         self.check_finite = self.record_gradient_norm = False
         with self.storage, self.stop:
             try:
-                self.callbacks.setup()
+                with self.setup_scope():
+                    self.callbacks.setup()
                 self.storage.restore(resume)
+                self.storage.record_start()
                 self.step_is_whole = True
                 self.log(opening(self))
                 self.callbacks.before_train()
                 self._run_epochs()
             except StopTraining as reason:
-                self.log(f"stopped after step {self.global_step}: {reason or 'a callback asked for it'}")
+                self.storage.stopped_by = str(reason) or "a callback asked for it"
+                self.log(f"stopped after step {self.global_step}: {self.storage.stopped_by}")
                 self.callbacks.trigger_last()
             except Exception as error:
                 self.record_failure(error)

@@ -21,7 +21,12 @@ class Evaluation:
     Args:
         trainer: whose model is evaluated.
         name: the dataset.
+
+    Attributes:
+        examples: how many examples the last pass was over.
     """
+
+    examples = 0
 
     def __init__(self, trainer: TowerTrainer, name: str) -> None:
         self._trainer = trainer
@@ -49,6 +54,7 @@ class Evaluation:
             return None
         if not weight:
             raise DataError(f"dataset {self._name!r} is empty")
+        self.examples = int(weight)
         return self._packing.unpack((sums[0] / tf.cast(weight, tf.float32), sums[1] / weight))
 
     def _run(self, iterator: Any) -> tuple[tf.Tensor, ...]:

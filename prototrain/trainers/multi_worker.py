@@ -120,7 +120,7 @@ class MultiWorkerTrainer(SyncTrainer):
         self.is_chief = self.worker.is_chief
         self.stop = AgreedStop(self.log)
         self._backup = Backup(self)
-        self._parted = False
+        self._parted = self._connection_broken = False
         self._require_same(
             "the model", {"code": source_digest(self._model_source()), "variables": list(self.variables)}
         )
@@ -142,7 +142,7 @@ class MultiWorkerTrainer(SyncTrainer):
         max_steps: int | None = None,
         resume: bool = True,
     ) -> None:
-        self._parted = False
+        self._parted = self._connection_broken = False
         self._exchange.numbers(0)  # nobody looks for a checkpoint before the chief has cleared the directory
         try:
             super().train(
@@ -150,6 +150,7 @@ class MultiWorkerTrainer(SyncTrainer):
             )
         finally:
             self._part()
+            self._say_goodbye()
 
     def run_steps(self, n: int) -> int:
         agreed = self._agree(min(n, self.steps.longest_call))
@@ -160,7 +161,7 @@ class MultiWorkerTrainer(SyncTrainer):
             self._parted = True  # averaged gradients are the same everywhere: all workers end here
             raise
         except StepError as error:
-            self._parted = True  # a failed step has ended the connection between the workers
+            self._parted = self._connection_broken = True  # a failed step ends the connection between the workers
             if isinstance(error.__cause__, tf.errors.OpError) and "ollective" in str(error.__cause__):
                 raise self._after_loss(error) from error
             raise
@@ -196,7 +197,7 @@ class MultiWorkerTrainer(SyncTrainer):
         try:
             told = self._exchange.numbers(n, self.global_step, wanted, leaves)
         except tf.errors.OpError as error:
-            self._parted = True
+            self._parted = self._connection_broken = True
             raise StepError(f"{_LOST} before step {self.global_step + 1}") from error
         if leaves:
             return 0
@@ -221,6 +222,13 @@ class MultiWorkerTrainer(SyncTrainer):
             self._parted = True
             with suppress(tf.errors.OpError, StepError):
                 self._agree(0, leaves=True)
+
+    def _say_goodbye(self) -> None:
+        """Wait for the others, which may still be reading this process's part of the last exchange."""
+        if not self._connection_broken:
+            # A worker that comes out of this first may end, which breaks the others' goodbye: all had come this far.
+            with suppress(tf.errors.OpError):
+                self._exchange.numbers(0)
 
     def _after_loss(self, error: StepError) -> StepError:
         lost = self.global_step

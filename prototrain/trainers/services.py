@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -91,6 +91,10 @@ class TrainerServices:
     def is_compiled(self) -> bool:
         """Whether the hooks along with an iteration are traced."""
         return False
+
+    def setup_scope(self) -> AbstractContextManager[Any]:
+        """What callbacks are set up in; a subclass decides with it where the variables lie that they make."""
+        return nullcontext()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

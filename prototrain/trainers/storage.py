@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
@@ -12,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
-from prototrain.errors import CheckpointError
+from prototrain.errors import CheckpointError, PrototrainError
 from prototrain.experiment import source_of
+from prototrain.run_record import RunRecord, State
 from prototrain.state import StateEntries, plain, random_state, set_random_state, taking
+from prototrain.tracebacks import cause
 from prototrain.trainers.provenance import source_digest
+from prototrain.trainers.services import ENDLESS
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
@@ -26,12 +30,17 @@ class Storage:
 
     Args:
         trainer: the trainer whose state is saved and restored.
+
+    Attributes:
+        stopped_by: why the run ends before its last step, if it does.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self.resumed: Checkpoint | None = None
         self.inexact: list[str] = []
+        self.stopped_by: str | None = None
+        self._record: RunRecord | None = None
         self._began_at = 0
         self.protected: dict[str, set[int]] = {}  # by callback: steps whose checkpoints no other one may delete
 
@@ -56,19 +65,50 @@ class Storage:
             except BaseException:
                 experiment.unlock()
                 raise
+            self.stopped_by = None
+            total_steps = self._trainer.total_steps
+            self._record = RunRecord(
+                experiment.record,
+                self._trainer.log,
+                total_steps=None if total_steps == ENDLESS else total_steps,
+                changes=None if self._trainer.config is None else self._trainer.config.changes(),
+            )
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._trainer.experiment is not None:
-            self._trainer.experiment.unlock()
+            try:
+                self._record_end(error)
+            finally:
+                self._trainer.experiment.unlock()
 
     @property
     def checkpoints(self) -> Checkpoints:
         """The checkpoints of the trainer's experiment."""
         experiment = self._trainer.require_experiment("saving")
         return Checkpoints(experiment.checkpoints, self._trainer.log, run_id=experiment.run_id)
+
+    # -- what became of the run, for others ---------------------------------------------------------------------------
+
+    def record_start(self) -> None:
+        """Leave word in run.json of where the run goes on from, and that it is under way."""
+        if self._record is not None:
+            self._record.begin(first_step=self._trainer.global_step, start=self.resume_line())
+
+    def _record_end(self, error: BaseException | None) -> None:
+        state: State = "finished"
+        reason = self.stopped_by
+        if isinstance(error, Exception):
+            state, reason = "failed", _in_one_line(error)
+        elif error is not None:
+            signum = self._trainer.stop.signum
+            state, reason = "interrupted", _in_one_line(error) if signum is None else signal.Signals(signum).name
+        if self._record is not None:
+            times = {name: round(seconds, 3) for name, seconds in self._trainer.callbacks.times().items()}
+            self._record.end(state, reason, step=self._trainer.global_step, callbacks=times)
+            self._record = None
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
@@ -178,6 +218,12 @@ class Storage:
             "trainer": type(self._trainer).__name__,
             "trainer code": None if own.startswith("prototrain.") else source_digest(source_of(self._trainer)),
         }
+
+
+def _in_one_line(error: BaseException) -> str:
+    text = cause(error) if isinstance(error, tf.errors.OpError) else str(error)
+    named = text if isinstance(error, PrototrainError) else f"{type(error).__name__}: {text}"
+    return " ".join(named.split())
 
 
 def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:

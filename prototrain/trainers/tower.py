@@ -420,8 +420,8 @@ class SimpleTrainer(TowerTrainer):
 
 
 def own_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """An equal optimizer that belongs to the present strategy: one made before knows of a single tower only."""
-    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+    """An equal optimizer that belongs to the present strategy: one made before knows of a single device only."""
+    if not tf.distribute.has_strategy():
         return optimizer
     return type(optimizer).from_config(optimizer.get_config())
 

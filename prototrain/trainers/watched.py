@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import struct
 import tempfile
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
 from prototrain.errors import ModelError
+from prototrain.event_files import records
 
 if TYPE_CHECKING:
     from prototrain.trainers.tower import TowerTrainer
@@ -71,10 +71,9 @@ class WatchedStep:
         path = next(self._directory.iterdir())
         with open(path, "rb") as file:
             file.seek(self._offset)
-            records = list(_records(file.read()))
+            events = [Event.FromString(record) for record in records(file.read())]
             self._offset = file.tell()
         os.truncate(path, 0)  # the writer goes on at its place; the hole before it takes no room on the disk
-        events = [Event.FromString(record) for record in records]
         return [event for event in events if event.HasField("summary")]
 
 
@@ -133,12 +132,3 @@ def join(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     if len(parts) == 1:
         return parts[0]
     return tf.concat(parts, 0) if parts[0].shape.rank else tf.reduce_mean(tf.stack(parts), 0)
-
-
-def _records(data: bytes) -> Iterator[bytes]:
-    """The records of a TFRecord file: each is its length and that number's checksum, the data and its checksum."""
-    position = 0
-    while position < len(data):
-        (length,) = struct.unpack_from("<Q", data, position)
-        yield data[position + 12 : position + 12 + length]
-        position += length + 16

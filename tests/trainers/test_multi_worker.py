@@ -1,10 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,40 +9,11 @@ import pytest
 
 from prototrain.cluster import Worker, find_cluster
 from prototrain.errors import ConfigError
-
-SCRIPT = Path(__file__).with_name("worker.py")
+from tests.trainers import processes
 
 
 def run(workers: int, orders: list[dict[str, Any]] | None = None, **order: Any) -> list[dict[str, Any] | None]:
-    """Run worker processes on the loopback address; what each printed at its end, or None if it was killed."""
-    sockets = [socket.socket() for _ in range(workers)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    cluster = {"worker": [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]}
-    for one in sockets:
-        one.close()
-    processes = []
-    for index in range(workers):
-        mine = {**order, **(orders[index] if orders else {}), "index": index}
-        environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-        if workers > 1:
-            task = {"type": "worker", "index": index}
-            environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
-        command = [sys.executable, str(SCRIPT), json.dumps(mine)]
-        processes.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        )
-    results = []
-    try:
-        for process in processes:
-            out, err = process.communicate(timeout=240)
-            lines = [line for line in out.splitlines() if line.startswith("RESULT ")]
-            assert lines or process.returncode == -9, out[-2000:] + err[-3000:]
-            results.append(json.loads(lines[0][7:]) if lines else None)
-    finally:
-        for process in processes:
-            process.kill()
-    return results
+    return processes.run(["worker"] * workers, orders, **order)
 
 
 @pytest.mark.slow

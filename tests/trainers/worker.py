@@ -1,4 +1,4 @@
-"""One worker process of the tests in test_multi_worker.py: ``worker.py JSON``; prints one line of JSON at its end."""
+"""One of several processes that train together in a test: ``worker.py JSON``; prints one line of JSON at its end."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain import Callback
-from prototrain.callbacks import JSONWriter, LearningRate, SaveOnExit, StopOnNaN, Validation
+from prototrain.callbacks import ExponentialMovingAverage, JSONWriter, LearningRate, SaveOnExit, StopOnNaN, Validation
 from prototrain.errors import PrototrainError, StopTraining
+from prototrain.trainers.distributed_async import DistributedAsyncTrainer
 from prototrain.trainers.multi_worker import MultiWorkerTrainer
 from prototrain.trainers.tower import SimpleTrainer
 from tests.tiny import tiny_build, tiny_model
 from tests.trainers.test_replicated import endless, plain_build, poisoned
+
+KINDS = {"multi_worker": MultiWorkerTrainer, "asynchronous": DistributedAsyncTrainer}
 
 
 class Act(Callback):
@@ -29,8 +32,8 @@ class Act(Callback):
 
     chief_only = False
 
-    def __init__(self, what: str, step: int) -> None:
-        self.what, self.step = what, step
+    def __init__(self, what: str, step: int, victim: Path) -> None:
+        self.what, self.step, self.victim = what, step, victim
 
     def next_step(self, step: int) -> int | None:
         return self.step if step < self.step else None
@@ -41,10 +44,16 @@ class Act(Callback):
                 os.kill(os.getpid(), signal.SIGTERM)
             case "die":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "kill":
+                os.kill(int(self.victim.read_text()), signal.SIGKILL)
             case "stop":
                 raise StopTraining("enough")
             case "fail":
                 raise RuntimeError("a callback failed")
+
+
+def _pid_file(order: dict[str, Any], index: int) -> Path:
+    return Path(f"{order.get('experiment')}-{index}.pid")
 
 
 def main(order: dict[str, Any]) -> dict[str, Any]:
@@ -59,27 +68,37 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
     if order.get("experiment"):
         callbacks += [Validation().every(steps=7), JSONWriter(), SaveOnExit()]
     if index == order.get("actor"):
-        callbacks.append(Act(order["act"], order["at"]))
+        callbacks.append(Act(order["act"], order["at"], _pid_file(order, order.get("victim", index))))
+    if order.get("averaged"):
+        callbacks.append(ExponentialMovingAverage(0.9))
+    if order.get("experiment"):
+        _pid_file(order, index).write_text(str(os.getpid()))
     found: dict[str, Any] = {"index": index}
     trainer: Any = None
     try:
-        kind = MultiWorkerTrainer if "TF_CONFIG" in os.environ else SimpleTrainer
+        kind = KINDS[order.get("trainer", "multi_worker")] if "TF_CONFIG" in os.environ else SimpleTrainer
         trainer = kind(model, experiment=order.get("experiment"))
         trainer.train(callbacks, max_steps=order.get("steps", 20))
     except (PrototrainError, RuntimeError) as error:
         found["error"] = f"{type(error).__name__}: {error}"
     except SystemExit as error:
         found["exit"] = error.code
+        if trainer is None:
+            return found
     if trainer is not None:
         found["step"] = trainer.global_step
         found["outputs"] = {name: float(value) for name, value in trainer.outputs.items()}
         found["resume"] = trainer.storage.resume_line()
-        found["weights"] = {
-            name: np.asarray(
-                tf.convert_to_tensor(variable.values[0] if hasattr(variable, "values") else variable)
-            ).tolist()
-            for name, variable in trainer.variables.items()
-        }
+        found["weights"] = (
+            {}
+            if order.get("act") == "kill"
+            else {
+                name: np.asarray(
+                    tf.convert_to_tensor(variable.values[0] if hasattr(variable, "values") else variable)
+                ).tolist()
+                for name, variable in trainer.variables.items()
+            }
+        )
     return found
 
 

@@ -1,0 +1,38 @@
+"""`prototrain action`: a function over a model beside its training."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from prototrain.commands.arguments import add_model, add_overrides, load
+from prototrain.quiet import import_tensorflow
+
+
+def add(commands: Any) -> None:
+    """Declare the command's arguments."""
+    action = commands.add_parser(
+        "action",
+        help="evaluate, export or inspect a model, or run a module over it",
+        description="Run an action over a model: evaluate, export, inspect, or a module of your own.",
+        epilog="What an action takes itself: prototrain action MODEL ACTION --help",
+    )
+    add_model(action)
+    action.add_argument("action", metavar="ACTION", help="evaluate, export, inspect, or a module with run(model, args)")
+    action.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="-s, and what the action takes")
+    action.set_defaults(command=_act)
+
+
+def _act(options: argparse.Namespace) -> None:
+    import_tensorflow()
+    from prototrain.actions import load_action
+
+    action = load_action(options.action)
+    parser = argparse.ArgumentParser(
+        prog=f"prototrain action {options.model} {options.action}", description=action.description
+    )
+    add_overrides(parser)
+    action.add_arguments(parser)
+    # What stands before the action's name is in the namespace already, and stays there.
+    args = parser.parse_args(options.arguments, options)
+    action.run(load(args), args)

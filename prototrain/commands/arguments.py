@@ -1,0 +1,58 @@
+"""Arguments that several commands take, and what they are turned into."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from prototrain.errors import ConfigError
+from prototrain.model import Model, load_model
+from prototrain.quiet import import_tensorflow
+
+
+def add_model(command: argparse.ArgumentParser) -> None:
+    """Let a command take a model's module, and values for its config."""
+    command.add_argument("model", help="the model's module, such as models.simple")
+    add_overrides(command)
+
+
+def add_overrides(command: argparse.ArgumentParser) -> None:
+    """Let a command take values for a config."""
+    command.add_argument(
+        "-s",
+        "--set",
+        metavar="KEY=VALUE",
+        type=_override,
+        action="append",
+        default=[],
+        help="set a config key (VALUE is JSON, else text)",
+    )
+
+
+def load(options: argparse.Namespace) -> Model:
+    """The model that `add_model`'s arguments name, with the values they set, checked."""
+    import_tensorflow()
+    model = load_model(options.model)
+    model.config.override(options.set)
+    model.config.validate()
+    return model
+
+
+def confirm(question: str) -> bool:
+    """Ask at the terminal.
+
+    Raises:
+        ConfigError: there is no terminal.
+    """
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{question} There is no terminal to answer at; add --yes if that is what you want")
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
+def _override(text: str) -> str:
+    if not text.partition("=")[0].strip() or "=" not in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE, such as model.batch_size=64")
+    return text

@@ -1,0 +1,98 @@
+"""`prototrain run`: train a model, or go on training it."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from typing import TYPE_CHECKING, Any
+
+from prototrain.commands.arguments import add_model, confirm, load
+from prototrain.config_schema import REFERENCE
+from prototrain.errors import ConfigError
+from prototrain.model import import_own
+from prototrain.quiet import import_tensorflow
+
+if TYPE_CHECKING:
+    from prototrain.trainers.tower import TowerTrainer
+
+
+def add(commands: Any) -> None:
+    """Declare the command's arguments."""
+    run = commands.add_parser(
+        "run",
+        help="train a model, or go on training it",
+        description="Train a model as its config says. The same command again goes on from the newest checkpoint.",
+    )
+    add_model(run)
+    run.add_argument(
+        "--fresh", action="store_true", help="delete the experiment first and start anew; asks before it does"
+    )
+    run.add_argument("--yes", action="store_true", help="do not ask")
+    run.add_argument("--debug", action="store_true", help="open an IPython shell after setup")
+    run.add_argument(
+        "--trainer", metavar="MODULE:CLASS", type=_reference, help="train with a trainer class of your own"
+    )
+    run.add_argument(
+        "--towers",
+        metavar="N|NAMES",
+        help="train on N GPUs, on named devices (GPU:0,GPU:1) or on logical CPU devices (cpu:4); default: all GPUs",
+    )
+    run.add_argument(
+        "--allow-changed-data", action="store_true", help="go on although the training data is not the same as before"
+    )
+    run.set_defaults(command=_run)
+
+
+def _reference(text: str) -> str:
+    if not REFERENCE.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not MODULE:CLASS, such as models.gan.trainer:GANTrainer")
+    return text
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.debug and not sys.stdin.isatty():
+        raise ConfigError(
+            "--debug opens a shell, and there is no terminal to read from; run it at one, or leave it out"
+        )
+    if options.towers is not None:
+        import_tensorflow()
+        from prototrain.towers import prepare_devices
+
+        prepare_devices(options.towers)  # before the model is imported, which may start TensorFlow
+    keywords: dict[str, Any] = {}
+    if options.trainer:
+        import_tensorflow()
+        keywords["trainer"] = _trainer_class(options.trainer)
+        keywords["trainer"].prepare()  # likewise
+    model = load(options)
+    from prototrain.launch import launch
+
+    launch(
+        model,
+        fresh=options.fresh,
+        confirm=None if options.yes else confirm,
+        debug=options.debug,
+        allow_changed_data=options.allow_changed_data,
+        towers=options.towers,
+        **keywords,
+    )
+
+
+def _trainer_class(name: str) -> type[TowerTrainer]:
+    module_name, _, class_name = name.partition(":")
+    module = import_own(module_name, what="trainer")
+    if module is None:
+        raise ConfigError(f"--trainer: there is no module {module_name!r} here or among the installed packages")
+    found = getattr(module, class_name, None)
+    from prototrain.trainers.tower import TowerTrainer
+
+    if found is None:
+        raise ConfigError(f"--trainer: module {module_name} has no {class_name}")
+    if not isinstance(found, type) or not issubclass(found, TowerTrainer):
+        raise ConfigError(f"--trainer: {name} is not a subclass of TowerTrainer")
+    try:
+        inspect.signature(found).bind(None, experiment=None)
+    except TypeError as error:
+        raise ConfigError(f"--trainer: {name} must take (model, *, experiment=None): {error}") from error
+    return found

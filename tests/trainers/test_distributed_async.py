@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prototrain import server_cluster
+from prototrain.errors import ConfigError, StepError
+from prototrain.server_cluster import ServerCluster, find_servers
+from tests.trainers import processes
+
+TASKS = ["chief", "worker", "worker", "ps"]
+CLUSTER = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2", "127.0.0.1:3"], "ps": ["127.0.0.1:4"]}
+
+
+def run(**order: Any) -> list[dict[str, Any] | None]:
+    return processes.run(TASKS, trainer="asynchronous", **order)
+
+
+@pytest.mark.slow
+def test_it_trains_and_resumes_and_outlives_a_worker(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    chief, *servers = run(steps=100_000, experiment=str(directory), averaged=True, actor=0, act="signal", at=40)
+    assert chief is not None and chief["exit"] == 143
+    assert all(server is not None and server["exit"] == 0 for server in servers)  # they end when the chief does
+    stopped = chief["step"]
+    assert 40 <= stopped < 100_000 and (directory / "checkpoints" / f"step-{stopped:010d}").is_dir()
+    assert chief["outputs"]["loss"] < 0.6
+    assert chief["outputs"]["learning_rate"] == pytest.approx(0.02 * 0.9 ** ((stopped - 1) / 10))
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "vld/loss" in line][:5] == [7, 14, 21, 28, 35]
+
+    steps = stopped + 40
+    chief, one, other, server = run(
+        steps=steps, experiment=str(directory), averaged=True, actor=0, act="kill", at=stopped + 10, victim=2
+    )
+    assert other is None and one is not None and server is not None
+    assert chief is not None and "error" not in chief and chief["step"] == steps
+    assert chief["resume"].startswith(
+        f"resumed at step {stopped}, not bit-exact, because order of the workers' updates"
+    )
+
+
+@pytest.mark.slow
+def test_a_value_that_is_not_finite_ends_it(tmp_path: Path) -> None:
+    chief, *_ = run(steps=20, experiment=str(tmp_path / "run"), poisoned=[4, 7])
+    assert chief is not None
+    assert chief["error"].startswith("NonFiniteError") and "its update was not applied" in chief["error"]
+    assert (tmp_path / "run" / "checkpoints" / f"step-{chief['step']:010d}").is_dir()
+    assert all(np.isfinite(value).all() for value in chief["weights"].values())
+
+
+@pytest.mark.slow
+def test_a_lost_parameter_server_is_an_error(tmp_path: Path) -> None:
+    chief, *_ = run(steps=100_000, experiment=str(tmp_path / "run"), actor=0, act="kill", at=12, victim=3)
+    assert chief is not None
+    assert chief["error"].startswith("StepError") and "parameter server 127.0.0.1" in chief["error"]
+
+
+class TestCluster:
+    @pytest.mark.parametrize("missing", ["chief", "worker", "ps"])
+    def test_a_kind_that_is_missing(self, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        kind = "worker" if missing != "worker" else "ps"
+        rest = {name: addresses for name, addresses in CLUSTER.items() if name != missing}
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": rest, "task": {"type": kind, "index": 0}}))
+        with pytest.raises(ConfigError, match=f"the cluster has no '{missing}'"):
+            find_servers()
+
+    def test_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("TF_CONFIG", raising=False)
+        with pytest.raises(ConfigError, match="TF_CONFIG must be JSON such as"):
+            find_servers()
+
+    def test_a_server_ends_when_the_chief_is_gone(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        task = {"type": "ps", "index": 0}
+        cluster = {**CLUSTER, "ps": ["127.0.0.1:0"]}
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+        monkeypatch.setattr(server_cluster.tf.distribute, "Server", lambda *_, **__: object())
+        answers = iter([False] * 30 + [True, False, True] + [False] * 30)
+        monkeypatch.setattr(server_cluster, "_answers", lambda _: next(answers))
+        now = 0.0
+
+        def sleep(seconds: float) -> None:
+            nonlocal now
+            now += seconds
+
+        with pytest.raises(SystemExit) as end:
+            server_cluster.serve(clock=lambda: now, sleep=sleep)
+        assert end.value.code == 0 and now == 32 + server_cluster.PATIENCE_SECONDS
+        assert "the chief at 127.0.0.1:1 is gone" in capsys.readouterr().out
+
+    def test_who_is_alive(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        cluster = ServerCluster(CLUSTER, "chief", 0)
+        alive = {"127.0.0.1:3", "127.0.0.1:4"}
+        monkeypatch.setattr(server_cluster, "_answers", lambda address: address in alive)
+        cluster.require_alive()
+        alive.discard("127.0.0.1:3")
+        with pytest.raises(StepError, match="none of the 2 workers is left"):
+            cluster.require_alive()
+        alive.discard("127.0.0.1:4")
+        with pytest.raises(StepError, match=r"parameter server 127\.0\.0\.1:4 is gone"):
+            cluster.require_alive()
