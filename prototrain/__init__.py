@@ -27,6 +27,7 @@ _HOMES = {
     "current_tower": "towers",
     "default_callbacks": "launch",
     "load_model": "model",
+    "sweep": "sweeps.api",
 }
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "current_tower",
     "default_callbacks",
     "load_model",
+    "sweep",
 ]
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from prototrain.experiment import Experiment
     from prototrain.launch import default_callbacks
     from prototrain.model import ModelDict, load_model
+    from prototrain.sweeps.api import sweep
     from prototrain.towers import current_tower
     from prototrain.trainers.async_towers import AsyncTrainer
     from prototrain.trainers.base import Trainer

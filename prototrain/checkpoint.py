@@ -19,7 +19,6 @@ from prototrain.checkpoint_files import (
     BUNDLE,
     META,
     READ_ERRORS,
-    STEP,
     Checkpoint,
     Part,
     Snapshot,
@@ -31,6 +30,7 @@ from prototrain.checkpoint_files import (
     write_snapshot,
 )
 from prototrain.errors import CheckpointError
+from prototrain.experiment import checkpoint_steps
 from prototrain.files import sync_directory
 from prototrain.tracebacks import cause
 
@@ -71,12 +71,9 @@ class Checkpoints:
             CheckpointError: the directory cannot be read.
         """
         try:
-            names = os.listdir(self.directory)
-        except FileNotFoundError:
-            return []
+            return checkpoint_steps(self.directory)
         except OSError as error:
             raise CheckpointError(f"cannot read the checkpoints in {self.directory}: {error.strerror}") from error
-        return sorted(int(match[1]) for match in map(STEP.fullmatch, names) if match)
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step lies."""

@@ -20,12 +20,12 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import CheckpointError
+from prototrain.experiment import STEP
 from prototrain.files import sync_directory, sync_file
 
 FORMAT = 1
 META = "meta.json"
 BUNDLE = "model"
-STEP = re.compile(r"step-(\d{10,})")
 READ_ERRORS = (OSError, ValueError, IndexError, KeyError, TypeError, RuntimeError, AssertionError, tf.errors.OpError)
 _TYPES = {"step": int, "variables": dict, "parts": dict, "files": dict}
 _OF_SOME_BUNDLE = re.compile(r".*\.(index|data-\d+-of-\d+)")

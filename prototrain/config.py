@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Self
@@ -52,6 +52,7 @@ class Config(MutableMapping[str, Any]):
 
     def __init__(self, values: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> None:
         self._values: dict[str, Any] = {}
+        self._defaults: dict[str, Any] | None = None
         self.update(values)
 
     def __getitem__(self, key: str) -> Any:
@@ -114,6 +115,7 @@ class Config(MutableMapping[str, Any]):
         """Return a shallow copy."""
         new = Config()
         new._values = dict(self._values)
+        new._defaults = self._defaults
         return new
 
     __copy__ = copy
@@ -227,10 +229,7 @@ class Config(MutableMapping[str, Any]):
             ConfigError: the file is missing, malformed or wrong, or holds something that has no name to look up.
         """
         path = Path(path)
-        plain = read_object(path)
-        marks = plain.pop(FUNCTIONS_KEY, [])
-        if not isinstance(marks, list) or not all(isinstance(mark, str) for mark in marks):
-            raise ConfigError(f"{path}: {FUNCTIONS_KEY}: expected list[str], got {show(marks)}")
+        plain, marks = _read(path)
         config = cls()
         for key, value in plain.items():
             named = _stands_for_other(key, value)
@@ -240,21 +239,87 @@ class Config(MutableMapping[str, Any]):
                 raise ConfigError(f"{path}: {error}") from error
         return config
 
+    def restore(self, path: str | Path) -> None:
+        """Become what a `config.json` says, where this is the model's own configuration that it was saved from.
+
+        What is written there as it would be written from here stays as it is, so that a lambda, which has no name to
+        look up, is here again. The module of a function that the schema has a place for is imported.
+
+        Raises:
+            ConfigError: as `load`.
+        """
+        path = Path(path)
+        plain, marks = _read(path)
+        mine = self.to_plain()
+        own_marks = mine.pop(FUNCTIONS_KEY, [])
+        read = type(self)()
+        for key, value in plain.items():
+            same = json.dumps([value, _below(key, marks)]) == json.dumps([mine.get(key), _below(key, own_marks)])
+            named = _stands_for_other(key, value)
+            try:
+                if key in self and same:
+                    read._values[key] = self._values[key]
+                elif named and isinstance(value, str):
+                    read[key] = value
+                else:
+                    read[key] = decode(value, key, {*marks, key} if named else {*marks})
+            except ConfigError as error:
+                raise ConfigError(f"{path}: {error}") from error
+        self._values = read._values
+
     def differences(self, other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
         """Compare what is in force here and in `other`, a Config or the plain data of a `config.json`.
 
         Returns:
             (key, mine, theirs) as plain JSON data for each key that differs, in order; "(unset)" for a missing value.
         """
-        sides = [side.to_plain() if isinstance(side, Config) else dict(side) for side in (self, other)]
-        found = []
-        for key in dict.fromkeys(key for side in sides for key in side if key != FUNCTIONS_KEY):
-            default = SCHEMA[key].default if key in SCHEMA else UNSET
-            mine, theirs = (side.get(key, "(unset)" if default is UNSET else default) for side in sides)
-            # As text, because 1 == True == 1.0 in Python.
-            if json.dumps(mine, sort_keys=True) != json.dumps(theirs, sort_keys=True):
-                found.append((key, mine, theirs))
-        return found
+        return [(key, mine, theirs) for key, (mine, theirs) in differing([self, other])]
+
+    def keep_defaults(self) -> None:
+        """Remember the present values as the model's own ones, which `changes` compares with; the first call counts."""
+        if self._defaults is None:
+            self._defaults = self.to_plain()
+
+    def changes(self) -> list[tuple[str, Any, Any]] | None:
+        """What is in force here and is not the model's own default: (key, value, default) as plain JSON data.
+
+        Returns:
+            None if nobody has said what the defaults are; `load_model` does.
+        """
+        return None if self._defaults is None else self.differences(self._defaults)
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
+    """Find the keys for which not all of several configs have the same in force.
+
+    Args:
+        configs: each a Config or the plain data of a `config.json`.
+
+    Returns:
+        (key, a value for each config) as plain JSON data, in order; "(unset)" for a missing value.
+    """
+    sides = [side.to_plain() if isinstance(side, Config) else dict(side) for side in configs]
+    found = []
+    for key in dict.fromkeys(key for side in sides for key in side if key != FUNCTIONS_KEY):
+        default = SCHEMA[key].default if key in SCHEMA else UNSET
+        values = [side.get(key, "(unset)" if default is UNSET else default) for side in sides]
+        # As text, because 1 == True == 1.0 in Python.
+        if len({json.dumps(value, sort_keys=True) for value in values}) > 1:
+            found.append((key, values))
+    return found
+
+
+def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Read a `config.json`: the values by key, and the paths of those that stand for others."""
+    plain = read_object(path)
+    marks = plain.pop(FUNCTIONS_KEY, [])
+    if not isinstance(marks, list) or not all(isinstance(mark, str) for mark in marks):
+        raise ConfigError(f"{path}: {FUNCTIONS_KEY}: expected list[str], got {show(marks)}")
+    return plain, marks
+
+
+def _below(key: str, marks: list[str]) -> list[str]:
+    return [mark for mark in marks if mark == key or mark.startswith(f"{key}/")]
 
 
 def _stands_for_other(key: str, value: Any) -> bool:

@@ -68,6 +68,12 @@ def json_or_text(text: str) -> Any:
         return text
 
 
+def as_text(value: Any) -> str:
+    """Write a value as `json_or_text` reads it: a text as it is unless it reads as JSON, all else as JSON."""
+    plain = isinstance(value, str) and json_or_text(value) == value
+    return value if plain else json.dumps(value, ensure_ascii=False)
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """Read the JSON object in the file `path`.
 

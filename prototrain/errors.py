@@ -46,3 +46,7 @@ class StepError(PrototrainError):
 
 class NonFiniteError(PrototrainError):
     """A loss or a gradient became NaN or infinite."""
+
+
+class SweepError(PrototrainError):
+    """A sweep cannot be begun or go on: a wrong space, another sweep of the same name, a storage out of reach."""

@@ -7,15 +7,17 @@ import inspect
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import IO, Any
 
 from prototrain.config import Config
@@ -24,9 +26,11 @@ from prototrain.files import write_atomic
 
 _OWN_NAMES = {
     "config.json", "config.txt", "source", "environment.json", "checkpoints", "summaries", "metrics.jsonl",
-    "metrics.superseded.jsonl", "train.log", ".lock", "analysis", "exported", "hyper.txt",
+    "metrics.superseded.jsonl", "train.log", ".lock", "analysis", "exported", "hyper.txt", "run.json", "report.html",
 }  # fmt: skip
 _MARKS = ("config.json", "environment.json")
+STEP = re.compile(r"step-(\d{10,})")
+"""The name of a checkpoint's directory."""
 _PACKAGES = ("prototrain", "tensorflow", "keras", "numpy")
 
 
@@ -57,6 +61,10 @@ class Experiment:
     @property
     def environment(self) -> Path:
         return self.directory / "environment.json"
+
+    @property
+    def record(self) -> Path:
+        return self.directory / "run.json"
 
     @property
     def run_id(self) -> str | None:
@@ -122,10 +130,33 @@ class Experiment:
             with open(path, encoding="utf-8") as file:
                 _take(file, self, file.read().partition("\n")[0])
 
+    def is_running(self) -> bool:
+        """Whether a live process has the directory.
+
+        Looking keeps a run from starting at that very moment, so it is for those that need to know.
+
+        Raises:
+            OSError: the lock cannot be looked at.
+        """
+        try:
+            with open(self.directory / ".lock", encoding="utf-8") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
     # -- what is written at the start of a run ----------------------------------------------------------------------
 
     def write_start(
-        self, *, config: Config | None, sources: list[Path], devices: list[str], run_id: str | None = None
+        self,
+        *,
+        config: Config | None,
+        sources: list[Path],
+        devices: list[str],
+        run_id: str | None = None,
+        origin: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Write config, source snapshot and environment of a run that starts or goes on.
 
@@ -134,6 +165,7 @@ class Experiment:
             sources: files and packages to keep a copy of.
             devices: by name.
             run_id: of the run, where environment.json does not say it; a new one if None.
+            origin: what environment.json is to hold besides, see `TrainerServices.origin`.
 
         Raises:
             ExperimentError: a file cannot be written.
@@ -143,7 +175,7 @@ class Experiment:
                 config.save(self.directory)
             for source in sources:
                 _copy_source(source, self.directory / "source")
-            environment = describe_environment(devices)
+            environment = {**describe_environment(devices), **origin}
             environment["run_id"] = self.run_id or run_id or uuid.uuid4().hex
             write_atomic(self.environment, json.dumps(environment, indent=2) + "\n")
         except OSError as error:
@@ -205,6 +237,19 @@ def _take(file: IO[str], experiment: Experiment, holder: str) -> None:
         ) from error
 
 
+def checkpoint_steps(directory: Path) -> list[int]:
+    """The steps that a directory has checkpoints of, verified or not, in ascending order; none if it is not there.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    return sorted(int(match[1]) for match in map(STEP.fullmatch, names) if match)
+
+
 def describe_environment(devices: list[str]) -> dict[str, Any]:
     """Versions, command line, git commit and devices of this process."""
     versions = {"python": platform.python_version()}
@@ -226,13 +271,20 @@ def describe_environment(devices: list[str]) -> dict[str, Any]:
 
 
 def source_of(thing: object) -> Path | None:
-    """The package directory or the file that a module, or an object's class, was written in."""
+    """The package directory or the file that a module, or an object's class, was written in: the text that is run."""
     module = thing if isinstance(thing, ModuleType) else inspect.getmodule(type(thing))
-    file = getattr(module, "__file__", None)
-    if file is None or module is None:
-        return None
-    path = Path(file)
-    return path.parent if path.name == "__init__.py" else path
+    return _package_or_file(module, getattr(module, "__source__", None) or getattr(module, "__file__", None))
+
+
+def home_of(module: ModuleType | None) -> Path | None:
+    """Where a module's package or file lies; or lay, if what is run is the copy that a run has kept of it."""
+    return _package_or_file(module, getattr(module, "__file__", None))
+
+
+def _package_or_file(module: ModuleType | None, file: str | None) -> Path | None:
+    if file is None:  # a package without an __init__.py has only its directory
+        return next(map(Path, getattr(module, "__path__", ())), None)
+    return Path(file).parent if Path(file).name == "__init__.py" else Path(file)
 
 
 def _copy_source(source: Path, target: Path) -> None:

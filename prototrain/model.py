@@ -124,6 +124,7 @@ def load_model(name: str) -> Model:
         config = config if isinstance(config, Config) else Config(config)
     except ConfigError as error:
         raise ConfigError(f"model {name}: {error}") from error
+    config.keep_defaults()
     return Model(name, config, parts["datasets"], parts["build"], source_of(module))
 
 

@@ -90,9 +90,11 @@ def _digest_of_graph(graph: Any) -> str:
         attributes = []
         for name in sorted(op.node_def.attr):
             attribute = op.node_def.attr[name]
-            if attribute.HasField("func"):
-                nested = graph._get_function(attribute.func.name)
-                attributes.append(f"{name}={_digest_of_graph(nested.graph) if nested is not None else ''}")
+            functions = [attribute.func] if attribute.HasField("func") else attribute.list.func
+            if functions:
+                nested = [graph._get_function(function.name) for function in functions]
+                digests = [_digest_of_graph(function.graph) if function is not None else "" for function in nested]
+                attributes.append(f"{name}={','.join(digests)}")
             elif not name.startswith("_") and name not in ("token", "shared_name", "container"):
                 attributes.append(f"{name}={_digest(attribute.SerializeToString(deterministic=True))}")
         inputs = [str(order.get(tensor.op.name, "captured")) for tensor in op.inputs]

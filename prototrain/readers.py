@@ -74,6 +74,13 @@ def class_names(path: PathLike) -> list[str]:
     return names
 
 
+def image_files(path: PathLike, *, extensions: Sequence[str] = IMAGE_EXTENSIONS) -> list[str]:
+    """The paths of the images in one directory, sorted: the files with one of these endings, in any case."""
+    endings = tuple(ending.lower() for ending in extensions)
+    found = Path(path).iterdir()
+    return sorted(str(file) for file in found if file.name.lower().endswith(endings) and file.is_file())
+
+
 def image_folder(
     path: PathLike,
     *,
@@ -100,27 +107,40 @@ def image_folder(
     Raises:
         DataError: the directory is missing, or it or one of the classes is empty.
     """
-    endings = tuple(ending.lower() for ending in extensions)
     files: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(class_names(path)):
         folder = Path(path, name)
-        found = sorted(str(file) for file in folder.iterdir() if file.name.lower().endswith(endings) and file.is_file())
+        found = image_files(folder, extensions=extensions)
         if not found:
-            raise DataError(f"{_shown(folder)}: holds no images ({' '.join(endings)}); add some or remove it")
+            endings = " ".join(extensions).lower()
+            raise DataError(f"{_shown(folder)}: holds no images ({endings}); add some or remove it")
         files += found
         labels += [label] * len(found)
 
     def decode(file: tf.Tensor, label: tf.Tensor) -> dict[str, tf.Tensor]:
-        image = tf.io.decode_image(tf.io.read_file(file), channels=channels, expand_animations=False)
-        image.set_shape([None, None, channels])
-        image = tf.clip_by_value(tf.image.resize(image, size, antialias=True) / 255.0, 0.0, 1.0)  # it can overshoot
-        return {"image": image, "label": label}
+        return {"image": decode_image(tf.io.read_file(file), size=size, channels=channels), "label": label}
 
     listed = tf.data.Dataset.from_tensor_slices((files, labels))
     if shuffle:
         listed = listed.shuffle(len(files))
     return listed.map(decode, **_PARALLEL)
+
+
+def decode_image(data: tf.Tensor, *, size: tuple[int, int], channels: int = 3) -> tf.Tensor:
+    """Decodes the content of a BMP, GIF, JPEG or PNG file and resizes it; traced or eager.
+
+    Args:
+        data: the bytes, a string scalar. Of an animated image, the first frame is taken.
+        size: (height, width) of the result, whatever the image's proportions.
+        channels: 1 for grey, 3 for colour, 4 for colour and opacity.
+
+    Returns:
+        float32 [height, width, channels] in 0..1.
+    """
+    image = tf.io.decode_image(data, channels=channels, expand_animations=False)
+    image.set_shape([None, None, channels])
+    return tf.clip_by_value(tf.image.resize(image, size, antialias=True) / 255.0, 0.0, 1.0)  # it can overshoot
 
 
 def tfrecords(

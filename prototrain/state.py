@@ -20,6 +20,8 @@ from prototrain.towers import OF_TOWER, is_seed, seed_of_tower
 OF_CALLBACKS = "callbacks/"
 """What the names of variables that callbacks add to `trainer.state` start with."""
 
+_CURE = "use --fresh, another trainer.experiment_name, or model.weights_load_path to take over what matches"
+
 
 @runtime_checkable
 class HasStateDict(Protocol):
@@ -178,8 +180,16 @@ def match_towers(
     return matched
 
 
-def check_fit(variables: Mapping[str, Any], saved: Mapping[str, np.ndarray[Any, Any]], where: str) -> None:
+def check_fit(
+    variables: Mapping[str, Any], saved: Mapping[str, np.ndarray[Any, Any]], where: str, *, cure: str = _CURE
+) -> None:
     """Check that a checkpoint has exactly these variables.
+
+    Args:
+        variables: those to be restored, by name.
+        saved: what the checkpoint holds, by name.
+        where: what the checkpoint is called.
+        cure: what to do if it does not fit.
 
     Raises:
         CheckpointError: it names the ones that only one side has, or whose shapes or dtypes differ.
@@ -187,16 +197,16 @@ def check_fit(variables: Mapping[str, Any], saved: Mapping[str, np.ndarray[Any, 
     problems = [f"{name} is new in the model" for name in variables if name not in saved]
     problems += [f"{name} is no longer in the model" for name in saved if name not in variables]
     for name in variables.keys() & saved.keys():
-        mine, theirs = (describe_variable(side[name]) for side in (variables, saved))
-        if mine != theirs:
-            problems.append(f"{name} is {theirs} there and {mine} here")
+        here, there = (describe_variable(side[name]) for side in (variables, saved))
+        if here != there:
+            problems.append(f"{name} is {there} there and {here} here")
     if problems:
-        numbered = {re.sub(r"_\d+", "", name) for name in variables} == {re.sub(r"_\d+", "", name) for name in saved}
+        mine, theirs = ({re.sub(r"_\d+", "", name) for name in names} for names in (variables, saved))
+        numbered = mine == theirs and variables.keys() != saved.keys()
         hint = "Keras numbers unnamed layers by process, so give them names; else " if numbered else ""
         more = f" (and {len(problems) - 4} more)" if len(problems) > 4 else ""
         raise CheckpointError(
-            f"checkpoint {where} does not fit this model: {'; '.join(sorted(problems)[:4])}{more}; "
-            f"{hint}use --fresh, another trainer.experiment_name, or model.weights_load_path to take over what matches"
+            f"checkpoint {where} does not fit this model: {'; '.join(sorted(problems)[:4])}{more}; {hint}{cure}"
         )
 
 

@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 
 LAYERS = [
     ["errors", "event_files", "files", "metrics", "quiet", "tracebacks", "wording"],
-    ["cluster", "file_caches", "pipeline", "run_record"],
+    ["cluster", "data_files", "file_caches", "pipeline", "run_record", "snapshot"],
     ["server_cluster"],
     ["config_schema"],
     ["config_json"],
@@ -32,7 +32,8 @@ LAYERS = [
     ["predictor"],
     ["callbacks"],
     ["trainers"],
-    ["launch"],
+    ["launch", "repeat"],
+    ["sweeps"],
     ["actions"],
     ["commands"],
     ["cli"],

@@ -52,3 +52,13 @@ def test_a_generator_is_described_without_what_counts_up() -> None:
         return describe_pipeline(tf.data.Dataset.from_generator(lambda: iter([1]), output_signature=spec))
 
     assert one() == one()
+
+
+def test_branches_are_described_by_what_they_do() -> None:
+    def described(factor: float) -> list[str]:
+        def choose(number: tf.Tensor) -> tf.Tensor:
+            return tf.switch_case(number % 3, [lambda: number, lambda: number * factor, lambda: -number])
+
+        return describe_pipeline(tf.data.Dataset.range(9).map(lambda number: choose(tf.cast(number, tf.int32))))
+
+    assert described(2) == described(2) != described(3)

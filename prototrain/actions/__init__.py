@@ -1,18 +1,41 @@
-"""Functions over a model beside its training. An action is a module with `run(model, args)`."""
+"""Functions over a model beside its training.
+
+An action is a module with `run(model, args)`. With `add_arguments(parser)` it declares what it takes on the command
+line besides the model and `-s`; `args` is what the parser made of it.
+"""
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from prototrain.actions.restore import Restored, add_checkpoint, restore
 from prototrain.errors import ConfigError
 from prototrain.model import import_own
 
-BUILT_IN = ("inspect",)
+__all__ = ["BUILT_IN", "Action", "Restored", "add_checkpoint", "load_action", "restore"]
+
+BUILT_IN = ("evaluate", "export", "inspect")
 
 
-def load_action(name: str) -> Callable[[Any, Namespace], None]:
+@dataclass(frozen=True)
+class Action:
+    """What a module offers as an action.
+
+    Attributes:
+        run: called with the model and the parsed arguments.
+        add_arguments: called with the parser.
+        description: what it says of itself.
+    """
+
+    run: Callable[[Any, Namespace], None]
+    add_arguments: Callable[[ArgumentParser], None]
+    description: str | None
+
+
+def load_action(name: str) -> Action:
     """Find an action by its name, or by the module of the user's own that has it.
 
     Raises:
@@ -24,5 +47,8 @@ def load_action(name: str) -> Callable[[Any, Namespace], None]:
     run = getattr(module, "run", None)
     if not callable(run):
         raise ConfigError(f"action {name}: the module has no run(model, args)")
-    found: Callable[[Any, Namespace], None] = run
-    return found
+    return Action(run, getattr(module, "add_arguments", _no_arguments), module.__doc__)
+
+
+def _no_arguments(parser: ArgumentParser) -> None:
+    pass

@@ -1,4 +1,4 @@
-"""What a model is made of: its variables, its tensors, and who runs when while it is trained."""
+"""What a model is made of: its variables, its tensors, what it computes, and who runs when while it is trained."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 import tensorflow as tf
 from tabulate import tabulate
 
+from prototrain.actions.flops import count_flops
+from prototrain.actions.restore import BuiltModel
 from prototrain.callbacks.group import CallbackGroup
+from prototrain.datasets import batch_size
 from prototrain.launch import default_callbacks
 from prototrain.model import ModelProtocol
-from prototrain.trainers.tower import SimpleTrainer
+from prototrain.trainers.banner import plain_table
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
@@ -21,14 +24,40 @@ def run(model: ModelProtocol, args: Namespace) -> None:
         model: the model; nothing of it is trained or written.
         args: not used.
     """
-    trainer = SimpleTrainer(model)
+    trainer = BuiltModel(model)
     net = trainer.build(trainer.data.first_batch, False)
     batch = [(name, *_describe(tensor)) for name, tensor in trainer.data.first_batch.items()]
     tensors = [(name, *_describe(tensor)) for name, tensor in net.items()]
     print(*trainer.describe_more(), sep="\n\n", end="\n\n")
+    print(plain_table(_totals(trainer)), end="\n\n")
     print(tabulate(batch, headers=["input", "dtype", "shape"]), end="\n\n")
     print(tabulate(tensors, headers=["tensor", "dtype", "shape"]), end="\n\n")
     print(CallbackGroup(trainer, default_callbacks(model)).describe())
+
+
+def _totals(trainer: BuiltModel) -> dict[str, str]:
+    """Numbers of parameters and of floating-point operations."""
+    total, trained = (
+        sum(variable.shape.num_elements() or 0 for variable in variables.values())
+        for variables in (trainer.variables, trainer.trainable)
+    )
+    return {"parameters": f"{total:,}, {trained:,} of them trained", "FLOPs per example": _flops(trainer)}
+
+
+def _flops(trainer: BuiltModel) -> str:
+    """What `build` computes for one example of a batch when it is not trained on, in words."""
+
+    def build(inputs: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in trainer.build(inputs, False).items() if tf.is_tensor(value)}
+
+    batch = trainer.data.first_batch
+    specs = tf.nest.map_structure(tf.type_spec_from_value, batch)
+    counted = count_flops(tf.function(build, autograph=False).get_concrete_function(specs).graph)
+    number = f"{counted.number / int(batch_size(batch)):,.0f}"
+    if not counted.uncounted:
+        return f"{number} (matrix products and convolutions, forward)"
+    more = f" and {len(counted.uncounted) - 3} more" if len(counted.uncounted) > 3 else ""
+    return f"unknown; at least {number}, without {', '.join(counted.uncounted[:3])}{more}"
 
 
 def _describe(value: Any) -> tuple[str, str]:

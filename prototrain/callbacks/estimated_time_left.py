@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from prototrain.callbacks.base import Callback, Priority
+from prototrain.wording import in_words
 
 
 class EstimatedTimeLeft(Callback):
@@ -34,19 +35,3 @@ class EstimatedTimeLeft(Callback):
         left = self.trainer.total_steps - step
         if self.trainer.total_steps < sys.maxsize and left > 0 and step > first_step:
             self.trainer.log(f"time left: {in_words((now - begin) / (step - first_step) * left)}")
-
-
-def in_words(seconds: float) -> str:
-    """A time in its two largest units.
-
-    >>> in_words(3700), in_words(59.6), in_words(180000) ('1 h 2 min', '1 min', '2 d 2 h')
-    """
-    rest = round(seconds)
-    if rest >= 3600:
-        rest = round(rest / 60) * 60
-    parts = []
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        amount, rest = divmod(rest, length)
-        if amount:
-            parts.append(f"{amount} {unit}")
-    return " ".join(parts[:2]) or "0 s"

@@ -293,12 +293,15 @@ class CallbackGroup:
 
     # -- time -------------------------------------------------------------------------------------------------------
 
+    def times(self) -> dict[str, float]:
+        """The seconds that each callback has taken, by name, the longest first."""
+        longest = sorted(self.seconds.items(), key=lambda item: -item[1])
+        return {self._labels[callback]: taken for callback, taken in longest}
+
     def time_report(self) -> str | None:
         """Name the callbacks that took more than 5% of the run's time, or None if there are none."""
         total = self._clock() - self._started
-        longest = sorted(self.seconds.items(), key=lambda item: -item[1])
-        long = [(self._labels[callback], taken / total) for callback, taken in longest if taken > SLOW_SHARE * total]
-        slow = [f"{label} {share:.0%}" for label, share in long]
+        slow = [f"{label} {taken / total:.0%}" for label, taken in self.times().items() if taken > SLOW_SHARE * total]
         return f"callbacks that took over {SLOW_SHARE:.0%} of the {total:.1f} s: {', '.join(slow)}" if slow else None
 
     def _run_all(self, hook: str) -> None:

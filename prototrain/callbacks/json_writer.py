@@ -6,13 +6,14 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from prototrain.callbacks.monitor import Monitor
 from prototrain.errors import ExperimentError
 from prototrain.files import write_atomic
+from prototrain.metrics import read_rows
 
 
 class JSONWriter(Monitor):
@@ -101,7 +102,7 @@ def _cut(path: Path, step: int) -> dict[str, Any] | None:
     if not path.exists():
         return None
     content = path.read_bytes()
-    rows = list(_rows(content))
+    rows = list(read_rows(content))
     kept = [row for row in rows if row["step"] <= step]
     superseded = [row for row in rows if row["step"] > step]
     if superseded:
@@ -110,16 +111,6 @@ def _cut(path: Path, step: int) -> dict[str, Any] | None:
     if content != _encode(kept):
         write_atomic(path, _encode(kept))
     return kept[-1] if kept else None
-
-
-def _rows(content: bytes) -> Iterator[dict[str, Any]]:
-    for line in content.splitlines(keepends=True):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("step"), int):
-            yield row
 
 
 def _encode(rows: list[dict[str, Any]]) -> bytes:

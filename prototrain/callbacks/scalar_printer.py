@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from prototrain.callbacks.monitor import Monitor, as_number
 from prototrain.errors import CallbackError
+from prototrain.wording import in_digits
 
 WIDTH = 110
 NUMBER_WIDTH = 10  # the longest that a number gets, so that columns stay where they are from one table to the next
@@ -51,7 +52,7 @@ class ScalarPrinter(Monitor):
             at_step, value = scalars[name]
             prefix, slash, tag = name.partition("/")
             row = (prefix if slash else "") + ("" if at_step == step else f" (step {at_step})")
-            rows.setdefault(row, {})[tag if slash else name] = _text(value)
+            rows.setdefault(row, {})[tag if slash else name] = in_digits(value)
         self.trainer.log(table(f"step {step}, epoch {self.trainer.epoch_num}", rows))
 
     def _wanted(self, name: str) -> bool:
@@ -86,10 +87,6 @@ def table(title: str, rows: dict[str, dict[str, str]], width: int = WIDTH) -> st
             if row is header or any(column in row for column in block):
                 lines.append("  ".join([f"{name:<{margin}}", *cells]).rstrip())
     return "\n".join(lines)
-
-
-def _text(value: float) -> str:
-    return str(int(value)) if value.is_integer() and abs(value) < 1e9 else f"{value:.4g}"
 
 
 def _compile(patterns: Iterable[str]) -> list[re.Pattern[str]]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 
+from prototrain.config import Config
 from prototrain.errors import ConfigError
 from prototrain.model import Model, load_model
 from prototrain.quiet import import_tensorflow
 
 
-def add_model(command: argparse.ArgumentParser) -> None:
+def add_model(command: argparse.ArgumentParser, *, optional: bool = False) -> None:
     """Let a command take a model's module, and values for its config."""
-    command.add_argument("model", help="the model's module, such as models.simple")
+    command.add_argument("model", nargs="?" if optional else None, help="the model's module, such as models.simple")
     add_overrides(command)
 
 
@@ -29,10 +31,17 @@ def add_overrides(command: argparse.ArgumentParser) -> None:
     )
 
 
-def load(options: argparse.Namespace) -> Model:
-    """The model that `add_model`'s arguments name, with the values they set, checked."""
+def load(options: argparse.Namespace, configure: Callable[[Config], None] | None = None) -> Model:
+    """The model that `add_model`'s arguments name, with the values they set, checked.
+
+    Args:
+        options: the arguments.
+        configure: called with the model's config before they count.
+    """
     import_tensorflow()
     model = load_model(options.model)
+    if configure is not None:
+        configure(model.config)
     model.config.override(options.set)
     model.config.validate()
     return model

@@ -14,6 +14,7 @@ from prototrain.model import import_own
 from prototrain.quiet import import_tensorflow
 
 if TYPE_CHECKING:
+    from prototrain.repeat import Repeat
     from prototrain.trainers.tower import TowerTrainer
 
 
@@ -24,15 +25,19 @@ def add(commands: Any) -> None:
         help="train a model, or go on training it",
         description="Train a model as its config says. The same command again goes on from the newest checkpoint.",
     )
-    add_model(run)
+    add_model(run, optional=True)
+    run.add_argument(
+        "--from",
+        dest="repeats",
+        metavar="EXPERIMENT",
+        help="do the run in this directory again, from its own config and source, as <name>-repeat; MODEL is left out",
+    )
     run.add_argument(
         "--fresh", action="store_true", help="delete the experiment first and start anew; asks before it does"
     )
     run.add_argument("--yes", action="store_true", help="do not ask")
     run.add_argument("--debug", action="store_true", help="open an IPython shell after setup")
-    run.add_argument(
-        "--trainer", metavar="MODULE:CLASS", type=_reference, help="train with a trainer class of your own"
-    )
+    run.add_argument("--trainer", metavar="MODULE:CLASS", type=reference, help="train with a trainer class of your own")
     run.add_argument(
         "--towers",
         metavar="N|NAMES",
@@ -41,16 +46,38 @@ def add(commands: Any) -> None:
     run.add_argument(
         "--allow-changed-data", action="store_true", help="go on although the training data is not the same as before"
     )
-    run.set_defaults(command=_run)
+    run.add_argument("--report-to", type=int, help=argparse.SUPPRESS)  # the sweep that has started this process
+    run.set_defaults(command=_run, wrong_usage=run.error)
 
 
-def _reference(text: str) -> str:
+def reference(text: str) -> str:
+    """Check the name of a class, for argparse."""
     if not REFERENCE.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not MODULE:CLASS, such as models.gan.trainer:GANTrainer")
     return text
 
 
 def _run(options: argparse.Namespace) -> None:
+    if options.repeats is None:
+        if options.model is None:
+            options.wrong_usage("the following arguments are required: model, or --from EXPERIMENT")
+        _train(options)
+        return
+    import_tensorflow()
+    from prototrain.repeat import Repeat
+    from prototrain.snapshot import imported_from_copies
+
+    repeat = Repeat(options.repeats, options.model)
+    options.model = repeat.model
+    if options.trainer is None and not (options.towers and repeat.trainer.startswith("prototrain.")):
+        options.trainer, options.towers = repeat.trainer, options.towers or repeat.towers
+    with imported_from_copies(repeat.modules):
+        trainer = _train(options, repeat)
+    if trainer.is_chief and trainer.experiment is not None:
+        trainer.log(repeat.compare_metrics(trainer.experiment))
+
+
+def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTrainer:
     if options.debug and not sys.stdin.isatty():
         raise ConfigError(
             "--debug opens a shell, and there is no terminal to read from; run it at one, or leave it out"
@@ -63,13 +90,23 @@ def _run(options: argparse.Namespace) -> None:
     keywords: dict[str, Any] = {}
     if options.trainer:
         import_tensorflow()
-        keywords["trainer"] = _trainer_class(options.trainer)
+        keywords["trainer"] = trainer_class(options.trainer)
         keywords["trainer"].prepare()  # likewise
-    model = load(options)
-    from prototrain.launch import launch
+    model = load(options, None if repeat is None else repeat.configure)
+    from prototrain.launch import default_callbacks, launch
 
-    launch(
+    callbacks = default_callbacks(model)
+    if repeat is not None:
+        repeat.check_place(model.config)
+        callbacks.append(repeat.announcement())
+    if options.report_to is not None:
+        from prototrain.sweeps.reporter import Link, reporter
+
+        report = Link(options.report_to).report
+        callbacks.append(reporter(report, model.config))
+    return launch(
         model,
+        callbacks=callbacks,
         fresh=options.fresh,
         confirm=None if options.yes else confirm,
         debug=options.debug,
@@ -79,7 +116,15 @@ def _run(options: argparse.Namespace) -> None:
     )
 
 
-def _trainer_class(name: str) -> type[TowerTrainer]:
+def trainer_class(name: str) -> type[TowerTrainer]:
+    """Import a trainer class.
+
+    Args:
+        name: as `MODULE:CLASS`.
+
+    Raises:
+        ConfigError: there is none of that name, or it is no trainer of models.
+    """
     module_name, _, class_name = name.partition(":")
     module = import_own(module_name, what="trainer")
     if module is None:

@@ -29,6 +29,7 @@ class AsyncSteps(CompiledSteps):
         trainer: whose steps they are.
     """
 
+    can_fail = False  # the other towers' calls go on
     _trainer: AsyncTrainer
 
     def __init__(self, trainer: AsyncTrainer) -> None:
@@ -44,20 +45,21 @@ class AsyncSteps(CompiledSteps):
     def can_be_watched(self) -> bool:
         return False  # towers that go at their own pace have no last step in common
 
-    def _call_all(self, iterator: Any, start: tf.Tensor, n: tf.Tensor) -> tuple[Any, ...]:
+    def _call_all(self, iterator: Any, n: tf.Tensor) -> tuple[Any, ...]:
         if not self._calls:
-            self._trace(iterator, start, n)
+            self._trace(iterator, n)
+        start = self._trainer.global_step
         share, rest = divmod(int(n), len(self._calls))
         futures = []
         for index, (call, count) in enumerate(zip(self._calls, self._counts, strict=True)):
-            count.assign(start + index)
-            quota = tf.constant(share + (index < rest))
-            futures.append(self._pool.submit(self._call_one, call, iterator, start + index, quota))
+            count.assign(np.int64(start + index))
+            quota = tf.constant(np.int32(share + (index < rest)))
+            futures.append(self._pool.submit(self._call_one, call, iterator, quota))
         errors = [error for future in futures if (error := future.exception())]
         # What was asked to stop because of another tower goes on in the next call, unless a signal has come.
         self._stop.set(self._trainer.stop.signum is not None)
-        made = [int(count) - int(start) - index for index, count in enumerate(self._counts)]
-        self._total.assign(start + sum(made))
+        made = [int(count) - start - index for index, count in enumerate(self._counts)]
+        self._total.assign(np.int64(start + sum(made)))
         if errors:
             raise errors[0]
         outcomes = [future.result() for future in futures]
@@ -68,9 +70,9 @@ class AsyncSteps(CompiledSteps):
         ]
         return (sum(made), not bad, any(bool(outcome[2]) for outcome in outcomes), *vectors)
 
-    def _call_one(self, call: Any, iterator: Any, start: tf.Tensor, n: tf.Tensor) -> Any:
+    def _call_one(self, call: Any, iterator: Any, n: tf.Tensor) -> Any:
         try:
-            outcome = call(iterator, start, n)
+            outcome = call(iterator, n)
         except BaseException:
             self._stop.set(True)
             raise

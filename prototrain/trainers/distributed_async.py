@@ -34,6 +34,7 @@ class ScheduledSteps(CompiledSteps):
         clock: returns the time in seconds.
     """
 
+    can_fail = False  # the other workers' steps go on
     _trainer: DistributedAsyncTrainer
 
     def __init__(self, trainer: DistributedAsyncTrainer, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,8 +47,9 @@ class ScheduledSteps(CompiledSteps):
     def can_be_watched(self) -> bool:
         return False  # a step takes place elsewhere, and several of them at once
 
-    def _schedule_all(self, iterator: Any, start: tf.Tensor, n: tf.Tensor) -> tuple[Any, ...]:
-        first, results, ended = int(start), [], False
+    def _schedule_all(self, iterator: Any, n: tf.Tensor) -> tuple[Any, ...]:
+        results: list[Any] = []
+        first, ended = self._trainer.global_step, False
         try:
             while len(results) < int(n) and not ended and not self._stop_requested():
                 batch = iterator.get_next_as_optional()

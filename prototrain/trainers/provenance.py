@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +26,36 @@ _HARMLESS = {
     "trainer.checkpoint_save_interval",
     "trainer.max_checkpoints_to_keep",
 }
+_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
+_OURS = str(Path(__file__).parent.parent) + os.sep
 
 
 def config_provenance(config: Config) -> dict[str, Any]:
     """The config's values that training depends on, as JSON can hold them."""
     values = json.loads(config.to_json())
     return {key: value for key, value in values.items() if key not in _HARMLESS and not key.startswith("actions.")}
+
+
+def import_digests(besides: Iterable[Path]) -> dict[str, str]:
+    """Short hashes of the imported modules that nobody has installed, by name: files of the user's own.
+
+    Args:
+        besides: files and packages that are left out, since copies of them are kept.
+    """
+    kept = list(besides)
+    found = {}
+    for name, module in list(sys.modules.items()):
+        # Not by getattr, at which modules that are loaded late would load themselves.
+        file = str(getattr(module, "__dict__", {}).get("__file__"))
+        installed = file.startswith((_STANDARD_LIBRARY, _OURS)) or "-packages" in file
+        # Of no interest either: the script, of which there is a copy, and what AutoGraph makes of functions.
+        if name.startswith("__") or installed or not file.endswith(".py"):
+            continue
+        path = Path(file).resolve()
+        digest = None if any(path.is_relative_to(other) for other in kept) else source_digest(path)
+        if digest is not None:
+            found[name] = digest
+    return found
 
 
 def source_digest(source: Path | None) -> str | None:

@@ -15,11 +15,12 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from prototrain.errors import ExperimentError
-from prototrain.experiment import Experiment, source_of
+from prototrain.experiment import Experiment, home_of, source_of
 from prototrain.predictor import Predictor
 from prototrain.state import OF_CALLBACKS, StateEntries
 
 if TYPE_CHECKING:
+    from prototrain.callbacks.group import CallbackGroup
     from prototrain.config import Config
     from prototrain.trainers.storage import Storage
 
@@ -51,6 +52,7 @@ class TrainerServices:
     experiment: Experiment | None
     state: dict[str, Any]
     storage: Storage
+    callbacks: CallbackGroup
     is_chief: bool
     steps_per_epoch: int
     total_steps: int
@@ -186,6 +188,22 @@ class TrainerServices:
         own = None if type(self).__module__.startswith("prototrain.") else source_of(self)
         found = [path for path in (own, script) if path is not None and path.is_file()]
         return list(dict.fromkeys(path.resolve() for path in found))
+
+    def origin(self) -> dict[str, Any]:
+        """What a run is repeated from and compared with: a part of environment.json, as JSON can hold it.
+
+        Returns:
+            "trainer", its class; "modules", where the modules lie that `sources` has copies of, by name; "callbacks";
+            and of "provenance" what no other file says.
+        """
+        own = type(self).__module__
+        home = None if own.startswith("prototrain.") or own == "__main__" else home_of(sys.modules.get(own))
+        return {
+            "trainer": f"{own}:{type(self).__qualname__}",
+            "modules": {} if home is None else {own: str(home.resolve())},
+            "callbacks": [callback.name for callback in self.callbacks],
+            "provenance": {name: value for name, value in self.provenance().items() if name != "config"},
+        }
 
     def require_experiment(self, who: str) -> Experiment:
         """The experiment, for a callback that writes files.

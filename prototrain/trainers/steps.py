@@ -1,11 +1,13 @@
 """Many training steps in one compiled call.
 
 The call is a `tf.while` over the batches of an iterator. It ends after the number of steps that the loop asked for,
-when the data ends, when a stop is requested, and at the very step whose loss or gradient is not finite.
+when the data ends, when a stop is requested, and at the very step whose loss or gradient is not finite: with one tower
+the call fails there, ahead of the update; with several a conditional stands around the update.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,6 +21,7 @@ from prototrain.errors import ModelError, NonFiniteError, StepError
 from prototrain.towers import components
 from prototrain.tracebacks import cause
 from prototrain.trainers.calls import CallLength, Packing, StopVariable, stage
+from prototrain.trainers.guard import FailingGuard, all_finite
 from prototrain.trainers.watched import WatchedStep, join, noting_summaries, pick
 
 if TYPE_CHECKING:
@@ -32,12 +35,17 @@ class CompiledSteps:
         trainer: whose `train_step` is run, with the traced hooks of its callbacks around it.
     """
 
+    can_fail = True  # whether a call may end with an error where it is not finite
+
     def __init__(self, trainer: TowerTrainer) -> None:
         self._trainer = trainer
+        failing = self.can_fail and trainer.towers == 1 and trainer.loss_scale is None
+        self._failing = FailingGuard() if failing and trainer.check_finite else None
         self._packing = Packing()
         self._length = CallLength()
         self._stop = StopVariable()
         self._completed = tf.Variable(trainer.global_step, dtype=tf.int64, trainable=False, name="completed")
+        self._counted = trainer.global_step  # the value of that variable, where it is known
         self._tracing = threading.local()  # towers are traced in threads of their own
         self._ahead = False
         self._stride = 1  # by how much the number of the step grows from one iteration to the next
@@ -67,31 +75,38 @@ class CompiledSteps:
         """
         trainer = self._trainer
         start = trainer.global_step
-        # TensorFlow keeps every Python number that it has made a tensor of, for ever; not those of NumPy.
-        self._completed.assign(np.int64(start))
+        if start != self._counted:
+            self._completed.assign(np.int64(start))
+        self._counted = -1  # not known until the call has come back
         n = min(n, self._length.limit)
         self._length.start()
-        arguments = (trainer.data.iterator, tf.constant(np.int64(start)), tf.constant(np.int32(n)))
+        arguments = (trainer.data.iterator, _constant(n))
         watched_call = self._prepare_watched(arguments) if watched else None
         trainer.watched, trainer.summary_events = {}, []
         try:
             if not trainer.data.catch_up(self._stop_requested):
                 return 0
-            outcome = self._call(*arguments) if watched_call is None else watched_call(arguments[1])
+            outcome = self._call(*arguments) if watched_call is None else watched_call(tf.constant(np.int64(start)))
             done, finite, ended, *vectors = outcome
         except tf.errors.OutOfRangeError as error:
             # Only an iterator that should never end is read without asking first whether there is a batch.
             self._fail(error, start, where="data")
         except tf.errors.OpError as error:
+            shown = None if self._failing is None else self._failing.failed_with(error)
+            if self._failing is not None and shown is not None:
+                self._take_count(start)
+                self._failing.put_back()
+                raise self._non_finite(shown) from None
             self._fail(error, start, where=stage(error))
         steps = int(done)
         if watched_call is None:
             self._length.finish(steps)
         trainer.data.count(steps)
-        trainer.global_step = start + steps
+        trainer.global_step = self._counted = start + steps
         if not finite:
             self._ahead = True
-            raise self._non_finite((vectors[0], vectors[1]))
+            values = self._packing.unpack((vectors[0], vectors[1]))
+            raise self._non_finite(", ".join(f"{name} {value:g}" for name, value in values.items()))
         if steps:
             trainer.outputs = self._packing.unpack((vectors[0], vectors[1]))
         elif ended:
@@ -132,18 +147,20 @@ class CompiledSteps:
 
     def _fail(self, error: Exception, start: int, *, where: str) -> None:
         trainer = self._trainer
-        trainer.global_step = int(self._completed)
-        trainer.data.count(trainer.global_step - start)
-        self._ahead = True
+        self._take_count(start)
         # A failed read leaves every variable as the last completed step left it; a failed model may not.
         trainer.step_is_whole = where == "data"
         raise StepError(f"step {trainer.global_step + 1} failed in the {where}: {cause(error)}") from error
 
-    def _non_finite(self, vectors: tuple[tf.Tensor, tf.Tensor]) -> NonFiniteError:
+    def _take_count(self, start: int) -> None:
+        """Take over how many steps a failed call has completed; it has read at least one batch more."""
+        self._trainer.global_step = int(self._completed)
+        self._trainer.data.count(self._trainer.global_step - start)
+        self._ahead = True
+
+    def _non_finite(self, values: str) -> NonFiniteError:
         self._trainer.step_is_whole = True
         step = self._trainer.global_step + 1
-        outputs = self._packing.unpack(vectors)
-        values = ", ".join(f"{name} {value:g}" for name, value in outputs.items())
         return NonFiniteError(
             f"the loss or a gradient is not finite in step {step} ({values}); its update was not applied"
         )
@@ -168,6 +185,11 @@ class CompiledSteps:
         if not self._trainer.check_finite and scale is None:
             optimizer.apply(gradients, variables)
             return
+        finite = all_finite([*gradients, loss])
+        if self._failing is not None:
+            with tf.control_dependencies([self._failing.require(finite, {"loss": loss})]):
+                optimizer.apply(gradients, variables)
+            return
 
         def apply_everywhere(
             strategy: tf.distribute.Strategy, finite: Any, gradients: list[Any], loss: Any
@@ -185,12 +207,11 @@ class CompiledSteps:
             return applied
 
         tower = tf.distribute.get_replica_context()
-        finite = _all_finite([*gradients, loss])
         self._tracing.guards.append(tower.merge_call(apply_everywhere, args=(finite, gradients, loss)))
 
-    def _run(self, iterator: Any, start: tf.Tensor, n: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def _run(self, iterator: Any, n: tf.Tensor) -> tuple[tf.Tensor, ...]:
         endless = self._trainer.data.endless
-        step = partial(self._step, start)
+        step = partial(self._step, tf.identity(self._completed))
 
         def goes_on(done: Any, finite: Any, ended: Any, *_: Any) -> Any:
             return (done < n) & finite & ~ended & ~self._stop.value
@@ -245,7 +266,9 @@ class CompiledSteps:
         changed = self._changed_without_guard() if trainer.check_finite else []
         # Every tower's own copy, since assigning through a replicated variable would combine what the towers have.
         copies = [copy for variable in changed for copy in components(variable)]
-        before = [_read(copy) for copy in copies]
+        if self._failing is not None:
+            self._failing.begin(copies)
+        before = [] if self._failing is not None else [_read(copy) for copy in copies]
         if hooks:
             trainer.callbacks.before_run()
         outputs, finite, seen = trainer.strategy.run(self._tower, args=(trainer.split_batch(inputs),))
@@ -266,6 +289,9 @@ class CompiledSteps:
 
         if not trainer.check_finite:
             return outputs, after_run()
+        if self._failing is not None:
+            with tf.control_dependencies(self._failing.checks(step.graph)):
+                return outputs, after_run()
         if copies or any(callback.overrides("after_run") for callback in hooks):
             finite = tf.cond(finite, after_run, put_back)
         return outputs, finite
@@ -292,8 +318,12 @@ class CompiledSteps:
         if not isinstance(outputs, Mapping):
             raise ModelError(f"train_step() must return a dict of scalar tensors, not {type(outputs).__name__}")
         outputs = self._average({**outputs, **self._tracing.added})
-        if self._trainer.check_finite and self._trainer.has_own_train_step:
-            guards.append(_all_finite(list(outputs.values())))
+        if self._trainer.check_finite and self._trainer.has_own_train_step and outputs:
+            finite = all_finite(list(outputs.values()))
+            if self._failing is None:
+                guards.append(finite)
+            else:
+                self._failing.require(finite, outputs)
         seen = pick(self._watching or (), self._tracing.nets, inputs)
         return outputs, tf.reduce_all(tf.stack(guards)) if guards else tf.constant(True), seen
 
@@ -337,13 +367,10 @@ def _after(inputs: dict[str, Any]) -> Any:
     return tf.control_dependencies(tf.nest.flatten(inputs, expand_composites=True))
 
 
-def _all_finite(tensors: list[Any]) -> tf.Tensor:
-    """Whether all of them are finite: a sum is not finite if one part is not, and costs less than many tests."""
-    dense = [
-        tensor.values if isinstance(tensor, tf.IndexedSlices) else tf.convert_to_tensor(tensor) for tensor in tensors
-    ]
-    sums = [tf.reduce_sum(tf.cast(tensor, tf.float32)) for tensor in dense if tensor.dtype.is_floating]
-    return tf.math.is_finite(tf.add_n(sums)) if sums else tf.constant(True)
+@functools.lru_cache(maxsize=1024)
+def _constant(n: int) -> tf.Tensor:
+    # TensorFlow keeps every Python number that it has made a tensor of, for ever; not those of NumPy.
+    return tf.constant(np.int32(n))
 
 
 def _first(strategy: tf.distribute.Strategy, value: Any) -> Any:

@@ -18,7 +18,7 @@ from prototrain.experiment import source_of
 from prototrain.run_record import RunRecord, State
 from prototrain.state import StateEntries, plain, random_state, set_random_state, taking
 from prototrain.tracebacks import cause
-from prototrain.trainers.provenance import source_digest
+from prototrain.trainers.provenance import import_digests, source_digest
 from prototrain.trainers.services import ENDLESS
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Storage:
                     sources=self._trainer.sources(),
                     devices=[device.name for device in tf.config.list_logical_devices()],
                     run_id=None if experiment.run_id else self.checkpoints.run_id(),
+                    origin=self._origin(),
                 )
             except BaseException:
                 experiment.unlock()
@@ -89,6 +90,10 @@ class Storage:
         """The checkpoints of the trainer's experiment."""
         experiment = self._trainer.require_experiment("saving")
         return Checkpoints(experiment.checkpoints, self._trainer.log, run_id=experiment.run_id)
+
+    def _origin(self) -> dict[str, Any]:
+        found = self._trainer.origin()
+        return {**found, "imports": import_digests(map(Path, found["modules"].values()))}
 
     # -- what became of the run, for others ---------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from prototrain.data_files import describe_files, named_files, noting_files
 from prototrain.datasets import TrainingData
 from prototrain.errors import DataError, ModelError
-from prototrain.experiment import Experiment, source_of
+from prototrain.experiment import Experiment, home_of, source_of
+from prototrain.model import Model
 from prototrain.optimizers import global_norm, make_optimizer, processors_from_config
 from prototrain.pipeline import reshuffles
 from prototrain.sharing import VariableStore
@@ -80,7 +83,9 @@ class TowerTrainer(PlacedTrainer):
         # Layer names count up per process; a run's variables must have the same names in every process.
         keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(seed)
-        self.data = TrainingData(self.make_datasets, seed=seed, announce=self.log)
+        self._files: set[str] = set()
+        with noting_files(self._files):
+            self.data = TrainingData(self.make_datasets, seed=seed, announce=self.log)
         self.datasets = self.data.datasets
         self.element_spec = self.data.element_spec
         keras.utils.set_random_seed(seed)
@@ -322,7 +327,8 @@ class TowerTrainer(PlacedTrainer):
 
     def load_weights(self, path: str | Path) -> None:
         """Take over what matches from a checkpoint and print a table of what became of each variable."""
-        report = load_weights(self.variables, path)
+        with noting_files(self._files):
+            report = load_weights(self.variables, path)
         self.log(f"weights from {path}\n{load_report_table(report)}")
 
     def make_datasets(self) -> dict[str, tf.data.Dataset]:
@@ -380,6 +386,17 @@ class TowerTrainer(PlacedTrainer):
             "model code": source_digest(self._model_source()),
             "data mode": self.data.mode,
         }
+
+    def origin(self) -> dict[str, Any]:
+        """See `TrainerServices.origin`; besides, the "model", the devices if there is a choice, and the "data"."""
+        found = super().origin()
+        if isinstance(self.model, Model):
+            home = home_of(sys.modules.get(self.model.name))
+            modules = {} if home is None else {self.model.name: str(home.resolve())}
+            found.update(model=self.model.name, modules={**modules, **found["modules"]})
+        files = self._files | named_files(self.datasets.values())
+        data = {"files": describe_files(files), "pipeline": self.data.fingerprint()["pipeline"]}
+        return {**found, "towers": getattr(self, "devices", None), "data": data}
 
     def _adopt_optimizers(self) -> None:
         """Build and save the optimizers that a subclass has as attributes, for a `train_step` of its own.

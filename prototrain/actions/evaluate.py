@@ -1,0 +1,82 @@
+"""Measure every scalar of the model over a whole dataset."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from tabulate import tabulate
+
+from prototrain.actions.restore import Restored, add_checkpoint, restore
+from prototrain.errors import DataError, ExperimentError, ModelError
+from prototrain.files import write_atomic
+from prototrain.model import ModelProtocol
+from prototrain.trainers.banner import plain_table
+from prototrain.trainers.evaluation import Evaluation
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare what the action takes."""
+    add_checkpoint(parser)
+    parser.add_argument("--dataset", metavar="tst|vld|trn", help="which one; default: tst, or vld if there is no tst")
+
+
+def run(model: ModelProtocol, args: Namespace) -> None:
+    """Print the mean of each scalar, weighted by the number of examples in a batch, and keep it in ``analysis/``.
+
+    Args:
+        model: has been trained.
+        args: `checkpoint` and `dataset`.
+
+    Raises:
+        CheckpointError: there is no checkpoint that fits.
+        DataError: there is no such dataset, or it has no end.
+        ModelError: the model has no scalars.
+    """
+    restored = restore(model, args.checkpoint)
+    name = _choose(restored.trainer.datasets, args.dataset)
+    with restored.trainer.stop:
+        evaluation = Evaluation(restored.trainer, name)
+        scalars = evaluation.run(0)
+        restored.trainer.stop.check()
+    if not scalars:
+        raise ModelError("build() returned no scalars without training, so there is nothing to evaluate")
+    rows = {**restored.describe(), "dataset": f"{name}, {evaluation.examples:,} examples"}
+    print(plain_table(rows), end="\n\n")
+    print(tabulate(scalars.items(), headers=["scalar", name], floatfmt=".6g"), end="\n\n")
+    print(f"written to {_keep(restored, name, evaluation.examples, scalars)}")
+
+
+def _choose(datasets: dict[str, tf.data.Dataset], wanted: str | None) -> str:
+    name = wanted if wanted is not None else next((name for name in ("tst", "vld") if name in datasets), "tst")
+    if name not in datasets:
+        raise DataError(f"datasets() gives no {name!r}; name one of {', '.join(datasets)} with --dataset")
+    if int(datasets[name].cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise DataError(f"dataset {name!r} has no end, so the whole of it cannot be evaluated; leave out its repeat()")
+    return name
+
+
+def _keep(restored: Restored, dataset: str, examples: int, scalars: dict[str, float]) -> Path:
+    """Write the outcome beside those of the same checkpoint on other datasets."""
+    path = restored.experiment.directory / "analysis" / f"{restored.checkpoint.path.name}-evaluate.json"
+    outcome = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        **restored.describe(),
+        "examples": examples,
+        "scalars": {name: value if math.isfinite(value) else None for name, value in scalars.items()},
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        others: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["datasets"] if path.exists() else {}
+        whole = {"step": restored.checkpoint.step, "datasets": {**others, dataset: outcome}}
+        write_atomic(path, json.dumps(whole, indent=2) + "\n")
+    except OSError as error:
+        raise ExperimentError(f"cannot write {path}: {error.strerror}") from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise ExperimentError(f"{path} is damaged; delete it to write it anew") from error
+    return path

@@ -1,0 +1,71 @@
+"""Write the model as a SavedModel that needs no prototrain, and make sure that it gives what the model gives."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from prototrain.actions.restore import add_checkpoint, restore
+from prototrain.actions.saved_model import ServedModel, compare
+from prototrain.errors import ConfigError, ExperimentError
+from prototrain.files import sync_directory, sync_file
+from prototrain.model import ModelProtocol
+from prototrain.trainers.banner import plain_table
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare what the action takes."""
+    add_checkpoint(parser)
+
+
+def run(model: ModelProtocol, args: Namespace) -> None:
+    """Write ``exported/<step>/`` in the experiment's directory.
+
+    Its signature ``serving_default`` takes ``actions.export.inputs`` and gives ``actions.export.outputs``, for any
+    number of examples. Before it is put in its place, a fresh Python process that cannot import prototrain loads it and
+    runs it on real data, and what it gives is compared with the model.
+
+    Args:
+        model: has been trained.
+        args: `checkpoint`.
+
+    Raises:
+        CheckpointError: there is no checkpoint that fits.
+        ConfigError: the config does not say what to export.
+        ModelError: the model has no such inputs or outputs, or what is exported would not be the same as the model.
+        ExperimentError: the export is there already, or cannot be written.
+    """
+    inputs, outputs = (_names(model, f"actions.export.{part}") for part in ("inputs", "outputs"))
+    restored = restore(model, args.checkpoint)
+    final = restored.experiment.directory / "exported" / str(restored.checkpoint.step)
+    if final.exists():
+        raise ExperimentError(f"{final} is there already; delete it to export this step again")
+    served = ServedModel(restored.trainer, inputs, outputs)
+    temporary = final.with_name(f".tmp-{final.name}-{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        served.save(temporary)
+        outcome = compare(served, temporary)
+        _sync(temporary)
+        temporary.rename(final)
+        sync_directory(final.parent)
+    except OSError as error:
+        raise ExperimentError(f"cannot write {final}: {error.strerror}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    print(plain_table({**restored.describe(), **served.describe(), "compared": outcome}), end="\n\n")
+    print(f"exported to {final}")
+
+
+def _names(model: ModelProtocol, key: str) -> list[str]:
+    found: list[str] | None = model.config.get(key)
+    if not found:
+        raise ConfigError(f'{key} is not set; give names of the model\'s mapping, such as {key}=["logits"]')
+    return found
+
+
+def _sync(directory: Path) -> None:
+    for path in [*directory.rglob("*"), directory]:
+        (sync_directory if path.is_dir() else sync_file)(path)

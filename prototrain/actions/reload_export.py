@@ -1,0 +1,41 @@
+"""Run by `export` in a fresh process: loads a SavedModel with nothing but TensorFlow and runs its signature.
+
+    python -I reload_export.py SAVED_MODEL INPUTS OUTPUTS
+
+INPUTS and OUTPUTS are prefixes of TensorFlow bundles with tensors called ``<case>/<name>``.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def main(saved_model: str, inputs: str, outputs: str) -> None:
+    """Write what the signature gives for each case."""
+    import tensorflow as tf
+
+    serve = tf.saved_model.load(saved_model).signatures["serving_default"]
+    reader = tf.train.load_checkpoint(inputs)
+    cases: dict[str, dict[str, tf.Tensor]] = {}
+    for key in reader.get_variable_to_shape_map():
+        case, _, name = key.partition("/")
+        cases.setdefault(case, {})[name] = tf.convert_to_tensor(reader.get_tensor(key))
+    write(outputs, {f"{case}/{name}": value for case, given in cases.items() for name, value in serve(**given).items()})
+
+
+def write(prefix: str, tensors: dict[str, Any]) -> None:
+    """Write a bundle of tensors."""
+    import tensorflow as tf
+
+    tf.raw_ops.SaveV2(
+        prefix=prefix, tensor_names=list(tensors), shape_and_slices=[""] * len(tensors), tensors=list(tensors.values())
+    )
+
+
+if __name__ == "__main__":
+    sys.modules["prototrain"] = None  # type: ignore[assignment]  # whoever imports it fails
+    try:
+        main(*sys.argv[1:])
+    except Exception as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -1,0 +1,157 @@
+"""A trained model for use: built as for a run, with the weights of one checkpoint."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from prototrain.callbacks.exponential_moving_average import averaged_weights
+from prototrain.checkpoint import META, Checkpoint, Checkpoints, verify
+from prototrain.errors import CheckpointError
+from prototrain.experiment import Experiment
+from prototrain.model import ModelProtocol
+from prototrain.signals import StopRequest
+from prototrain.state import check_fit
+from prototrain.trainers.storage import differences
+from prototrain.trainers.tower import SimpleTrainer
+
+_COMPARED = ("config", "model code")
+
+
+class BuiltModel(SimpleTrainer):
+    """Builds a model and its datasets on one device, to be used and not trained.
+
+    It has no optimizer, so any model will do: one that is trained by a class of its own, one without a "loss".
+
+    Args:
+        model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
+    """
+
+    def __init__(self, model: ModelProtocol) -> None:
+        super().__init__(model)
+        self.stop = StopRequest(lambda text: None)  # nothing has to be finished or saved before it stops
+
+    def create_optimizers(self) -> None:
+        self.optimizer = None
+
+    def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+        raise NotImplementedError("a built model is not trained")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """A model with the weights of a checkpoint.
+
+    Attributes:
+        trainer: has the model's datasets and variables; `evaluate`, `build` and `get_predictor` use them.
+        checkpoint: where the weights are from.
+        experiment: the run that the checkpoint is of.
+        averaged: whether they are the moving averages of `ExponentialMovingAverage`, which the checkpoint has.
+        changes: what is not as it was when the checkpoint was written, in words.
+    """
+
+    trainer: BuiltModel
+    checkpoint: Checkpoint
+    experiment: Experiment
+    averaged: bool
+    changes: list[str]
+
+    def describe(self) -> dict[str, str]:
+        """What the weights are, for the table at the start of an action."""
+        found = {
+            "model": getattr(self.trainer.model, "name", type(self.trainer.model).__name__),
+            "checkpoint": str(self.checkpoint.path),
+            "weights": "moving averages" if self.averaged else "as trained",
+        }
+        return {**found, "changed since": "; ".join(self.changes)} if self.changes else found
+
+
+def add_checkpoint(parser: ArgumentParser) -> None:
+    """Declare ``--checkpoint``, which `restore` takes."""
+    parser.add_argument(
+        "--checkpoint",
+        metavar="STEP|best|PATH",
+        help="a step, what MinSaver or MaxSaver kept, or the directory of a checkpoint or of an experiment; "
+        "default: the newest of the experiment that the config names",
+    )
+
+
+def restore(model: ModelProtocol, checkpoint: str | None = None) -> Restored:
+    """Build a model and give it the weights of a checkpoint; moving averages where there are any.
+
+    Args:
+        model: as `load_model` gives it.
+        checkpoint: a step, "best" (what `MinSaver` or `MaxSaver` kept), the directory of a checkpoint, or that of an
+            experiment, whose newest one is taken; None for the newest of the config's experiment.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged, of another run, or of another model.
+    """
+    path = _find(model, checkpoint)
+    own = path.parent.name == "checkpoints"
+    experiment = Experiment(path.parent.parent) if own else Experiment.from_config(model.config)
+    found = verify(path, run_id=experiment.run_id if own else None)
+    trainer = BuiltModel(model)
+    then, now = found.meta.get("provenance", {}), trainer.provenance()
+    keys = [key for key in _COMPARED if key in then]
+    changes = differences({key: then[key] for key in keys}, {key: now[key] for key in keys})
+    saved = found.variables() if found.meta["variables"] else {}
+    averages = averaged_weights(saved)
+    mine = {name: value for name, value in {**saved, **averages}.items() if name in trainer.variables}
+    cure = f"since it was written, {'; '.join(changes)}" if changes else "name another one with --checkpoint"
+    check_fit(trainer.variables, mine, str(path), cure=cure)
+    for name, value in mine.items():
+        trainer.variables[name].assign(value)
+    return Restored(trainer=trainer, checkpoint=found, experiment=experiment, averaged=bool(averages), changes=changes)
+
+
+def _find(model: ModelProtocol, checkpoint: str | None) -> Path:
+    """Where the checkpoint lies that is meant; what is in it is not looked at."""
+    experiment = Experiment.from_config(model.config)
+    if checkpoint is not None and not checkpoint.isdecimal() and checkpoint != "best":
+        path = Path(checkpoint)
+        if (path / META).is_file():
+            return path if path.parent.name == "checkpoints" else path.absolute()
+        if not (path / "checkpoints").is_dir():
+            raise CheckpointError(
+                f"--checkpoint: {checkpoint} is neither a step nor best nor the directory of a checkpoint or of an "
+                "experiment with checkpoints"
+            )
+        experiment, checkpoint = Experiment(path), None
+    checkpoints = Checkpoints(experiment.checkpoints)
+    steps = checkpoints.steps()
+    if not steps:
+        raise CheckpointError(
+            f"there is no checkpoint in {experiment} yet; train the model first, or name a checkpoint of another "
+            "experiment with --checkpoint PATH"
+        )
+    if checkpoint == "best":
+        return _best(experiment)
+    step = steps[-1] if checkpoint is None else int(checkpoint)
+    if step not in steps:
+        raise CheckpointError(f"{experiment} has no checkpoint of step {step}; there are {', '.join(map(str, steps))}")
+    return checkpoints.path(step)
+
+
+def _best(experiment: Experiment) -> Path:
+    """The checkpoint that a `MinSaver` or `MaxSaver` has noted."""
+    notes = sorted(path for mode in ("min", "max") for path in experiment.checkpoints.glob(f"{mode}-*.json"))
+    found = {}
+    for path in notes:
+        try:
+            note = json.loads(path.read_text(encoding="utf-8"))
+            found[f"{note['stat']} at step {int(note['step'])}"] = int(note["step"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path} is damaged; name a step with --checkpoint") from error
+    if not found:
+        raise CheckpointError(
+            f"{experiment} has no best checkpoint: there was no MinSaver or MaxSaver in its callbacks"
+        )
+    if len(set(found.values())) > 1:
+        raise CheckpointError(f"{experiment} has several best checkpoints: {', '.join(found)}; name one by its step")
+    return Checkpoints(experiment.checkpoints).path(next(iter(found.values())))

@@ -1,0 +1,237 @@
+"""A model as a function of named tensors that TensorFlow can save, and what was saved compared with it."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from prototrain.actions import reload_export
+from prototrain.actions.graphs import needed, needed_everywhere
+from prototrain.actions.restore import BuiltModel
+from prototrain.checkpoint import first_line, read_bundle
+from prototrain.datasets import batch_size
+from prototrain.errors import ExperimentError, ModelError
+from prototrain.sharing import base_name
+from prototrain.state import describe_variable
+from prototrain.towers import is_seed
+from prototrain.tracebacks import cause
+
+Tensors = dict[str, tf.Tensor]
+
+_RANDOM = re.compile(r"(?!Stateless)\w*(Random|Multinomial|TruncatedNormal|StatefulUniform|StatefulStandardNormal|Rng)")
+
+
+class ServedModel:
+    """The part of a model that leads from some of its tensors to others, without training, for any number of examples.
+
+    Args:
+        trainer: has the model, with the weights to be saved.
+        inputs: names in a batch, or else in the model's mapping for a batch.
+        outputs: names in the model's mapping.
+
+    Attributes:
+        trainer: has the model.
+        cases: inputs from the training data, with different numbers of examples.
+
+    Raises:
+        ModelError: there is no such input or output, or it is not a dense tensor; or an output is not a function of the
+            inputs alone.
+    """
+
+    def __init__(self, trainer: BuiltModel, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        self.trainer = trainer
+        self._outputs = outputs
+        first = _real_inputs(trainer, inputs)
+        specs = {name: _free(name, value, trainer.data.element_spec.get(name)) for name, value in first.items()}
+        self._function = tf.function(self._serve, autograph=False, input_signature=[specs])
+        self._graph = self._function.get_concrete_function().graph
+        _require_certain(self._graph)
+        self.cases = _of_two_sizes(first)
+
+    def _serve(self, inputs: Tensors) -> Tensors:
+        try:
+            net = self.trainer.build(dict(inputs), False)
+        except KeyError as error:
+            if not error.args or error.args[0] not in self.trainer.data.element_spec:
+                raise
+            raise ModelError(
+                f"actions.export.inputs: build() needs {error.args[0]!r} too when train_phase is False; add it, or use "
+                f"it only where it is in the inputs"
+            ) from error
+        missing = [name for name in self._outputs if name not in net]
+        if missing:
+            raise ModelError(
+                f"actions.export.outputs: from {', '.join(inputs)} the model makes no {', '.join(map(repr, missing))}; "
+                f"it makes {', '.join(net)}"
+            )
+        return {name: _dense(f"actions.export.outputs: {name!r}", net[name]) for name in self._outputs}
+
+    def describe(self) -> dict[str, str]:
+        """The signature, in words."""
+        results = self._function.get_concrete_function().structured_outputs
+        return {"inputs": _signature(self._function.input_signature[0]), "outputs": _signature(results)}
+
+    def tolerance(self, output: tf.Tensor) -> float:
+        """What another device, or operations fused in another way, may do to an output: a part of its largest value."""
+        sixteen_bits = self.trainer.config["model.mixed_precision"] is not None or output.dtype.size == 2
+        return 2e-2 if sixteen_bits else 1e-4
+
+    def results(self) -> list[Tensors]:
+        """What the model gives for the cases, as evaluation and predictors run it."""
+        return [tf.function(self._serve, autograph=False)(case) for case in self.cases]
+
+    def save(self, directory: Path) -> None:
+        """Write a SavedModel with the signature ``serving_default``.
+
+        Raises:
+            ModelError: the model stands on something that TensorFlow cannot save.
+            ExperimentError: a file cannot be written.
+        """
+        module = tf.Module()
+        module.model_variables = list(self._graph.variables)
+        module.resources = _resources(self._graph)
+        try:
+            tf.saved_model.save(module, str(directory), signatures={"serving_default": self._function})
+        except (AssertionError, ValueError) as error:
+            raise ModelError(f"TensorFlow cannot save the model: {first_line(error)}") from error
+        except tf.errors.OpError as error:
+            raise ExperimentError(f"cannot write {directory}: {cause(error)}") from error
+
+
+def compare(served: ServedModel, directory: Path) -> str:
+    """Load a SavedModel in a fresh Python process without prototrain, and compare what it gives with the model.
+
+    Returns:
+        on how many examples, and how large the largest difference was.
+
+    Raises:
+        ModelError: it does not load, does not run, or gives something else.
+    """
+    found = _run_elsewhere(directory, served.cases)
+    largest = 0.0
+    for case, results in enumerate(served.results()):
+        for name, value in results.items():
+            difference = _difference(value.numpy(), found[f"{case}/{name}"])
+            if not difference <= served.tolerance(value):
+                raise ModelError(
+                    f"what was exported is not the model: {name!r} differs by {difference:.2g} of its largest value; "
+                    "does build() depend on more than its inputs, such as a variable that it changes?"
+                )
+            largest = max(largest, difference)
+    sizes = " and ".join(str(int(batch_size(case))) for case in served.cases)
+    how = f"differences up to {largest:.2g} of the largest value" if largest else "to the same bits"
+    return f"on {sizes} examples, {how}"
+
+
+def _run_elsewhere(directory: Path, cases: list[Tensors]) -> dict[str, np.ndarray[Any, Any]]:
+    """What a fresh process makes of each case, as ``<number of the case>/<name>``."""
+    given = {f"{number}/{name}": value for number, case in enumerate(cases) for name, value in case.items()}
+    # A GPU is taken already, by this process; -I leaves out the current directory and what PYTHONPATH names.
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with tempfile.TemporaryDirectory() as scratch:
+        inputs, outputs = (str(Path(scratch, name)) for name in ("inputs", "outputs"))
+        reload_export.write(inputs, given)
+        command = [sys.executable, "-I", reload_export.__file__, str(directory.absolute()), inputs, outputs]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=scratch, env=environment)
+        if done.returncode:
+            said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            raise ModelError(f"what was exported does not run without prototrain: {said[-1]}")
+        return read_bundle(outputs)
+
+
+def _difference(expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> float:
+    """The largest difference, as a part of the largest value; infinite where values have to be equal and are not."""
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return math.inf
+    if not tf.as_dtype(expected.dtype).is_floating:
+        return 0.0 if np.array_equal(expected, found) else math.inf
+    one, two = expected.astype(np.float64), found.astype(np.float64)
+    if np.array_equal(one, two, equal_nan=True):
+        return 0.0
+    # What is not finite has no difference: it must be in the same places.
+    finite = np.isfinite(one)
+    if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
+        return math.inf
+    largest = max(float(np.max(np.abs(one[finite]), initial=0.0)), 1e-6)
+    return float(np.max(np.abs(one - two)[finite], initial=0.0)) / largest
+
+
+def _real_inputs(trainer: BuiltModel, names: Sequence[str]) -> Tensors:
+    """The first training batch's values, of the batch itself or of what the model makes of it."""
+    batch = trainer.data.first_batch
+    net = batch if all(name in batch for name in names) else {**trainer.build(batch, False), **batch}
+    missing = [name for name in names if name not in net]
+    if missing:
+        raise ModelError(
+            f"actions.export.inputs: there is no {', '.join(map(repr, missing))}; a batch and the model's mapping have "
+            f"{', '.join(net)}"
+        )
+    odd = [name for name in names if not name.isidentifier()]
+    if odd:
+        raise ModelError(
+            f"actions.export.inputs: {odd[0]!r} cannot be the name of an argument; use letters, digits and _"
+        )
+    return {name: _dense(f"actions.export.inputs: {name!r}", net[name]) for name in names}
+
+
+def _dense(what: str, value: Any) -> tf.Tensor:
+    if not isinstance(value, (tf.Tensor, tf.Variable)):
+        raise ModelError(f"{what} is a {type(value).__name__}; only dense tensors can be exported")
+    return tf.convert_to_tensor(value)
+
+
+def _free(name: str, value: tf.Tensor, of_dataset: Any) -> tf.TensorSpec:
+    """An input with any number of examples."""
+    shape = value.shape if of_dataset is None else of_dataset.shape
+    if shape.rank:  # a scalar has no examples
+        shape = tf.TensorShape([None]).concatenate(shape[1:])
+    return tf.TensorSpec(shape, value.dtype, name=name)
+
+
+def _of_two_sizes(inputs: Tensors) -> list[Tensors]:
+    """The inputs, and those of one example; or of two, if they are one."""
+    several = int(batch_size(inputs)) > 1
+
+    def other(value: tf.Tensor) -> tf.Tensor:
+        return value if value.shape.rank == 0 else value[:1] if several else tf.concat([value, value], 0)
+
+    return [inputs, {name: other(value) for name, value in inputs.items()}]
+
+
+def _require_certain(graph: Any) -> None:
+    """Check that a graph's outputs depend on its inputs and weights, and not on random numbers.
+
+    Raises:
+        ModelError: it names the operation.
+    """
+    seeds = {id(variable.handle) for variable in graph.variables if is_seed(base_name(variable), variable)}
+    states = {id(inside) for outside, inside in graph.captures if id(outside) in seeds}
+    found = [op.name for op in needed(graph) if any(id(tensor) in states for tensor in op.inputs)]
+    found += [op.name for op in needed_everywhere(graph) if _RANDOM.match(op.type)]
+    if found:
+        raise ModelError(
+            f"the outputs depend on random numbers ({found[0]}); draw them in build() only where train_phase is True"
+        )
+
+
+def _resources(graph: Any) -> list[Any]:
+    """What a graph uses besides variables, such as lookup tables; nothing else knows where they are."""
+    handles = {id(outside) for outside, _ in graph.captures}
+    kind = tf.saved_model.experimental.TrackableResource
+    found = [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
+    return [thing for thing in found if id(thing.resource_handle) in handles]
+
+
+def _signature(tensors: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {describe_variable(tensor)}" for name, tensor in tensors.items())

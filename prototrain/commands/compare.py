@@ -1,0 +1,88 @@
+"""`prototrain compare`: what differs between runs, and what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tabulate import tabulate
+
+from prototrain.commands.runs import in_json, range_in_json
+from prototrain.config import differing
+from prototrain.config_json import as_text
+from prototrain.runs import Range, Run, flat, read_run, settings
+from prototrain.wording import in_digits, in_words
+
+_OF_EACH_RUN = ("run_id", "started", "command")  # differ always, and say nothing of the results
+
+
+def add(commands: Any) -> None:
+    """Declare the command's arguments."""
+    compare = commands.add_parser(
+        "compare",
+        help="show what differs between runs, and their results side by side",
+        description="Show what differs between the configs and environments of runs, and their results side by side.",
+    )
+    compare.add_argument("first", metavar="A", help="an experiment's directory")
+    compare.add_argument("others", metavar="B", nargs="+", help="another one's, or several")
+    compare.add_argument("--json", action="store_true", help="print a JSON object")
+    compare.set_defaults(command=_compare)
+
+
+def _compare(options: argparse.Namespace) -> None:
+    runs = [read_run(directory) for directory in (options.first, *options.others)]
+    config = differing([settings(run) for run in runs])
+    environment = differing([_lasting(run) for run in runs])
+    if options.json:
+        print(json.dumps(_in_json(runs, config, environment), indent=2))
+        return
+    names = [run.name for run in runs]
+    for title, rows in (("config", config), ("environment", environment)):
+        cells = [[key, *map(as_text, values)] for key, values in rows]
+        said = tabulate(cells, headers=[title, *names], disable_numparse=True)
+        print(said if cells else f"{title}: no differences", end="\n\n")
+    print(tabulate(_results(runs), headers=["result", *names], disable_numparse=True))
+
+
+def _lasting(run: Run) -> dict[str, Any]:
+    entries = flat(run.environment)
+    twice = [key for key in entries if key.replace("provenance.", "versions.") in entries.keys() - {key}]
+    return {key: value for key, value in entries.items() if key not in (*_OF_EACH_RUN, *twice)}
+
+
+def _results(runs: Sequence[Run]) -> list[list[str]]:
+    facts: dict[str, Callable[[Run], str]] = {
+        "state": lambda run: run.ending,
+        "steps": lambda run: run.steps,
+        "time": lambda run: in_words(run.seconds),
+        "checkpoint": lambda run: "" if run.checkpoint is None else str(run.checkpoint),
+    }
+    rows = [[name, *map(fact, runs)] for name, fact in facts.items()]
+    return rows + [[name, *(_range(run.ranges.get(name)) for run in runs)] for name in _scalars(runs)]
+
+
+def _scalars(runs: Sequence[Run]) -> list[str]:
+    return sorted({name for run in runs for name in run.scalars})
+
+
+def _range(scalar: Range | None) -> str:
+    if scalar is None:
+        return ""
+    return f"{in_digits(scalar.last)} ({in_digits(scalar.lowest[0])} to {in_digits(scalar.highest[0])})"
+
+
+def _in_json(
+    runs: Sequence[Run], config: list[tuple[str, list[Any]]], environment: list[tuple[str, list[Any]]]
+) -> dict[str, Any]:
+    scalars = {
+        name: [range_in_json(run.ranges[name]) if name in run.ranges else None for run in runs]
+        for name in _scalars(runs)
+    }
+    return {
+        "runs": [in_json(run) for run in runs],
+        "config": dict(config),
+        "environment": dict(environment),
+        "scalars": scalars,
+    }

@@ -1,0 +1,105 @@
+"""Importing modules from the copies that a run has kept of them."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+Places = tuple[Path, Path]
+"""Where a module is or was, and where its copy is: two files, or a package's two directories."""
+
+
+@contextmanager
+def imported_from_copies(modules: Mapping[str, Places]) -> Iterator[None]:
+    """Import modules, and what is inside of packages, from copies; afterwards they are forgotten.
+
+    A copy does not know that it is one: its `__file__` is where the module was, so it finds the data files beside it.
+    `__source__` is the copy.
+
+    Args:
+        modules: by name.
+    """
+    finders = [_Copies(modules), _Parents(modules)]
+    _forget(modules)
+    sys.meta_path.insert(0, finders[0])
+    sys.meta_path.append(finders[1])
+    try:
+        yield
+    finally:
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in finders]
+        _forget(modules)
+
+
+def _forget(modules: Mapping[str, Places]) -> None:
+    for name in list(sys.modules):
+        if any(f"{name}.".startswith(f"{root}.") for root in modules):
+            del sys.modules[name]
+
+
+class _Copies(MetaPathFinder):
+    """Finds copies, before anything else is looked for."""
+
+    def __init__(self, modules: Mapping[str, Places]) -> None:
+        self._modules = modules
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        for root, (original, copy) in self._modules.items():
+            if not f"{fullname}.".startswith(f"{root}."):
+                continue
+            below = fullname[len(root) + 1 :].replace(".", "/")
+            if not below and copy.is_file():
+                return _spec(fullname, original, copy)
+            for file in (f"{below}.py", f"{below}/__init__.py") if below else ("__init__.py",):
+                if (copy / file).is_file():
+                    return _spec(fullname, original / file, copy / file)
+        return None
+
+
+class _Parents(MetaPathFinder):
+    """Stands for packages that are not there any more: those around the copies, and copied ones without __init__.py."""
+
+    def __init__(self, modules: Mapping[str, Places]) -> None:
+        self._modules = modules
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        is_parent = any(f"{root}.".startswith(f"{fullname}.") for root in self._modules)
+        return ModuleSpec(fullname, None, is_package=True) if is_parent else None
+
+
+def _spec(name: str, original: Path, copy: Path) -> ModuleSpec | None:
+    inside = [str(original.parent)] if copy.name == "__init__.py" else None
+    loader = _Loader(name, original, copy)
+    return spec_from_file_location(name, original, loader=loader, submodule_search_locations=inside)
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    def __init__(self, name: str, original: Path, copy: Path) -> None:
+        super().__init__(name, str(original))
+        self._copy = copy
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__source__ = str(self._copy)  # type: ignore[attr-defined]
+        super().exec_module(module)
+
+    def get_data(self, path: Any) -> bytes:
+        return self._copy.read_bytes() if path == self.path else super().get_data(path)
+
+    def path_stats(self, path: Any) -> Any:
+        raise OSError("there is no bytecode of a copy, neither to be read nor to be written")
+
+    def source_to_code(self, data: Any, path: Any, **options: Any) -> CodeType:  # type: ignore[override]
+        # Tracebacks, and whoever asks for a function's source, see what is run.
+        code: CodeType = super().source_to_code(data, str(self._copy), **options)
+        return code

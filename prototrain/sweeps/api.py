@@ -1,0 +1,189 @@
+"""Sweeps from Python, and what the command line calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from prototrain.config import Config
+from prototrain.config_json import as_text
+from prototrain.config_schema import REFERENCE
+from prototrain.errors import ConfigError, SweepError
+from prototrain.model import ModelProtocol, load_model
+from prototrain.signals import StopRequest
+from prototrain.sweeps.plan import Plan
+from prototrain.sweeps.space import as_options, from_mapping
+
+if TYPE_CHECKING:
+    from prototrain.callbacks.base import Callback
+    from prototrain.callbacks.best import Mode
+    from prototrain.sweeps.study import Study
+    from prototrain.sweeps.summary import SweepResult
+
+
+def sweep(
+    model: str | ModelProtocol,
+    space: Mapping[str, Any],
+    *,
+    trials: int | None = None,
+    objective: str = "vld/loss",
+    mode: Mode = "min",
+    jobs: int = 1,
+    storage: str | None = None,
+    pruner: str | None = None,
+    overrides: str | Iterable[str] = (),
+    callbacks: Callable[[ModelProtocol], Iterable[Callback]] | None = None,
+    trainer: Any = None,
+    towers: Any = None,
+) -> SweepResult:
+    """Train a model many times with different values in its config, each time in an experiment of its own.
+
+    The same call again goes on where the last one has ended: finished trials are not run again, and those that were
+    stopped or killed go on from their checkpoints. Any number of processes and machines can share one sweep.
+
+    A model that is given by its name runs in processes of its own, so that a trial that crashes is no more than that.
+    Another one runs in this process.
+
+    Args:
+        model: its module's name, such as "models.simple", or an object with `config`, `datasets` and `build`.
+        space: by key a list of values, or a text such as "log:1e-5..1e-1", "float:0..1", "int:16..256" or "choice:a|b".
+        trials: how many to sample in all; None to run every combination.
+        objective: the scalar that says how good a trial is; its last value counts.
+        mode: whether smaller ("min") or larger ("max") is better.
+        jobs: how many trials run at the same time on this machine.
+        storage: a database URL, or the path of one of Optuna's journal files; by default an SQLite file
+            ``<name>.sweep.db`` beside the experiments.
+        pruner: what ends bad trials early: "median", "halving", "hyperband" or "none"; by default "median" where trials
+            are sampled, and else "none".
+        overrides: values for the config that all trials share, as `KEY=VALUE`.
+        callbacks: makes the callbacks of a trial, in place of `default_callbacks`; for a model that is an object.
+        trainer: see `launch`; for a model that is given by its name a text, "MODULE:CLASS".
+        towers: see `launch`.
+
+    Returns:
+        what has become of every trial.
+
+    Raises:
+        SweepError: the sweep cannot be begun, its storage fails, no trial has finished, or one was killed.
+        ConfigError: a key or a value of the space is wrong.
+        KeyboardInterrupt: after Ctrl-C, once all trials are saved.
+        SystemExit: after SIGTERM, with exit code 143, once all trials are saved.
+    """
+    _require_optuna()
+    from prototrain.sweeps.storage import reporting_failures, shown, sqlite_url
+    from prototrain.sweeps.study import PRUNERS, Study
+    from prototrain.sweeps.summary import describe, summarise
+
+    if pruner is not None and pruner not in PRUNERS:
+        raise SweepError(f"pruner must be one of {', '.join(PRUNERS)}, got {pruner!r}")
+    if jobs < 1:
+        raise SweepError(f"jobs must be at least 1, got {jobs}")
+    found = load_model(model) if isinstance(model, str) else model
+    config = found.config.copy()
+    config.override(overrides)
+    plan = Plan(config=config, space=from_mapping(space), trials=trials, objective=objective, mode=mode)
+    command = None
+    if isinstance(model, str):
+        if callbacks is not None or not isinstance(trainer, str | None):
+            raise SweepError("callbacks, and a trainer that is no text, need the model itself in place of its name")
+        command = _command(model, plan, {"--trainer": trainer, "--towers": towers})
+    elif jobs > 1:
+        raise SweepError("several jobs need the model's name, such as 'models.simple', in place of the model itself")
+    place = sqlite_url(plan.directory / f"{plan.name}.sweep.db") if storage is None else storage
+    stop = StopRequest(_say)
+    with _quiet_optuna(), reporting_failures(place):
+        study = Study(plan, storage=place, pruner=pruner or ("none" if trials is None else "median"))
+        _say(f"sweep {plan.name}: {plan.total} trials, {len(study.outcomes())} of them begun, in {shown(place)}")
+        with study:
+            if command is None:
+                _run_here(study, found, callbacks, trainer=trainer, towers=towers)
+            else:
+                with stop:
+                    _run_in_processes(study, command, jobs, stop)
+        result = summarise(plan, study.outcomes())
+    _say(f"\n{describe(plan, result, command)}")
+    stop.check()
+    _check_end(result)
+    return result
+
+
+def _run_here(
+    study: Study, model: ModelProtocol, callbacks: Callable[[ModelProtocol], Iterable[Callback]] | None, **options: Any
+) -> None:
+    from prototrain.launch import default_callbacks
+    from prototrain.sweeps.here import run_here
+
+    run_here(study, model, callbacks=callbacks or default_callbacks, say=_say, options=options)
+
+
+def _run_in_processes(study: Study, command: list[str], jobs: int, stop: StopRequest) -> None:
+    from prototrain.sweeps.processes import run_in_processes
+
+    run_in_processes(study, command, jobs=jobs, stop=stop, say=_say)
+
+
+def _command(model: str, plan: Plan, options: Mapping[str, Any]) -> list[str]:
+    """What stands behind `prototrain` to run the model with what all trials share."""
+    settings = [setting for setting in _changes(plan.config) if setting.partition("=")[0] not in plan.space]
+    words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    return ["run", model, *as_options(settings), *words]
+
+
+def _changes(config: Config) -> list[str]:
+    """The values that the model does not have by itself, as another process is to be given them.
+
+    Raises:
+        SweepError: one of them cannot be written as text.
+    """
+    settings = []
+    for key, value, _ in config.changes() or ():
+        setting = f"{key}={as_text(value)}"
+        try:
+            if callable(config.get(key)) and not REFERENCE.fullmatch(str(value)):
+                raise ConfigError(f"{key} is a function without a name")
+            config.copy().override(setting)
+        except ConfigError as error:
+            raise SweepError(f"a process of its own cannot have this config, give the model itself: {error}") from error
+        settings.append(setting)
+    return settings
+
+
+def _check_end(result: SweepResult) -> None:
+    """Fail where a sweep has not come to its end, or to nothing.
+
+    Raises:
+        SweepError: a trial was killed, or none has finished.
+    """
+    stopped = [str(trial.number) for trial in result.trials if trial.state == "stopped"]
+    if stopped:
+        raise SweepError(f"not at its end: trial {', '.join(stopped)}; the same command goes on from the checkpoints")
+    errors = [f"trial {trial.number} failed: {trial.error}" for trial in result.trials if trial.error is not None]
+    if errors and result.best is None:
+        raise SweepError(f"no trial has finished; {errors[0]}")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _require_optuna() -> None:
+    try:
+        import optuna  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "optuna":
+            raise
+        raise SweepError("sweeps need Optuna, which is not installed: pip install 'prototrain[sweep]'") from error
+
+
+@contextmanager
+def _quiet_optuna() -> Iterator[None]:
+    """Keep Optuna from printing what the sweep says itself."""
+    import optuna
+
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)

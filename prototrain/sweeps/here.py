@@ -1,0 +1,74 @@
+"""Trials in this process, one after the other: for a model that is an object and has no name to be imported by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from prototrain.callbacks.base import Callback
+from prototrain.config import Config
+from prototrain.errors import PrototrainError, SweepError
+from prototrain.launch import launch
+from prototrain.model import ModelProtocol
+from prototrain.sweeps.reporter import reporter
+from prototrain.sweeps.study import Study
+from prototrain.tracebacks import format_error
+
+
+def run_here(
+    study: Study,
+    model: ModelProtocol,
+    *,
+    callbacks: Callable[[ModelProtocol], Iterable[Callback]],
+    say: Callable[[str], None],
+    options: Mapping[str, Any],
+) -> None:
+    """Run all trials that are left.
+
+    Args:
+        study: gives the trials.
+        model: its config has a trial's values while the trial runs.
+        callbacks: makes the callbacks of a trial, besides the one that reports to the study.
+        say: prints a line.
+        options: for `launch`.
+
+    Raises:
+        SweepError: the trials do not measure the objective, or the storage has failed.
+        KeyboardInterrupt: after Ctrl-C, once the trial is saved.
+        SystemExit: after SIGTERM, with exit code 143, once the trial is saved.
+    """
+    while (trial := study.next()) is not None:
+        say(f"trial {trial.number} runs: {' '.join(trial.settings)}")
+        name = {"trainer.experiment_name": trial.experiment.directory.name}
+        with _having(model.config, {**study.plan.config, **trial.values, **name}):
+            try:
+                launch(model, callbacks=[*callbacks(model), reporter(trial.report, model.config)], **options)
+            except SweepError:
+                trial.release()
+                raise
+            except Exception as error:  # whatever the model does is the trial's outcome
+                ending = trial.fail(_in_one_line(error), format_error(error))
+            except BaseException:
+                trial.release()
+                raise
+            else:
+                ending = trial.finish()
+        say(f"trial {trial.number} {ending}")
+
+
+def _in_one_line(error: Exception) -> str:
+    said = " ".join(str(error).split())
+    return said if isinstance(error, PrototrainError) else f"{type(error).__name__}: {said}"
+
+
+@contextmanager
+def _having(config: Config, values: Mapping[str, Any]) -> Iterator[None]:
+    """Give a config other values for a while."""
+    before = config.copy()
+    config.update(values)
+    try:
+        yield
+    finally:
+        config.clear()
+        config.update(before)

@@ -1,0 +1,106 @@
+"""What a sweep is: the same for every process and machine that takes part in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from prototrain.config import Config, differing
+from prototrain.config_json import as_text
+from prototrain.errors import SweepError
+from prototrain.experiment import Experiment
+from prototrain.sweeps.space import Space, check, combinations, is_grid
+
+if TYPE_CHECKING:
+    from prototrain.callbacks.best import Mode
+
+# What two commands of one sweep may have different, because no trial's result depends on it.
+_OF_EACH_COMMAND: Final = (
+    "trainer.experiment_base_dir",
+    "trainer.summary_save_interval",
+    "trainer.print_interval",
+    "trainer.checkpoint_save_interval",
+    "trainer.max_checkpoints_to_keep",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is tried, and what for.
+
+    Args:
+        config: the model's, with the values that all trials share.
+        space: what differs between trials.
+        trials: how many to sample; None to run every combination.
+        objective: the scalar that says how good a trial is, such as "vld/loss".
+        mode: whether smaller ("min") or larger ("max") is better.
+
+    Raises:
+        SweepError: the space is empty, or does not fit `trials`.
+        ConfigError: a key or a value is wrong.
+    """
+
+    config: Config
+    space: Space
+    trials: int | None
+    objective: str
+    mode: Mode
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("min", "max"):
+            raise SweepError(f'mode must be "min" or "max", got {self.mode!r}')
+        if self.trials is not None and self.trials < 1:
+            raise SweepError(f"trials must be at least 1, got {self.trials}")
+        if self.trials is None and not is_grid(self.space):
+            raise SweepError("a range has no end of values to run: say how many trials to sample, such as --trials 20")
+        if "{timestamp}" in self.name:
+            raise SweepError(
+                f"trainer.experiment_name: {self.name!r} would make every command another sweep; "
+                "give it a name without {timestamp}"
+            )
+        self.config.validate()
+        check(self.space, self.config, every_combination=self.trials is None)
+
+    @property
+    def name(self) -> str:
+        """The sweep's name, which its trials' names begin with."""
+        return str(self.config["trainer.experiment_name"])
+
+    @property
+    def directory(self) -> Path:
+        """Where the trials' experiments lie."""
+        return Path(self.config["trainer.experiment_base_dir"])
+
+    @cached_property
+    def grid(self) -> list[dict[str, Any]] | None:
+        """Every combination, by the number of the trial that runs it; None where trials are sampled."""
+        return list(combinations(self.space)) if self.trials is None else None
+
+    @property
+    def total(self) -> int:
+        """How many trials the sweep has."""
+        return len(self.grid or ()) if self.trials is None else self.trials
+
+    def experiment(self, number: int) -> Experiment:
+        """The experiment of a trial."""
+        return Experiment(self.directory / f"{self.name}-{number}")
+
+    def settings(self) -> dict[str, Any]:
+        """What has to be the same for all who take part, as JSON data."""
+        plain = self.config.to_plain()
+        kept = {key: value for key, value in plain.items() if key not in _OF_EACH_COMMAND and key not in self.space}
+        space = {f"{key} in the space": str(dimension) for key, dimension in self.space.items()}
+        sampled = "every combination" if self.trials is None else "sampled"
+        return {**kept, **space, "trials": sampled, "mode": self.mode, "objective": self.objective}
+
+    def differences(self, settings: Mapping[str, Any]) -> dict[str, str]:
+        """What is different from the settings of an earlier command, in words by name."""
+        found = differing([settings, self.settings()])
+        return {key: f"{key} was {_in_words(then)} and is {_in_words(now)}" for key, (then, now) in found}
+
+
+def _in_words(value: Any) -> str:
+    return value if isinstance(value, str) else as_text(value)

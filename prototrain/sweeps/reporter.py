@@ -1,0 +1,69 @@
+"""A trial's side of a sweep: it tells how it does, and ends when it is told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+from prototrain.callbacks.base import Callback
+from prototrain.config import Config
+from prototrain.errors import StopTraining
+
+if TYPE_CHECKING:
+    from prototrain.sweeps.trial import Newest
+
+
+class SweepReporter(Callback):
+    """Tells a sweep what the run has measured, and ends the run if the sweep gives it up.
+
+    Args:
+        report: takes the newest scalars, by name with their steps, and returns whether the run should end.
+    """
+
+    def __init__(self, report: Callable[[Newest], bool]) -> None:
+        self._report = report
+
+    def trigger(self) -> None:
+        monitors = self.trainer.monitors
+        if self._report({name: monitors.history(name)[-1] for name in monitors.names()}):
+            raise StopTraining("the sweep has pruned this trial")
+
+
+def reporter(report: Callable[[Newest], bool], config: Config) -> Callback:
+    """The callback of a trial, at the steps of the validation."""
+    return SweepReporter(report).every(steps=config["trainer.validation_step_interval"])
+
+
+class Link:
+    """Connects a trial's process with the sweep that has started it. If the sweep dies, the trial stops and saves.
+
+    Args:
+        descriptor: of the socket that this process has inherited.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._connection = Connection(descriptor)
+        self._answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, name="sweep-link", daemon=True).start()
+
+    def report(self, newest: Newest) -> bool:
+        """Send the newest scalars and wait for the answer: whether the run should end."""
+        try:
+            self._connection.send_bytes(json.dumps(newest).encode())
+        except OSError:
+            return False  # the sweep has died, and the stop is under way
+        return self._answers.get()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._answers.put(json.loads(self._connection.recv_bytes()))
+        except (EOFError, OSError):
+            self._answers.put(False)
+            os.kill(os.getpid(), signal.SIGTERM)

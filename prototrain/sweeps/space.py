@@ -1,0 +1,231 @@
+"""What a sweep tries: for each key a list of values, or a range to sample from."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from prototrain.config import Config
+from prototrain.config_json import as_text, json_or_text
+from prototrain.config_schema import show
+from prototrain.errors import SweepError
+
+FORMS: Final = "log:1e-5..1e-1, float:0..1, int:16..256 or choice:a|b"
+_RANGE: Final = re.compile(r"(log|float|int):(.+?)\.\.(.+)")
+_OF_EACH_TRIAL: Final = ("trainer.experiment_base_dir", "trainer.experiment_name")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A list of values.
+
+    Attributes:
+        values: anything that JSON can hold, each once.
+    """
+
+    values: tuple[Any, ...]
+
+    @property
+    def texts(self) -> list[str]:
+        """The values as the command line has them, which tells 1 from "1" and from True."""
+        return [as_text(value) for value in self.values]
+
+    @property
+    def probes(self) -> tuple[Any, ...]:
+        """Values that have to be right for the whole to be right."""
+        return self.values
+
+    def __str__(self) -> str:
+        return ", ".join(self.texts)
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, both included.
+
+    Attributes:
+        kind: "int", "float" (uniform) or "log" (uniform in the logarithm).
+        low: the smallest.
+        high: the largest.
+    """
+
+    kind: Literal["log", "float", "int"]
+    low: float
+    high: float
+
+    @property
+    def probes(self) -> tuple[Any, ...]:
+        """Values that have to be right for the whole to be right."""
+        return self.low, self.high
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.low}..{self.high}"
+
+
+Space = dict[str, Choice | Range]
+
+
+def parse_grid(texts: Iterable[str]) -> Space:
+    """Read texts such as ``model.batch_size=16,32`` or ``model.hidden_units=[64],[128,64]``.
+
+    Raises:
+        SweepError: one is malformed, or a key is there twice.
+    """
+    space: Space = {}
+    for text in texts:
+        key, rest = _key_and_rest(text, "KEY=V1,V2")
+        _add(space, key, _choice(key, _split(key, rest, ",")))
+    return space
+
+
+def parse_search(texts: Iterable[str]) -> Space:
+    """Read texts such as ``model.lr_schedule.exp.value=log:1e-5..1e-1``.
+
+    Raises:
+        SweepError: one is malformed, or a key is there twice.
+    """
+    space: Space = {}
+    for text in texts:
+        key, rest = _key_and_rest(text, f"KEY=SPACE with a SPACE such as {FORMS}")
+        match = _RANGE.fullmatch(rest)
+        if match is not None:
+            _add(space, key, _range(text, match))
+        elif rest.startswith("choice:"):
+            _add(space, key, _choice(key, _split(key, rest.removeprefix("choice:"), "|")))
+        else:
+            raise SweepError(f"{show(text)}: expected {key}= and then {FORMS}")
+    return space
+
+
+def from_mapping(space: Mapping[str, Any]) -> Space:
+    """Read the values of a dictionary: lists of values, and texts as `parse_search` takes them.
+
+    Raises:
+        SweepError: a value is neither.
+    """
+    found: Space = {}
+    for key, value in space.items():
+        if isinstance(value, Choice | Range):
+            found[key] = value
+        elif isinstance(value, (list, tuple)):
+            found[key] = _choice(key, value)
+        elif isinstance(value, str):
+            found.update(parse_search([f"{key}={value}"]))
+        else:
+            raise SweepError(f"{key}: expected a list of values, or a text such as {FORMS}, got {show(value)}")
+    return found
+
+
+def is_grid(space: Space) -> bool:
+    """Whether the space has a finite number of combinations because no key has a range."""
+    return all(isinstance(dimension, Choice) for dimension in space.values())
+
+
+def combinations(space: Space) -> Iterator[dict[str, Any]]:
+    """Every combination of a grid; the last key changes fastest."""
+    for values in itertools.product(*(dimension.probes for dimension in space.values())):
+        yield dict(zip(space, values, strict=True))
+
+
+def check(space: Space, config: Config, *, every_combination: bool) -> None:
+    """Check that a config takes the values.
+
+    Args:
+        space: what is to be tried.
+        config: of the model.
+        every_combination: whether all combinations are going to be run; else only one is looked at.
+
+    Raises:
+        SweepError: the space is empty, or has a key that belongs to each trial.
+        ConfigError: a key is unknown, a value is wrong, or values do not fit each other.
+    """
+    if not space:
+        raise SweepError("the space is empty: there is nothing to try")
+    for key, dimension in space.items():
+        if key in _OF_EACH_TRIAL:
+            raise SweepError(f"{key} cannot be swept: each trial has an experiment of its own, named by its number")
+        for value in dimension.probes:
+            config.copy().override(f"{key}={as_text(value)}")
+    found = combinations(space)
+    for values in found if every_combination else itertools.islice(found, 1):
+        tried = config.copy()
+        tried.update(values)
+        tried.validate()
+
+
+def as_settings(values: Mapping[str, Any]) -> list[str]:
+    """Values of a config as the command line's `-s` takes them."""
+    return [f"{key}={as_text(value)}" for key, value in values.items()]
+
+
+def as_options(settings: Sequence[str]) -> list[str]:
+    """Values as arguments of the command line."""
+    return [word for setting in settings for word in ("-s", setting)]
+
+
+def _key_and_rest(text: str, expected: str) -> tuple[str, str]:
+    key, equals, rest = text.partition("=")
+    if not equals or not key.strip():
+        raise SweepError(f"{show(text)}: expected {expected}")
+    return key.strip(), rest.strip()
+
+
+def _add(space: Space, key: str, dimension: Choice | Range) -> None:
+    if key in space:
+        raise SweepError(f"{key} is given twice")
+    space[key] = dimension
+
+
+def _range(text: str, match: re.Match[str]) -> Range:
+    kind, *ends = match.groups()
+    low, high = (json_or_text(end.strip()) for end in ends)
+    for end in (low, high):
+        wanted = int if kind == "int" else (int, float)
+        if not isinstance(end, wanted) or isinstance(end, bool) or not math.isfinite(end):
+            raise SweepError(f"{show(text)}: {show(end)} is not {'a whole' if kind == 'int' else 'a'} number")
+    if kind == "log" and low <= 0:
+        raise SweepError(f"{show(text)}: a logarithmic range must begin above 0")
+    if low >= high:
+        raise SweepError(f"{show(text)}: the range must end above its beginning")
+    return Range("int", low, high) if kind == "int" else Range(kind, float(low), float(high))  # type: ignore[arg-type]
+
+
+def _choice(key: str, values: Iterable[Any]) -> Choice:
+    choice = Choice(tuple(values))
+    try:
+        texts = choice.texts
+    except TypeError as error:
+        raise SweepError(f"{key}: {error}; a function is given as a text, 'module:name'") from error
+    if not texts:
+        raise SweepError(f"{key} has no values to try")
+    twice = [text for text in texts if texts.count(text) > 1]
+    if twice:
+        raise SweepError(f"{key}: {twice[0]} is given twice")
+    return choice
+
+
+def _split(key: str, text: str, separator: str) -> Iterator[Any]:
+    """Cut at a separator, but not inside of a JSON value: ``adam,[1,2]`` gives "adam" and [1, 2]."""
+    decoder = json.JSONDecoder(parse_constant=str)
+    while text := text.strip():
+        end = text.find(separator)
+        try:
+            _, json_end = decoder.raw_decode(text)
+        except ValueError:
+            pass  # not JSON, so it ends at the next separator
+        else:
+            rest = text[json_end:].lstrip()
+            if not rest or rest.startswith(separator):
+                end = len(text) - len(rest) if rest else -1
+        part = (text if end < 0 else text[:end]).strip()
+        if not part or (end >= 0 and not text[end + 1 :].strip()):
+            raise SweepError(f"{key}: a value is missing beside {show(separator)}")
+        yield json_or_text(part)
+        if end < 0:
+            return
+        text = text[end + 1 :]

@@ -1,0 +1,92 @@
+"""Where a sweep is kept: a database, or a journal file of Optuna's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import optuna
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from prototrain.errors import SweepError
+
+FAILURES: Final = (SQLAlchemyError, optuna.exceptions.OptunaError, OSError, RuntimeError, ValueError)
+_ATTEMPTS: Final = 10
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of an SQLite file."""
+    return f"sqlite:///{path}".replace("{", "{{").replace("}", "}}")  # Optuna takes URLs for format strings
+
+
+def open_storage(place: str) -> BaseStorage:
+    """Open a storage, and make it if it is not there.
+
+    Args:
+        place: a URL such as ``postgresql://user@host/database``, or the path of a journal file.
+
+    Raises:
+        SweepError: it cannot be reached or opened; the message has no password in it.
+    """
+    try:
+        return _open_database(place) if "://" in place else JournalStorage(JournalFileBackend(place))
+    except ImportError as error:
+        raise SweepError(f"the storage {shown(place)} needs a database driver: {error.__cause__ or error}") from error
+    except FAILURES as error:
+        raise SweepError(f"cannot open the storage {shown(place)}: {cause(error)}") from error
+
+
+def _open_database(url: str) -> BaseStorage:
+    is_file = make_url(url).get_backend_name() == "sqlite"
+    options = {"connect_args": {"timeout": 60}} if is_file else {"pool_pre_ping": True}
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            return RDBStorage(url, engine_kwargs=options)
+        except (SQLAlchemyError, AssertionError) as error:
+            # Of several processes that make the tables at the same time all but one fail, and find them afterwards.
+            if not left or not _was_outrun(error):
+                raise
+            time.sleep(0.2)
+    raise AssertionError
+
+
+def _was_outrun(error: Exception) -> bool:
+    text = str(error).lower()
+    return isinstance(error, AssertionError) or any(word in text for word in ("already exists", "unique", "duplicate"))
+
+
+def shown(place: str) -> str:
+    """A storage's URL without its password."""
+    try:
+        return make_url(place).render_as_string(hide_password=True)
+    except ArgumentError:
+        return place
+
+
+def cause(error: BaseException) -> str:
+    """The line of a storage's error that says what happened."""
+    while isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    original = getattr(error, "orig", None) or error
+    return (str(original).strip() or type(original).__name__).splitlines()[0]
+
+
+@contextmanager
+def reporting_failures(place: str) -> Iterator[None]:
+    """Turn failures of a storage that was open before into an error with one clear line.
+
+    Raises:
+        SweepError: the storage has failed.
+    """
+    try:
+        yield
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        raise SweepError(
+            f"the storage {shown(place)} failed: {cause(error)}; the same command goes on once it is back"
+        ) from error

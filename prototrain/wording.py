@@ -1,0 +1,29 @@
+"""Numbers and times as people read them."""
+
+from __future__ import annotations
+
+
+def in_words(seconds: float) -> str:
+    """A time in its two largest units.
+
+    >>> in_words(3700), in_words(59.6), in_words(180000)
+    ('1 h 2 min', '1 min', '2 d 2 h')
+    """
+    rest = round(seconds)
+    if rest >= 3600:
+        rest = round(rest / 60) * 60
+    parts = []
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        amount, rest = divmod(rest, length)
+        if amount:
+            parts.append(f"{amount} {unit}")
+    return " ".join(parts[:2]) or "0 s"
+
+
+def in_digits(value: float) -> str:
+    """A number with four digits that count; one without a fraction has all of its own.
+
+    >>> in_digits(0.0123456), in_digits(20000.0), in_digits(float("nan"))
+    ('0.01235', '20000', 'nan')
+    """
+    return str(int(value)) if value.is_integer() and abs(value) < 1e9 else f"{value:.4g}"

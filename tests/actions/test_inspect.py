@@ -1,0 +1,53 @@
+"""What a model is made of, printed."""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from prototrain.actions import inspect
+from tests.tiny import tiny_build, tiny_model
+
+
+def printed(capsys: pytest.CaptureFixture[str], **model: Any) -> str:
+    inspect.run(tiny_model(**model), Namespace())
+    return capsys.readouterr().out
+
+
+def test_variables_tensors_callbacks_and_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = printed(capsys)
+    for words in ("fc0/kernel", "[8, 6]", "Validation", "every 100 steps", "SaveOnExit"):
+        assert words in found
+    # fc0 4 x 6 + 6, bn0 4 x 6, dropout's seed 2, logits 6 x 2 + 2
+    assert "parameters         70, 56 of them trained\n" in found
+    assert "FLOPs per example  72 (matrix products and convolutions, forward)\n" in found
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_without_a_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    def build(inputs: Any, train_phase: bool) -> Any:
+        return {"logits": keras.layers.Dense(2, name="logits")(inputs["x"]), "names": ["a", "b"]}
+
+    found = printed(capsys, build=build)
+    assert "parameters         10, 10 of them trained" in found
+    assert re.search(r"^names +list", found, re.MULTILINE)
+
+
+def test_what_is_not_known_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    def build(inputs: Any, train_phase: bool) -> Any:
+        net = tiny_build(inputs, train_phase)
+        for number in range(5):
+            net[f"fft{number}"] = tf.signal.fft(tf.complex(net.x, 0.0))
+        return net
+
+    found = printed(capsys, build=build)
+    assert "FLOPs per example  unknown; at least 72, without FFT_" in found and "and 2 more\n" in found

@@ -1,0 +1,139 @@
+"""Which checkpoint is taken for use, and what of it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain.actions import restore
+from prototrain.callbacks import SaveOnExit, averaged_weights
+from prototrain.errors import CheckpointError
+from prototrain.trainers.tower import SimpleTrainer
+from tests.actions.conftest import model_in
+
+
+@pytest.fixture
+def copied(trained: SimpleTrainer, base: Path, tmp_path: Path) -> Path:
+    """A copy of the trained experiment, to be spoilt."""
+    return shutil.copytree(base / "tiny", tmp_path / "tiny")
+
+
+def arrays(variables: Any) -> dict[str, Any]:
+    return {name: np.asarray(variable) for name, variable in variables.items()}
+
+
+def test_the_newest_with_its_moving_averages(trained: SimpleTrainer, base: Path) -> None:
+    restored = restore(model_in(base))
+    expected = {**arrays(trained.variables), **arrays(averaged_weights(trained.state))}
+    assert arrays(restored.trainer.variables).keys() == trained.variables.keys()
+    for name, value in arrays(restored.trainer.variables).items():
+        np.testing.assert_array_equal(value, expected[name])
+    assert restored.describe() == {
+        "model": "tiny",
+        "checkpoint": f"{base}/tiny/checkpoints/step-0000000020",
+        "weights": "moving averages",
+    }
+    assert restored.experiment.directory == base / "tiny"
+
+
+@pytest.mark.parametrize(
+    ("which", "step"),
+    [("15", 15), ("best", 20), ("{base}/tiny", 20), ("{base}/tiny/checkpoints/step-0000000015", 15)],
+)
+def test_which_checkpoint(which: str, step: int, trained: SimpleTrainer, base: Path, tmp_path: Path) -> None:
+    # A path counts as it is, whatever experiment the config names.
+    named = base if "/" not in which else tmp_path
+    restored = restore(model_in(named), which.format(base=base))
+    assert restored.checkpoint.step == step and restored.experiment.directory == base / "tiny"
+
+
+def test_a_checkpoint_without_an_experiment(copied: Path, tmp_path: Path) -> None:
+    alone = (copied / "checkpoints" / "step-0000000020").rename(tmp_path / "mine")
+    restored = restore(model_in(tmp_path), str(alone))
+    assert restored.experiment.directory == tmp_path / "tiny" and restored.checkpoint.step == 20
+
+
+class OwnTrainer(SimpleTrainer):
+    """Trains a model that has no "loss"."""
+
+    def train_step(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        return {"mean": tf.reduce_mean(self.build(inputs, True)["logits"])}
+
+
+def test_what_a_trainer_of_ones_own_has_trained_without_averages(tmp_path: Path) -> None:
+    def build(inputs: Any, train_phase: bool) -> Any:
+        return {"logits": keras.layers.Dense(1, name="logits")(inputs["x"])}
+
+    model = model_in(tmp_path, build=build)
+    trainer = OwnTrainer(model, experiment=tmp_path / "tiny")
+    trainer.train([SaveOnExit()], max_steps=1)
+    restored = restore(model)
+    assert (
+        arrays(restored.trainer.variables)["logits/kernel"].tobytes()
+        == arrays(trainer.variables)["logits/kernel"].tobytes()
+    )
+    assert restored.describe()["weights"] == "as trained"
+    with pytest.raises(NotImplementedError):
+        restored.trainer.train_step({})
+
+
+def test_what_has_changed_is_named(trained: SimpleTrainer, base: Path) -> None:
+    restored = restore(model_in(base, model__batch_size=4))
+    assert restored.describe()["changed since"] == "config model.batch_size was 8 and is 4"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "which", "words"),
+    [
+        (lambda copied: shutil.rmtree(copied), None, "there is no checkpoint in .*tiny yet; train the model first"),
+        (lambda copied: shutil.rmtree(copied / "checkpoints"), "best", "there is no checkpoint in .* yet"),
+        (lambda copied: None, "7", "tiny has no checkpoint of step 7; there are 15, 20"),
+        (lambda copied: None, "nowhere", "--checkpoint: nowhere is neither a step nor best nor the directory"),
+        (
+            lambda copied: (copied / "checkpoints/step-0000000020/model.index").write_bytes(b""),
+            None,
+            "step-0000000020 is damaged: model.index has 0 bytes",
+        ),
+        (
+            lambda copied: (copied / "checkpoints/min-vld-loss.json").unlink(),
+            "best",
+            "tiny has no best checkpoint: there was no MinSaver or MaxSaver",
+        ),
+        (
+            lambda copied: (copied / "checkpoints/min-vld-loss.json").write_text("{"),
+            "best",
+            "min-vld-loss.json is damaged; name a step",
+        ),
+        (
+            lambda copied: (copied / "checkpoints/max-x.json").write_text('{"stat": "x", "step": 15}'),
+            "best",
+            "several best checkpoints: x at step 15, vld/loss at step 20; name one by its step",
+        ),
+        (
+            lambda copied: (copied / "environment.json").write_text('{"run_id": "other"}'),
+            None,
+            "is of another run",
+        ),
+    ],
+)
+def test_a_wrong_checkpoint_is_one_line(spoil: Any, which: str | None, words: str, copied: Path) -> None:
+    spoil(copied)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        restore(model_in(copied.parent), which)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_of_another_model_says_what_has_changed(trained: SimpleTrainer, base: Path) -> None:
+    def build(inputs: Any, train_phase: bool) -> Any:
+        logits = keras.layers.Dense(3, name="logits")(inputs["x"])
+        return {"loss": tf.reduce_mean(logits)}
+
+    with pytest.raises(CheckpointError, match=r"logits/bias is float32\[2\] there and float32\[3\] here") as caught:
+        restore(model_in(base, build=build, model__width=3))
+    assert str(caught.value).endswith("since it was written, config model.width was not set and is 3")

@@ -1,0 +1,59 @@
+"""Whether a run that was cut off ends in the bits of one that was not."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from prototrain.callbacks import Callback, LearningRate, ModelSaver, StopOnNaN
+from prototrain.schedules import from_config
+from prototrain.towers import components
+from prototrain.trainers.tower import TowerTrainer
+
+CUT, END = 4, 9
+
+
+def train(trainer: TowerTrainer, steps: int) -> TowerTrainer:
+    """Train as `prototrain run` does, without what only prints or writes."""
+    schedule = from_config(trainer.config)
+    callbacks: list[Callback] = [] if schedule is None else [LearningRate(schedule)]
+    if trainer.experiment is not None:
+        callbacks.append(ModelSaver().every(steps=CUT))
+    trainer.train([*callbacks, StopOnNaN()], max_steps=steps, steps_per_epoch=5)
+    return trainer
+
+
+def bits(trainer: TowerTrainer) -> dict[str, list[bytes]]:
+    """The bits of every tower's copy of every variable that a checkpoint of the trainer holds."""
+    return {
+        name: [np.asarray(copy).tobytes() for copy in components(entry)]
+        for name, entry in trainer.state.items()
+        if isinstance(entry, tf.Variable | keras.Variable)
+    }
+
+
+def assert_resumes_exactly(make: Callable[[], Any], directory: Path) -> TowerTrainer:
+    """Compare a run of `END` steps with another trainer's that goes on from what the first one had saved after `CUT`.
+
+    Args:
+        make: makes a trainer of the experiment in `directory`.
+        directory: does not exist yet.
+
+    Returns:
+        the second trainer.
+    """
+    whole = bits(train(make(), END))
+    for checkpoint in (directory / "checkpoints").glob("step-*"):
+        if checkpoint.name != f"step-{CUT:010}":
+            shutil.rmtree(checkpoint)
+    resumed = train(make(), END)
+    assert resumed.data.mode == "iterator"
+    assert resumed.storage.resume_line() == f"resumed at step {CUT}, exact"
+    assert bits(resumed) == whole
+    return resumed

@@ -1,0 +1,103 @@
+"""Tiny catalogues on disk for the tests of models.ranker, and its config put back after each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models.ranker.config import config as ranker_config
+from prototrain import Config
+
+CLASSES = ("mug_final", "lamp_final")
+PRODUCTS, VIEWS = 8, 3  # of each class
+
+
+def picture(path: Path, colour: tuple[int, int, int], *, size: tuple[int, int] = (24, 24), noise: int = 0) -> None:
+    """Write a JPEG of one colour, with noise of a seed of its own."""
+    pixels = np.full((*size, 3), colour, np.int32) + np.random.default_rng(noise).integers(-20, 20, (*size, 3))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(tf.io.encode_jpeg(pixels.clip(0, 255).astype(np.uint8), quality=95).numpy())
+
+
+def write_stanford(directory: Path) -> Path:
+    """A tree in the layout of Stanford Online Products: 2 classes, 16 products to train with and 16 to test."""
+    colours = np.random.default_rng(3).integers(0, 255, (2 * len(CLASSES) * PRODUCTS, 3))
+    product = 0
+    for part in ("train", "test"):
+        lines = ["image_id class_id super_class_id path"]
+        for number, name in enumerate(CLASSES, 1):
+            for _ in range(PRODUCTS):
+                product += 1
+                for view in range(VIEWS):
+                    path = f"{name}/{product}_{view}.JPG"
+                    picture(directory / path, tuple(colours[product - 1]), noise=10 * product + view)
+                    lines.append(f"{len(lines)} {product} {number} {path}")
+        (directory / f"Ebay_{part}.txt").write_text("\n".join(lines) + "\n")
+    return directory
+
+
+def write_inshop(directory: Path) -> Path:
+    """A tree in the layout of DeepFashion's In-shop benchmark: the product is the lower right quarter of a picture."""
+    rows, boxes = [], []
+    for number, (part, category) in enumerate(
+        [("train", "MEN/Shirts")] * 3 + [("train", "WOMEN/Dresses")] * 3 + [("test", "MEN/Shirts")] * 3
+    ):
+        for view in range(4):
+            path = f"img/{category}/id_{number:08d}/0{view}_1_front.jpg"
+            pixels = np.zeros((40, 40, 3), np.uint8)
+            pixels[20:, 20:] = 25 * (number + 1)
+            file = directory / "Img" / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(tf.io.encode_jpeg(pixels, quality=100).numpy())
+            of = part if part == "train" else ("query" if view < 2 else "gallery")
+            rows.append(f"{path}    id_{number:08d}    {of}")
+            boxes.append(f"{path}    1    1    020    020    040    050")  # beyond the lower edge
+    (directory / "Eval").mkdir()
+    (directory / "Anno").mkdir()
+    text = "\n".join([str(len(rows)), "image_name item_id evaluation_status", *rows])
+    (directory / "Eval" / "list_eval_partition.txt").write_text(text)
+    text = "\n".join([str(len(boxes)), "image_name clothes_type pose_type x_1 y_1 x_2 y_2", *boxes])
+    (directory / "Anno" / "list_bbox_inshop.txt").write_text(text)
+    return directory
+
+
+@contextmanager
+def tiny(directory: Path) -> Iterator[Config]:
+    """The model's config, for a tiny run with experiments below a directory; as it was again afterwards."""
+    before = dict(ranker_config)
+    ranker_config.update(
+        {
+            "trainer.experiment_base_dir": str(directory / "experiments"),
+            "trainer.summary_save_interval": 2,
+            "model.batch_size": 8,
+            "model.num_steps": 4,
+            "model.backbone.name": "convnet",
+            "model.backbone.filters": [4, 8],
+            "model.picture_size": [16, 16],
+            "data.layout": "stanford_online_products",
+            "evaluate.batch_size": 16,
+            "evaluate.block": 7,
+        }
+    )
+    try:
+        yield ranker_config
+    finally:
+        ranker_config.clear()
+        ranker_config.update(before)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Iterator[Config]:
+    with tiny(tmp_path) as settings:
+        yield settings
+
+
+@pytest.fixture(scope="module")
+def stanford(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tree that no test changes."""
+    return write_stanford(tmp_path_factory.mktemp("stanford"))

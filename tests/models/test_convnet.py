@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models.convnet.datasets import datasets
+from models.convnet.definition import build
+from models.convnet.layers import read_layers
+from prototrain import SimpleTrainer, load_model
+from prototrain.cli import main
+from prototrain.datasets import TrainingData
+from prototrain.errors import ConfigError, DataError
+from tests.models.exact import assert_resumes_exactly, train
+
+SMALL = [
+    {"type": "conv", "filters": 4, "kernel_size": 3, "strides": 2},
+    {"type": "batch_norm", "activation": "relu"},
+    {"type": "pool", "size": 2, "method": "avg"},
+    {"type": "dropout", "rate": 0.2},
+    {"type": "fc", "units": "classes"},
+]
+CONV: dict[str, Any] = {"type": "conv", "filters": 4, "kernel_size": 3}
+FC: dict[str, Any] = {"type": "fc", "units": "classes"}
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The model, whose config is as before after the test."""
+    found = load_model("models.convnet")
+    monkeypatch.setattr(found.config, "_values", {**found.config._values, "model.layers": SMALL})
+    return found
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures of three classes, each of one grey: 12 of each to train with, 2 to validate."""
+    directory = tmp_path_factory.mktemp("folders")
+    for split, count in (("trn", 12), ("vld", 2)):
+        for label, name in enumerate(["cat", "dog", "owl"]):
+            (directory / split / name).mkdir(parents=True)
+            for number in range(count):
+                picture(directory / split / name / f"{number:02}.png", 100 * label + number)
+    return directory
+
+
+def picture(path: Path, value: int) -> None:
+    path.write_bytes(tf.io.encode_png(np.full((6, 9, 3), value, np.uint8)).numpy())
+
+
+def settings(model: Any, **more: Any) -> Any:
+    """Set keys, given with ``__`` in place of dots."""
+    model.config.update({key.replace("__", "."): value for key, value in more.items()})
+    return model
+
+
+def of_folders(model: Any, directory: Path, **more: Any) -> Any:
+    chosen = {"data__format": "folders", "data__directory": str(directory), "model__num_classes": 3}
+    return settings(model, **{**chosen, "model__batch_size": 8, **more})
+
+
+def pictures(dataset: tf.data.Dataset) -> list[tuple[int, float]]:
+    """Every label with its picture's grey level."""
+    batches = list(dataset.as_numpy_iterator())
+    return [
+        (int(label), round(float(image.mean()) * 255))
+        for batch in batches
+        for image, label in zip(batch["images"], batch["labels"], strict=True)
+    ]
+
+
+# Layers
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ("alexnett", r"model.layers: expected a list of entries or a preset (alexnet), got 'alexnett'"),
+        ([], "model.layers: expected a list of entries or a preset (alexnet), got []"),
+        ([CONV, 5], 'model.layers[1]: expected an entry such as {"type": "fc", "units": 10}, got 5'),
+        ([{"filters": 4}], "model.layers[0]: expected an entry such as"),
+        (
+            [{"type": "convv"}, FC],
+            "model.layers[0]: unknown type 'convv'; the nearest known one is conv (of conv, pool, batch_norm, dropout, "
+            "fc)",
+        ),
+        ([{"type": ["conv"]}, FC], "model.layers[0]: unknown type ['conv']"),
+        (
+            [{**CONV, "filter": 3}, FC],
+            "model.layers[0] (conv): unknown member 'filter'; known are filters, kernel_size, strides, padding, "
+            "activation, use_bias",
+        ),
+        (
+            [{"type": "conv", "filters": 4}, FC],
+            "model.layers[0] (conv): kernel_size is missing; expected an int >= 1 or",
+        ),
+        ([{**CONV, "filters": 0}, FC], "model.layers[0] (conv): filters: expected an int >= 1, got 0"),
+        ([{**CONV, "filters": True}, FC], "(conv): filters: expected an int >= 1, got True"),
+        (
+            [{**CONV, "strides": [1, 2, 3]}, FC],
+            "(conv): strides: expected an int >= 1 or [height, width], got [1, 2, 3]",
+        ),
+        ([{**CONV, "padding": "full"}, FC], "(conv): padding: expected one of same, valid, got 'full'"),
+        ([{**CONV, "use_bias": 1}, FC], "(conv): use_bias: expected one of true, false, got 1"),
+        (
+            [CONV, {"type": "batch_norm", "activation": "rely"}, FC],
+            "[1] (batch_norm): activation: expected one of null,",
+        ),
+        ([{"type": "dropout", "rate": 1.0}, FC], "(dropout): rate: expected a number from 0 to below 1, got 1.0"),
+        ([FC, CONV, FC], "[1] (conv): works on images, but model.layers[0] (fc) before it has made vectors of them"),
+        ([FC, CONV], "model.layers[1] (conv): works on images"),
+        ([CONV], "model.layers[0] (conv): the last entry gives the logits, so it must be"),
+        ([{**FC, "activation": "relu"}], "(fc): the last entry gives the logits"),
+        ([{**FC, "units": 50}], "no activation, and 10 units as model.num_classes says"),
+    ],
+)
+def test_a_wrong_layer_is_named_in_one_line(layers: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_layers(layers, classes=10)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_layers_have_names_and_defaults() -> None:
+    layers = read_layers([*SMALL[:3], CONV, {"type": "fc", "units": 7}, {"type": "fc", "units": 10}], classes=10)
+    assert [layer.name for layer in layers] == ["conv0", "batch_norm0", "pool0", "conv1", "fc0", "logits"]
+    assert layers[2].options == {"size": 2, "strides": None, "padding": "valid", "method": "avg"}
+    assert layers[-1].place == "model.layers[5] (fc)"
+
+
+def test_alexnet_has_its_eight_layers(model: Any) -> None:
+    settings(model, model__layers="alexnet", model__num_classes=5)
+    net = build({"images": tf.zeros([1, 67, 67, 3])}, False)
+    widths = {name: value.shape[-1] for name, value in net.items() if name.startswith(("conv", "fc", "logits"))}
+    assert list(widths.values()) == [96, 256, 384, 384, 256, 4096, 4096, 5]
+    assert net.pool2.shape == [1, 1, 1, 256]
+    with pytest.raises(ConfigError, match=r"layers\[9\] \(pool\): its window of 3x3 does not fit into the 2x2 that"):
+        build({"images": tf.zeros([1, 63, 63, 3])}, False)
+
+
+# Data
+
+
+def test_folders_give_pictures_and_labels(model: Any, folders: Path) -> None:
+    made = datasets_of(of_folders(model, folders))
+    assert list(made) == ["trn", "vld"]
+    assert len(made["trn"]) == 4 and len(made["vld"]) == 1
+    assert made["trn"].element_spec["images"].shape == [8, 8, 8, 1]
+    assert pictures(made["vld"]) == [(0, 0), (0, 1), (1, 100), (1, 101), (2, 200), (2, 201)]
+    first, second = pictures(made["trn"]), pictures(made["trn"])
+    assert first != second and len(set(first)) == 32
+    assert all(value // 100 == label for label, value in first)
+
+
+def datasets_of(model: Any) -> dict[str, tf.data.Dataset]:
+    tf.random.set_seed(1)
+    return datasets()
+
+
+def faulty(folders: Path, directory: Path) -> Path:
+    """A copy with a class that is empty, one that only vld has, and two broken pictures."""
+    for file in folders.rglob("*.png"):
+        copy = directory / file.relative_to(folders)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+    (directory / "trn" / "ant").mkdir()
+    (directory / "vld" / "yak").mkdir()
+    picture(directory / "vld" / "yak" / "1.png", 3)
+    (directory / "trn" / "dog" / "03.png").write_bytes(b"")
+    (directory / "vld" / "owl" / "00.png").write_bytes((folders / "vld/owl/00.png").read_bytes()[:-20])
+    return directory
+
+
+def test_faults_are_named_and_refused(model: Any, folders: Path, tmp_path: Path) -> None:
+    of_folders(model, faulty(folders, tmp_path))
+    for key, message in [
+        ("data.on_empty_class", f"without pictures: {tmp_path}/trn/ant; data.on_empty_class=skip leaves out what is"),
+        ("data.on_broken_picture", f"cannot be decoded: {tmp_path}/trn/dog/03.png (Input is empty.); data.on_broken"),
+        ("data.on_unknown_class", f"not among the classes of trn: {tmp_path}/vld/yak; data.on_unknown_class=skip"),
+    ]:
+        with pytest.raises(DataError) as caught:
+            datasets()
+        assert message in str(caught.value)
+        model.config[key] = "skip"
+    assert len(datasets()["vld"]) == 1
+
+
+def test_faults_are_named_and_left_out(
+    model: Any, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faults = dict.fromkeys(["data__on_empty_class", "data__on_broken_picture", "data__on_unknown_class"], "skip")
+    made = datasets_of(of_folders(model, faulty(folders, tmp_path), model__batch_size=1, **faults))
+    said = capsys.readouterr().out
+    assert all(name in said for name in ("trn/ant", "trn/dog/03.png", "vld/owl/00.png (", "vld/yak"))
+    assert len(made["trn"]) == 35
+    assert pictures(made["vld"]) == [(0, 0), (0, 1), (1, 100), (1, 101), (2, 201)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data__format": "zip"}, "data.format: expected one of digits, folders, tfrecords, got 'zip'"),
+        ({"data__directory": None}, "data.directory: expected a path, got None"),
+        ({"data__directory": "nowhere"}, "data.directory: nowhere has no trn; it must hold trn/<class>"),
+        ({"data__on_empty_class": "ask"}, "data.on_empty_class: expected one of refuse, skip, got 'ask'"),
+        ({"model__picture_size": 8}, r"model.picture_size: expected \[height, width\], got 8"),
+        ({"model__channels": 2}, "model.channels: expected 1, 3 or 4, got 2"),
+        ({"model__num_classes": 10}, "num_classes is 10, but the data has 3 classes: cat, dog, owl"),
+        ({"data__format": "tfrecords"}, "has no shards.json, so there are no shards or they are not all written"),
+    ],
+)
+def test_wrong_settings_are_named(model: Any, folders: Path, change: dict[str, Any], message: str) -> None:
+    of_folders(model, folders, **change)
+    with pytest.raises((ConfigError, DataError), match=message):
+        datasets()
+
+
+ACTION = ["action", "models.convnet", "models.convnet.actions.make_tfrecords"]
+
+
+def test_shards_give_what_the_folders_gave(
+    model: Any, folders: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    expected = datasets_of(of_folders(model, folders, model__batch_size=1))
+    shards = tmp_path / "shards"
+    assert main([*ACTION, "--out", str(shards), "--shards", "3"]) == 0
+    assert "36 images in trn, 6 images in vld" in capfd.readouterr().out
+    assert main([*ACTION, "--out", str(shards)]) == 1
+    assert "holds shards already" in capfd.readouterr().err
+    made = datasets_of(settings(model, data__format="tfrecords", data__directory=str(shards)))
+    assert {name: len(dataset) for name, dataset in made.items()} == {"trn": 36, "vld": 6}
+    for split in ("trn", "vld"):
+        assert sorted(pictures(made[split])) == sorted(pictures(expected[split]))
+    assert main([*ACTION, "--out", str(tmp_path / "again")]) == 1
+    assert 'data.format is "tfrecords"' in capfd.readouterr().err
+    with open(shards / "vld-00001-of-00003.tfrecord", "r+b") as file:
+        file.truncate(100)
+    with pytest.raises(DataError, match=r"vld-00001-of-00003\.tfrecord has 100 bytes where .* were written"):
+        datasets()
+
+
+@pytest.mark.parametrize("kind", ["digits", "folders", "tfrecords"])
+def test_the_place_in_the_data_is_restored_exactly(kind: str, model: Any, folders: Path, tmp_path: Path) -> None:
+    if kind != "digits":
+        of_folders(model, folders)
+    if kind == "tfrecords":
+        assert main([*ACTION, "--out", str(tmp_path / "shards")]) == 0
+        settings(model, data__format="tfrecords", data__directory=str(tmp_path / "shards"), data__shuffle_buffer=20)
+    first = TrainingData(datasets, seed=1)
+    assert first.mode == "iterator"
+    for _ in range(3):
+        next(first.iterator)
+    meta = first.write(str(tmp_path / "place"))
+    second = TrainingData(datasets, seed=1)
+    second.read(str(tmp_path / "place"), meta)
+    for _ in range(6):
+        one, other = next(first.iterator), next(second.iterator)
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+# Training
+
+
+def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(model: Any, experiment: Path) -> None:
+    assert_resumes_exactly(lambda: SimpleTrainer(model, experiment=experiment), experiment)
+
+
+def test_each_start_is_a_run_of_its_own_that_its_name_resumes(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = ["run", "models.convnet", "--towers", "cpu:2", "-s"]
+    assert main([*run, "model.num_steps=2"]) == 0
+    (name,) = [path.name for path in Path("experiments").iterdir()]
+    assert re.fullmatch(r"convnet-\d{8}-\d{6}", name)
+    assert main([*run, "model.num_steps=4", "-s", f"trainer.experiment_name={name}"]) == 0
+    assert "resumed at step 2, exact" in capfd.readouterr().out
+    assert [path.name for path in Path("experiments").iterdir()] == [name]
+
+
+@pytest.mark.slow
+def test_the_digits_are_learned() -> None:
+    trainer = train(SimpleTrainer(load_model("models.convnet")), 300)
+    assert trainer.evaluate("tst")["accuracy"] >= 0.97

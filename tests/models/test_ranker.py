@@ -1,0 +1,185 @@
+"""models.ranker: whole runs on a tiny catalogue, and what is done with a trained model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models.ranker.config import config as ranker_config
+from prototrain import Config, load_model
+from prototrain.actions.restore import BuiltModel
+from prototrain.cli import main
+from prototrain.errors import ConfigError
+from prototrain.event_files import read_images
+from prototrain.trainers.replicated import SyncReplicatedTrainer
+from prototrain.trainers.tower import SimpleTrainer
+from tests.models.exact import assert_resumes_exactly, train
+from tests.models.ranker_tree import config, stanford, tiny, write_inshop
+
+__all__ = ["config", "stanford"]
+
+
+@pytest.fixture
+def model(stanford: Path, config: Config) -> Any:
+    config["data.directory"] = str(stanford)
+    return load_model("models.ranker")
+
+
+def test_a_run_resumes_exactly(model: Any, experiment: Path) -> None:
+    trainer = assert_resumes_exactly(lambda: SimpleTrainer(model, experiment=experiment), experiment)
+    assert {"trn", "vld"} == trainer.datasets.keys()
+
+
+def test_two_towers_train_as_one(model: Any) -> None:
+    one, two = (
+        train(make(), 3) for make in (lambda: SimpleTrainer(model), lambda: SyncReplicatedTrainer(model, "cpu:2"))
+    )
+    assert two.outputs["loss"] == pytest.approx(one.outputs["loss"], rel=1e-3)
+    assert two.outputs["anchor-negative"] == pytest.approx(one.outputs["anchor-negative"], rel=1e-3)
+    for name, variable in one.variables.items():
+        np.testing.assert_allclose(two.variables[name].numpy(), variable.numpy(), rtol=0.02, atol=2e-3, err_msg=name)
+
+
+# -- a run on the command line, and its evaluation --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ran(stanford: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    base = tmp_path_factory.mktemp("run")
+    with tiny(base) as settings, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(Path(__file__).parents[2])
+        settings["data.directory"] = str(stanford)
+        assert main(["run", "models.ranker", "--towers", "cpu:2"]) == 0
+        assert main(["action", "models.ranker", "models.ranker.actions.evaluate"]) == 0
+    directory = base / "experiments" / "ranker"
+    yield SimpleNamespace(directory=directory, retrieval=directory / "analysis" / "step-0000000004-retrieval")
+
+
+def test_what_a_run_records(ran: SimpleNamespace) -> None:
+    entries = [json.loads(line) for line in (ran.directory / "metrics.jsonl").read_text().splitlines()]
+    names = {name for entry in entries for name in entry}
+    for name in ("loss", "fraction_not_satisfied", "fraction_hard", "anchor-positive", "anchor-negative"):
+        assert {f"trn/{name}", f"vld/{name}"} <= names
+    (images,) = read_images(ran.directory / "summaries").values()
+    (picture,) = images[4]
+    assert tf.io.decode_png(picture).shape == (4 * 16, 3 * 16, 3)  # four pairs of one tower
+
+
+def test_what_an_evaluation_writes(ran: SimpleNamespace) -> None:
+    assert {path.name for path in ran.retrieval.iterdir()} == {
+        "confusion.png", "index.html", "recall.json", "recall_at_k.png", "similarities.png", "top_retrieved.json"
+    }  # fmt: skip
+    summary = json.loads((ran.retrieval / "recall.json").read_text())
+    assert summary["queries"] == 48 and 0.0 <= summary["recall@1"] <= summary["recall@10"] <= 1.0
+    assert set(summary["classes"]) == {"lamp", "mug"}
+    assert sum(summary["similarities"]["positives"]) == 48 * 2
+    queries = json.loads((ran.retrieval / "top_retrieved.json").read_text())
+    firsts = []
+    for query in queries:
+        paths = [found["path"] for found in query["retrieved"]]
+        assert len(paths) == len(set(paths)) == 10 and query["path"] not in paths
+        for found in query["retrieved"]:
+            assert found["right"] == (found["product"] == query["product"])
+        firsts.append(query["retrieved"][0]["right"])
+    assert np.mean(firsts) == summary["recall@1"]
+
+
+def test_the_page_marks_what_is_right_and_wrong(ran: SimpleNamespace) -> None:
+    page = (ran.retrieval / "index.html").read_text()
+    queries = json.loads((ran.retrieval / "top_retrieved.json").read_text())
+    rights = sum(found["right"] for query in queries for found in query["retrieved"])
+    assert page.count('class="query"') == 48
+    assert page.count('<figure class="right"') == page.count("&#10003; ") - 1 == rights
+    assert page.count('<figure class="wrong"') == 480 - rights
+    assert "<script" not in page and "http" not in re.sub(r"http-equiv", "", page)
+
+
+def test_the_projector_reads_the_embeddings(ran: SimpleNamespace) -> None:
+    from tensorboard.plugins.base_plugin import TBContext
+    from tensorboard.plugins.projector.projector_plugin import ProjectorPlugin
+
+    summaries = ran.directory / "summaries"
+    provider = SimpleNamespace(list_runs=lambda *_, **__: [])
+    plugin = ProjectorPlugin(TBContext(logdir=str(summaries), data_provider=provider))
+    plugin._determine_is_active()
+    (settings,) = plugin._configs.values()
+    (entry,) = settings.embeddings
+    assert list(entry.tensor_shape) == [48, 8]
+    assert len((summaries / entry.metadata_path).read_text().splitlines()) == 49
+    assert tf.io.decode_png((summaries / entry.sprite.image_path).read_bytes()).shape == (7 * 16, 7 * 16, 3)
+
+
+def test_evaluation_with_a_catalogue_apart_from_the_queries(
+    tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_inshop(tmp_path)
+    config.update({"data.layout": "deepfashion_inshop", "data.directory": str(tmp_path), "model.batch_size": 4})
+    config.update({"model.num_steps": 1, "model.embedding_units": 8})
+    assert main(["run", "models.ranker"]) == 0
+    assert main(["action", "models.ranker", "models.ranker.actions.evaluate"]) == 0
+    assert "6 in 6 pictures" in capsys.readouterr().out
+    found = json.loads(next(tmp_path.glob("experiments/ranker/analysis/*/top_retrieved.json")).read_text())
+    assert [len(query["retrieved"]) for query in found] == [6] * 6
+
+
+# -- networks ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras, when it writes weights
+def test_trained_weights_of_a_keras_application(model: Any, tmp_path: Path) -> None:
+    application = keras.applications.MobileNet(include_top=False, weights=None, input_shape=(32, 32, 3), pooling="avg")
+    random = np.random.default_rng(0)
+    trained = {v.path: random.uniform(0.5, 1.5, v.shape).astype(np.float32) for v in application.weights}
+    for variable in application.weights:
+        variable.assign(trained[variable.path])
+    application.save_weights(tmp_path / "trained.weights.h5")
+    model.config.update({"model.backbone.name": "MobileNet", "model.picture_size": [32, 32], "model.embedding_units": 4,
+                         "model.backbone.weights": str(tmp_path / "trained.weights.h5")})  # fmt: skip
+    trainer = BuiltModel(model)
+    assert trainer.variables.keys() - {"reduction/kernel"} == trained.keys()
+    for name, value in trained.items():
+        np.testing.assert_array_equal(trainer.variables[name].numpy(), value, err_msg=name)
+    (embeddings,) = trainer.get_predictor(["query"], ["features"])(pictures := np.zeros((2, 32, 32, 3), np.uint8))
+    expected = application(keras.applications.mobilenet.preprocess_input(pictures.astype(np.float32)), training=False)
+    np.testing.assert_allclose(embeddings, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model.backbone.name": "ResNet50V3"}, "there is no 'ResNet50V3'; the nearest is ResNet50V2"),
+        (
+            {"model.backbone.name": "VGG16"},
+            "VGG16 cannot be made for 16x16 pictures: Input size must be at least 32x32",
+        ),
+        (
+            {"model.backbone.name": "VGG16", "model.backbone.weights": "nothere.h5", "model.picture_size": [32, 32]},
+            "VGG16 with model.backbone.weights 'nothere.h5' cannot be made",
+        ),
+        ({"model.mining": "local"}, 'model.mining: expected "global" or "tower", got \'local\''),
+    ],
+)
+def test_wrong_networks(model: Any, settings: dict[str, Any], words: str) -> None:
+    model.config.update(settings)
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        BuiltModel(model)
+
+
+def test_the_defaults_follow_the_data(config: Config) -> None:
+    from models.ranker.config import backbone_name, picture_size
+
+    config.update({"model.backbone.name": None, "model.picture_size": None})
+    assert (backbone_name(), picture_size()) == ("ResNet50V2", (224, 224))
+    config["data.layout"] = "sample"
+    assert (backbone_name(), picture_size()) == ("convnet", (48, 48))
+    assert ranker_config is config

@@ -1,0 +1,252 @@
+"""models.ranker: catalogues on disk, what may be wrong with them, pairs and augmentation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models.ranker.datasets import all_pairs, datasets, draw_pairs, split
+from models.ranker.faults import answerable
+from models.ranker.layouts import Picture, read_shop
+from models.ranker.pictures import augmented, plain, thumbnail
+from prototrain import Config
+from prototrain.errors import ConfigError, DataError
+from tests.models.ranker_tree import PRODUCTS, VIEWS, config, picture, stanford, write_inshop, write_stanford
+
+__all__ = ["config", "stanford"]
+
+# -- layouts ----------------------------------------------------------------------------------------------------------
+
+
+def test_stanford_online_products(stanford: Path, config: Config) -> None:
+    config["data.directory"] = str(stanford)
+    shop = read_shop()
+    assert len(shop.trn) == len(shop.catalogue) == 2 * PRODUCTS * VIEWS
+    assert shop.trn[0] == Picture("mug_final/1_0.JPG", "1", "mug")
+    assert shop.queries is shop.catalogue
+    assert not {p.product for p in shop.trn} & {p.product for p in shop.catalogue}
+    assert shop.class_folders == {name: stanford / f"{name}_final" for name in ("lamp", "mug")}
+
+
+def test_deepfashion_inshop_and_its_boxes(tmp_path: Path, config: Config) -> None:
+    write_inshop(tmp_path)
+    config.update({"data.layout": "deepfashion_inshop", "data.directory": str(tmp_path), "model.batch_size": 4})
+    shop = read_shop()
+    assert [len(part) for part in (shop.trn, shop.catalogue, shop.queries)] == [24, 6, 6]
+    first = shop.trn[0]
+    assert first == Picture("img/MEN/Shirts/id_00000000/00_1_front.jpg", "id_00000000", "MEN/Shirts", (20, 20, 40, 50))
+    assert sorted(shop.class_folders) == ["MEN/Shirts", "WOMEN/Dresses"]
+    path, box = str(shop.directory / first.path), tf.constant(first.box)
+    config["model.augment.noise"] = 0.0
+    for seen in (plain(path, box), augmented(path, box, tf.constant([1, 2], tf.int64))):
+        np.testing.assert_allclose(seen, 25, atol=2)  # nothing of the black around the product
+    assert plain(path, tf.constant([0, 0, 0, 0])).numpy().min() == 0
+    assert tf.io.decode_jpeg(thumbnail(shop.directory, first, 10)).shape == (10, 10, 3)
+    batch = next(iter(datasets()["trn"]))
+    assert batch["query"].shape == (4, 16, 16, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("Ebay_train.txt", "head\n1 1 1 a.jpg\n2 1 a.jpg\n", r"Ebay_train.txt:3: expected 4 columns, got 3: '2 1 a"),
+        ("Ebay_test.txt", b"\xff\xfe", "Ebay_test.txt cannot be read: it is not UTF-8"),
+        ("Ebay_test.txt", None, "Ebay_test.txt cannot be read: No such file"),
+    ],
+)
+def test_wrong_list_files(tmp_path: Path, config: Config, name: str, text: str | bytes | None, words: str) -> None:
+    for other in ("Ebay_train.txt", "Ebay_test.txt"):
+        (tmp_path / other).write_text("head\n1 1 1 mug_final/a.jpg\n")
+    if text is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    config["data.directory"] = str(tmp_path)
+    with pytest.raises(DataError, match=words):
+        read_shop()
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "words"),
+    [
+        ("Anno/list_bbox_inshop.txt", "020    020", "020    x", "id_00000000/00_1_front.jpg is not four whole"),
+        ("Anno/list_bbox_inshop.txt", "020    020    040", "040    020    020", "00_1_front.jpg has no area: 040 020"),
+        ("Eval/list_eval_partition.txt", "train", "trian", "00_1_front.jpg is of 'trian', which is none of train"),
+    ],
+)
+def test_wrong_inshop_lists(tmp_path: Path, config: Config, file: str, old: str, new: str, words: str) -> None:
+    path = write_inshop(tmp_path) / file
+    path.write_text(path.read_text().replace(old, new, 1))
+    config.update({"data.layout": "deepfashion_inshop", "data.directory": str(tmp_path)})
+    with pytest.raises(DataError, match=words):
+        read_shop()
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+def _missing(directory: Path) -> None:
+    (directory / "mug_final/2_1.JPG").unlink()
+
+
+def _broken(directory: Path) -> None:
+    path = directory / "mug_final/2_1.JPG"
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def _single(directory: Path) -> None:
+    lines = (directory / "Ebay_train.txt").read_text().splitlines()
+    kept = [line for line in lines if not line.endswith(("/2_1.JPG", "/2_2.JPG"))]
+    (directory / "Ebay_train.txt").write_text("\n".join(kept))
+
+
+def _empty_class(directory: Path) -> None:
+    for path in (directory / "mug_final").iterdir():
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "key", "words", "pictures"),
+    [
+        (_missing, "missing_picture", r"1 listed pictures are not in .*: mug_final/2_1.JPG", 47),
+        (_broken, "broken_picture", r"1 pictures cannot be decoded: mug_final/2_1.JPG \(.*JPEG.*\)", 47),
+        (_single, "single_picture", "1 products have a single picture: 2", 45),
+        (_empty_class, "empty_class", "1 class folders hold no picture: mug", 24),
+    ],
+)
+def test_faults_are_named_and_refused_or_left_out(
+    tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str], damage, key: str, words: str, pictures: int
+) -> None:
+    damage(write_stanford(tmp_path))
+    config.update({"data.directory": str(tmp_path), f"data.on_{key}": "refuse", "data.validation_share": 0.0})
+    with pytest.raises(DataError, match=f"{words}.*; data.on_{key}=skip leaves them out"):
+        datasets()
+    config.update({f"data.on_{key}": "skip", "data.validation_share": 0.5})
+    found = datasets()
+    said = capsys.readouterr().out
+    assert "left out: 1 " in said and words.rpartition(": ")[2].split(" ")[0] in said
+    vld = sum(len(batch["product"]) for batch in found["vld"])
+    assert vld == pytest.approx(pictures / 2, abs=2)
+    assert next(iter(found["trn"]))["query"].shape == (8, 16, 16, 3)
+
+
+def test_many_faults_are_counted(tmp_path: Path, config: Config) -> None:
+    for view in range(VIEWS):
+        for product in range(1, 4):
+            (write_stanford(tmp_path) if not view + product - 1 else tmp_path)
+            (tmp_path / f"mug_final/{product}_{view}.JPG").unlink()
+    config["data.directory"] = str(tmp_path)
+    with pytest.raises(DataError, match=r"9 listed pictures .*1_0.JPG, mug_final/1_1.JPG.* and 4 more"):
+        datasets()
+
+
+def test_nothing_left_to_train_on(tmp_path: Path, config: Config) -> None:
+    picture(tmp_path / "mug_final/a.jpg", (1, 2, 3))
+    for part in ("train", "test"):
+        (tmp_path / f"Ebay_{part}.txt").write_text("head\n1 1 1 mug_final/a.jpg\n")
+    config["data.directory"] = str(tmp_path)
+    with pytest.raises(DataError, match="no product with two pictures to train on"):
+        datasets()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("data.layout", "imagenet", "data.layout: 'imagenet' is none of sample, stanford_online_products"),
+        ("data.directory", None, "needs data.directory"),
+        ("data.on_missing_picture", "ignore", 'expected "refuse" or "skip", got \'ignore\''),
+        ("data.validation_share", 1.0, "data.validation_share: expected a share"),
+        ("model.random_within_class", 1.5, "model.random_within_class: expected a probability"),
+        ("model.augment.crop", 0.0, "model.augment.crop: expected a share"),
+        ("model.augment.resize_methods", ["cubic"], r"expected some of area, bicubic, .*, got \['cubic'\]"),
+    ],
+)
+def test_wrong_settings(stanford: Path, config: Config, key: str, value: object, words: str) -> None:
+    config["data.directory"] = str(stanford)
+    config[key] = value
+    with pytest.raises(ConfigError, match=words):
+        datasets()
+
+
+def test_answerable_queries(config: Config) -> None:
+    one, two, other = (Picture(f"{n}.jpg", n[0], "mug") for n in ("a1", "a2", "b1"))
+    assert answerable([one, two, other], [one, two, other]) == [one, two]
+    assert answerable([other], [Picture("b2.jpg", "b", "mug")]) == [other]
+
+
+# -- pairs ------------------------------------------------------------------------------------------------------------
+
+PICTURES = [
+    Picture(f"{category}/{product}_{view}", f"{category}{product}", category)
+    for category, products in (("a", 6), ("b", 3), ("c", 1))
+    for product in range(products)
+    for view in range(2 + product % 3)
+]
+
+
+def _batches(within: float, count: int, *, size: int = 5, seed: int = 1) -> list[list[tuple[Picture, Picture]]]:
+    pairs = draw_pairs(PICTURES, size, within_class=within, seed=seed).take(size * count).as_numpy_iterator()
+    drawn = [(PICTURES[pair["query"]], PICTURES[pair["positive"]]) for pair in pairs]
+    return [drawn[at : at + size] for at in range(0, len(drawn), size)]
+
+
+def test_pairs_are_two_pictures_of_one_product() -> None:
+    batches = _batches(0.0, 60)
+    for batch in batches:
+        assert all(query.product == positive.product and query != positive for query, positive in batch)
+        assert len({query.product for query, _ in batch}) == len(batch)
+    products = Counter(query.product for batch in batches for query, _ in batch)
+    assert len(products) == 10 and min(products.values()) > 12  # 30 are expected of each
+    assert {query for batch in batches for query, _ in batch} == set(PICTURES)
+    assert any(len({query.category for query, _ in batch}) > 1 for batch in batches)
+
+
+def test_batches_within_one_class() -> None:
+    batches = _batches(1.0, 60)
+    classes = [{query.category for query, _ in batch} for batch in batches]
+    assert all(len(found) == 1 for found in classes)
+    counts = Counter(next(iter(found)) for found in classes)
+    assert counts["a"] > counts["b"] > 0 and counts["c"] == 0  # nothing in "c" could be a negative
+    of_b = next(batch for batch in batches if batch[0][0].category == "b")
+    assert len({query.product for query, _ in of_b}) == 3  # some twice
+    mixed = [len({query.category for query, _ in batch}) > 1 for batch in _batches(0.5, 60)]
+    assert 15 < sum(mixed) < 45
+
+
+def test_batches_are_a_function_of_the_seed_and_their_number() -> None:
+    assert _batches(0.5, 4) == _batches(0.5, 4) != _batches(0.5, 4, seed=2)
+
+
+def test_validation_pairs_are_fixed() -> None:
+    pairs = list(all_pairs(PICTURES).as_numpy_iterator())
+    assert sorted(pair["query"] for pair in pairs) == list(range(len(PICTURES)))
+    for pair in pairs:
+        query, positive = PICTURES[pair["query"]], PICTURES[pair["positive"]]
+        assert query.product == positive.product and query != positive
+    trn, vld = split(PICTURES, 0.3)
+    assert len({p.product for p in vld}) == 3 and not {p.product for p in vld} & {p.product for p in trn}
+    assert split(PICTURES, 0.0) == (PICTURES, [])
+
+
+# -- augmentation -----------------------------------------------------------------------------------------------------
+
+
+def test_augmentation_is_a_function_of_the_seed(tmp_path: Path, config: Config) -> None:
+    path, box = tmp_path / "a.png", tf.constant([0, 0, 0, 0])
+    pixels = np.random.default_rng(0).integers(0, 255, (30, 20, 3)).astype(np.uint8)
+    path.write_bytes(tf.io.encode_png(pixels).numpy())
+
+    def draw(seed: int) -> np.ndarray:
+        return augmented(str(path), box, tf.constant([5, seed], tf.int64)).numpy()
+
+    assert draw(0).shape == (16, 16, 3) and draw(0).dtype == np.uint8
+    assert (draw(0) == draw(0)).all()
+    assert len({draw(seed).tobytes() for seed in range(8)}) == 8
+    config.update({"model.augment.crop": 1.0, "model.augment.noise": 0.0, "model.augment.flip": True,
+                   "model.augment.resize_methods": ["bilinear"]})  # fmt: skip
+    whole = plain(str(path), box).numpy()
+    assert {draw(seed).tobytes() for seed in range(8)} == {whole.tobytes(), whole[:, ::-1].tobytes()}

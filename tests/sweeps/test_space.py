@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from prototrain.config_json import json_or_text
+from prototrain.errors import ConfigError, SweepError
+from prototrain.sweeps.space import Choice, Range, as_settings, check, combinations, from_mapping, is_grid
+from prototrain.sweeps.space import parse_grid as grid
+from prototrain.sweeps.space import parse_search as search
+from tests.tiny import tiny_config
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("k=16,32", (16, 32)),
+        ("k = 1e-3 , 0.5", (1e-3, 0.5)),
+        ("k=adam,sgd", ("adam", "sgd")),
+        ("k=[64],[128,64]", ([64], [128, 64])),
+        ('k={"a": [1, 2]}, x y ,true', ({"a": [1, 2]}, "x y", True)),
+        ('k=1,"1",""', (1, "1", "")),
+        ('k="a,b",c', ("a,b", "c")),
+        ("k=a=b,1.5x", ("a=b", "1.5x")),
+        ("k=null,NaN", (None, "NaN")),
+        ("k=8", (8,)),
+    ],
+)
+def test_a_grid(text: str, values: tuple[Any, ...]) -> None:
+    assert grid([text]) == {"k": Choice(values)}
+    settings = [setting for value in values for setting in as_settings({"k": value})]
+    assert tuple(json_or_text(setting.removeprefix("k=")) for setting in settings) == values
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension"),
+    [
+        ("k=log:1e-5..1e-1", Range("log", 1e-5, 0.1)),
+        ("k=float:-1..1", Range("float", -1.0, 1.0)),
+        ("k=int:16..256", Range("int", 16, 256)),
+        ("k=choice:a|b|[1, 2]|3", Choice(("a", "b", [1, 2], 3))),
+    ],
+)
+def test_a_search(text: str, dimension: Choice | Range) -> None:
+    assert search([text]) == {"k": dimension}
+    assert from_mapping({"k": text.removeprefix("k=")}) == {"k": dimension}
+
+
+@pytest.mark.parametrize(
+    ("parse", "texts", "message"),
+    [
+        (grid, ["k"], "'k': expected KEY=V1,V2"),
+        (grid, ["=1"], "'=1': expected KEY=V1,V2"),
+        (grid, ["k="], "k has no values to try"),
+        (grid, ["k=1,,2"], "k: a value is missing beside ','"),
+        (grid, ["k=1,"], "k: a value is missing beside ','"),
+        (grid, ["k=1,2,1"], "k: 1 is given twice"),
+        (grid, ["k=1", "k=2"], "k is given twice"),
+        (search, ["k=1,2"], "'k=1,2': expected k= and then log:1e-5..1e-1"),
+        (search, ["k"], "'k': expected KEY=SPACE with a SPACE such as log:1e-5..1e-1"),
+        (search, ["k=log:1e-5"], "'k=log:1e-5': expected k= and then"),
+        (search, ["k=log:0..1"], "a logarithmic range must begin above 0"),
+        (search, ["k=float:1..1"], "the range must end above its beginning"),
+        (search, ["k=int:1..2.5"], "2.5 is not a whole number"),
+        (search, ["k=int:1..true"], "True is not a whole number"),
+        (search, ["k=float:a..b"], "'a' is not a number"),
+        (search, ["k=float:0..1e999"], "inf is not a number"),
+        (search, ["k=choice:"], "k has no values to try"),
+        (search, ["k=choice:a||b"], "k: a value is missing beside '|'"),
+        (from_mapping, {"k": 3}, "k: expected a list of values, or a text such as log:1e-5..1e-1"),
+        (from_mapping, {"k": []}, "k has no values to try"),
+        (from_mapping, {"k": [len]}, "not JSON serializable; a function is given as a text, 'module:name'"),
+    ],
+)
+def test_a_malformed_space_is_one_clear_line(parse: Any, texts: Any, message: str) -> None:
+    with pytest.raises(SweepError) as raised:
+        parse(texts)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_combinations() -> None:
+    space = grid(["a=1,2", "b=x,y"])
+    assert is_grid(space) and not is_grid({**space, **search(["c=int:1..3"])})
+    assert list(combinations(space)) == [{"a": a, "b": b} for a in (1, 2) for b in ("x", "y")]
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({}, "the space is empty"),
+        (grid(["trainer.experiment_name=a,b"]), "trainer.experiment_name cannot be swept"),
+        (grid(["model.batch_sise=1"]), "unknown key 'model.batch_sise'; the nearest known one is model.batch_size"),
+        (grid(["trainer.print_intervall=1"]), "the nearest known one is trainer.print_interval"),
+        (grid(["model.width=1"]), "unknown key 'model.width'"),
+        (grid(["model.batch_size=8,abc"]), "model.batch_size: expected int >= 1, got 'abc'"),
+        (search(["model.batch_size=float:1..8"]), "model.batch_size: expected int >= 1, got 1.0"),
+        (search(["model.batch_size=int:0..8"]), "model.batch_size: expected int >= 1, got 0"),
+        (search(["model.optimizer.method=choice:adam|adm"]), "model.optimizer.method: expected msgd, adam"),
+        (grid(["model.lr_schedule.method=constant,exp"]), "model.lr_schedule.exp.value is required when"),
+    ],
+)
+def test_a_space_that_does_not_fit_the_config(space: Any, message: str) -> None:
+    config = tiny_config()
+    with pytest.raises((SweepError, ConfigError)) as raised:
+        check(space, config, every_combination=True)
+    assert message in str(raised.value) and config == tiny_config()
+
+
+def test_a_space_that_fits() -> None:
+    check(grid(["model.batch_size=8,16", "model.optimizer.method=adam,sgd"]), tiny_config(), every_combination=True)
+    check(search(["model.lr_schedule.constant.value=log:1e-4..1"]), tiny_config(), every_combination=False)

@@ -1,0 +1,360 @@
+"""The trials of a sweep, without training anything."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from prototrain.errors import SweepError
+from prototrain.experiment import Experiment
+from prototrain.sweeps import ownership, study
+from prototrain.sweeps.ownership import Heartbeat, TrialLock
+from prototrain.sweeps.plan import Plan
+from prototrain.sweeps.space import from_mapping
+from prototrain.sweeps.storage import reporting_failures, sqlite_url
+from prototrain.sweeps.study import Study
+from prototrain.sweeps.trial import Trial
+from tests.tiny import tiny_config
+
+GRID = {"model.batch_size": [4, 8], "model.optimizer.method": ["adam", "sgd", "msgd"]}
+RATE = {"model.lr_schedule.constant.value": "log:1e-4..1"}
+
+Opens = Callable[..., Study]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    yield
+    optuna.logging.set_verbosity(before)
+
+
+@pytest.fixture
+def opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opens]:
+    """Opens the study as one more process would; another `machine` has a base directory of its own."""
+    opened: list[Study] = []
+
+    def open_study(
+        space: dict[str, Any] = GRID,
+        *,
+        trials: int | None = None,
+        machine: str = "here",
+        place: str | None = None,
+        pruner: str = "none",
+        objective: str = "vld/loss",
+        mode: Any = "min",
+        **config: Any,
+    ) -> Study:
+        config = {"trainer__experiment_base_dir": str(tmp_path / machine), **config}
+        plan = Plan(
+            config=tiny_config(**config), space=from_mapping(space), trials=trials, objective=objective, mode=mode
+        )
+        opened.append(Study(plan, storage=place or sqlite_url(tmp_path / "study.db"), pruner=pruner))
+        return opened[-1]
+
+    monkeypatch.setattr(study, "_SETTLING_SECONDS", 0.0)
+    yield open_study
+    for process in opened:
+        for trial in process._taken.values():
+            trial.lock.give_back(over=False)
+
+
+def taken(study: Study) -> Trial:
+    trial = study.next()
+    assert trial is not None
+    return trial
+
+
+def finish(trial: Trial, value: float = 1.0, *, steps: int = 1) -> None:
+    for step in range(1, steps + 1):
+        if trial.report({"vld/loss": (step, value)}):
+            break
+    trial.finish()
+
+
+def die(trial: Trial) -> None:
+    """What a SIGKILL leaves: the operating system closes the file, and nothing else happens."""
+    assert trial.lock._file is not None
+    trial.lock._file.close()
+
+
+def states(study: Study) -> list[str]:
+    return [outcome.state for outcome in study.outcomes()]
+
+
+@pytest.mark.parametrize("journal", [False, True], ids=["database", "journal"])
+def test_every_combination_is_run_once_by_several_processes(journal: bool, opens: Opens, tmp_path: Path) -> None:
+    place = str(tmp_path / "journal") if journal else None
+    processes = [opens(place=place) for _ in range(3)]
+    begun = [taken(processes[number % 3]) for number in range(6)]
+    assert [process.next() for process in processes] == [None, None, None]
+    assert [trial.number for trial in begun] == list(range(6))
+    assert [trial.values for trial in begun] == [
+        {"model.batch_size": size, "model.optimizer.method": method}
+        for size in (4, 8)
+        for method in ("adam", "sgd", "msgd")
+    ]
+    for trial in begun:
+        finish(trial, float(trial.number))
+    assert opens(place=place).next() is None and states(processes[0]) == ["finished"] * 6
+    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == []
+
+
+def test_a_trial_begun_at_the_same_moment_as_the_last_one_does_not_count(opens: Opens) -> None:
+    space = {"model.batch_size": [4]}
+    first, second = opens(space), opens(space)
+    finish(taken(first))
+    assert second._begin() is None and second.next() is None
+    assert states(opens(space)) == ["finished"]
+
+
+def test_a_trial_of_a_process_that_died_is_taken_up_with_its_values(opens: Opens) -> None:
+    first, second = opens(RATE, trials=2), opens(RATE, trials=2)
+    mine, other = taken(first), taken(second)
+    assert first.next() is None and states(first) == ["running", "running"]
+    mine.report({"vld/loss": (5, 0.5)})
+    die(mine)
+    assert states(second) == ["stopped", "running"] and second.is_waiting()
+    again = taken(second)
+    assert (again.number, again.values) == (mine.number, mine.values)
+    assert not second.is_waiting()
+    assert again.report({"vld/loss": (5, 0.5)}) is False  # a resumed run measures a step again
+    assert again.finish() == "finished: vld/loss 0.5 at step 5"
+    finish(other)
+
+
+def test_a_trial_that_was_stopped_is_the_next_one(opens: Opens) -> None:
+    first = opens()
+    assert [taken(first).release(), taken(first).release("SIGKILL")] == ["stopped", "killed by SIGKILL"]
+    assert taken(first).number == 2  # not one that this process has had already
+    later = opens()
+    assert [taken(later).number for _ in range(3)] == [0, 1, 3]
+
+
+def test_a_trial_whose_experiment_is_in_use_is_left_alone(opens: Opens) -> None:
+    die(taken(opens({"model.batch_size": [4]})))
+    later = opens({"model.batch_size": [4]})
+    holder = later.plan.experiment(0)
+    holder.lock()
+    assert later.next() is None and not later.is_waiting() and states(later) == ["running"]
+    holder.unlock()
+    assert taken(later).number == 0
+
+
+def test_a_process_that_outlives_its_sweep_is_waited_for(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = taken(opens({"model.batch_size": [4]}))
+    later = opens({"model.batch_size": [4]})
+    assert not later.is_waiting()
+    monkeypatch.setattr(study, "has_ended", lambda owner: owner["process"] == os.getpid())
+    assert later.is_waiting() and later.next() is None  # the lock is held still
+    die(trial)
+    assert taken(later).number == 0
+
+
+def test_without_a_common_file_system_the_owner_must_be_silent(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = {"model.batch_size": [4]}
+    trial, there = taken(opens(space)), opens(space, machine="there")
+    assert there.next() is None and states(there) == ["running"]
+    monkeypatch.setattr(ownership, "GRACE_SECONDS", -1.0)
+    again = taken(there)
+    assert again.number == 0 and again.experiment.directory.parent.name == "there"
+    finish(again)
+    # The owner was alive all the same: what it reports now is no longer asked for.
+    assert trial.report({"vld/loss": (9, 0.1)}) is True
+    assert trial.finish() == "finished by another process" and states(there) == ["finished"]
+
+
+def test_a_trial_that_was_given_back_is_free_everywhere(opens: Opens) -> None:
+    taken(opens({"model.batch_size": [4]})).release()
+    assert taken(opens({"model.batch_size": [4]}, machine="there")).number == 0
+
+
+def test_of_two_that_want_the_trial_of_a_lost_machine_the_last_to_sign_has_it(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = {"model.batch_size": [4]}
+    taken(opens(space)).release()
+    there = opens(space, machine="there")
+
+    def another_signs(_: float) -> None:
+        (trial,) = there._study.get_trials()
+        there._sign(trial, {**ownership.signature(), "id": "another"})
+
+    monkeypatch.setattr(study.time, "sleep", another_signs)
+    assert there.next() is None and not there._lock(0).is_taken()
+
+
+def test_a_trial_without_a_sign_gets_time_and_is_then_taken(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = {"model.batch_size": [4]}
+    opens(space)._study.ask()  # and died before it could sign
+    later = opens(space)
+    assert later.next() is None
+    monkeypatch.setattr(ownership, "GRACE_SECONDS", -1.0)
+    assert taken(opens(space)).values == {"model.batch_size": 4}
+
+
+def test_what_is_sampled_does_not_depend_on_stops(opens: Opens, tmp_path: Path) -> None:
+    def run(name: str, *, stops: bool) -> list[float]:
+        place, values = str(tmp_path / name), []
+        process = opens(RATE, trials=14, place=place)
+        for number in range(14):
+            if stops:
+                process = opens(RATE, trials=14, place=place)
+            if stops and number == 12:
+                taken(process).release()
+                process = opens(RATE, trials=14, place=place)
+            trial = taken(process)
+            (rate,) = trial.values.values()
+            values.append(rate)
+            finish(trial, rate)
+        return values
+
+    straight = run("straight", stops=False)
+    assert run("stopped", stops=True) == straight and len(set(straight)) == 14
+    assert sum(rate < 0.01 for rate in straight[10:]) >= 3  # it has learned where the values are small
+
+
+def test_more_trials_can_be_asked_for_later(opens: Opens) -> None:
+    first = opens(RATE, trials=1)
+    finish(taken(first))
+    assert first.next() is None
+    assert taken(opens(RATE, trials=2)).number == 1
+
+
+def test_bad_trials_are_pruned(opens: Opens) -> None:
+    process = opens(RATE, trials=7, pruner="median")
+    for _ in range(5):
+        finish(taken(process), 1.0, steps=3)
+    bad, good = taken(process), taken(process)
+    assert bad.report({"vld/loss": (1, 2.0)}) is True and bad.report({"vld/loss": (2, 2.0)}) is True
+    assert good.report({"vld/loss": (1, 0.5)}) is False
+    assert (bad.finish(), good.finish()) == ("pruned: vld/loss 2 at step 1", "finished: vld/loss 0.5 at step 1")
+    assert states(process) == [*["finished"] * 5, "pruned", "finished"]
+
+
+def test_trials_that_come_to_nothing(opens: Opens) -> None:
+    process = opens()
+    silent, nan, broken = taken(process), taken(process), taken(process)
+    assert silent.finish() == "failed: the run has ended without measuring vld/loss"
+    nan.report({"vld/loss": (7, float("nan"))})
+    assert nan.finish() == "failed: vld/loss is nan at step 7"
+    assert broken.fail("out of memory", "all of it") == "failed: out of memory"
+    with pytest.raises(SweepError, match=r"trial 3 has no scalar 'vld/loss' to go by; it has: trn/loss, vld/los$"):
+        taken(process).report({"trn/loss": (1, 1.0), "vld/los": (1, 1.0)})
+    assert states(process)[:3] == ["failed"] * 3 and process.outcomes()[2].error == "out of memory"
+
+
+def test_a_sweep_stays_what_it_is(opens: Opens) -> None:
+    first = opens()
+    opens(objective="vld/accuracy")  # nothing was reported yet
+    first = opens()
+    taken(first).report({"vld/loss": (1, 1.0)})
+    opens(trainer__print_interval=7, machine="there")
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"objective": "vld/accuracy"}, "objective was vld/loss and is vld/accuracy"),
+        ({"mode": "max"}, "mode was min and is max"),
+        ({"space": {**GRID, "model.batch_size": [4]}}, "model.batch_size in the space was 4, 8 and is 4"),
+        ({"model__num_steps": 21}, "model.num_steps was 20 and is 21"),
+        ({"space": {"model.batch_size": [4, 8]}}, "model.optimizer.method"),
+        ({"trials": 3}, "trials was every combination and is sampled"),
+    ]
+    for keywords, message in refused:
+        with pytest.raises(SweepError, match=r"holds another sweep 'tiny' .*choose another") as raised:
+            opens(**keywords)
+        assert message in str(raised.value)
+    opens(trainer__experiment_name="other", model__num_steps=21)
+
+
+def test_an_experiment_in_the_way(opens: Opens, tmp_path: Path) -> None:
+    experiment = Experiment(tmp_path / "here/tiny-5")
+    experiment.lock()
+    experiment.unlock()
+    opens()  # a lock file alone is nothing
+    (tmp_path / "here/tiny-5/config.json").write_text("{}")
+    with pytest.raises(SweepError, match=r"tiny-5 is there already and is no trial of this sweep; delete it, or"):
+        opens()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"mode": "least"}, 'mode must be "min" or "max"'),
+        ({"trials": 0}, "trials must be at least 1"),
+        ({"space": RATE}, "say how many trials to sample"),
+        ({"space": {}}, "the space is empty"),
+        ({"trainer__experiment_name": "e-{timestamp}"}, "would make every command another sweep"),
+        ({"machine": "file"}, "cannot use the directory"),
+        ({"place": "nothing://x"}, "cannot open the storage nothing://x: Can't load plugin"),
+        ({"place": "postgresql://me:secret@localhost:1/x"}, "the storage postgresql://me:***@localhost:1/x"),
+        ({"place": "sqlite:////nowhere/at/all.db"}, "cannot open the storage .*: unable to open database file"),
+        ({"place": "/nowhere/at/all"}, "cannot open the storage /nowhere/at/all: .*No such file"),
+        ({"place": "TMP/file"}, "cannot open the storage TMP/file: "),
+        ({"place": "sqlite:///TMP/file"}, "cannot open the storage sqlite:///TMP/file: file is not a database"),
+    ],
+)
+def test_what_cannot_be_begun_is_one_clear_line(
+    keywords: dict[str, Any], message: str, opens: Opens, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("neither a database nor a journal\n" * 40)
+    keywords = {
+        name: value.replace("TMP", str(tmp_path)) if name == "place" else value for name, value in keywords.items()
+    }
+    with pytest.raises(SweepError, match=message.replace("TMP", str(tmp_path)).replace("***", r"\*\*\*")) as raised:
+        opens(**keywords)
+    assert "\n" not in str(raised.value) and "secret" not in str(raised.value)
+
+
+def test_a_storage_that_fails_later_is_one_clear_line(opens: Opens, tmp_path: Path) -> None:
+    process = opens()
+    with sqlite3.connect(tmp_path / "study.db") as database:
+        database.execute("drop table trials")
+    failure = r"^the storage x failed: no such table: trials; the same command goes on"
+    with pytest.raises(SweepError, match=failure), reporting_failures("x"):
+        process.next()
+
+
+def test_a_lock_is_free_when_every_process_that_had_it_is_gone(tmp_path: Path) -> None:
+    first, second = TrialLock(tmp_path / "lock"), TrialLock(tmp_path / "lock")
+    assert not first.exists() and not first.is_taken()
+    assert first.take() and first.exists() and second.is_taken() and not second.take()
+    inherited = os.dup(first.fileno())
+    first.give_back(over=False)
+    assert second.is_taken()
+    os.close(inherited)
+    assert not second.is_taken() and second.take()
+    second.give_back(over=True)
+    assert not first.exists()
+    with pytest.raises(SweepError, match="cannot write"):
+        TrialLock(tmp_path / "no/lock").take()
+
+
+def test_the_heart_beats_on_when_one_beat_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ownership, "BEAT_SECONDS", 0.001)
+    beats, third = [0], threading.Event()
+
+    def beat() -> None:
+        beats[0] += 1
+        if beats[0] == 3:
+            third.set()
+        raise OSError
+
+    with Heartbeat(beat, (OSError,)):
+        assert third.wait(10)
+
+
+def test_a_process_says_that_it_is_alive(opens: Opens) -> None:
+    process = opens()
+    trials = [taken(process), taken(process)]
+    finish(trials[0])
+    before = [trial.user_attrs["owner"]["alive"] for trial in process._study.get_trials()]
+    process._confirm()
+    after = [trial.user_attrs["owner"]["alive"] for trial in process._study.get_trials()]
+    assert after[0] == before[0] and after[1] > before[1]

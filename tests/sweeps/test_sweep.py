@@ -1,0 +1,242 @@
+"""Whole sweeps: real training, in this process."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import tensorflow as tf
+
+import prototrain
+from prototrain import Callback, default_callbacks
+from prototrain.cli import main
+from prototrain.errors import ConfigError, SweepError
+from prototrain.launch import launch
+from prototrain.sweeps.study import PRUNERS
+from tests.conftest import ROOT
+from tests.test_cli import MODEL
+from tests.tiny import tiny_build, tiny_model
+
+SPACE = {"model.batch_size": [8], "model.lr_schedule.constant.value": [0.01, 0.1]}
+NAMES = ["tiny-0", "tiny-1"]
+
+
+@pytest.fixture(autouse=True)
+def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A working directory with a model `m`; what is imported from it is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    Path("m.py").write_text(MODEL, encoding="utf-8")
+    yield
+    sys.modules.pop("m", None)
+
+
+def model(**keywords: Any) -> Any:
+    keywords = {"model__num_steps": 4, "trainer__validation_step_interval": 2, **keywords}
+    return tiny_model(**keywords)
+
+
+def experiments() -> list[str]:
+    return sorted(path.name for path in Path("experiments").iterdir() if path.is_dir())
+
+
+class At(Callback):
+    """Does something at one step of one experiment."""
+
+    def __init__(self, name: str, step: int, action: Any) -> None:
+        self._name, self._step, self._action = name, step, action
+
+    def next_step(self, step: int) -> int | None:
+        return self._step if step < self._step else None
+
+    def trigger_step(self) -> None:
+        assert self.trainer.experiment is not None
+        if self.trainer.global_step == self._step and self.trainer.experiment.directory.name == self._name:
+            self._action()
+
+
+def test_a_grid_is_trained_once(capsys: pytest.CaptureFixture[str]) -> None:
+    mine = model()
+    before = dict(mine.config)
+    verbosity = optuna.logging.get_verbosity()
+    result = prototrain.sweep(mine, SPACE)
+    assert optuna.logging.get_verbosity() == verbosity and dict(mine.config) == before
+    assert experiments() == NAMES and [trial.state for trial in result.trials] == ["finished"] * 2
+    assert result.best is not None and result.best.objective == min(trial.objective for trial in result.trials)
+    printed = capsys.readouterr().out
+    assert f"best       trial {result.best.number}\ndirectory  {result.best.directory}\n" in printed
+    values = " ".join(f"{key}={value}" for key, value in result.best.values.items())
+    assert re.search(rf"^values +{re.escape(values)}$", printed, re.MULTILINE)
+    assert list(Path("experiments").glob(".*")) == []
+
+    best = prototrain.sweep(mine, SPACE, mode="min").best
+    printed = capsys.readouterr().out
+    assert best == result.best and "runs:" not in printed and "2 trials, 2 of them begun" in printed
+
+    # The values alone, in a run of its own, give what the trial gave.
+    mine.config.update(result.best.values)
+    assert launch(mine).monitors.latest("vld/loss") == result.best.objective
+
+
+def test_a_trial_that_fails_does_not_end_the_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    def build(inputs: Any, train_phase: bool) -> Any:
+        net = tiny_build(inputs, train_phase)
+        if mine.config["model.batch_size"] == 4:
+            raise ValueError("no such\nsize")
+        if mine.config["model.lr_schedule.constant.value"] == 0.1:
+            net.loss = net.loss * tf.math.log(-1.0)
+        return net
+
+    mine = model(build=build)
+    space = {**SPACE, "model.batch_size": [4, 8]}
+    result = prototrain.sweep(mine, space)
+    assert [trial.state for trial in result.trials] == ["failed", "failed", "finished", "failed"]
+    assert result.trials[0].error == "ValueError: no such size"
+    assert re.search(r"not finite in step 1 \(loss -?nan", str(result.trials[3].error))
+    assert "trial 3 failed: the loss or a gradient is not finite" in capsys.readouterr().out
+    study = optuna.load_study(study_name="tiny", storage="sqlite:///experiments/tiny.sweep.db")
+    assert 'raise ValueError("no such\\nsize")' in study.trials[0].user_attrs["output"]
+    mine.build = tiny_build  # a failure is an end, too
+    assert [trial.state for trial in prototrain.sweep(mine, space).trials].count("failed") == 3
+
+
+def test_a_sweep_in_which_all_fails_is_an_error() -> None:
+    mine = model(build=lambda inputs, train_phase: {})
+    with pytest.raises(SweepError, match=r"no trial has finished; trial 0 failed: build\(\) must return 'loss'"):
+        prototrain.sweep(mine, {"model.batch_size": [4, 8]})
+
+
+def test_a_stop_saves_and_the_same_call_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    def stopping(model: Any) -> list[Callback]:
+        return [*default_callbacks(model), At("tiny-1", 3, lambda: os.kill(os.getpid(), signal.SIGTERM))]
+
+    with pytest.raises(SystemExit) as exit_:
+        prototrain.sweep(model(), SPACE, callbacks=stopping)
+    assert exit_.value.code == 143 and experiments() == NAMES
+    capsys.readouterr()
+    result = prototrain.sweep(model(), SPACE, callbacks=default_callbacks)
+    assert [trial.state for trial in result.trials] == ["finished"] * 2
+    printed = capsys.readouterr().out
+    assert "trial 0 runs" not in printed and printed.index("trial 1 runs") < printed.index("resumed at step 3, exact")
+    straight = model(trainer__experiment_name="straight")
+    straight.config.update(result.trials[1].values)
+    assert launch(straight).monitors.latest("vld/loss") == result.trials[1].objective
+
+
+def test_bad_trials_stop_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PRUNERS, "median", lambda: optuna.pruners.MedianPruner(n_startup_trials=1))
+
+    def worse_each_time(model: Any) -> list[Callback]:
+        trials.append(1.0 * len(trials))
+        put = prototrain.callbacks.CallbackFactory(
+            trigger=lambda self: self.trainer.monitors.put_scalar("mine", trials[-1])
+        )
+        return [put.every(steps=2), *default_callbacks(model)]
+
+    trials: list[float] = []
+    result = prototrain.sweep(
+        model(), {"model.batch_size": "int:4..8"}, trials=2, objective="mine", callbacks=worse_each_time
+    )
+    assert [trial.state for trial in result.trials] == ["finished", "pruned"]
+    assert result.trials[1].step == 2 and result.best == result.trials[0]
+    assert "stopped after step 2: the sweep has pruned" in Path("experiments/tiny-1/train.log").read_text()
+
+
+def test_an_objective_that_is_not_measured_ends_the_sweep_and_can_be_corrected() -> None:
+    with pytest.raises(SweepError, match=r"trial 0 has no scalar 'vld/los' to go by; it has: .*vld/loss"):
+        prototrain.sweep(model(), {"model.batch_size": [4]}, objective="vld/los")
+    assert [trial.step for trial in prototrain.sweep(model(), {"model.batch_size": [4]}).trials] == [4]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"jobs": 2}, "several jobs need the model's name"),
+        ({"jobs": 0}, "jobs must be at least 1"),
+        ({"pruner": "mean"}, "pruner must be one of none, median, halving, hyperband"),
+        ({"space": {"model.batch_sise": [1]}}, "the nearest known one is model.batch_size"),
+        ({"overrides": ["model.num_steps=x"]}, "model.num_steps: expected int >= 0, got 'x'"),
+        ({"model": "m", "callbacks": default_callbacks}, "need the model itself in place of its name"),
+        ({"model": "m", "trainer": prototrain.SimpleTrainer}, "need the model itself in place of its name"),
+    ],
+)
+def test_a_mistake_in_python(keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises((SweepError, ConfigError), match=message):
+        prototrain.sweep(**{"model": model(), "space": SPACE, **keywords})
+    assert not Path("experiments").exists()
+
+
+def test_a_config_that_a_process_cannot_be_given() -> None:
+    prototrain.load_model("m").config["model.lr_schedule.custom.fn"] = lambda step: 0.1
+    with pytest.raises(SweepError, match=r"give the model itself: model.lr_schedule.custom.fn"):
+        prototrain.sweep("m", {"model.batch_size": [2, 4]})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--grid", "model.batch_size"], "'model.batch_size': expected KEY=V1,V2"),
+        (["--grid", "model.batch_size="], "model.batch_size has no values to try"),
+        (["--grid", "model.batch_sise=1"], "unknown key 'model.batch_sise'; the nearest known one is model.batch_size"),
+        (["--grid", "model.batch_size=a"], "model.batch_size: expected int >= 1, got 'a'"),
+        (["--grid", "model.batch_size=1", "--trials", "3"], "--trials is for --search; --grid runs every combination"),
+        (["--search", "model.batch_size=int:1..8"], "--search needs --trials N: how many to sample"),
+        (["--search", "model.batch_size=int:1", "--trials", "3"], "'model.batch_size=int:1': expected model.batch"),
+        (["--grid", "model.batch_size=1", "--storage", "x://y"], "cannot open the storage x://y: Can't load plugin"),
+        (["--grid", "model.batch_size=1", "--trainer", "m:No"], "--trainer: module m has no No"),
+        (["--grid", "model.batch_size=1", "-s", "model.num_steps=a"], "model.num_steps: expected int >= 0, got 'a'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_on_the_command_line_is_one_line(
+    arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", "m", *arguments]) == 1
+    said = capfd.readouterr().err
+    assert said.startswith("prototrain: error: ") and message in said and said.count("\n") == 1
+    assert not Path("experiments").exists() or not experiments()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--grid", "k=1", "--search", "k=int:1..2"],
+        ["--grid", "k=1", "--jobs", "0"],
+        ["--search", "k=int:1..2", "--trials", "x"],
+        ["--grid", "k=1", "--mode", "least"],
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with pytest.raises(SystemExit) as exit_:
+        main(["sweep", "m", *arguments])
+    assert exit_.value.code == 2
+
+
+def test_without_optuna_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert main(["sweep", "m", "--grid", "model.batch_size=2,4"]) == 1
+    said = capsys.readouterr().err
+    assert said == "prototrain: error: sweeps need Optuna, which is not installed: pip install 'prototrain[sweep]'\n"
+
+
+def test_the_parser_imports_neither_optuna_nor_tensorflow() -> None:
+    program = (
+        "import sys\nfrom prototrain.cli import main\n"
+        "try:\n    main(['sweep', '--help'])\nexcept SystemExit:\n    pass\n"
+        "print([name for name in ('optuna', 'tensorflow') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.endswith("\n[]\n") and "--grid" in done.stdout

@@ -1,0 +1,266 @@
+"""`prototrain runs` and `prototrain compare`, and the reader that they stand on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prototrain.cli import main
+from prototrain.errors import ExperimentError, PrototrainError
+from prototrain.experiment import Experiment
+from prototrain.runs import Range, find_runs, read_run
+from tests.conftest import ROOT
+from tests.made import ENVIRONMENT, ROWS, make, part, running
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """Run, expect exit code 1, and return the one line on stderr."""
+    assert main([str(argument) for argument in arguments]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("prototrain: error: ") and said.count("\n") == 1
+    return said
+
+
+def says(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    assert main([str(argument) for argument in arguments]) == 0
+    return capsys.readouterr().out
+
+
+# -- reading one run --------------------------------------------------------------------------------------------------
+
+NO_END = "killed, no end was recorded"
+
+
+@pytest.mark.parametrize(
+    ("parts", "locked", "state", "reason", "step"),
+    [
+        ([part()], False, "finished", None, 150),
+        ([part()], True, "finished", None, 150),  # a run that has just been started again and not begun
+        ([part(state="failed", reason="no luck", step=140)], False, "failed", "no luck", 140),
+        ([part(state="interrupted", reason="SIGINT")], False, "interrupted", "SIGINT", 150),
+        ([running()], True, "running", None, 180),
+        ([running()], False, "interrupted", NO_END, 180),
+        ([part(state="failed", reason="no luck"), running()], True, "running", None, 180),
+        ([part(), part(state="failed", reason="changed", first_step=None, step=None)], False, "failed", "changed", 180),
+        ([], True, "running", None, 180),
+        ([], False, "interrupted", NO_END, 180),
+    ],
+)
+def test_states(
+    parts: list[dict[str, Any]], locked: bool, state: str, reason: str | None, step: int, experiment: Path
+) -> None:
+    make(experiment, *parts, checkpoints=(100, 180))
+    if not parts:
+        (experiment / "run.json").unlink()
+    holder = Experiment(experiment)
+    if locked:
+        holder.lock()
+    run = read_run(experiment)
+    holder.unlock()
+    assert (run.state, run.reason, run.step, run.checkpoint) == (state, reason, step, 180)
+    assert run.total_steps == (200 if parts else None)
+
+
+@pytest.mark.parametrize(
+    ("parts", "locked", "seconds"),
+    [
+        ([part(), part(seconds=2.5, started=1100.0)], False, 42.5),
+        ([running()], False, 30.0),  # to its last row
+        ([running()], True, 500.0),  # to now
+        ([running(), part(started=1025.0)], False, 60.0),  # to the last row before the next start
+        ([running(started=2000.0)], False, 0.0),
+    ],
+)
+def test_time(parts: list[dict[str, Any]], locked: bool, seconds: float, experiment: Path) -> None:
+    make(experiment, *parts)
+    holder = Experiment(experiment)
+    if locked:
+        holder.lock()
+    assert read_run(experiment, clock=lambda: 1500.0).seconds == seconds
+    holder.unlock()
+
+
+def test_scalars(experiment: Path) -> None:
+    nan = {"step": 200, "time": 1040.0, "trn/loss": None, "vld/loss": None, "vld/bad": None, "note": "text"}
+    make(experiment, rows=[*ROWS, nan])
+    with open(experiment / "metrics.jsonl", "ab") as file:
+        file.write(
+            b'not a row\n[1]\n{"step": "x"}\n\xff\n{"step": 250, "trn/loss": 0.0'
+        )  # the last line is half-written
+    run = read_run(experiment)
+    assert list(run.scalars) == ["trn/loss", "vld/loss", "vld/bad"]
+    assert run.scalars["vld/loss"][:2] == [(100, 0.4), (150, 0.75)]
+    assert math.isnan(run.ranges["trn/loss"].last) and run.ranges["trn/loss"].lowest == (0.125, 150)
+    assert run.ranges["vld/loss"].highest == (0.75, 150)
+    assert math.isnan(run.ranges["vld/bad"].lowest[0])
+    assert read_run(make(experiment.parent / "b")).ranges["trn/loss"] == Range(0.125, (0.125, 150), (0.5, 50))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.json", "{", r"config\.json, line 1: malformed JSON"),
+        ("environment.json", "[]", r"environment\.json: expected a JSON object"),
+        ("run.json", "{}", r"run\.json is damaged"),
+        ("metrics.jsonl", None, r"cannot read .*metrics\.jsonl: Is a directory"),
+        ("checkpoints", "", r"cannot read .*checkpoints: Not a directory"),
+    ],
+)
+def test_a_damaged_experiment_is_named(file: str, content: str | None, message: str, experiment: Path) -> None:
+    make(experiment, rows=[])
+    if content is None:
+        (experiment / file).mkdir()
+    else:
+        (experiment / file).write_text(content)
+    with pytest.raises(PrototrainError, match=message):
+        read_run(experiment)
+
+
+def test_no_experiment(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match=r"there is no directory .*nowhere"):
+        read_run(tmp_path / "nowhere")
+    with pytest.raises(ExperimentError, match=r"is not an experiment: it has no environment\.json"):
+        read_run(tmp_path)
+
+
+def test_finding_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("b/2", "b/1", "a", "a/analysis/inner"):
+        make(tmp_path / name)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    (tmp_path / "c").mkdir()
+    scan = os.scandir
+
+    def refuse(path: str) -> Any:
+        if str(path).endswith("/c"):
+            raise PermissionError(13, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    complaints: list[OSError] = []
+    found = [path.relative_to(tmp_path).as_posix() for path in find_runs(tmp_path, complaints.append)]
+    assert found == ["a", "b/1", "b/2"]
+    assert [complaint.filename for complaint in complaints] == [str(tmp_path / "c")]
+    assert list(find_runs(tmp_path / "a", complaints.append)) == [tmp_path / "a"]
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    base = tmp_path / "experiments"
+    changes = [["trainer.experiment_name", "late", "m"], ["model.width", [8, 8], [4]], ["model.kind", "deep", "flat"]]
+    make(base / "group" / "late", part(started=5000.0, changes=changes, total_steps=None), checkpoints=(100,))
+    make(base / "early", part(state="failed", reason="out of " + "luck " * 50), rows=[])
+    make(base / "broken")
+    (base / "broken" / "config.json").write_text("{")
+    monkeypatch.chdir(tmp_path)
+    said = says(capsys, "runs")
+    rows = [line for line in said.splitlines()[2:] if not line.startswith(" ")]
+    assert [row.split()[0] for row in rows] == ["broken", "early", "group/late"]  # as they were started
+    assert "unreadable:" in rows[0] and said.count(" luck") < 25
+    late = [cell.strip() for cell in rows[2].split("  ") if cell.strip()]
+    cells = ["finished", "150", "0.125 (0.125)", "0.75 (0.4)", "40 s", "100", "model.width=[8, 8] model.kind=deep"]
+    assert late == ["group/late", *cells]
+
+
+def test_the_json_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nan = {"step": 200, "time": 1040.0, "vld/loss": None}
+    changes = [["model.width", 8, 4]]
+    make(tmp_path / "a", part(state="failed", reason="no luck", changes=changes), rows=[*ROWS, nan], checkpoints=(100,))
+    make(tmp_path / "b", part(started=2000.0, changes=None), rows=[])
+    make(tmp_path / "c")
+    (tmp_path / "c" / "run.json").write_text("")
+    said = says(capsys, "runs", tmp_path, "--json")
+    broken, a, b = json.loads(said, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert a == {
+        "name": "a",
+        "directory": str(tmp_path / "a"),
+        "state": "failed",
+        "reason": "no luck",
+        "step": 150,
+        "total_steps": 200,
+        "losses": {
+            "trn/loss": {"last": 0.125, "lowest": {"value": 0.125, "step": 150}, "highest": {"value": 0.5, "step": 50}},
+            "vld/loss": {"last": None, "lowest": {"value": 0.4, "step": 100}, "highest": {"value": 0.75, "step": 150}},
+        },
+        "started": 1000.0,
+        "seconds": 40.0,
+        "checkpoint": 100,
+        "changes": [{"key": "model.width", "value": 8, "default": 4}],
+    }
+    assert (b["losses"], b["checkpoint"], b["changes"]) == ({}, None, None)
+    assert (broken["name"], broken["state"]) == ("c", "unreadable")
+
+
+def test_an_experiment_itself_and_none_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path / "a")
+    (tmp_path / "empty").mkdir()
+    assert says(capsys, "runs", tmp_path / "a").splitlines()[2].startswith("a ")
+    assert says(capsys, "runs", tmp_path / "empty") == f"there are no experiments in {tmp_path}/empty\n"
+    assert says(capsys, "runs", tmp_path / "empty", "--json") == "[]\n"
+    assert "there is no directory" in fails(capsys, "runs", tmp_path / "nowhere")
+
+
+def test_nothing_waits_for_tensorflow(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    make(tmp_path / "b")
+    program = (
+        "import sys\nfrom prototrain.cli import main\n"
+        "for line in (['runs', '.'], ['compare', 'a', 'b'], ['plot', 'a', '--scalar', 'vld/loss', '-o', 'c.svg'],"
+        " ['report', 'a']):\n    assert main(line) == 0\n"
+        "assert 'tensorflow' not in sys.modules and 'keras' not in sys.modules"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
+    assert (tmp_path / "a" / "report.html").exists()
+
+
+# -- compare ----------------------------------------------------------------------------------------------------------
+
+
+def test_comparing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    other = {**ENVIRONMENT, "run_id": "2", "command": ["x"], "versions": {"keras": "3.2.0", "numpy": "2.0.0"}}
+    other["provenance"] = {"keras": "3.2.0", "towers": 2}  # keras is among the versions already
+    make(tmp_path / "a", config={"model.width": 4, "trainer.print_interval": 100, "model.fn": "m:f"})
+    make(tmp_path / "b", config={"model.width": [4], "model.fn": "m:f"}, environment=other, rows=ROWS[:1])
+    make(tmp_path / "c", part(state="failed", reason="no luck"), rows=[])
+    monkeypatch.chdir(tmp_path)
+    config, environment, results = (
+        {line.partition("  ")[0]: line.split("  ")[1:] for line in block.splitlines()[2:]}
+        for block in says(capsys, "compare", "a", "b", "c").split("\n\n")
+    )
+    table = {name: [cell.strip() for cell in cells if cell] for name, cells in (config | environment | results).items()}
+    assert list(config) == ["model.width", "model.fn"]  # a default is the same as its value
+    assert table["model.width"] == ["4", "[4]", "(unset)"]
+    assert table["versions.keras"] == ["3.1.0", "3.2.0", "3.1.0"] and list(environment) == [
+        "versions.keras",
+        "versions.numpy",
+        "provenance.towers",
+    ]
+    assert table["state"] == ["finished", "finished", "failed: no luck"]
+    assert table["trn/loss"] == ["0.125 (0.125 to 0.5)", "0.5 (0.5 to 0.5)"]
+    assert table["vld/loss"] == ["0.75 (0.4 to 0.75)"]
+    assert "config: no differences" in says(capsys, "compare", "a", "a")
+
+
+def test_comparing_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path / "a", config={"model.width": 4})
+    make(tmp_path / "b", rows=[])
+    found = json.loads(says(capsys, "compare", tmp_path / "a", tmp_path / "b", "--json"))
+    assert found["config"] == {"model.width": [4, "(unset)"]} and found["environment"] == {}
+    assert [run["directory"] for run in found["runs"]] == [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert found["scalars"]["vld/loss"][0]["last"] == 0.75 and found["scalars"]["vld/loss"][1] is None
+
+
+def test_comparing_what_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path / "a")
+    assert "is not an experiment" in fails(capsys, "compare", tmp_path / "a", tmp_path)
+    with pytest.raises(SystemExit):
+        main(["compare", str(tmp_path / "a")])
