@@ -66,7 +66,7 @@ def usual_callbacks() -> list[Callback]:
         JSONWriter(),
         ScalarPrinter().every(steps=PRINT),
         ProgressBar(),
-        ModelSaver().every(steps=SAVE),
+        ModelSaver(asynchronous=True).every(steps=SAVE),
         SaveOnExit(),
         StopOnNaN(),
     ]

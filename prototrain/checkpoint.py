@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Set
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import tensorflow as tf
@@ -26,8 +26,8 @@ from prototrain.checkpoint_files import (
     first_line,
     holds_graph,
     read_bundle,
+    start_snapshot,
     verify,
-    write_snapshot,
 )
 from prototrain.errors import CheckpointError
 from prototrain.experiment import checkpoint_steps
@@ -82,37 +82,45 @@ class Checkpoints:
     # -- saving -------------------------------------------------------------------------------------------------------
 
     def save(self, snapshot: Snapshot, *, aside: bool = False) -> Path:
-        """Write a checkpoint, whole or not at all. One that exists for the step already, and verifies, stays as it is.
+        """Write a checkpoint, whole or not at all; see `start`."""
+        return self.start(snapshot, aside=aside)()
+
+    def start(self, snapshot: Snapshot, *, aside: bool = False) -> Callable[[], Path]:
+        """Begin to write a checkpoint, whole or not at all. One of the step that is there and verifies stays as it is.
 
         Args:
             snapshot: what to write.
             aside: write it as ``failed-<step>``, which no resume ever takes.
 
+        Returns:
+            a function, for any thread, that writes what training does not change meanwhile and returns the directory.
+
         Raises:
-            CheckpointError: it cannot be written; nothing is left behind.
+            CheckpointError: it cannot be written, and nothing is left behind; also from the function.
         """
         final = self.directory / f"failed-{snapshot.step:010d}" if aside else self.path(snapshot.step)
         if not aside and self._is_good(final):
-            return final
+            return lambda: final
         temporary = self.directory / f".tmp-{final.name}-{os.getpid()}"
-        try:
+        with _whole_or_not_at_all(temporary, final):
             self._make_directory()
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
-            write_snapshot(temporary, snapshot)
-            if aside and final.exists():
-                self._delete(final)
-            elif os.path.lexists(final) and not self._set_aside(final):
-                raise CheckpointError(f"cannot save step {snapshot.step}: {final} is damaged and cannot be moved")
-            temporary.rename(final)
-            # The directory's own entry last: before this, a power failure may still lose the rename, never a part.
-            sync_directory(self.directory)
-        except BaseException as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            if isinstance(error, (OSError, tf.errors.OpError)):
-                raise CheckpointError(f"cannot save step {snapshot.step} to {final}: {_reason(error)}") from error
-            raise
-        return final
+            write_rest = start_snapshot(temporary, snapshot)
+
+        def finish() -> Path:
+            with _whole_or_not_at_all(temporary, final):
+                write_rest()
+                if aside and final.exists():
+                    self._delete(final)
+                elif os.path.lexists(final) and not self._set_aside(final):
+                    raise CheckpointError(f"cannot save step {snapshot.step}: {final} is damaged and cannot be moved")
+                temporary.rename(final)
+                # The directory's own entry last: before this, a power failure may still lose the rename, never a part.
+                sync_directory(self.directory)
+            return final
+
+        return finish
 
     def _is_good(self, path: Path) -> bool:
         if not path.exists():
@@ -231,6 +239,18 @@ class Checkpoints:
             return False
         self._announce(f"{path.name} is kept as {target}")
         return True
+
+
+@contextmanager
+def _whole_or_not_at_all(temporary: Path, final: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, (OSError, tf.errors.OpError)):
+            step = int(final.name.rpartition("-")[2])
+            raise CheckpointError(f"cannot save step {step} to {final}: {_reason(error)}") from error
+        raise
 
 
 def _reason(error: BaseException) -> str:

@@ -11,6 +11,7 @@ import json
 import mmap
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -101,45 +102,56 @@ def part_prefix(directory: Path, name: str) -> str:
     return str(directory / quoted)
 
 
-def write_snapshot(directory: Path, snapshot: Snapshot) -> None:
-    """Write a snapshot's files into an existing directory and sync them.
+def start_snapshot(directory: Path, snapshot: Snapshot) -> Callable[[], None]:
+    """Write what moves on while training does, into an existing directory, and hold on to the variables' values.
+
+    Returns:
+        a function, for any thread, that writes the rest and syncs all files.
 
     Raises:
-        CheckpointError: a part cannot be saved.
-        OSError, tf.errors.OpError: a file cannot be written.
+        CheckpointError: a part cannot be saved; also from the function.
+        OSError, tf.errors.OpError: a file cannot be written; also from the function.
     """
-    tensors = {name: tf.convert_to_tensor(value) for name, value in snapshot.variables.items()}
-    if tensors:
-        with tf.device("CPU:0"):
-            tf.raw_ops.SaveV2(
-                prefix=str(directory / BUNDLE),
-                tensor_names=list(tensors),
-                shape_and_slices=[""] * len(tensors),
-                tensors=list(tensors.values()),
-            )
-    parts = {name: part.write(part_prefix(directory, name)) for name, part in snapshot.parts.items()}
-    files = sorted(directory.iterdir())
-    for path in files:
-        if _file_holds_graph(path):
-            raise CheckpointError(
-                f"the state in {path.name} cannot be saved: it is an iterator that holds datasets, and their graphs "
-                "would have to be run to restore it"
-            )
-    meta = {
-        "format": FORMAT,
-        "step": snapshot.step,
-        "variables": {
-            name: {"shape": tensor.shape.as_list(), "dtype": tensor.dtype.name} for name, tensor in tensors.items()
-        },
-        "parts": parts,
-        **snapshot.meta,
-        "files": {path.name: {"size": path.stat().st_size, "sha256": _sha256(path)} for path in files},
+    # A tensor that was read from a variable keeps its value: the variable's next update makes a copy.
+    tensors = {
+        name: tf.constant(value) if isinstance(value, np.ndarray) else tf.convert_to_tensor(value)
+        for name, value in snapshot.variables.items()
     }
-    text = json.dumps({"sha256": checksum(meta), "meta": meta})
-    (directory / META).write_text(text + "\n", encoding="utf-8")
-    for path in [*files, directory / META]:
-        sync_file(path)
-    sync_directory(directory)
+    parts = {name: part.write(part_prefix(directory, name)) for name, part in snapshot.parts.items()}
+
+    def finish() -> None:
+        if tensors:
+            with tf.device("CPU:0"):
+                tf.raw_ops.SaveV2(
+                    prefix=str(directory / BUNDLE),
+                    tensor_names=list(tensors),
+                    shape_and_slices=[""] * len(tensors),
+                    tensors=list(tensors.values()),
+                )
+        files = sorted(directory.iterdir())
+        for path in files:
+            if _file_holds_graph(path):
+                raise CheckpointError(
+                    f"the state in {path.name} cannot be saved: it is an iterator that holds datasets, and their "
+                    "graphs would have to be run to restore it"
+                )
+        meta = {
+            "format": FORMAT,
+            "step": snapshot.step,
+            "variables": {
+                name: {"shape": tensor.shape.as_list(), "dtype": tensor.dtype.name} for name, tensor in tensors.items()
+            },
+            "parts": parts,
+            **snapshot.meta,
+            "files": {path.name: {"size": path.stat().st_size, "sha256": _sha256(path)} for path in files},
+        }
+        text = json.dumps({"sha256": checksum(meta), "meta": meta})
+        (directory / META).write_text(text + "\n", encoding="utf-8")
+        for path in [*files, directory / META]:
+            sync_file(path)
+        sync_directory(directory)
+
+    return finish
 
 
 def verify(path: Path, *, run_id: str | None = None) -> Checkpoint:

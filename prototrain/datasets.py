@@ -181,9 +181,14 @@ class TrainingData:
         self._origin = (prefix, offset - behind)
         self._pass, self._offset, self._behind = number, offset, behind if in_place else offset
 
-    def saved_at(self, prefix: str) -> None:
-        """Take note of where the present position has been written: the newest checkpoint is the one that is kept."""
-        self._origin = (prefix, self._offset - self._behind)
+    @property
+    def position(self) -> int:
+        """How many batches of the present pass the iterator has given."""
+        return self._offset - self._behind
+
+    def saved_at(self, prefix: str, position: int) -> None:
+        """Take note of where a position has been written: the newest checkpoint is the one that is kept."""
+        self._origin = (prefix, position)
 
     def rewind(self) -> None:
         """Go back to the position that was saved last, after a step that read a batch and failed.

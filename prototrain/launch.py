@@ -43,7 +43,7 @@ def default_callbacks(model: ModelProtocol) -> list[Callback]:
         JSONWriter(),
         ScalarPrinter().every(steps=config["trainer.print_interval"]),
         ProgressBar(),
-        ModelSaver(max_to_keep=config["trainer.max_checkpoints_to_keep"]).every(
+        ModelSaver(max_to_keep=config["trainer.max_checkpoints_to_keep"], asynchronous=True).every(
             steps=config["trainer.checkpoint_save_interval"]
         ),
         SaveOnExit(),

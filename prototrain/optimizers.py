@@ -63,9 +63,52 @@ def _named(method: str, learning_rate: float, config: Config) -> keras.optimizer
         case "msgd":
             return keras.optimizers.SGD(learning_rate, **options(momentum="momentum", nesterov="use_nesterov"))
         case "adam":
-            return keras.optimizers.Adam(learning_rate, **options(beta_1="beta1", beta_2="beta2", epsilon="epsilon"))
+            return Adam(learning_rate, **options(beta_1="beta1", beta_2="beta2", epsilon="epsilon"))
     names = options(rho="decay", momentum="momentum", epsilon="epsilon", centered="centered")
     return keras.optimizers.RMSprop(learning_rate, **names)
+
+
+class Adam(keras.optimizers.Adam):  # type: ignore[misc]
+    """Keras's Adam (arXiv:1412.6980) with the same bits in fewer ops: the step size is computed once, not per variable.
+
+    In a small model, computing it again for every variable is a third of all ops of a step.
+    """
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._of_update = _OfUpdate()
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        """Update the variables, see `keras.optimizers.Optimizer.apply`."""
+        self._of_update.step_sizes = {}
+        super().apply(grads, trainable_variables)
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Update one variable."""
+        if isinstance(gradient, tf.IndexedSlices) or self.amsgrad:
+            super().update_step(gradient, variable, learning_rate)
+            return
+        gradient = tf.cast(gradient, variable.dtype)
+        index = self._get_variable_index(variable)
+        mean, square = self._momentums[index], self._velocities[index]
+        self.assign_add(mean, (gradient - mean.value) * (1 - self.beta_1))
+        self.assign_add(square, (tf.square(gradient) - square.value) * (1 - self.beta_2))
+        step_size = self._step_size(variable, learning_rate)
+        self.assign_sub(variable, mean.value * step_size / (tf.sqrt(square.value) + self.epsilon))
+
+    def _step_size(self, variable: Any, learning_rate: Any) -> tf.Tensor:
+        sizes, kind = self._of_update.step_sizes, (variable.dtype, variable.device)
+        if kind not in sizes:
+            step = tf.cast(self.iterations.value + 1, variable.dtype)
+            powers = [tf.pow(tf.cast(beta, variable.dtype), step) for beta in (self.beta_1, self.beta_2)]
+            sizes[kind] = tf.cast(learning_rate, variable.dtype) * tf.sqrt(1 - powers[1]) / (1 - powers[0])
+        return sizes[kind]
+
+
+class _OfUpdate:
+    """What the variables of one update share. An object of its own, since Keras tracks an optimizer's attributes."""
+
+    step_sizes: dict[Any, tf.Tensor]
 
 
 def _given(method: Any) -> keras.optimizers.Optimizer:

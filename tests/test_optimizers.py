@@ -14,6 +14,7 @@ import tensorflow as tf
 from prototrain.config import Config
 from prototrain.errors import ConfigError
 from prototrain.optimizers import (
+    Adam,
     CheckGradient,
     ClipByGlobalNorm,
     ClipByValue,
@@ -57,7 +58,7 @@ CONSTANT = {"model.lr_schedule.method": "constant", "model.lr_schedule.constant.
 def test_methods(method: str, options: dict[str, Any], kind: type, expected: dict[str, Any]) -> None:
     keys = {f"model.optimizer.{method}.{name}": value for name, value in options.items()}
     optimizer = make_optimizer(Config({**CONSTANT, "model.optimizer.method": method, **keys}))
-    assert type(optimizer) is kind
+    assert isinstance(optimizer, kind)
     config = optimizer.get_config()
     assert {name: config[name] for name in expected} == expected
     assert config["learning_rate"] == 0.25
@@ -281,3 +282,23 @@ def test_processors_from_config(keys: dict[str, Any], kinds: list[type]) -> None
             assert (processor.minval, processor.maxval) == (keys.get(".minval", -1.0), 1.0)
         if isinstance(processor, ClipByGlobalNorm):
             assert processor.norm == 2.0
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_adam_has_the_bits_of_keras(sparse: bool) -> None:
+    def train(kind: type[keras.optimizers.Adam]) -> list[bytes]:
+        variables = [keras.Variable(np.arange(6, dtype=np.float32).reshape(3, 2) + 1, name=name) for name in "ab"]
+        optimizer = kind(0.02, beta_1=0.8, epsilon=1e-5)
+        optimizer.build(variables)
+
+        @tf.function(autograph=False)
+        def step(factor: tf.Tensor) -> None:
+            dense = tf.sin(variables[0] * factor)
+            other: Any = tf.IndexedSlices(dense[:2], tf.constant([2, 0]), tf.constant([3, 2])) if sparse else dense * 2
+            optimizer.apply([dense, other], variables)
+
+        for factor in np.linspace(0.1, 3, 5, dtype=np.float32):
+            step(tf.constant(factor))
+        return [variable.numpy().tobytes() for variable in [*variables, *optimizer.variables]]
+
+    assert train(Adam) == train(keras.optimizers.Adam)

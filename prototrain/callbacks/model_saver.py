@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from prototrain.callbacks.base import Callback, Priority
@@ -15,6 +16,8 @@ class ModelSaver(Callback):
 
     Args:
         max_to_keep: how many checkpoints stay.
+        asynchronous: let training go on while the files are written. A process that is killed meanwhile has the
+            checkpoint before; a failure is reported at the next save.
         keep_every_n_hours: besides these, one checkpoint stays for ever whenever this time has passed.
         clock: returns seconds since the epoch.
 
@@ -28,6 +31,7 @@ class ModelSaver(Callback):
         self,
         *,
         max_to_keep: int = 5,
+        asynchronous: bool = False,
         keep_every_n_hours: float | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -36,6 +40,8 @@ class ModelSaver(Callback):
         if keep_every_n_hours is not None and not keep_every_n_hours > 0:
             raise CallbackError(f"ModelSaver: keep_every_n_hours must be positive, got {keep_every_n_hours}")
         self.max_to_keep = max_to_keep
+        self.asynchronous = asynchronous
+        self._under_way: tuple[Callable[[], Path], dict[str, Any]] | None = None
         self._keep_seconds = None if keep_every_n_hours is None else keep_every_n_hours * 3600
         self._clock = clock
         self._kept: list[int] = []
@@ -55,21 +61,40 @@ class ModelSaver(Callback):
             self._kept_at = self._clock()
 
     def trigger(self) -> None:
+        self._finish()
         before = self.state_dict()
         if self._keep_seconds is not None and self._clock() - before["kept_at"] >= self._keep_seconds:
             # Noted first, so that the checkpoint itself says that it is to stay.
             self._kept = [*self._kept, self.trainer.global_step]
             self._kept_at = self._clock()
         try:
-            self.trainer.save()
+            self._under_way = (self.trainer.start_save(), before)
         except CheckpointError as error:
-            # A full disk may have room again at the next save; the steps in between are worth having.
-            self.load_state_dict(before)
-            self.trainer.log(f"WARNING: {error}; training goes on")
+            self._report(error, before)
+        if not self.asynchronous:
+            self._finish()
+
+    def after_train(self) -> None:
+        self._finish()
+
+    def _finish(self) -> None:
+        """Wait until the checkpoint that was begun last is written, and delete older ones."""
+        if self._under_way is None:
+            return
+        (finish, before), self._under_way = self._under_way, None
+        try:
+            finish()
+        except CheckpointError as error:
+            self._report(error, before)
             return
         self._protect()
         storage = self.trainer.storage
         storage.checkpoints.prune(self.max_to_keep, protected=storage.protected_steps)
+
+    def _report(self, error: CheckpointError, before: dict[str, Any]) -> None:
+        # A full disk may have room again at the next save; the steps in between are worth having.
+        self.load_state_dict(before)
+        self.trainer.log(f"WARNING: {error}; training goes on")
 
     def _protect(self) -> None:
         if self._keep_seconds is not None:

@@ -171,7 +171,18 @@ class TrainerServices:
             ExperimentError: the trainer has no experiment directory.
             CheckpointError: it cannot be written.
         """
-        return self.storage.save()
+        return self.start_save()()
+
+    def start_save(self) -> Callable[[], Path]:
+        """Begin to write a checkpoint of the present step; training can go on while the rest is written.
+
+        Returns:
+            a function that waits for the end of it and returns the directory; it raises what `save` raises.
+
+        Raises:
+            ExperimentError, CheckpointError: as `save`.
+        """
+        return self.storage.start_save()
 
     def provenance(self) -> dict[str, Any]:
         """What must not change between a run and its bit-exact continuation, as JSON can hold it, by name."""
@@ -201,7 +212,8 @@ class TrainerServices:
         return {
             "trainer": f"{own}:{type(self).__qualname__}",
             "modules": {} if home is None else {own: str(home.resolve())},
-            "callbacks": [callback.name for callback in self.callbacks],
+            # One of a private class is not of the user's choice.
+            "callbacks": [callback.name for callback in self.callbacks if not callback.name.startswith("_")],
             "provenance": {name: value for name, value in self.provenance().items() if name != "config"},
         }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import signal
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +44,8 @@ class Storage:
         self.stopped_by: str | None = None
         self._record: RunRecord | None = None
         self._began_at = 0
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="save")
+        self._writing: Future[Path] | None = None
         self.protected: dict[str, set[int]] = {}  # by callback: steps whose checkpoints no other one may delete
 
     @property
@@ -81,6 +85,7 @@ class Storage:
     ) -> None:
         if self._trainer.experiment is not None:
             try:
+                self.wait()
                 self._record_end(error)
             finally:
                 self._trainer.experiment.unlock()
@@ -117,11 +122,18 @@ class Storage:
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
-    def save(self) -> Path:
-        """See `Trainer.save`."""
+    def start_save(self) -> Callable[[], Path]:
+        """See `Trainer.start_save`."""
+        self.wait()
         trainer = self._trainer
         trainer.monitors.flush()
-        return self.checkpoints.save(self._snapshot(), aside=not trainer.step_is_whole)
+        finish = self.checkpoints.start(self._snapshot(), aside=not trainer.step_is_whole)
+        self._writing = self._writer.submit(finish)
+        return self._writing.result
+
+    def wait(self) -> None:
+        """Wait until nothing is being written any more; whoever began it hears of a failure."""
+        wait([] if self._writing is None else [self._writing])
 
     def _snapshot(self) -> Snapshot:
         trainer = self._trainer
@@ -153,6 +165,7 @@ class Storage:
         self.protected.clear()
         trainer = self._trainer
         self._began_at = trainer.global_step
+        self.wait()
         if not trainer.step_is_whole and (trainer.experiment is None or not resume or not self.checkpoints.steps()):
             raise CheckpointError(
                 f"step {trainer.global_step + 1} failed half-done, and there is no checkpoint to go back to; "

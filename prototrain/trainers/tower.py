@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -282,13 +282,19 @@ class TowerTrainer(PlacedTrainer):
             callbacks, steps_per_epoch=steps_per_epoch, max_epoch=max_epoch, max_steps=max_steps, resume=resume
         )
 
-    def save(self) -> Path:
+    def start_save(self) -> Callable[[], Path]:
         if self._steps is not None:
             self._steps.settle()
-        path = super().save()
-        if self.step_is_whole:
-            self.data.saved_at(str(path / "data"))
-        return path
+        position, whole = self.data.position, self.step_is_whole
+        finish = super().start_save()
+
+        def finish_and_note() -> Path:
+            path = finish()
+            if whole:
+                self.data.saved_at(str(path / "data"), position)
+            return path
+
+        return finish_and_note
 
     # -- beside training ----------------------------------------------------------------------------------------------
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import resource
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from prototrain import Callback
-from prototrain.callbacks import ModelSaver, Priority, SaveOnExit
+from prototrain.callbacks import ModelSaver, Priority, RunOp, SaveOnExit
+from prototrain.checkpoint import Checkpoints, Snapshot, read_bundle
 from prototrain.errors import CallbackError, CheckpointError, ExperimentError
 from tests.callbacks.helpers import UNLIMITED, FillsDisk
-from tests.tiny import CountingTrainer
+from tests.tiny import CountingTrainer, tiny_trainer
 
 pytestmark = pytest.mark.usefixtures("disk")
 
@@ -82,3 +85,58 @@ def test_a_checkpoint_holds_what_the_step_s_other_callbacks_decided(experiment: 
     best = Best()
     CountingTrainer(experiment=experiment).train([best.every(steps=100)], max_steps=4)
     assert best.best == 4.0
+
+
+class TestAsynchronous:
+    @pytest.mark.parametrize(
+        ("every", "max_to_keep", "steps", "expected"),
+        [(1, 2, 5, [4, 5]), (2, 5, 7, [2, 4, 6, 7]), (100, 3, 4, [4])],
+    )
+    def test_the_newest_are_kept(
+        self, experiment: Path, every: int, max_to_keep: int, steps: int, expected: list[int]
+    ) -> None:
+        saver = ModelSaver(max_to_keep=max_to_keep, asynchronous=True).every(steps=every)
+        CountingTrainer(experiment=experiment).train([saver], max_steps=steps)
+        assert kept(experiment) == expected
+
+    def test_a_checkpoint_that_is_written_late_holds_the_values_of_its_step(self, tmp_path: Path) -> None:
+        written = {}
+        for late in (False, True):
+            experiment = tmp_path / str(late)
+            trainer = tiny_trainer(experiment)
+            go_on = threading.Event()
+            if late:
+                trainer.storage._writer.submit(go_on.wait)  # what is written queues behind this
+            release = RunOp(go_on.set).every(steps=5)
+            saver = ModelSaver(asynchronous=late).every(steps=3)
+            trainer.train([saver, release], max_steps=5)
+            values = read_bundle(experiment / "checkpoints" / "step-0000000003" / "model")
+            written[late] = {name: value.tobytes() for name, value in values.items()}
+        assert written[False] == written[True]
+
+    def test_a_failure_is_reported_and_the_next_one_works(
+        self, experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        start = Checkpoints.start
+
+        def fail(self: Checkpoints, snapshot: Snapshot, *, aside: bool = False) -> Callable[[], Path]:
+            def finish() -> Path:
+                raise CheckpointError("cannot save step 4: no room")
+
+            return finish if snapshot.step == 4 else start(self, snapshot, aside=aside)
+
+        monkeypatch.setattr(Checkpoints, "start", fail)
+        saver = ModelSaver(asynchronous=True).every(steps=2)
+        CountingTrainer(experiment=experiment).train([saver], max_steps=8)
+        assert kept(experiment) == [2, 6, 8]
+        assert capsys.readouterr().out.count("WARNING: cannot save step 4: no room; training goes on") == 1
+
+    def test_a_resume_is_exact(self, experiment: Path, tmp_path: Path) -> None:
+        def train(directory: Path, steps: int) -> dict[str, bytes]:
+            trainer = tiny_trainer(directory)
+            trainer.train([ModelSaver(asynchronous=True).every(steps=3)], max_steps=steps)
+            return {name: variable.numpy().tobytes() for name, variable in trainer.variables.items()}
+
+        whole = train(tmp_path / "whole", 12)
+        train(experiment, 7)
+        assert train(experiment, 12) == whole
