@@ -38,6 +38,7 @@ class Stopwatch(Callback):
     """Times the steps from `WARM_UP` to the end."""
 
     priority = 1000
+    warm_up = WARM_UP
 
     def next_step(self, step: int) -> int | None:
         return WARM_UP if step < WARM_UP else self.trainer.total_steps
@@ -72,7 +73,7 @@ def usual_callbacks() -> list[Callback]:
     ]
 
 
-def trainer_for(workload: Workload, experiment: Path | None = None) -> SimpleTrainer:
+def trainer_for(workload: Workload, experiment: Path | None = None, make: Callable[..., Any] = SimpleTrainer) -> Any:
     """A prototrain trainer of a workload."""
 
     def build(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def trainer_for(workload: Workload, experiment: Path | None = None) -> SimpleTra
         }
     )
     model = SimpleNamespace(config=config, datasets=lambda: {"trn": workload.batches(by_name)}, build=build)
-    return SimpleTrainer(model, experiment=experiment)
+    return make(model, experiment=experiment)
 
 
 def prototrain(make_callbacks: Callable[[], list[Callback]]) -> Callable[[Workload], Run]:
@@ -112,7 +113,7 @@ def keras_fit(
     *, steps_per_execution: int = 1, jit: bool | str = False, callbacks: bool = False
 ) -> Callable[[Workload], Run]:
     def make(workload: Workload) -> Run:
-        model = _keras_model(workload)
+        model = keras_model(workload)
         model.compile(
             keras.optimizers.Adam(1e-3),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -145,7 +146,7 @@ def orbit_loop(steps_per_loop: int) -> Callable[[Workload], Run]:
 
         class Trainer(orbit.StandardTrainer):
             def __init__(self) -> None:
-                self.model = _keras_model(workload)
+                self.model = keras_model(workload)
                 self.optimizer = keras.optimizers.Adam(1e-3)
                 self.optimizer.build(self.model.trainable_variables)
                 self.global_step = tf.Variable(0, trainable=False, dtype=tf.int64)
@@ -246,13 +247,13 @@ def enumerate_names(weights: list[Any]) -> list[tuple[str, Any]]:
 
 
 def _parts(workload: Workload) -> tuple[Any, Any, Any]:
-    model = _keras_model(workload)
+    model = keras_model(workload)
     optimizer = keras.optimizers.Adam(1e-3)
     optimizer.build(model.trainable_variables)
     return model, optimizer, iter(workload.batches(pair))
 
 
-def _keras_model(workload: Workload) -> keras.Model:
+def keras_model(workload: Workload) -> keras.Model:
     inputs = keras.Input(workload.shape, dtype=workload.dtype)
     return keras.Model(inputs, workload.logits(inputs, None))
 

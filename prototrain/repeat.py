@@ -92,7 +92,7 @@ class Repeat:
 
     def announcement(self) -> Callback:
         """A callback that says at the start what differs."""
-        return Announcement(self)
+        return _Announcement(self)
 
     def differences(self, environment: dict[str, Any], config: Config) -> list[str]:
         """What is not as it was in the run, in words.
@@ -110,9 +110,8 @@ class Repeat:
         found += [stages] if stages is not None and "pipeline" in then["data"] else []
         imports = {name: digest for name, digest in then.get("imports", {}).items() if name in now["imports"]}
         found += [f"{name} is not what it was" for name in imports if imports[name] != now["imports"][name]]
-        callbacks = [name for name in now["callbacks"] if name != Announcement.__name__]
         found += [f"callback {name} is missing" for name in then["callbacks"] if name not in now["callbacks"]]
-        found += [f"callback {name} is new" for name in callbacks if name not in then["callbacks"]]
+        found += [f"callback {name} is new" for name in now["callbacks"] if name not in then["callbacks"]]
         resumed = [part.start for part in read_parts(self._experiment.record) if "not bit-exact" in (part.start or "")]
         return found + [f"the run itself was {line}" for line in resumed]
 
@@ -133,13 +132,7 @@ class Repeat:
         return f"metrics: the same bits as in {self._experiment}, at all {len(common)} steps that both have written"
 
 
-class Announcement(Callback):
-    """Says at the start of a run what differs from the one that it repeats.
-
-    Args:
-        repeat: what it repeats.
-    """
-
+class _Announcement(Callback):
     def __init__(self, repeat: Repeat) -> None:
         self._repeat = repeat
 

@@ -141,11 +141,14 @@ def _time(run: Run) -> str:
     seconds: Counter[str] = Counter()
     for part in ended:
         seconds.update(part.callbacks)
+        seconds.update({name: taken for name, taken in part.loop.items() if name != "waiting for input"})
+    waiting = sum(part.loop.get("waiting for input", 0.0) for part in ended)
     if not total:
         return parts
-    shares = [*seconds.most_common(), ("everything else, the steps above all", total - sum(seconds.values()))]
+    shares = [*seconds.most_common(), ("everything else", max(total - sum(seconds.values()), 0.0))]
+    shares.append(("waiting for input, a part of the steps", waiting))
     rows = [[name, f"{taken:.2f}", f"{taken / total:.1%}"] for name, taken in shares]
-    return f"{parts}\n<h3>Where the time went</h3>\n{_table(rows, ['callback', 'seconds', 'share'])}"
+    return f"{parts}\n<h3>Where the time went</h3>\n{_table(rows, ['', 'seconds', 'share'])}"
 
 
 def _part_row(part: Part) -> list[Any]:

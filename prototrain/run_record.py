@@ -33,6 +33,7 @@ class Part:
         step: completed steps at its end; None as above, and while it has no end.
         total_steps: where it was to end; None if nowhere.
         seconds: how long it took; None while it has no end.
+        loop: seconds spent on the steps, on waiting for input among them, and on tracing.
         callbacks: seconds that each callback took, by name, the longest first.
         changes: (key, value, default) of the config's values that are not the model's own ones; None if not known.
     """
@@ -45,6 +46,7 @@ class Part:
     step: int | None = None
     total_steps: int | None = None
     seconds: float | None = None
+    loop: dict[str, float] = field(default_factory=dict)
     callbacks: dict[str, float] = field(default_factory=dict)
     changes: Sequence[Sequence[Any]] | None = None
 
@@ -72,11 +74,14 @@ class RunRecord:
         self._part = replace(self._part, first_step=first_step, start=start)
         self._write()
 
-    def end(self, state: State, reason: str | None, *, step: int, callbacks: dict[str, float]) -> None:
+    def end(
+        self, state: State, reason: str | None, *, step: int, loop: dict[str, float], callbacks: dict[str, float]
+    ) -> None:
         """Leave word of the end."""
         known = None if self._part.first_step is None else step
         seconds = round(time.monotonic() - self._began, 3)
-        self._part = replace(self._part, state=state, reason=reason, step=known, seconds=seconds, callbacks=callbacks)
+        ended = replace(self._part, state=state, reason=reason, step=known, seconds=seconds)
+        self._part = replace(ended, loop=loop, callbacks=callbacks)
         self._write()
 
     def _write(self) -> None:
@@ -110,7 +115,10 @@ def read_parts(path: Path) -> list[Part]:
 
 
 def _is_sound(part: Part) -> bool:
-    numbers = [part.started, *part.callbacks.values()] if isinstance(part.callbacks, dict) else [None]
+    parts_of_time = (part.loop, part.callbacks)
+    if not all(isinstance(times, dict) for times in parts_of_time):
+        return False
+    numbers = [part.started, *part.loop.values(), *part.callbacks.values()]
     maybe_numbers = (part.first_step, part.step, part.total_steps, part.seconds)
     changes = part.changes or []
     return (

@@ -46,7 +46,7 @@ def count_flops(graph: Any) -> Flops:
         number += max(numbers, default=0) if op.type in _BRANCHES else sum(numbers)
         uncounted += [line for part in inside for line in part.uncounted]
         if op.type in _LOOPS and any(numbers):
-            uncounted.append(f"the loop {op.name} counts as one round")
+            uncounted.append(f"more than one round of the loop {op.name}")
         try:
             number += _COUNTS[op.type](op) if op.type in _COUNTS else 0
         except _NoFixedShapeError:

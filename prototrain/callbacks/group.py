@@ -19,8 +19,6 @@ from prototrain.state import taking
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
-SLOW_SHARE = 0.05
-
 
 class CallbackGroup:
     """The callbacks of one run, ordered by priority, then by their place in the list.
@@ -297,12 +295,6 @@ class CallbackGroup:
         """The seconds that each callback has taken, by name, the longest first."""
         longest = sorted(self.seconds.items(), key=lambda item: -item[1])
         return {self._labels[callback]: taken for callback, taken in longest}
-
-    def time_report(self) -> str | None:
-        """Name the callbacks that took more than 5% of the run's time, or None if there are none."""
-        total = self._clock() - self._started
-        slow = [f"{label} {taken / total:.0%}" for label, taken in self.times().items() if taken > SLOW_SHARE * total]
-        return f"callbacks that took over {SLOW_SHARE:.0%} of the {total:.1f} s: {', '.join(slow)}" if slow else None
 
     def _run_all(self, hook: str) -> None:
         for callback in self.callbacks:

@@ -158,9 +158,9 @@ def _check_end(result: SweepResult) -> None:
     stopped = [str(trial.number) for trial in result.trials if trial.state == "stopped"]
     if stopped:
         raise SweepError(f"not at its end: trial {', '.join(stopped)}; the same command goes on from the checkpoints")
-    errors = [f"trial {trial.number} failed: {trial.error}" for trial in result.trials if trial.error is not None]
-    if errors and result.best is None:
-        raise SweepError(f"no trial has finished; {errors[0]}")
+    if all(trial.state == "failed" for trial in result.trials):
+        first = result.trials[0]
+        raise SweepError(f"no trial has finished; trial {first.number} failed: {first.error}")
 
 
 def _say(text: str) -> None:

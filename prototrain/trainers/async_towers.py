@@ -66,9 +66,10 @@ class AsyncSteps(CompiledSteps):
         bad = [outcome for outcome in outcomes if not outcome[1]]
         shown = bad or [outcome for outcome in outcomes if int(outcome[0])] or outcomes
         vectors = [
-            tf.reduce_mean(tf.stack(parts), 0) for parts in zip(*(outcome[3:] for outcome in shown), strict=True)
+            tf.reduce_mean(tf.stack(parts), 0) for parts in zip(*(outcome[4:] for outcome in shown), strict=True)
         ]
-        return (sum(made), not bad, any(bool(outcome[2]) for outcome in outcomes), *vectors)
+        waited = max(float(outcome[3]) for outcome in outcomes)
+        return (sum(made), not bad, any(bool(outcome[2]) for outcome in outcomes), waited, *vectors)
 
     def _call_one(self, call: Any, iterator: Any, n: tf.Tensor) -> Any:
         try:

@@ -16,6 +16,7 @@ from prototrain.signals import StopRequest
 from prototrain.trainers.banner import closing, opening
 from prototrain.trainers.services import ENDLESS, TrainerServices
 from prototrain.trainers.storage import Storage
+from prototrain.trainers.times import RunTimes
 
 if TYPE_CHECKING:
     from prototrain.callbacks.base import Callback
@@ -54,6 +55,7 @@ class Trainer(TrainerServices):
         record_gradient_norm: whether a compiled step has the scalar "gradient_norm".
         check_finite: whether a non-finite scalar of a step ends the run with an error.
         step_in_run: completed steps, for the hooks along with an iteration; a tensor where they are traced.
+        times: where the time of the run goes.
         step_is_whole: False while a step is under way, and after one failed half-done.
 
     `TrainerServices` has what else a trainer offers: printing, saving, evaluating.
@@ -76,6 +78,7 @@ class Trainer(TrainerServices):
         self.monitors = Monitors(self)
         self.callbacks = CallbackGroup(self)
         self.storage = Storage(self)
+        self.times = RunTimes()
 
     # -- to override --------------------------------------------------------------------------------------------------
 
@@ -141,6 +144,7 @@ class Trainer(TrainerServices):
             SystemExit: after SIGTERM, with exit code 143, once everything is saved.
         """
         self._set_length(steps_per_epoch, max_epoch, max_steps)
+        self.times.start()
         self.callbacks = CallbackGroup(self, callbacks)
         self.evaluation_scopes = []
         self.check_finite = self.record_gradient_norm = False
@@ -179,9 +183,10 @@ class Trainer(TrainerServices):
             self.callbacks.trigger_epoch()
 
     def _advance(self, n: int) -> None:
-        start = self.global_step
+        start, begin = self.global_step, self.times.clock()
         self.stop.check()
         self.global_step = start + self.run_steps(n)
+        self.times.steps += self.times.clock() - begin
 
     @property
     def local_step(self) -> int:
@@ -189,9 +194,11 @@ class Trainer(TrainerServices):
         return self.global_step - (self.epoch_num - 1) * self.steps_per_epoch
 
     def _say_where(self) -> None:
-        for text in (self.callbacks.time_report(), closing(self)):
-            if text is not None:
-                self.log(text)
+        if self.global_step > self.storage.began_at:
+            self.log(self.times.report(self.callbacks.times()))
+        where = closing(self)
+        if where is not None:
+            self.log(where)
 
     def _checked(self, outputs: Mapping[str, Any] | None) -> dict[str, Any]:
         if outputs is None:

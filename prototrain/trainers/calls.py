@@ -50,14 +50,20 @@ class CallLength:
         """A call begins."""
         self._begin = self._clock()
 
-    def finish(self, steps: int) -> None:
-        """It made so many steps."""
+    def finish(self, steps: int) -> float:
+        """It made so many steps.
+
+        Returns:
+            how long it took, if it was the first one: that spends its time on tracing and says nothing about a step.
+        """
         elapsed = max(self._clock() - self._begin, 1e-6)
         if not self._traced:
-            self._traced = True  # the first call spends its time on tracing and says nothing about a step
-        elif steps:
+            self._traced = True
+            return elapsed
+        if steps:
             fitting = int(self._seconds / elapsed * steps)
             self.limit = max(1, min(fitting, self.limit * 10))
+        return 0.0
 
 
 class Packing:

@@ -71,7 +71,7 @@ class ScheduledSteps(CompiledSteps):
         # Workers count at the same time without a lock, so that the optimizer's own count falls behind.
         self._trainer.optimizer.iterations.assign(np.int64(first + len(good)))
         bad = [values for values in made if not values[0]]
-        return (len(good), not bad, ended, *(bad or good or [()])[-1][1:])
+        return (len(good), not bad, ended, 0.0, *(bad or good or [()])[-1][1:])
 
     def _wait(self) -> None:
         """Wait until the workers have done all that was scheduled.

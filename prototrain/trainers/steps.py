@@ -87,7 +87,7 @@ class CompiledSteps:
             if not trainer.data.catch_up(self._stop_requested):
                 return 0
             outcome = self._call(*arguments) if watched_call is None else watched_call(tf.constant(np.int64(start)))
-            done, finite, ended, *vectors = outcome
+            done, finite, ended, waited, *vectors = outcome
         except tf.errors.OutOfRangeError as error:
             # Only an iterator that should never end is read without asking first whether there is a batch.
             self._fail(error, start, where="data")
@@ -100,7 +100,10 @@ class CompiledSteps:
             self._fail(error, start, where=stage(error))
         steps = int(done)
         if watched_call is None:
-            self._length.finish(steps)
+            traced = self._length.finish(steps)
+            trainer.times.tracing += traced
+            trainer.times.steps -= traced  # which the loop counts as a whole
+            trainer.times.input += float(waited) if not traced else 0.0
         trainer.data.count(steps)
         trainer.global_step = self._counted = start + steps
         if not finite:
@@ -216,23 +219,27 @@ class CompiledSteps:
         def goes_on(done: Any, finite: Any, ended: Any, *_: Any) -> Any:
             return (done < n) & finite & ~ended & ~self._stop.value
 
-        def body(done: Any, finite: Any, ended: Any, *last: Any) -> tuple[Any, ...]:
+        def body(done: Any, finite: Any, ended: Any, waited: Any, *last: Any) -> tuple[Any, ...]:
+            begin = _time_after([done])
+            with tf.control_dependencies([begin]):
+                batch = next(iterator) if endless else iterator.get_next_as_optional()
+            waited += _time_after(tf.nest.flatten(batch, expand_composites=True)) - begin
             if endless:
-                return step(next(iterator), done)
-            batch = iterator.get_next_as_optional()
-            unchanged = (done, finite, tf.constant(True), *last)
+                return step(batch, done, waited)
+            unchanged = (done, finite, tf.constant(True), waited, *last)
             after: tuple[Any, ...] = tf.cond(
-                batch.has_value(), lambda: step(batch.get_value(), done), lambda: unchanged
+                batch.has_value(), lambda: step(batch.get_value(), done, waited), lambda: unchanged
             )
             return after
 
         scalar, vector = tf.TensorShape([]), tf.TensorShape([None])
+        empty = (tf.zeros([0]), tf.zeros([0], tf.float64))
         with noting_summaries() as has_summaries:
             outcome: tuple[tf.Tensor, ...] = tf.while_loop(
                 goes_on,
                 body,
-                (tf.constant(0), tf.constant(True), tf.constant(False), tf.zeros([0]), tf.zeros([0], tf.float64)),
-                shape_invariants=(scalar, scalar, scalar, vector, vector),
+                (tf.constant(0), tf.constant(True), tf.constant(False), tf.zeros([], tf.float64), *empty),
+                shape_invariants=(scalar, scalar, scalar, scalar, vector, vector),
             )
         self._has_summaries = has_summaries()
         return outcome
@@ -240,11 +247,11 @@ class CompiledSteps:
     def _run_watched(self, inputs: dict[str, Any], start: tf.Tensor) -> tuple[tuple[Any, ...], dict[str, tf.Tensor]]:
         self._watching = frozenset(self._trainer.callbacks.watched_names)
         try:
-            return self._step(start, inputs, tf.constant(0)), self._seen
+            return self._step(start, inputs, tf.constant(0), tf.zeros([], tf.float64)), self._seen
         finally:
             self._watching = None
 
-    def _step(self, start: tf.Tensor, inputs: dict[str, Any], done: Any) -> tuple[Any, ...]:
+    def _step(self, start: tf.Tensor, inputs: dict[str, Any], done: Any, waited: Any) -> tuple[Any, ...]:
         with _after(inputs):
             outputs, finite = self._iterate(inputs, start + tf.cast(done * self._stride, tf.int64))
         packed = self._packing.pack(outputs)
@@ -252,7 +259,7 @@ class CompiledSteps:
         # Behind the update, so that a failing call leaves the number of steps that were really made.
         with tf.control_dependencies([finite, *packed]):
             self._completed.assign(start + tf.cast(done, tf.int64))
-        return (done, finite, tf.constant(False), *packed)
+        return (done, finite, tf.constant(False), waited, *packed)
 
     def _iterate(self, inputs: dict[str, Any], step: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         """One iteration on all towers, with the callbacks' traced hooks around it.
@@ -360,6 +367,11 @@ class CompiledSteps:
         if any(callback.overrides("before_run") for callback in trainer.callbacks):
             changed += [v for v in trainer.optimizer.variables if v is trainer.optimizer.learning_rate]
         return changed
+
+
+def _time_after(tensors: list[Any]) -> tf.Tensor:
+    with tf.device("CPU:0"), tf.control_dependencies(tensors):
+        return tf.timestamp()
 
 
 def _after(inputs: dict[str, Any]) -> Any:

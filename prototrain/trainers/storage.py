@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from importlib import metadata
 from pathlib import Path
@@ -43,7 +43,7 @@ class Storage:
         self.inexact: list[str] = []
         self.stopped_by: str | None = None
         self._record: RunRecord | None = None
-        self._began_at = 0
+        self.began_at = 0
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._writing: Future[Path] | None = None
         self.protected: dict[str, set[int]] = {}  # by callback: steps whose checkpoints no other one may delete
@@ -116,8 +116,9 @@ class Storage:
             signum = self._trainer.stop.signum
             state, reason = "interrupted", _in_one_line(error) if signum is None else signal.Signals(signum).name
         if self._record is not None:
-            times = {name: round(seconds, 3) for name, seconds in self._trainer.callbacks.times().items()}
-            self._record.end(state, reason, step=self._trainer.global_step, callbacks=times)
+            loop = _in_milliseconds(self._trainer.times.loop())
+            callbacks = _in_milliseconds(self._trainer.callbacks.times())
+            self._record.end(state, reason, step=self._trainer.global_step, loop=loop, callbacks=callbacks)
             self._record = None
 
     # -- saving -------------------------------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ class Storage:
         self.resumed, self.inexact = None, []
         self.protected.clear()
         trainer = self._trainer
-        self._began_at = trainer.global_step
+        self.began_at = trainer.global_step
         self.wait()
         if not trainer.step_is_whole and (trainer.experiment is None or not resume or not self.checkpoints.steps()):
             raise CheckpointError(
@@ -217,7 +218,7 @@ class Storage:
     def resume_line(self) -> str:
         """Whether, from where and how exactly this run goes on, in one line."""
         if self.resumed is None:
-            return f"goes on from step {self._began_at}" if self._began_at else "fresh"
+            return f"goes on from step {self.began_at}" if self.began_at else "fresh"
         if not self.inexact:
             return f"resumed at step {self.resumed.step}, exact"
         return f"resumed at step {self.resumed.step}, not bit-exact, because {'; '.join(self.inexact)}"
@@ -236,6 +237,10 @@ class Storage:
             "trainer": type(self._trainer).__name__,
             "trainer code": None if own.startswith("prototrain.") else source_digest(source_of(self._trainer)),
         }
+
+
+def _in_milliseconds(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in seconds.items()}
 
 
 def _in_one_line(error: BaseException) -> str:

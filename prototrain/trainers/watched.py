@@ -56,7 +56,7 @@ class WatchedStep:
         """
         batch = self._trainer.data.iterator.get_next_as_optional()
         if not batch.has_value():
-            return 0, True, True, tf.zeros([0]), tf.zeros([0], tf.float64)
+            return 0, True, True, 0.0, tf.zeros([0]), tf.zeros([0], tf.float64)
         outcome, self._trainer.watched = self._call(batch.get_value(), start)
         self._trainer.summary_events = self._new_events()
         return tuple(outcome)

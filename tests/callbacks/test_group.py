@@ -145,27 +145,3 @@ def test_a_state_that_json_cannot_hold_is_an_error_that_names_it(tmp_path: Path)
 
     with pytest.raises(Exception, match="the callbacks' state cannot be saved: set"):
         CountingTrainer(experiment=tmp_path).train([Odd(), SaveOnExit()], max_steps=1)
-
-
-def test_slow_callbacks_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    class Slow(Callback):
-        def trigger_step(self) -> None:
-            clock[0] += 10
-
-    class Quick(Callback):
-        def trigger_step(self) -> None:
-            clock[0] += 0.1
-
-    clock = [0.0]
-    trainer = CountingTrainer()
-    from prototrain.callbacks.group import CallbackGroup
-
-    trainer.total_steps, trainer.steps_per_epoch = 5, 5
-    group = trainer.callbacks = CallbackGroup(trainer, [Slow(), Quick()], clock=lambda: clock[0])
-    group.setup()
-    for _ in range(5):
-        group.next_step()
-        trainer.global_step += 1
-        group.trigger_step()
-    report = group.time_report()
-    assert report is not None and "Slow 99%" in report and "Quick" not in report
