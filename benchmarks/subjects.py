@@ -129,7 +129,7 @@ def keras_fit(
                     keras.callbacks.ModelCheckpoint(f"{scratch}/model.keras", save_freq=SAVE),
                 ]
                 begin = time.perf_counter()
-                model.fit(data, steps_per_epoch=steps, epochs=1, callbacks=own if callbacks else [])
+                model.fit(data, steps_per_epoch=steps, epochs=1, shuffle=False, callbacks=own if callbacks else [])
                 return time.perf_counter() - begin
 
         run(max(steps_per_execution, 10))
