@@ -38,21 +38,21 @@ def bits(trainer: TowerTrainer) -> dict[str, list[bytes]]:
     }
 
 
-def assert_resumes_exactly(make: Callable[[], Any], directory: Path) -> TowerTrainer:
+def assert_resumes_exactly(make: Callable[[Path], Any], directory: Path) -> TowerTrainer:
     """Compare a run of `END` steps with another trainer's that goes on from what the first one had saved after `CUT`.
 
     Args:
-        make: makes a trainer of the experiment in `directory`.
+        make: makes a trainer of the experiment in a directory.
         directory: does not exist yet.
 
     Returns:
         the second trainer.
     """
-    whole = bits(train(make(), END))
+    whole = bits(train(make(directory), END))
     for checkpoint in (directory / "checkpoints").glob("step-*"):
         if checkpoint.name != f"step-{CUT:010}":
             shutil.rmtree(checkpoint)
-    resumed = train(make(), END)
+    resumed = train(make(directory), END)
     assert resumed.data.mode == "iterator"
     assert resumed.storage.resume_line() == f"resumed at step {CUT}, exact"
     assert bits(resumed) == whole

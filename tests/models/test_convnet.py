@@ -237,6 +237,10 @@ def test_shards_give_what_the_folders_gave(
         assert sorted(pictures(made[split])) == sorted(pictures(expected[split]))
     assert main([*ACTION, "--out", str(tmp_path / "again")]) == 1
     assert 'data.format is "tfrecords"' in capfd.readouterr().err
+    settings(model, data__format="folders", data__directory=str(folders))
+    assert main([*ACTION, "--out", "/proc/none"]) == 1
+    assert "making shards in /proc/none failed: " in capfd.readouterr().err
+    settings(model, data__format="tfrecords", data__directory=str(shards))
     with open(shards / "vld-00001-of-00003.tfrecord", "r+b") as file:
         file.truncate(100)
     with pytest.raises(DataError, match=r"vld-00001-of-00003\.tfrecord has 100 bytes where .* were written"):
@@ -266,7 +270,7 @@ def test_the_place_in_the_data_is_restored_exactly(kind: str, model: Any, folder
 
 
 def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(model: Any, experiment: Path) -> None:
-    assert_resumes_exactly(lambda: SimpleTrainer(model, experiment=experiment), experiment)
+    assert_resumes_exactly(lambda directory: SimpleTrainer(model, experiment=directory), experiment)
 
 
 def test_each_start_is_a_run_of_its_own_that_its_name_resumes(

@@ -15,6 +15,7 @@ from models.gan.trainer import GANTrainer, tiled
 from prototrain import ModelDict, load_model
 from prototrain.cli import main
 from prototrain.errors import ConfigError, ModelError, NonFiniteError
+from prototrain.trainers.tower import rate
 from tests.models.exact import assert_resumes_exactly, bits, train
 from tests.tiny import tiny_config
 
@@ -96,23 +97,23 @@ def test_a_step_is_two_updates_of_the_discriminator_and_one_of_the_generator(tow
     trainer = GANTrainer(plain_model(model__lr_schedule__constant__value=0.1), towers)
     expected = by_hand(trainer, 5, 0.1)
     # Only the second update of the sixth step meets what is not a number; the first is taken back with it.
-    with pytest.raises(NonFiniteError, match=r"step 6 \(d_loss nan"):
+    with pytest.raises(NonFiniteError, match="not finite in step 6 "):
         train(trainer, 10)
     for name, value in expected.items():
         np.testing.assert_allclose(trainer.variables[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
-    assert trainer.discriminator_optimizer.iterations.numpy() == 10 and trainer.optimizer.iterations.numpy() == 5
+    iterations = [o.iterations.value for o in (trainer.discriminator_optimizer, trainer.optimizer)]
+    assert [int(tf.convert_to_tensor(count)) for count in iterations] == [10, 5]
 
 
 @pytest.mark.parametrize("towers", [None, "cpu:2"])
 def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(towers: str | None, model: Any, experiment: Path) -> None:
     model.config.update({"model.lr_schedule.method": "exp", "model.lr_schedule.exp.value": 0.01})
     model.config.update({"model.lr_schedule.exp.decay_rate": 0.5, "model.lr_schedule.exp.decay_steps": 3})
-    trainer = assert_resumes_exactly(lambda: GANTrainer(model, towers, experiment=experiment), experiment)
+    trainer = assert_resumes_exactly(lambda directory: GANTrainer(model, towers, experiment=directory), experiment)
     saved = [name for name in bits(trainer) if name.startswith(("optimizer/", "discriminator_optimizer/"))]
     assert {"optimizer/generator_fc0_kernel_0_velocity", "discriminator_optimizer/iteration"} <= set(saved)
     assert not any("discriminator" in name for name in saved if name.startswith("optimizer/"))
-    rates = [optimizer.learning_rate.numpy() for optimizer in (trainer.optimizer, trainer.discriminator_optimizer)]
-    assert rates[0] == rates[1] == pytest.approx(0.01 * 0.5 ** (8 / 3))
+    assert rate(trainer.optimizer) == rate(trainer.discriminator_optimizer) == pytest.approx(0.01 * 0.5 ** (8 / 3))
 
 
 def test_the_command_line_records_losses_and_pictures(

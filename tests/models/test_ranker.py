@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,7 +52,7 @@ def test_two_towers_train_as_one(model: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def ran(stanford: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+def ran(stanford: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     base = tmp_path_factory.mktemp("run")
     with tiny(base) as settings, pytest.MonkeyPatch.context() as patch:
         patch.chdir(Path(__file__).parents[2])
@@ -61,7 +60,7 @@ def ran(stanford: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Si
         assert main(["run", "models.ranker", "--towers", "cpu:2"]) == 0
         assert main(["action", "models.ranker", "models.ranker.actions.evaluate"]) == 0
     directory = base / "experiments" / "ranker"
-    yield SimpleNamespace(directory=directory, retrieval=directory / "analysis" / "step-0000000004-retrieval")
+    return SimpleNamespace(directory=directory, retrieval=directory / "analysis" / "step-0000000004-retrieval")
 
 
 def test_what_a_run_records(ran: SimpleNamespace) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from models.ranker import layouts, sample
 from models.ranker.datasets import all_pairs, datasets, draw_pairs, split
 from models.ranker.faults import answerable
 from models.ranker.layouts import Picture, read_shop
@@ -48,6 +49,38 @@ def test_deepfashion_inshop_and_its_boxes(tmp_path: Path, config: Config) -> Non
     assert tf.io.decode_jpeg(thumbnail(shop.directory, first, 10)).shape == (10, 10, 3)
     batch = next(iter(datasets()["trn"]))
     assert batch["query"].shape == (4, 16, 16, 3)
+
+
+def test_the_sample_is_rendered_once_and_always_the_same(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(layouts, "SAMPLE", tmp_path / "catalogue")
+    for name, number in {"TRAINING_PRODUCTS": 2, "TEST_PRODUCTS": 1, "VIEWS": 2}.items():
+        monkeypatch.setattr(sample, name, number)
+    config["data.layout"] = "sample"
+    shop = read_shop()
+    assert "rendering the sample catalogue" in capsys.readouterr().out
+    assert len(shop.class_folders) == 8 and len(shop.trn) == 8 * 2 * 2 and len(shop.catalogue) == 8 * 2
+    assert read_shop() == shop and not capsys.readouterr().out
+    sample.render(tmp_path / "again")
+    files = [path.relative_to(tmp_path / "again") for path in (tmp_path / "again").rglob("*") if path.is_file()]
+    assert len(files) == 8 * 3 * 2 + 2
+    for file in files:
+        assert (tmp_path / "catalogue" / file).read_bytes() == (tmp_path / "again" / file).read_bytes()
+
+
+def test_a_sample_that_cannot_be_rendered_leaves_nothing(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(layouts, "SAMPLE", tmp_path / "catalogue")
+    monkeypatch.setattr(Path, "write_bytes", full)
+    config["data.layout"] = "sample"
+    with pytest.raises(DataError, match=r"cannot render the sample catalogue into .*: No space left"):
+        read_shop()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -161,6 +194,7 @@ def test_nothing_left_to_train_on(tmp_path: Path, config: Config) -> None:
         ("data.on_missing_picture", "ignore", 'expected "refuse" or "skip", got \'ignore\''),
         ("data.validation_share", 1.0, "data.validation_share: expected a share"),
         ("model.random_within_class", 1.5, "model.random_within_class: expected a probability"),
+        ("model.picture_size", 48, r"model.picture_size: expected \[height, width\] in pixels, or null, got 48"),
         ("model.augment.crop", 0.0, "model.augment.crop: expected a share"),
         ("model.augment.resize_methods", ["cubic"], r"expected some of area, bicubic, .*, got \['cubic'\]"),
     ],

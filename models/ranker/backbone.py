@@ -1,0 +1,116 @@
+"""The network below the embedding: a small one for the sample catalogue, or any of `keras.applications`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from prototrain.checkpoint import first_line
+from prototrain.config_schema import nearest
+from prototrain.errors import ConfigError
+
+from .config import backbone_name, config, picture_size
+
+
+def features(pictures: tf.Tensor, train_phase: bool) -> tf.Tensor:
+    """What a network sees in pictures.
+
+    Args:
+        pictures: uint8 [batch, height, width, 3].
+        train_phase: whether batch normalisation uses (and collects) the batch's statistics.
+
+    Returns:
+        [batch, features], averaged over all places of the pictures.
+
+    Raises:
+        ConfigError: there is no such network, it cannot take such pictures, or its weights cannot be loaded.
+    """
+    training = train_phase and not config["model.backbone.fixed_statistics"]
+    pixels = tf.cast(pictures, tf.float32)
+    if backbone_name() == "convnet":
+        return _convnet(pixels / 127.5 - 1.0, training)
+    with _beginning_with(config["model.backbone.weights"]):
+        network = _application(None)
+    module = getattr(keras.applications, backbone_name()).__module__.rpartition(".")[2]
+    return network(getattr(keras.applications, module).preprocess_input(pixels), training=training)
+
+
+def _convnet(pixels: tf.Tensor, training: bool) -> tf.Tensor:
+    net, stages = pixels, config["model.backbone.filters"]
+    for number, filters in enumerate(stages):
+        net = keras.layers.Conv2D(filters, 3, padding="same", use_bias=False, name=f"conv{number}")(net)
+        # Statistics of the whole batch, so that the loss does not depend on the number of towers either.
+        normalise = keras.layers.BatchNormalization(momentum=0.9, synchronized=True, name=f"bn{number}")
+        if number < len(stages) - 1:
+            net = tf.nn.max_pool2d(net, 2, 2, "SAME")  # before the rest, which is then a quarter of the work
+        net = tf.nn.relu(normalise(net, training=training))
+    # Without a scale or an offset of its own this last one spreads a batch's embeddings, which cannot all fall into one
+    # point then: that is where the hardest negatives would drive a network that has learnt nothing yet.
+    centre = keras.layers.BatchNormalization(momentum=0.9, synchronized=True, center=False, scale=False, name="centre")
+    return centre(tf.reduce_mean(net, [1, 2]), training=training)
+
+
+def _application(weights: str | None) -> keras.Model:
+    name, (height, width) = backbone_name(), picture_size()
+    application = getattr(keras.applications, name, None)
+    if not inspect.isfunction(application):
+        known = [name for name, value in vars(keras.applications).items() if inspect.isfunction(value)]
+        raise ConfigError(
+            f"model.backbone.name: there is no {name!r}; the nearest is {nearest(name, ['convnet', *known])}"
+        )
+    try:
+        return application(include_top=False, weights=weights, input_shape=(height, width, 3), pooling="avg")
+    except Exception as error:  # Keras raises many kinds for sizes, files and downloads that it cannot use
+        given = "" if weights is None else f" with model.backbone.weights {weights!r}"
+        raise ConfigError(
+            f"model.backbone.name: {name}{given} cannot be made for {height}x{width} pictures: {first_line(error)}"
+        ) from error
+
+
+@contextmanager
+def _beginning_with(weights: str | None) -> Iterator[None]:
+    """Let the variables that are made meanwhile begin with a network's trained weights.
+
+    They are initial values, and not assigned afterwards: the trainer puts all that is not trained, such as the batch
+    statistics, back to its initial value once the first call of `build` has made the variables.
+    """
+    if weights is None or not tf.executing_eagerly():  # a later call, which gets the variables of the first
+        yield
+        return
+    with ThreadPoolExecutor(1) as pool:  # a thread has creators of its own: the trainer must not see these variables
+        values = iter(pool.submit(_trained_values, weights).result())
+
+    inside = False
+
+    def create(make: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
+        nonlocal inside
+        if inside:  # the trainer's own creator asks for the variable once more, in the place it is to have
+            return make(**arguments)
+        inside = True
+        try:
+            return make(**{**arguments, "initial_value": next(values)})
+        finally:
+            inside = False
+
+    with tf.variable_creator_scope(create):
+        yield
+
+
+def _trained_values(weights: str) -> list[np.ndarray[Any, Any]]:
+    """The values of all of a network's variables in the order in which they are made."""
+    made: list[tf.Variable] = []
+
+    def create(make: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
+        made.append(make(**arguments))
+        return made[-1]
+
+    with tf.variable_creator_scope(create):
+        _application(weights)
+    return [variable.numpy() for variable in made]
