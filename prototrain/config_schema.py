@@ -117,6 +117,7 @@ SCHEMA: Final[dict[str, Key]] = {
     "model.batch_size": Key(type="int", required=True, minimum=1),
     "model.num_steps": Key(type="int", required=True, minimum=0),
     "model.accumulate_steps": Key(type="int", default=1, minimum=1),
+    "model.jit_compile": Key(type="bool", default=False),
     "model.mixed_precision": Key(type="str", default=None, choices=("mixed_bfloat16", "mixed_float16")),
     "model.trainable_variables.filter_fn": _FUNCTION,
     "model.trainable_variables.filter_regex": _REGEX,

@@ -36,5 +36,8 @@ def scalars(net: Mapping[str, Any], *, require_loss: bool = True) -> dict[str, t
         loss: Any = net.get("loss")
         given = f"{loss.dtype.name} of shape {loss.shape}" if tf.is_tensor(loss) else type(loss).__name__
         wrong = f"it is {given}" if "loss" in net else f"it returned {', '.join(net) or 'nothing'}"
-        raise ModelError(f"build() must return 'loss', a floating scalar tensor, for training; {wrong}")
+        raise ModelError(
+            f"build() must return 'loss', a floating scalar tensor, for training; {wrong} "
+            "(a trainer with a train_step of its own needs none: name it with --trainer)"
+        )
     return found

@@ -312,6 +312,11 @@ class CompiledSteps:
             unique = f"{name}_{number}"
         added[unique] = value
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether the step that is being traced is one of which more is seen than its scalars."""
+        return self._watching is not None
+
     def note(self, net: Mapping[str, Any]) -> None:
         """Take note of what `build` returned, for a watched step."""
         if self._watching is not None:

@@ -141,6 +141,8 @@ class TowerTrainer(PlacedTrainer):
                 loss = outputs["loss_total"] = tf.cast(outputs["loss"], tf.float32) + outputs["loss_l2"]
             return outputs, self.gradients(tape, loss, variables)
 
+        if self.config["model.jit_compile"] and not self.steps.is_watched:
+            compute = tf.function(compute, autograph=False, jit_compile=True)
         outputs, gradients = over_micro_batches(compute, inputs, self.config["model.accumulate_steps"])
         self.apply_gradients(list(zip(gradients, variables, strict=True)), loss=outputs["loss_total"])
         outputs["learning_rate"] = tf.convert_to_tensor(self.optimizer.learning_rate)

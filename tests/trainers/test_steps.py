@@ -11,9 +11,10 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Callback, SimpleTrainer, StopTraining
-from prototrain.callbacks import LearningRate, SaveOnExit, StopOnNaN, Validation
+from prototrain.callbacks import LearningRate, SaveOnExit, StopOnNaN, Summaries, Validation
 from prototrain.errors import DataError, ModelError, NonFiniteError, StepError
 from tests.tiny import Losses, Recorder, tiny_arrays, tiny_build, tiny_datasets, tiny_model, tiny_trainer, values
+from tests.trainers.test_replicated import plain_build
 
 
 @pytest.fixture(scope="module")
@@ -353,3 +354,13 @@ def test_a_variable_that_a_train_step_makes_is_warned_of(capsys: pytest.CaptureF
 
     Careless(tiny_model()).train(max_steps=2)
     assert "train_step() created the variable 'extra'" in capsys.readouterr().out
+
+
+def test_xla_gives_the_results_of_the_plain_run() -> None:
+    results = []
+    for jit in (False, True):
+        trainer = tiny_trainer(build=plain_build, model__jit_compile=jit)  # random layers draw other numbers in XLA
+        trainer.train([StopOnNaN(), Summaries().every(steps=3)], max_steps=10)
+        results.append({name: variable.numpy() for name, variable in trainer.variables.items()})
+    for name, value in results[0].items():
+        np.testing.assert_allclose(results[1][name], value, rtol=1e-4, atol=1e-5, err_msg=name)
