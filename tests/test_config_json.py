@@ -196,3 +196,36 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(b'{"a": "\xff"}')
     with pytest.raises(ConfigError, match="malformed JSON"):
         Config.load(tmp_path / "config.json")
+
+
+def test_a_models_own_config_becomes_what_was_saved_of_it(tmp_path: Path) -> None:
+    """Objects without a name stay where they are the same, keys that were not set are unset, names are imported."""
+
+    def made() -> Config:
+        nameless = {"own.fn": lambda x: x + 1, "own.thing": Described(1.0), "own.text": "len"}
+        return Config({**REQUIRED, **nameless, "model.optimizer.method": Described(2.0), "own.unset": 1})
+
+    saved = made()
+    del saved["own.unset"]
+    saved.override(['own.text="builtins:len"', "model.num_steps=7"])
+    saved["model.weight_decay.filter_fn"] = keep_all
+    saved["own.more"] = [keep_all, {"a": 1}]
+    saved.save(tmp_path)
+    config = made()
+    mine = dict(config)
+    config.restore(tmp_path / "config.json")
+    assert config.to_json() == saved.to_json() and list(config) == list(saved)
+    for key in ("own.fn", "own.thing", "model.optimizer.method"):
+        assert config[key] is mine[key]
+    assert config["own.text"] == "builtins:len" and "own.unset" not in config
+    assert config["model.weight_decay.filter_fn"] is config["own.more"][0] is keep_all
+
+
+@pytest.mark.parametrize("value", [lambda x: x + 2, Described(3.0)])
+def test_what_cannot_be_restored_leaves_the_config_as_it_was(value: Any, tmp_path: Path) -> None:
+    config = Config({**REQUIRED, "own.fn": value})
+    config.save(tmp_path)
+    other = Config({**REQUIRED, "own.fn": 3})
+    with pytest.raises(ConfigError, match=r"config.json: own.fn: .* cannot be read back"):
+        other.restore(tmp_path / "config.json")
+    assert other["own.fn"] == 3

@@ -88,7 +88,9 @@ def test_every_module_can_be_imported() -> None:
         importlib.import_module(module.name)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"], ["--wrong"], ["run"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["action", "--help"], ["--version"], ["--wrong"], ["run"]]
+)
 def test_the_command_line_answers_without_tensorflow(arguments: list[str]) -> None:
     program = (
         "import sys\nfrom prototrain.cli import main\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from prototrain.callbacks.best import Mode
     from prototrain.sweeps.study import Study
     from prototrain.sweeps.summary import SweepResult
+    from prototrain.trainers.tower import TowerTrainer
 
 
 def sweep(
@@ -34,8 +35,8 @@ def sweep(
     pruner: str | None = None,
     overrides: str | Iterable[str] = (),
     callbacks: Callable[[ModelProtocol], Iterable[Callback]] | None = None,
-    trainer: Any = None,
-    towers: Any = None,
+    trainer: str | Callable[..., TowerTrainer] | None = None,
+    towers: int | str | Sequence[str] | None = None,
 ) -> SweepResult:
     """Train a model many times with different values in its config, each time in an experiment of its own.
 
@@ -87,7 +88,8 @@ def sweep(
     if isinstance(model, str):
         if callbacks is not None or not isinstance(trainer, str | None):
             raise SweepError("callbacks, and a trainer that is no text, need the model itself in place of its name")
-        command = _command(model, plan, {"--trainer": trainer, "--towers": towers})
+        named = towers if isinstance(towers, int | str | None) else ",".join(towers)
+        command = _command(model, plan, {"--trainer": trainer, "--towers": named})
     elif jobs > 1:
         raise SweepError("several jobs need the model's name, such as 'models.simple', in place of the model itself")
     place = sqlite_url(plan.directory / f"{plan.name}.sweep.db") if storage is None else storage
@@ -123,7 +125,7 @@ def _run_in_processes(study: Study, command: list[str], jobs: int, stop: StopReq
     run_in_processes(study, command, jobs=jobs, stop=stop, say=_say)
 
 
-def _command(model: str, plan: Plan, options: Mapping[str, Any]) -> list[str]:
+def _command(model: str, plan: Plan, options: Mapping[str, object]) -> list[str]:
     """What stands behind `prototrain` to run the model with what all trials share."""
     settings = [setting for setting in _changes(plan.config) if setting.partition("=")[0] not in plan.space]
     words = [word for name, value in options.items() if value is not None for word in (name, str(value))]

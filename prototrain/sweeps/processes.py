@@ -85,7 +85,7 @@ class TrialProcess:
             the same in words.
         """
         code = self._process.returncode
-        with self._output:
+        with self._output, self.link:
             if code == 0:
                 return self.trial.finish()
             killed = next((signum.name for signum in _KILLS if code in (-signum, 128 + signum)), None)
@@ -93,7 +93,7 @@ class TrialProcess:
                 return self.trial.release(None if stopped else killed)
             output = self._last_output()
             lines = [line for line in output.splitlines() if line.strip()] or [f"exit code {code}"]
-            crash = f"crashed with {signal.Signals(-code).name}" if code < 0 else None
+            crash = f"crashed: {signal.strsignal(-code)}" if code < 0 else None
             return self.trial.fail(crash or lines[-1].removeprefix("prototrain: error: "), output)
 
     def abandon(self) -> None:

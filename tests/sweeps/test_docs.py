@@ -1,0 +1,103 @@
+"""What docs/sweeps.md shows is true: commands and Python run, options exist, the output is what is printed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prototrain import default_callbacks, load_model
+from prototrain.cli import _parser, main
+from prototrain.sweeps import api, processes
+from prototrain.sweeps.here import run_here
+from prototrain.sweeps.space import FORMS, Range, parse_search
+from prototrain.sweeps.study import PRUNERS
+from tests.conftest import ROOT
+
+PAGE = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^\$ prototrain (.*)$", PAGE, re.MULTILINE)
+RUN = [command for command in COMMANDS if "postgresql:" not in command]
+VALUES = {
+    ("batch_size=16", "method=adam"): 0.18142,
+    ("batch_size=16", "method=sgd"): 1.6963,
+    ("batch_size=32", "method=adam"): 0.14851,
+    ("batch_size=32", "method=sgd"): 1.6758,
+}
+
+
+@pytest.fixture(autouse=True)
+def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory from which `models` can be imported anew."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "models"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+# In place of a trial's process: has the values that the page shows.
+STAND_IN = f"""#!{sys.executable}
+import json, sys
+from multiprocessing.connection import Connection
+
+line = " ".join(sys.argv)
+value = next((value for words, value in {VALUES!r}.items() if all(word in line for word in words)), 0.5)
+link = Connection(int(sys.argv[-1]))
+link.send_bytes(json.dumps({{"vld/loss": [100, value]}}).encode())
+link.recv_bytes()
+"""
+
+
+@pytest.mark.parametrize("command", RUN[:2])
+def test_the_commands_print_what_is_shown(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "stand-in"
+    script.write_text(STAND_IN)
+    script.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setattr(processes.sys, "executable", str(script))
+        assert main(shlex.split(command)) == 0
+    printed = capsys.readouterr().out.splitlines()
+    shown = re.split(r"^(?=\$|```)", PAGE.partition(f"$ prototrain {command}\n")[2], flags=re.MULTILINE)[0].splitlines()
+    assert [line for line in shown if line not in [*printed, "..."]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", RUN[2:])
+def test_the_commands_train(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(study: Any, command: list[str], jobs: int, stop: Any) -> None:
+        # In this process: starting others takes five times as long.
+        run_here(study, load_model(command[1]), callbacks=default_callbacks, say=print, options={})
+
+    monkeypatch.setattr(api, "_run_in_processes", run)
+    assert main(shlex.split(command)) == 0
+    assert "directory  experiments/shared-" in capsys.readouterr().out and Path("shared.journal").is_file()
+
+
+def test_the_other_commands_are_well_formed() -> None:
+    assert len(RUN) == 3 and len(COMMANDS) == 4
+    for command in COMMANDS:
+        _parser().parse_args(shlex.split(command))
+
+
+@pytest.mark.slow
+def test_the_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    exec(compile(block, "docs/sweeps.md", "exec"), {"__name__": "page"})
+    assert "experiments/from-python-" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_every_option_and_every_space_is_there() -> None:
+    command = next(action for action in _parser()._actions if action.choices).choices["sweep"]
+    (pruner,) = [action for action in command._actions if action.dest == "pruner"]
+    assert tuple(pruner.choices) == tuple(PRUNERS)
+    usage = command.format_usage()
+    assert set(re.findall(r"--[a-z-]+", usage)) <= set(re.findall(r"--[a-z-]+", PAGE))
+    for form in re.findall(r"^\| `(\w+:.*?)` \|", PAGE, re.MULTILINE):
+        parse_search([f"key={form}".replace("\\|", "|")])
+        assert form.partition(":")[0] in FORMS
+    assert isinstance(parse_search(["key=float:0..1"])["key"], Range)

@@ -1,0 +1,203 @@
+"""Trials as processes: stand-ins that end in every way there is, and a real sweep that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prototrain.errors import SweepError
+from prototrain.experiment import checkpoint_steps
+from prototrain.signals import StopRequest
+from prototrain.sweeps import processes
+from prototrain.sweeps.plan import Plan
+from prototrain.sweeps.reporter import Link
+from prototrain.sweeps.space import from_mapping
+from prototrain.sweeps.storage import sqlite_url
+from prototrain.sweeps.study import Study
+from tests.conftest import ROOT
+from tests.test_cli import MODEL
+from tests.tiny import tiny_config
+
+STAND_IN = f"""#!{sys.executable}
+import json, os, re, signal, sys, time
+from multiprocessing.connection import Connection
+
+line = " ".join(sys.argv)
+size = int(re.search(r"model.batch_size=(\\d+)", line)[1])
+link = Connection(int(sys.argv[-1]))
+with open(f"seen-{{size}}", "w") as file:
+    file.write(line + "\\n" + os.environ.get("CUDA_VISIBLE_DEVICES", "unset"))
+
+def report(step, value):
+    link.send_bytes(json.dumps({{"vld/loss": [step, value], "trn/loss": [step, 0.0]}}).encode())
+    return json.loads(link.recv_bytes())
+
+report(1, float(size))
+if size == 2:
+    print("a warning\\nprototrain: error: step 3 failed in the data: disk")
+    sys.exit(1)
+if size == 3:
+    os.kill(os.getpid(), signal.SIGKILL)
+if size == 4:
+    os.kill(os.getpid(), signal.SIGSEGV)
+if size == 5:
+    sys.exit(7)
+if size == 6:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    open("waiting", "w").close()
+    while True:
+        time.sleep(60)
+report(2, size / 2)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In place of the Python that runs trials: a program that needs no TensorFlow."""
+    script = tmp_path / "stand-in"
+    script.write_text(STAND_IN)
+    script.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setattr(processes.sys, "executable", str(script))
+        yield
+
+
+def open_study(*sizes: int, objective: str = "vld/loss") -> Study:
+    space = from_mapping({"model.batch_size": list(sizes)})
+    plan = Plan(config=tiny_config(), space=space, trials=None, objective=objective, mode="min")
+    return Study(plan, storage=sqlite_url(Path("study.db")), pruner="none")
+
+
+def run(study: Study, *, jobs: int = 2, stop: StopRequest | None = None) -> list[str]:
+    said: list[str] = []
+    stop = stop or StopRequest(said.append)
+    processes.run_in_processes(study, ["run", "m", "-s", "model.num_steps=9"], jobs=jobs, stop=stop, say=said.append)
+    return said
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_what_becomes_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    study = open_study(1, 2, 3, 4, 5)
+    said = run(study)
+    assert sorted(line for line in said if "runs" not in line) == [
+        "trial 0 finished: vld/loss 0.5 at step 2",
+        "trial 1 failed: step 3 failed in the data: disk",
+        "trial 2 killed by SIGKILL",
+        "trial 3 failed: crashed: Segmentation fault",
+        "trial 4 failed: exit code 7",
+    ]
+    assert [outcome.state for outcome in study.outcomes()] == ["finished", "failed", "stopped", "failed", "failed"]
+    line, devices = Path("seen-1").read_text().splitlines()
+    assert re.search(
+        r"-m prototrain.cli run m -s model.num_steps=9 -s model.batch_size=1 "
+        r"-s trainer.experiment_name=tiny-0 --report-to \d+$",
+        line,
+    )
+    assert devices == "4,6" and Path("seen-2").read_text().splitlines()[1] == "5,7"
+    assert [line for line in run(open_study(1, 2, 3, 4, 5)) if "runs" in line] == [
+        "trial 2 runs: model.batch_size=3"
+    ]  # the same command goes on with the one that was killed only
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_stop_ends_all_and_begins_none() -> None:
+    stop = StopRequest(print)
+
+    def request() -> None:
+        while not Path("waiting").exists():
+            time.sleep(0.01)
+        stop.request(signal.SIGINT)
+
+    thread = threading.Thread(target=request)
+    thread.start()
+    said = run(open_study(6, 1), jobs=1, stop=stop)
+    thread.join()
+    assert said == ["trial 0 runs: model.batch_size=6", "trial 0 stopped"]
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_sweep_that_cannot_go_on_stops_its_processes() -> None:
+    study = open_study(1, 6, objective="vld/los")
+    with pytest.raises(SweepError, match=r"trial \d has no scalar 'vld/los' to go by; it has: vld/loss, trn/loss"):
+        run(study)
+    assert [outcome.state for outcome in study.outcomes()] == ["stopped", "stopped"]
+
+
+def test_a_trial_stops_when_its_sweep_is_gone() -> None:
+    ours, theirs = Pipe()
+    stopped = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    try:
+        link = Link(os.dup(theirs.fileno()))
+        ours.send_bytes(b"true")
+        assert link.report({"vld/loss": (3, 0.5)}) is True
+        assert json.loads(ours.recv_bytes()) == {"vld/loss": [3, 0.5]}
+        ours.close()
+        theirs.close()
+        assert link.report({"vld/loss": (4, 0.5)}) is False
+        while not stopped.wait(0.01):
+            pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+SLOW = MODEL.replace(
+    "    return {",
+    """
+    import os, time
+    def wait(x):
+        time.sleep(0.05 * os.path.exists("slow"))
+        return x
+    slow = lambda x: tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32), [4, 3])
+    data = data.map(lambda b: {"x": slow(b["x"]), "y": b["y"]})
+    return {""",
+)
+
+
+def sweep_command(*arguments: str) -> list[str]:
+    shared = ["-s", "model.num_steps=60", "-s", "trainer.checkpoint_save_interval=5"]
+    grid = ["--grid", "model.lr_schedule.constant.value=0.1,0.2", "--jobs", "2"]
+    return [sys.executable, "-m", "prototrain.cli", "sweep", "m", *grid, *shared, *arguments]
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_goes_on_where_it_was() -> None:
+    Path("m.py").write_text(SLOW)
+    Path("slow").touch()
+    environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    first = subprocess.Popen(sweep_command(), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    directories = [Path(f"experiments/e-{number}/checkpoints") for number in range(2)]
+    while not all(checkpoint_steps(directory) for directory in directories):
+        assert first.poll() is None, first.communicate()[0].decode()
+        time.sleep(0.05)
+    first.kill()
+    first.communicate()
+    Path("slow").unlink()
+    done = subprocess.run(sweep_command(), env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 trials, 2 of them begun" in done.stdout and done.stderr == ""
+    assert re.search(r"^again +prototrain run m -s model.num_steps=60 -s trainer.checkpoint", done.stdout, re.MULTILINE)
+    for number, directory in enumerate(directories):
+        assert f"trial {number} finished: vld/loss" in done.stdout
+        log = (directory.parent / "train.log").read_text()
+        assert re.search(r"^start +resumed at step (\d+), exact$", log, re.MULTILINE)
+        assert "SIGTERM: stopping after this step and saving" in log  # by itself, when its sweep was gone
+        assert checkpoint_steps(directory)[-1] == 60
