@@ -36,14 +36,14 @@ def noting_files(opened: set[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        _listening.remove(opened)
+        _listening[:] = [other for other in _listening if other is not opened]  # equal sets are not the same
 
 
 def _hear(event: str, arguments: tuple[Any, ...]) -> None:
     if not _listening or event != "open":
         return
     path, _, flags = arguments
-    if isinstance(path, (str, bytes)) and not flags & (os.O_WRONLY | os.O_RDWR):
+    if isinstance(path, (str, bytes)) and isinstance(flags, int) and not flags & (os.O_WRONLY | os.O_RDWR):
         for opened in _listening:
             opened.add(os.path.abspath(os.fsdecode(path)))
 

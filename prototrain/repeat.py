@@ -61,6 +61,11 @@ class Repeat:
         self.trainer: str = found["trainer"]
         self.towers = _as_option(found.get("towers"))
         self.modules = {name: self._places(name, Path(home)) for name, home in found["modules"].items()}
+        if len({copy for _, copy in self.modules.values()}) < len(self.modules):
+            raise ExperimentError(
+                f"--from: {' and '.join(self.modules)} have the same file name, so {directory}/source has only one of "
+                "them"
+            )
 
     def _places(self, name: str, home: Path) -> Places:
         copy = self._experiment.directory / "source" / home.name
@@ -129,6 +134,8 @@ class Repeat:
                     return (
                         f"metrics: they first differ from {self._experiment} at step {step}: {name} {was}, now {value}"
                     )
+        if not common:
+            return f"metrics: there are none at the same steps as in {self._experiment}"
         return f"metrics: the same bits as in {self._experiment}, at all {len(common)} steps that both have written"
 
 
@@ -145,8 +152,9 @@ class _Announcement(Callback):
 
 
 def _settings(environment: dict[str, Any]) -> dict[str, Any]:
-    same = {name: environment.get(name) for name in ("platform", "devices", "directory")}
-    return {**environment["versions"], **environment["provenance"], **same}
+    names = {"platform": "platform", "devices": "devices", "working directory": "directory"}
+    other = {name: environment.get(key) for name, key in names.items()}
+    return {**environment["versions"], **environment["provenance"], **other}
 
 
 def _as_option(towers: Any) -> str | None:

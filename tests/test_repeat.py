@@ -126,7 +126,7 @@ def test_a_repeat_has_the_same_bits(place: Path, original: Path, capsys: pytest.
     printed = capsys.readouterr().out
     assert printed.count("trainer         Mine") == 2 and printed.count("2 towers x 2") == 2
     # Data that lies elsewhere is the same; where the run was started is said.
-    assert f"differs in  directory was {original} and is {place}\n\n" in printed.replace("\n            ", " ")
+    assert f"differs in  working directory was {original} and is {place}\n\n" in printed.replace("\n            ", " ")
     assert "repeats     experiments/first-repeat\ndiffers in  nothing that is known\n" in printed
     assert "metrics: the same bits as in experiments/first, at all 5 steps that both have written" in printed
     for repeated in ("experiments/first-repeat", "experiments/third"):
@@ -179,6 +179,11 @@ def test_what_differs_is_said(place: Path, original: Path, capsys: pytest.Captur
         (["experiments/first"], {"model": None}, "is of a script ("),
         (["experiments/first"], {"trainer": "__main__:Mine"}, "is of a script ("),
         (["experiments/first"], {"modules": None}, "does not say enough; another version has written it"),
+        (
+            ["experiments/first"],
+            {"modules": {"a.net_of_repeat": "/a/net_of_repeat", "b.net_of_repeat": "/b/net_of_repeat"}},
+            "a.net_of_repeat and b.net_of_repeat have the same file name",
+        ),
         (["experiments/first"], {"modules": {"x": "/a/x"}}, "experiments/first/source/x is missing, the copy of x"),
     ],
 )

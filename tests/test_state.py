@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
 from prototrain.errors import CheckpointError
-from prototrain.state import StateEntries, plain, random_state, set_random_state, taking
+from prototrain.state import StateEntries, check_fit, plain, random_state, set_random_state, taking
 
 
 class Counter:
@@ -214,3 +214,11 @@ def test_taking_turns_errors_into_one_line(error: Exception) -> None:
         raise error
     with pytest.raises(RuntimeError, match="mine"), taking("it"):
         raise RuntimeError("mine")
+
+
+def test_the_numbers_of_layers_are_only_named_where_they_differ() -> None:
+    one, other = {"dense_1/kernel": np.zeros([2])}, {"dense_1/kernel": np.zeros([3])}
+    with pytest.raises(CheckpointError, match=r"float64\[3\] there and float64\[2\] here; do this$"):
+        check_fit(one, other, "x", cure="do this")
+    with pytest.raises(CheckpointError, match="Keras numbers unnamed layers by process"):
+        check_fit(one, {"dense_2/kernel": np.zeros([2])}, "x")

@@ -20,7 +20,6 @@ from prototrain.actions import reload_export
 from prototrain.actions.graphs import needed, needed_everywhere
 from prototrain.actions.restore import BuiltModel
 from prototrain.checkpoint import first_line, read_bundle
-from prototrain.datasets import batch_size
 from prototrain.errors import ExperimentError, ModelError
 from prototrain.sharing import base_name
 from prototrain.state import describe_variable
@@ -67,7 +66,7 @@ class ServedModel:
                 raise
             raise ModelError(
                 f"actions.export.inputs: build() needs {error.args[0]!r} too when train_phase is False; add it, or use "
-                f"it only where it is in the inputs"
+                "it only where it is in the inputs"
             ) from error
         missing = [name for name in self._outputs if name not in net]
         if missing:
@@ -129,7 +128,7 @@ def compare(served: ServedModel, directory: Path) -> str:
                     "does build() depend on more than its inputs, such as a variable that it changes?"
                 )
             largest = max(largest, difference)
-    sizes = " and ".join(str(int(batch_size(case))) for case in served.cases)
+    sizes = " and ".join(str(_examples(case)) for case in served.cases)
     how = f"differences up to {largest:.2g} of the largest value" if largest else "to the same bits"
     return f"on {sizes} examples, {how}"
 
@@ -164,7 +163,7 @@ def _difference(expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> 
     if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
         return math.inf
     largest = max(float(np.max(np.abs(one[finite]), initial=0.0)), 1e-6)
-    return float(np.max(np.abs(one - two)[finite], initial=0.0)) / largest
+    return float(np.max(np.abs(one[finite] - two[finite]), initial=0.0)) / largest
 
 
 def _real_inputs(trainer: BuiltModel, names: Sequence[str]) -> Tensors:
@@ -200,13 +199,18 @@ def _free(name: str, value: tf.Tensor, of_dataset: Any) -> tf.TensorSpec:
 
 
 def _of_two_sizes(inputs: Tensors) -> list[Tensors]:
-    """The inputs, and those of one example; or of two, if they are one."""
-    several = int(batch_size(inputs)) > 1
+    """The inputs, and those of one example; or of two, if they are one. Without a dimension of examples, the inputs."""
+    several = _examples(inputs) > 1
 
     def other(value: tf.Tensor) -> tf.Tensor:
         return value if value.shape.rank == 0 else value[:1] if several else tf.concat([value, value], 0)
 
-    return [inputs, {name: other(value) for name, value in inputs.items()}]
+    return [inputs, {name: other(value) for name, value in inputs.items()}] if _examples(inputs) else [inputs]
+
+
+def _examples(inputs: Tensors) -> int:
+    """How many examples there are; 0 if all inputs are scalars."""
+    return max((int(value.shape[0]) for value in inputs.values() if value.shape.rank), default=0)
 
 
 def _require_certain(graph: Any) -> None:

@@ -69,31 +69,39 @@ def test_an_export(trained: SimpleTrainer, base: Path, tmp_path: Path, capsys: p
         run(base)
 
 
-def broken(result: Any) -> Any:
-    """In place of the other process: one that fails, or gives other values."""
-
-    def run_elsewhere(directory: Path, cases: list[dict[str, tf.Tensor]]) -> dict[str, Any]:
+def test_what_gives_other_values_never_appears(
+    trained: SimpleTrainer, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gives_zeros(directory: Path, cases: list[dict[str, tf.Tensor]]) -> dict[str, Any]:
         assert (directory / "saved_model.pb").is_file()
-        return {f"{case}/logits": result for case in range(2)}
+        return {f"{case}/logits": np.zeros([8, 2], np.float32) for case in range(2)}
 
-    return run_elsewhere
+    monkeypatch.setattr(saved_model, "_run_elsewhere", gives_zeros)
+    with pytest.raises(ModelError, match="what was exported is not the model: 'logits' differs by 1 of its largest"):
+        run(base, checkpoint="15", build=tiny_build, actions__export__outputs=["logits"])
+    assert "15" not in left_behind(base) and not any(name.startswith(".") for name in left_behind(base))
+
+
+FLOATS = np.array([1.0, -4.0, np.nan, np.inf], np.float32)
 
 
 @pytest.mark.parametrize(
-    ("result", "words"),
+    ("expected", "found", "difference"),
     [
-        (np.zeros([8, 2], np.float32), "what was exported is not the model: 'logits' differs by"),
-        (np.zeros([8, 3], np.float32), "'logits' differs by inf"),
-        (np.full([8, 2], np.nan, np.float32), "'logits' differs by"),
+        (FLOATS, FLOATS, 0.0),
+        (FLOATS, FLOATS + np.array([0.1, 0.2, 0, 0], np.float32), 0.05),
+        (FLOATS, np.zeros(4, np.float32), np.inf),
+        (FLOATS, FLOATS[:3], np.inf),
+        (FLOATS, FLOATS.astype(np.float64), np.inf),
+        (np.zeros(2, np.float32), np.full(2, 1e-9, np.float32), 1e-3),
+        (np.array([1, 2]), np.array([1, 2]), 0.0),
+        (np.array([1, 2]), np.array([1, 3]), np.inf),
+        (np.array([b"a"], object), np.array([b"b"], object), np.inf),
+        (FLOATS[:2], np.array([1.0, np.nan], np.float32), np.nan),
     ],
 )
-def test_what_gives_other_values_never_appears(
-    result: Any, words: str, trained: SimpleTrainer, base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(saved_model, "_run_elsewhere", broken(result))
-    with pytest.raises(ModelError, match=words):
-        run(base, checkpoint="15", build=tiny_build, actions__export__outputs=["logits"])
-    assert "15" not in left_behind(base) and not any(name.startswith(".") for name in left_behind(base))
+def test_a_difference(expected: Any, found: Any, difference: float) -> None:
+    assert saved_model._difference(expected, found) == pytest.approx(difference, rel=1e-3, nan_ok=True)
 
 
 @pytest.mark.parametrize(("stderr", "words"), [("noise\nValueError: x\n", "ValueError: x"), ("", "exit code 9")])
@@ -206,9 +214,9 @@ def test_an_input_may_be_a_tensor_that_the_model_makes_for_a_batch() -> None:
         return {**net, "loss": tf.reduce_mean(inputs["real"] - net["sample"])} if "real" in inputs else net
 
     trainer = BuiltModel(tiny_model(build=build, datasets=datasets))
-    served = ServedModel(trainer, ["noise", "scale"], ["sample"])
+    served = ServedModel(trainer, ["scale", "noise"], ["sample"])
     assert served.describe() == {
-        "inputs": "noise float32[None,3], scale float32[]",
+        "inputs": "scale float32[], noise float32[None,3]",
         "outputs": "sample float32[None,2]",
     }
     assert [case["noise"].shape.as_list() for case in served.cases] == [[1, 3], [2, 3]]
