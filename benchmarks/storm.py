@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
     parser.add_argument("--directory", type=Path, help="keep the runs here")
     options = parser.parse_args(arguments)
-    options.steps = options.steps or 150 * options.kills
+    options.steps = options.steps or 250 * options.kills
     kinds = list(KINDS) if options.kind == "all" else [options.kind]
     with tempfile.TemporaryDirectory() as scratch:
         base = options.directory or Path(scratch)

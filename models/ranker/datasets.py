@@ -26,8 +26,7 @@ def datasets() -> dict[str, tf.data.Dataset]:
     is drawn by an op with a state, so the position is part of a checkpoint.
     """
     shop = read_shop()
-    pictures = sorted(paired(usable(shop, shop.trn)), key=lambda picture: (picture.category, picture.product))
-    trn, vld = split(pictures, config["data.validation_share"])
+    trn, vld = split(by_product(paired(usable(shop, shop.trn))), config["data.validation_share"])
     if not trn:
         raise DataError(f"there is no product with two pictures to train on in {shop.directory}")
     batch_size = config["model.batch_size"]
@@ -38,6 +37,14 @@ def datasets() -> dict[str, tf.data.Dataset]:
     if vld:
         found["vld"] = _load(all_pairs(vld), vld, shop.directory, random=False).batch(batch_size)
     return found
+
+
+def by_product(pictures: list[Picture]) -> list[Picture]:
+    """Sort pictures by class and product; a product that is listed in several classes belongs to its first one."""
+    first: dict[str, str] = {}
+    for picture in pictures:
+        first.setdefault(picture.product, picture.category)
+    return sorted(pictures, key=lambda picture: (first[picture.product], picture.product))
 
 
 def split(pictures: list[Picture], share: float) -> tuple[list[Picture], list[Picture]]:
@@ -56,13 +63,13 @@ def draw_pairs(pictures: list[Picture], batch_size: int, *, within_class: float,
     """Draws, for batch after batch, different products and two different pictures of each.
 
     Args:
-        pictures: sorted by class and product, at least two of each product.
+        pictures: as `by_product` sorts them, at least two of each product.
         batch_size: how many products a batch has. Some are drawn more than once where there are fewer.
         within_class: how probable it is that all of a batch are of one class; larger classes are drawn more often.
         seed: the n-th batch is a function of it and n.
 
     Returns:
-        an endless dataset of single pairs: "query" and "positive", int32 indices into `pictures`, "product", an int32
+        an endless dataset of single pairs: "query" and "positive", int64 indices into `pictures`, "product", an int32
         number, and "seed", int64 [2], a different one for each pair.
 
     Raises:
@@ -95,13 +102,13 @@ def draw_pairs(pictures: list[Picture], batch_size: int, *, within_class: float,
         step = 1 + _below(there - 1.0, other)
         of_positive = (of_query + step) % tf.gather(pictures_of, product)
         start = tf.gather(first_picture, product)
+        pair = number * batch_size + tf.range(batch_size, dtype=tf.int64)
         return {
             "query": start + of_query,
             "positive": start + of_positive,
             "product": tf.cast(product, tf.int32),
-            "seed": tf.stack([tf.fill([batch_size], tf.cast(seed, tf.int64)), number * batch_size + tf.range(
-                batch_size, dtype=tf.int64)], 1),
-        }  # fmt: skip
+            "seed": tf.stack([tf.fill([batch_size], tf.constant(seed, tf.int64)), pair], 1),
+        }
 
     return tf.data.Dataset.counter().map(draw).unbatch()
 

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from models.ranker.actions.evaluate import search
 from models.ranker.config import config as ranker_config
+from models.ranker.layouts import read_shop
 from prototrain import Config, load_model
 from prototrain.actions.restore import BuiltModel
 from prototrain.cli import main
@@ -34,7 +36,7 @@ def model(stanford: Path, config: Config) -> Any:
 
 
 def test_a_run_resumes_exactly(model: Any, experiment: Path) -> None:
-    trainer = assert_resumes_exactly(lambda: SimpleTrainer(model, experiment=experiment), experiment)
+    trainer = assert_resumes_exactly(lambda directory: SimpleTrainer(model, experiment=directory), experiment)
     assert {"trn", "vld"} == trainer.datasets.keys()
 
 
@@ -117,17 +119,16 @@ def test_the_projector_reads_the_embeddings(ran: SimpleNamespace) -> None:
     assert tf.io.decode_png((summaries / entry.sprite.image_path).read_bytes()).shape == (7 * 16, 7 * 16, 3)
 
 
-def test_evaluation_with_a_catalogue_apart_from_the_queries(
-    tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_catalogue_apart_from_the_queries(tmp_path: Path, config: Config) -> None:
     write_inshop(tmp_path)
     config.update({"data.layout": "deepfashion_inshop", "data.directory": str(tmp_path), "model.batch_size": 4})
-    config.update({"model.num_steps": 1, "model.embedding_units": 8})
-    assert main(["run", "models.ranker"]) == 0
-    assert main(["action", "models.ranker", "models.ranker.actions.evaluate"]) == 0
-    assert "6 in 6 pictures" in capsys.readouterr().out
-    found = json.loads(next(tmp_path.glob("experiments/ranker/analysis/*/top_retrieved.json")).read_text())
-    assert [len(query["retrieved"]) for query in found] == [6] * 6
+    config["model.embedding_units"] = 5
+    shop = read_shop()
+    outcome, embeddings = search(BuiltModel(load_model("models.ranker")), shop)
+    assert embeddings.shape == (6, 5)
+    np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1.0, rtol=1e-5)
+    assert outcome.queries == shop.queries and outcome.catalogue == shop.catalogue
+    assert all(len(outcome.retrieved_for(number, 10)) == 6 for number in range(6))
 
 
 # -- networks ---------------------------------------------------------------------------------------------------------

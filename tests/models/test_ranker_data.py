@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from models.ranker import layouts, sample
-from models.ranker.datasets import all_pairs, datasets, draw_pairs, split
+from models.ranker.datasets import all_pairs, by_product, datasets, draw_pairs, split
 from models.ranker.faults import answerable
 from models.ranker.layouts import Picture, read_shop
 from models.ranker.pictures import augmented, plain, thumbnail
@@ -253,6 +253,11 @@ def test_batches_within_one_class() -> None:
 
 def test_batches_are_a_function_of_the_seed_and_their_number() -> None:
     assert _batches(0.5, 4) == _batches(0.5, 4) != _batches(0.5, 4, seed=2)
+
+
+def test_a_product_in_two_classes_is_one_product() -> None:
+    listed = [Picture("0", "p", "b"), Picture("1", "q", "a"), Picture("2", "p", "a"), Picture("3", "q", "a")]
+    assert [picture.path for picture in by_product(listed)] == ["1", "3", "0", "2"]
 
 
 def test_validation_pairs_are_fixed() -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import tensorflow as tf
 from tabulate import tabulate
 
-from prototrain.actions import Restored, add_checkpoint, restore
+from prototrain.actions import add_checkpoint, restore
+from prototrain.actions.restore import BuiltModel
 from prototrain.errors import DataError, ExperimentError
 from prototrain.files import write_atomic
 from prototrain.model import ModelProtocol
@@ -48,7 +49,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     """
     restored = restore(model, args.checkpoint)
     start = time.perf_counter()
-    outcome, embeddings = search(restored, read_shop())
+    outcome, embeddings = search(restored.trainer, read_shop())
     seconds = time.perf_counter() - start
     rows = {
         **restored.describe(),
@@ -67,7 +68,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     print(f"embeddings   tensorboard --logdir {restored.experiment.summaries}, under Projector")
 
 
-def search(restored: Restored, shop: Shop) -> tuple[Outcome, Array]:
+def search(trainer: BuiltModel, shop: Shop) -> tuple[Outcome, Array]:
     """Find the most similar pictures of the catalogue for each query.
 
     Returns:
@@ -81,12 +82,12 @@ def search(restored: Restored, shop: Shop) -> tuple[Outcome, Array]:
     queries = answerable(catalogue if same else usable(shop, shop.queries), catalogue)
     if not queries:
         raise DataError("no query has another picture of its product in the catalogue, so there is nothing to find")
-    embeddings = embed(restored, shop.directory, catalogue)
+    embeddings = embed(trainer, shop.directory, catalogue)
     row = {picture.path: number for number, picture in enumerate(catalogue)}
     itself = np.array([row.get(picture.path, -1) for picture in queries])
     products = np.unique([picture.product for picture in [*queries, *catalogue]], return_inverse=True)[1]
     found = retrieve(
-        embeddings[itself] if (itself >= 0).all() else embed(restored, shop.directory, queries),
+        embeddings[itself] if (itself >= 0).all() else embed(trainer, shop.directory, queries),
         embeddings,
         k=max(*KS, positive("evaluate.retrieved")),
         query_products=products[: len(queries)],
@@ -97,9 +98,9 @@ def search(restored: Restored, shop: Shop) -> tuple[Outcome, Array]:
     return Outcome(shop.directory, queries, catalogue, found), embeddings
 
 
-def embed(restored: Restored, directory: Path, pictures: list[Picture]) -> Array:
+def embed(trainer: BuiltModel, directory: Path, pictures: list[Picture]) -> Array:
     """The embeddings of pictures, float32 [pictures, units]."""
-    predict = restored.trainer.get_predictor(["query"], ["query_embeddings"])
+    predict = trainer.get_predictor(["query"], ["query_embeddings"])
     paths = [str(directory / picture.path) for picture in pictures]
     boxes = np.array([picture.box or WHOLE for picture in pictures], np.int32)
     dataset = tf.data.Dataset.from_tensor_slices((paths, boxes)).map(plain, num_parallel_calls=tf.data.AUTOTUNE)
