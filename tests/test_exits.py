@@ -147,7 +147,7 @@ def stop() -> None:
 
 
 def test_a_signal_ends_a_compiled_call_of_a_million_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = SimpleNamespace(limit=10**6, start=lambda: None, finish=lambda steps: None)
+    whole = SimpleNamespace(limit=10**6, start=lambda: None, finish=lambda steps: 0.0)
     monkeypatch.setattr("prototrain.trainers.steps.CallLength", lambda: whole)
     times: list[float] = []
 
