@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 _MARK = "prototrain: a value is not finite"
-_SHOWN = re.compile(re.escape(_MARK) + r"\] \[(.*?)\] \[([^\]]*)\]")
+_SHOWN = re.compile(re.escape(_MARK) + r"\] \[(\d+)\] \[([^\]]*)\]")
 
 
 def all_finite(tensors: Sequence[Any]) -> tf.Tensor:
@@ -30,6 +30,7 @@ class FailingGuard:
 
     def __init__(self) -> None:
         self._shadows: dict[int, tuple[tf.Variable, tf.Variable]] = {}
+        self._shown: list[list[str]] = []  # by check, over all traces: the names of what its message shows
         self._begun: list[Any] = []
         self._checks: list[tf.Operation] = []
 
@@ -53,8 +54,9 @@ class FailingGuard:
         """
         with tf.control_dependencies(self._begun):
             values = tf.stack([tf.cast(value, tf.float32) for value in shown.values()])
-            names = tf.constant(" ".join(shown))
-            check = tf.raw_ops.Assert(condition=finite, data=[tf.constant(_MARK), names, values], summarize=len(shown))
+            place = tf.constant(len(self._shown))
+            check = tf.raw_ops.Assert(condition=finite, data=[tf.constant(_MARK), place, values], summarize=len(shown))
+        self._shown.append(list(shown))
         self._checks.append(check)
         return check
 
@@ -62,13 +64,12 @@ class FailingGuard:
         """The ops of the present step that stand in this graph itself, not inside a loop of a user's own."""
         return [check for check in self._checks if check.graph is graph]
 
-    @staticmethod
-    def failed_with(error: tf.errors.OpError) -> str | None:
+    def failed_with(self, error: tf.errors.OpError) -> str | None:
         """What was to be shown, if the error comes from such an op."""
         found = _SHOWN.search(str(error.message))
         if found is None:
             return None
-        pairs = zip(found[1].split(), found[2].split(), strict=True)
+        pairs = zip(self._shown[int(found[1])], found[2].split(), strict=True)
         return ", ".join(f"{name} {float(value):g}" for name, value in pairs)
 
     def put_back(self) -> None:

@@ -364,3 +364,13 @@ def test_xla_gives_the_results_of_the_plain_run() -> None:
         results.append({name: variable.numpy() for name, variable in trainer.variables.items()})
     for name, value in results[0].items():
         np.testing.assert_allclose(results[1][name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_an_own_train_step_may_name_its_scalars_as_it_likes() -> None:
+    class Own(SimpleTrainer):
+        def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+            net = self.build(inputs, True)
+            return {"a [b] c": net["loss"], "d": net["loss"] / 0.0}
+
+    with pytest.raises(NonFiniteError, match=r"not finite in step 1 \(a \[b\] c [\d.]+, d inf\)"):
+        Own(tiny_model()).train([StopOnNaN()], max_steps=3)
