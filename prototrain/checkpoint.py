@@ -31,7 +31,7 @@ from prototrain.checkpoint_files import (
 )
 from prototrain.errors import CheckpointError
 from prototrain.experiment import checkpoint_steps
-from prototrain.files import sync_directory
+from prototrain.files import sync
 from prototrain.tracebacks import cause
 
 __all__ = [
@@ -117,7 +117,7 @@ class Checkpoints:
                     raise CheckpointError(f"cannot save step {snapshot.step}: {final} is damaged and cannot be moved")
                 temporary.rename(final)
                 # The directory's own entry last: before this, a power failure may still lose the rename, never a part.
-                sync_directory(self.directory)
+                sync(self.directory)
             return final
 
         return finish
@@ -137,7 +137,7 @@ class Checkpoints:
     def _make_directory(self) -> None:
         if not self.directory.is_dir():
             self.directory.mkdir(parents=True)
-            sync_directory(self.directory.parent)
+            sync(self.directory.parent)
 
     # -- deleting -----------------------------------------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ class Checkpoints:
             number += 1
         try:
             self.directory.rename(target)
-            sync_directory(target.parent)
+            sync(target.parent)
         except OSError as error:
             raise CheckpointError(f"cannot move {self.directory} out of the way: {error.strerror}") from error
         return target
@@ -233,7 +233,7 @@ class Checkpoints:
         target = _unused(path.with_name(f".bad-{path.name}"))
         try:
             path.rename(target)
-            sync_directory(self.directory)
+            sync(self.directory)
         except OSError as error:
             self._announce(f"WARNING: cannot set {path} aside: {error.strerror}")
             return False

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from prototrain.errors import CheckpointError
 from prototrain.experiment import STEP
-from prototrain.files import sync_directory, sync_file
+from prototrain.files import sync
 
 FORMAT = 1
 META = "meta.json"
@@ -148,8 +148,8 @@ def start_snapshot(directory: Path, snapshot: Snapshot) -> Callable[[], None]:
         text = json.dumps({"sha256": checksum(meta), "meta": meta})
         (directory / META).write_text(text + "\n", encoding="utf-8")
         for path in [*files, directory / META]:
-            sync_file(path)
-        sync_directory(directory)
+            sync(path)
+        sync(directory)
 
     return finish
 

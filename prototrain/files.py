@@ -27,20 +27,11 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    sync(path.parent)
 
 
-def sync_directory(directory: Path) -> None:
-    """Make renames and deletions inside `directory` durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_file(path: Path) -> None:
-    """Make the content of a file that something else wrote durable."""
+def sync(path: Path) -> None:
+    """Make a file's content, or the renames and deletions inside a directory, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

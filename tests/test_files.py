@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prototrain.files import sync_directory, sync_file, write_atomic
+from prototrain.files import sync, write_atomic
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
 
 def test_syncing_what_is_there(tmp_path: Path) -> None:
     write_atomic(tmp_path / "file", "text")
-    sync_file(tmp_path / "file")
-    sync_directory(tmp_path)
+    sync(tmp_path / "file")
+    sync(tmp_path)
     with pytest.raises(FileNotFoundError):
-        sync_file(tmp_path / "nothing")
+        sync(tmp_path / "nothing")

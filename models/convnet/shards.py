@@ -15,7 +15,7 @@ import tensorflow as tf
 from prototrain import readers
 from prototrain.config_json import read_object
 from prototrain.errors import DataError
-from prototrain.files import sync_file, write_atomic
+from prototrain.files import sync, write_atomic
 from prototrain.tracebacks import cause
 
 LIST = "shards.json"
@@ -104,7 +104,7 @@ def _write_split(path: Path, split: str, examples: Iterable[dict[str, Any]], sha
             writers[number % shards].write(_record(example))
             counts[names[number % shards]] += 1
     for name in names:
-        sync_file(path / name)
+        sync(path / name)
     return {name: {"examples": counts[name], "bytes": os.path.getsize(path / name)} for name in names}
 
 

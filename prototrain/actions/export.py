@@ -10,7 +10,7 @@ from pathlib import Path
 from prototrain.actions.restore import add_checkpoint, restore
 from prototrain.actions.saved_model import ServedModel, compare
 from prototrain.errors import ConfigError, ExperimentError
-from prototrain.files import sync_directory, sync_file
+from prototrain.files import sync
 from prototrain.model import ModelProtocol
 from prototrain.trainers.banner import plain_table
 
@@ -50,7 +50,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
         outcome = compare(served, temporary)
         _sync(temporary)
         temporary.rename(final)
-        sync_directory(final.parent)
+        sync(final.parent)
     except OSError as error:
         raise ExperimentError(f"cannot write {final}: {error.strerror}") from error
     finally:
@@ -68,4 +68,4 @@ def _names(model: ModelProtocol, key: str) -> list[str]:
 
 def _sync(directory: Path) -> None:
     for path in [*directory.rglob("*"), directory]:
-        (sync_directory if path.is_dir() else sync_file)(path)
+        sync(path)
