@@ -7,12 +7,17 @@ import re
 import sysconfig
 import traceback
 from pathlib import Path
+from typing import Any
+
+from prototrain.graphs import all_operations
 
 _OURS = str(Path(__file__).parent) + os.sep
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _FRAMEWORK = re.compile(r"[/\\](site|dist)-packages[/\\](absl|keras|tensorflow|wrapt)[/\\]|__autograph_generated_file")
 _HEADLINE = "Traceback (most recent call last):"
-_FRAME = re.compile(r'^  File "(.+?)", line .*\n(?:    .*\n)*', re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.+?)", line (\d+).*\n(?:    .*\n)*', re.MULTILINE)
+_NODE = re.compile(r"\{\{node ([^}]*)\}\}")
+_NODE_NAME = re.compile(r"\[\[\{\{(?:function_)?node")
 _GRAPH_NOISE = re.compile(
     r"\{\{.*?\}\} |Error in user-defined function passed to \S+ transformation with iterator: \S+: | \[Op:\w+\].*$"
 )
@@ -45,10 +50,27 @@ def python_in_graph(error: BaseException | None) -> str | None:
     return f"{_HEADLINE}\n{''.join(own)}{cause(error)}\n"
 
 
+def place(error: BaseException, graph: Any = None) -> str | None:
+    """Where the user's code made the op that failed, such as "model.py, line 12"; None if it cannot be told.
+
+    Args:
+        error: of TensorFlow. Its text has the frames if `tf.function` called the function, else only the op's name.
+        graph: where to find an op of that name, also in the functions that the graph calls.
+    """
+    frames = [(found[1], int(found[2])) for found in _FRAME.finditer(str(error))]
+    nodes = _NODE.findall(str(error))
+    if not frames and nodes and graph is not None:
+        ops = [op for op in all_operations(graph) if f"/{nodes[-1]}".endswith(f"/{op.name}")]
+        made = max(ops, key=lambda op: len(op.name)).traceback if ops else []
+        frames = [(frame.filename, frame.lineno) for frame in made]
+    own = [(file, line) for file, line in frames if not _is_noise(file)]
+    return f"{Path(own[-1][0]).name}, line {own[-1][1]}" if own else None
+
+
 def cause(error: BaseException) -> str:
     """The line of a TensorFlow error that says what happened, without the graph's node names around it."""
     text = getattr(error, "message", None) or str(error)
-    lines = [line.strip() for line in text.split("[[{{node")[0].splitlines() if line.strip()]
+    lines = [line.strip() for line in _NODE_NAME.split(text)[0].splitlines() if line.strip()]
     noise = ("Detected at node", "Graph execution error", "File ", "Traceback")
     said = [line for line in lines if not line.startswith(noise)] or lines[:1] or [type(error).__name__]
     return _GRAPH_NOISE.sub("", said[-1])

@@ -18,8 +18,8 @@ import prototrain.callbacks
 from tests.conftest import ROOT
 
 LAYERS = [
-    ["errors", "event_files", "files", "metrics", "quiet", "tracebacks", "wording"],
-    ["cluster", "data_files", "file_caches", "pipeline", "run_record", "snapshot"],
+    ["errors", "event_files", "files", "graphs", "metrics", "quiet", "wording"],
+    ["cluster", "data_files", "file_caches", "pipeline", "run_record", "snapshot", "tracebacks"],
     ["server_cluster"],
     ["config_schema"],
     ["config_json"],
@@ -35,7 +35,8 @@ LAYERS = [
     ["launch", "repeat"],
     ["sweeps"],
     ["actions"],
-    ["commands"],
+    ["estimator"],
+    ["commands", "template"],
     ["cli"],
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

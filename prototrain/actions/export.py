@@ -43,6 +43,21 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     if final.exists():
         raise ExperimentError(f"{final} is there already; delete it to export this step again")
     served = ServedModel(restored.trainer, inputs, outputs)
+    outcome = write_export(served, final)
+    print(plain_table({**restored.describe(), **served.describe(), "compared": outcome}), end="\n\n")
+    print(f"exported to {final}")
+
+
+def write_export(served: ServedModel, final: Path) -> str:
+    """Write a SavedModel, whole and compared with the model in a fresh process, or not at all.
+
+    Returns:
+        what the comparison found, in words.
+
+    Raises:
+        ModelError: what is exported would not be the same as the model.
+        ExperimentError: it cannot be written.
+    """
     temporary = final.with_name(f".tmp-{final.name}-{os.getpid()}")
     try:
         temporary.mkdir(parents=True)
@@ -55,8 +70,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
         raise ExperimentError(f"cannot write {final}: {error.strerror}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    print(plain_table({**restored.describe(), **served.describe(), "compared": outcome}), end="\n\n")
-    print(f"exported to {final}")
+    return outcome
 
 
 def _names(model: ModelProtocol, key: str) -> list[str]:

@@ -42,6 +42,27 @@ class BuiltModel(SimpleTrainer):
     def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
         raise NotImplementedError("a built model is not trained")
 
+    def take_weights(self, checkpoint: Checkpoint, *, cure: str) -> bool:
+        """Take over the weights of a checkpoint; moving averages where there are any.
+
+        Args:
+            checkpoint: has them.
+            cure: what to do if it does not fit.
+
+        Returns:
+            whether they are moving averages.
+
+        Raises:
+            CheckpointError: it is damaged, or of another model.
+        """
+        saved = checkpoint.variables() if checkpoint.meta["variables"] else {}
+        averages = averaged_weights(saved)
+        mine = {name: value for name, value in {**saved, **averages}.items() if name in self.variables}
+        check_fit(self.variables, mine, str(checkpoint.path), cure=cure)
+        for name, value in mine.items():
+            self.variables[name].assign(value)
+        return bool(averages)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
@@ -100,14 +121,9 @@ def restore(model: ModelProtocol, checkpoint: str | None = None) -> Restored:
     then, now = found.meta.get("provenance", {}), trainer.provenance()
     keys = [key for key in _COMPARED if key in then]
     changes = differences({key: then[key] for key in keys}, {key: now[key] for key in keys})
-    saved = found.variables() if found.meta["variables"] else {}
-    averages = averaged_weights(saved)
-    mine = {name: value for name, value in {**saved, **averages}.items() if name in trainer.variables}
     cure = f"since it was written, {'; '.join(changes)}" if changes else "name another one with --checkpoint"
-    check_fit(trainer.variables, mine, str(path), cure=cure)
-    for name, value in mine.items():
-        trainer.variables[name].assign(value)
-    return Restored(trainer=trainer, checkpoint=found, experiment=experiment, averaged=bool(averages), changes=changes)
+    averaged = trainer.take_weights(found, cure=cure)
+    return Restored(trainer=trainer, checkpoint=found, experiment=experiment, averaged=averaged, changes=changes)
 
 
 def _find(model: ModelProtocol, checkpoint: str | None) -> Path:

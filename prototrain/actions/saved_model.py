@@ -17,10 +17,10 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.actions import reload_export
-from prototrain.actions.graphs import needed, needed_everywhere
 from prototrain.actions.restore import BuiltModel
 from prototrain.checkpoint import first_line, read_bundle
 from prototrain.errors import ExperimentError, ModelError
+from prototrain.graphs import needed, needed_everywhere
 from prototrain.sharing import base_name
 from prototrain.state import describe_variable
 from prototrain.towers import is_seed

@@ -19,8 +19,9 @@ import tensorflow as tf
 
 from prototrain.errors import ModelError, NonFiniteError, StepError
 from prototrain.towers import components
-from prototrain.tracebacks import cause
+from prototrain.tracebacks import cause, place
 from prototrain.trainers.calls import CallLength, Packing, StopVariable, stage
+from prototrain.trainers.direct import DirectCall
 from prototrain.trainers.guard import FailingGuard, all_finite
 from prototrain.trainers.watched import WatchedStep, join, noting_summaries, pick
 
@@ -52,7 +53,7 @@ class CompiledSteps:
         self._watching: frozenset[str] | None = None  # while the watched step is traced: the tensors that are wanted
         self._watched_call: WatchedStep | None = None
         self._has_summaries: bool | None = None  # not known before the first trace
-        self._call = tf.function(self._run, autograph=False)
+        self._call: Any = DirectCall(self._run, towers=trainer.towers)
         # A step in Python is a call of one step, which is as short as it can be.
         trainer.stop.listeners[:] = [] if trainer.overrides_run_step else [self._stop.set]
 
@@ -135,7 +136,7 @@ class CompiledSteps:
 
     def _prepare_watched(self, arguments: tuple[Any, ...]) -> WatchedStep | None:
         if self._has_summaries is None:
-            self._call.get_concrete_function(*arguments)
+            self._call.trace(*arguments)
         if not self.can_be_watched:
             return None
         if self._watched_call is None:
@@ -153,7 +154,14 @@ class CompiledSteps:
         self._take_count(start)
         # A failed read leaves every variable as the last completed step left it; a failed model may not.
         trainer.step_is_whole = where == "data"
-        raise StepError(f"step {trainer.global_step + 1} failed in the {where}: {cause(error)}") from error
+        raise StepError(
+            f"step {trainer.global_step + 1} failed in the {where}: {cause(error)}{self._place(error)}"
+        ) from error
+
+    def _place(self, error: Exception) -> str:
+        graph = self._call.graph if isinstance(self._call, DirectCall) else None
+        found = place(error, graph)
+        return f" ({found})" if found else ""
 
     def _take_count(self, start: int) -> None:
         """Take over how many steps a failed call has completed; it has read at least one batch more."""
@@ -356,7 +364,8 @@ class CompiledSteps:
             f"WARNING: train_step() created the variable {arguments.get('name')!r}, which no checkpoint holds; "
             "build the model with self.build(), and make optimizers attributes of the trainer"
         )
-        return make(**arguments)
+        with tf.init_scope():  # the call is traced once only, and cannot begin with making a variable
+            return make(**arguments)
 
     def _changed_without_guard(self) -> list[Any]:
         """The variables that a step may have changed by the time it proves non-finite.

@@ -20,6 +20,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 from prototrain.errors import ModelError
 from prototrain.event_files import records
+from prototrain.trainers.direct import DirectCall
 
 if TYPE_CHECKING:
     from prototrain.trainers.tower import TowerTrainer
@@ -43,7 +44,7 @@ class WatchedStep:
         self._writer = tf.summary.create_file_writer(str(self._directory))
         self._offset = 0
         signature = (dict(trainer.data.element_spec), tf.TensorSpec([], tf.int64))
-        self._call = tf.function(self._run, input_signature=signature, autograph=False)
+        self._call = DirectCall(self._run, signature, towers=trainer.towers)
 
     def __call__(self, start: tf.Tensor) -> tuple[Any, ...]:
         """Do the step, if there is a batch.
@@ -57,7 +58,7 @@ class WatchedStep:
         batch = self._trainer.data.iterator.get_next_as_optional()
         if not batch.has_value():
             return 0, True, True, 0.0, tf.zeros([0]), tf.zeros([0], tf.float64)
-        outcome, self._trainer.watched = self._call(batch.get_value(), start)
+        outcome, self._trainer.watched = self._call.pack(self._call(batch.get_value(), start))
         self._trainer.summary_events = self._new_events()
         return tuple(outcome)
 

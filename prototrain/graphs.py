@@ -34,3 +34,11 @@ def needed_everywhere(graph: Any) -> Iterator[Any]:
         yield op
         for function in called(op):
             yield from needed_everywhere(function)
+
+
+def all_operations(graph: Any) -> Iterator[Any]:
+    """All operations of a graph, and of the functions that they call."""
+    for op in graph.get_operations():
+        yield op
+        for function in called(op):
+            yield from all_operations(function)
