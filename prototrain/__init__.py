@@ -15,6 +15,7 @@ _HOMES = {
     "Config": "config",
     "DistributedAsyncTrainer": "trainers.distributed_async",
     "Experiment": "experiment",
+    "KerasTrainer": "trainers.keras_trainer",
     "ModelDict": "model",
     "MultiWorkerTrainer": "trainers.multi_worker",
     "NoOpTrainer": "trainers.noop",
@@ -36,6 +37,7 @@ __all__ = [
     "Config",
     "DistributedAsyncTrainer",
     "Experiment",
+    "KerasTrainer",
     "ModelDict",
     "MultiWorkerTrainer",
     "NoOpTrainer",
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from prototrain.trainers.async_towers import AsyncTrainer
     from prototrain.trainers.base import Trainer
     from prototrain.trainers.distributed_async import DistributedAsyncTrainer
+    from prototrain.trainers.keras_trainer import KerasTrainer
     from prototrain.trainers.multi_worker import MultiWorkerTrainer
     from prototrain.trainers.noop import NoOpTrainer
     from prototrain.trainers.parameter_server import SyncParameterServerTrainer

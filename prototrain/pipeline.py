@@ -46,6 +46,12 @@ def reshuffles(dataset: Any) -> bool:
     return own or any(reshuffles(source) for source in dataset._inputs())
 
 
+def unseeded(dataset: Any) -> bool:
+    """Whether a dataset is shuffled in another order in every process."""
+    own = type(dataset).__name__.startswith("_Shuffle") and not (int(dataset._seed) or int(dataset._seed2))
+    return own or any(unseeded(source) for source in dataset._inputs())
+
+
 def first_difference(then: list[str], now: list[str]) -> str | None:
     """Name the first stage in which two pipelines differ, or None."""
     for before, after in zip(then, now, strict=False):

@@ -29,6 +29,7 @@ from prototrain.callbacks.inferencer import (
 )
 from prototrain.callbacks.inject_shell import InjectShell
 from prototrain.callbacks.json_writer import JSONWriter
+from prototrain.callbacks.keras_callback import KerasCallback
 from prototrain.callbacks.learning_rate import LearningRate
 from prototrain.callbacks.model_saver import ModelSaver
 from prototrain.callbacks.monitor import Monitor
@@ -76,6 +77,7 @@ __all__ = [
     "Inferencer",
     "InjectShell",
     "JSONWriter",
+    "KerasCallback",
     "KerasMetric",
     "LearningRate",
     "MaxSaver",

@@ -27,8 +27,6 @@ class Priority(IntEnum):
 class Callback:
     """Something that happens along with training. Override the hooks you need; each does nothing by default.
 
-    ::
-
         setup                         the model is built, nothing has run
         before_train
           before_epoch                cheap: it is right before the steps
@@ -120,6 +118,10 @@ class Callback:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned when the checkpoint was written."""
+
+    def resume_caveats(self) -> list[str]:
+        """Say why the state that was taken over is not all that a resumed run would need, in words."""
+        return []
 
     def every(
         self,
@@ -222,3 +224,6 @@ class ProxyCallback(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.callback.load_state_dict(state)
+
+    def resume_caveats(self) -> list[str]:
+        return self.callback.resume_caveats()

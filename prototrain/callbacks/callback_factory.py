@@ -13,8 +13,6 @@ Hook = Callable[["CallbackFactory"], Any]
 class CallbackFactory(Callback):
     """Makes a callback of functions, each of which gets the callback, and by it ``.trainer``.
 
-    ::
-
         CallbackFactory(trigger=lambda self: print(self.trainer.global_step)).every(steps=100)
 
     Args:

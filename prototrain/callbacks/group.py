@@ -189,8 +189,11 @@ class CallbackGroup:
         self._trainer.total_steps = self._trainer.global_step
         with suppress(StopTraining):
             self._run_pending()
+        between = self._phase is None and (not self._in_epoch or self._trainer.local_step == 0)
         if self._in_epoch:
             self.after_epoch()
+        if between:  # an epoch's callbacks have run; what only the end of the run makes due has not
+            self._begin("epoch", [callback for callback in self._by_epoch if _trigger(callback) is not None])
         with suppress(StopTraining):
             self.trigger_epoch()
 
@@ -267,7 +270,8 @@ class CallbackGroup:
         """Give every callback its state back.
 
         Returns:
-            what does not fit, in words: callbacks that the checkpoint has no state of, and states of no callback.
+            what does not fit, in words: callbacks that the checkpoint has no state of, states of no callback, and what
+            callbacks say of theirs.
         """
         states: dict[str, dict[str, Any]] = state["states"]
         for key, callback in self._state_keys.items():
@@ -283,7 +287,8 @@ class CallbackGroup:
                 trigger.mark_fired()
         new = [f"{key} starts without a saved state" for key in self._state_keys if key not in states]
         gone = [f"the saved state of {key} is not used" for key in states if key not in self._state_keys]
-        return new + gone
+        lost = [line for callback in self.callbacks for line in callback.resume_caveats()]
+        return new + gone + lost
 
     def describe(self) -> str:
         """Who runs when, in which order, as a table."""

@@ -20,8 +20,6 @@ class HyperParam:
     What a traced step reads from a Python attribute is fixed when it is traced: a value that the model itself uses has
     to be a variable.
 
-    ::
-
         HyperParam("learning_rate")             # the optimizer's
         HyperParam(rate, name="dropout_rate")   # a tf.Variable
         HyperParam(sampler, "temperature")      # an attribute

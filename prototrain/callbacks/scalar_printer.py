@@ -16,8 +16,6 @@ NUMBER_WIDTH = 10  # the longest that a number gets, so that columns stay where 
 class ScalarPrinter(Monitor):
     """Prints the last step's scalars, and what else was recorded since it printed last, as a small table.
 
-    ::
-
         step 200, epoch 6    accuracy  learning_rate        loss
         trn                         1         0.0019      0.0714
         vld                    0.9741                     0.1087

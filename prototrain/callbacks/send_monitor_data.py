@@ -12,8 +12,6 @@ from prototrain.errors import CallbackError
 class SendMonitorData(Callback):
     """Runs a shell command with the newest values of scalars in it, whenever triggered. A failure is reported once.
 
-    ::
-
         SendMonitorData("curl -s -d 'loss={vld/loss}' https://example.org/runs/7", ["vld/loss"])
 
     Args:

@@ -14,7 +14,9 @@ class StopAfter(Callback):
     """Ends the run when it has been training for so long. The times of all runs that were resumed add up.
 
     Args:
-        hours, minutes, seconds: how long; they are added.
+        hours: how long; the three are added.
+        minutes: likewise.
+        seconds: likewise.
         clock: returns the time in seconds.
 
     Raises:

@@ -27,8 +27,6 @@ CALL_SECONDS = 0.2
 class Trainer(TrainerServices):
     """Runs anything that is done step by step. Subclass it and override `run_step`.
 
-    ::
-
         setup callbacks, restore the newest checkpoint
         before_train
         for epoch_num in 1..max_epoch:

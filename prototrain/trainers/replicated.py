@@ -59,7 +59,10 @@ class SyncTrainer(TowerTrainer):
     def make_datasets(self) -> dict[str, tf.data.Dataset]:
         datasets = super().make_datasets()
         if self.batch == "per_tower" and self.towers > 1 and "trn" in datasets:
-            datasets = {**datasets, "trn": datasets["trn"].rebatch(self.global_batch, drop_remainder=True)}
+            trn = datasets["trn"].rebatch(self.global_batch, drop_remainder=True)
+            # Rebatched data no longer knows that it has no end.
+            endless = int(datasets["trn"].cardinality()) == tf.data.INFINITE_CARDINALITY
+            datasets = {**datasets, "trn": trn.repeat() if endless else trn}
         return datasets
 
 

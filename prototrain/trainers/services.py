@@ -40,6 +40,7 @@ class TrainerServices:
         summary_events: TensorBoard events that `tf.summary` calls in the last step made, if a callback watches it.
         element_spec: what a training batch looks like, by name, where that is known.
         optimizer: the Keras optimizer, where a subclass has one.
+        keras_model: the compiled Keras model, where a subclass trains one.
         config: the configuration, where a subclass has one; it is saved with the experiment.
     """
 
@@ -48,6 +49,7 @@ class TrainerServices:
     watched: Mapping[str, Any] = MappingProxyType({})
     summary_events: Sequence[Any] = ()
     optimizer: Any = None
+    keras_model: Any = None
     config: Config | None = None
     experiment: Experiment | None
     state: dict[str, Any]

@@ -59,6 +59,7 @@ class TowerTrainer(PlacedTrainer):
         ModelError, DataError, ConfigError: the model does not keep to the protocol.
     """
 
+    repeats_data = True  # whether training data with an end begins anew there, or ends the training
     config: Config
     datasets: dict[str, tf.data.Dataset]
 
@@ -85,7 +86,7 @@ class TowerTrainer(PlacedTrainer):
         keras.utils.set_random_seed(seed)
         self._files: set[str] = set()
         with noting_files(self._files):
-            self.data = TrainingData(self.make_datasets, seed=seed, announce=self.log)
+            self.data = TrainingData(self.make_datasets, seed=seed, announce=self.log, repeat=self.repeats_data)
         self.datasets = self.data.datasets
         self.element_spec = self.data.element_spec
         keras.utils.set_random_seed(seed)

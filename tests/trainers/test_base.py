@@ -282,6 +282,21 @@ def test_stop_training_along_with_a_step_saves_it_whole(hook: str, tmp_path: Pat
     assert trainer.storage.checkpoints.steps() == [2 if hook == "before_run" else 3] == [trainer.global_step]
 
 
+@pytest.mark.parametrize("hook", ["trigger_epoch", "before_epoch"])
+def test_a_stop_between_two_epochs_calls_nothing_twice(hook: str) -> None:
+    class Stops(Callback):
+        pass
+
+    def stop(self: Callback) -> None:
+        if self.trainer.global_step == 6:
+            raise StopTraining("here")
+
+    setattr(Stops, hook, stop)
+    each, last = Recorder(), Recorder()
+    CountingTrainer().train([each, Stops(), last.every(steps=4)], steps_per_epoch=3, max_epoch=5)
+    assert each.steps("trigger_epoch") == [3, 6] and last.steps("trigger") == [4, 6]
+
+
 def test_a_run_inside_of_an_exception_handler_reports_its_own_failures() -> None:
     class FailsAtEnd(Callback):
         def after_train(self) -> None:
