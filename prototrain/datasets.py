@@ -39,6 +39,8 @@ class TrainingData:
         make: a model's `datasets`; called again for each pass where the position has to be replayed.
         seed: the run's seed, which a dataset without one of its own gets.
         announce: called with a line of text that the user should know.
+        repeat: whether a dataset with an end begins anew there; otherwise that is the end of the training, and a
+            resumed run reads it from its start.
 
     Attributes:
         iterator: what batches are read from; another object after a restore or a new pass.
@@ -57,6 +59,7 @@ class TrainingData:
         *,
         seed: int,
         announce: Callable[[str], None] = print,
+        repeat: bool = True,
     ) -> None:
         self._make = make
         self._seed = seed
@@ -72,6 +75,7 @@ class TrainingData:
         self._pipeline = describe_pipeline(self._dataset)
         length = int(self._dataset.cardinality())
         self.cardinality = length if length >= 0 else None
+        self._is_single_pass = not repeat and length != tf.data.INFINITE_CARDINALITY
         # Where the iterator was last saved, and the offset there: a failed step goes back to it.
         memory = f"ram://prototrain/{uuid.uuid4().hex}"
         weakref.finalize(self, _forget, memory)
@@ -121,9 +125,9 @@ class TrainingData:
         """Begin the data anew, under the next pass's seed.
 
         Raises:
-            StopTraining: the pass that ended had no batch: there is no more data.
+            StopTraining: the pass that ended had no batch, or is the only one: there is no more data.
         """
-        if self._offset == 0 or self.endless:
+        if self._offset == 0 or self.endless or self._is_single_pass:
             raise StopTraining("the training dataset ran out of data")
         self._pass += 1
         self._offset = 0
@@ -247,6 +251,9 @@ class TrainingData:
 
     def _find_mode(self, memory: str) -> dict[str, Any]:
         """Try to save an iterator that has begun, and find out what else may serve; returns the first batch."""
+        if self._is_single_pass:
+            self.mode, self.reason = "restart", "each run reads it from its start to its end"
+            return _first_batch(self._iterate(self._dataset))
         probe = self._iterate(self._dataset)
         first = _first_batch(probe)
         why_not = why_not_saved(probe, self._file_caches, memory)

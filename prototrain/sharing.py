@@ -17,8 +17,8 @@ from prototrain.errors import ModelError
 from prototrain.state import describe_variable
 from prototrain.towers import components, tower_index
 
-# Scopes are numbered by graph and layer names by process ("fc0_1", "dense_7"): what counts stands before the number.
-_NUMBERED = re.compile(r"_\d+(?=/|$)")
+# Scopes are numbered by graph and layer names by process ("fc0_1", "dense_7", "adam_2_1"): what counts stands before.
+_NUMBERED = re.compile(r"(?:_\d+)+(?=/|$)")
 # Scopes that control flow has in a graph and not when it runs eagerly.
 _MOST_LAYERS = 10_000
 _GRAPH_SCOPES = {"case", "cond", "foldl", "foldr", "map", "scan", "switch_case", "while"}

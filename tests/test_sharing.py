@@ -102,6 +102,11 @@ def attention(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
     return keras.layers.MultiHeadAttention(2, 3, name="attention", dropout=0.1)(x, x, training=train_phase)
 
 
+def metric_and_optimizer(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+    keras.optimizers.SGD(0.1)
+    return keras.metrics.Mean()(keras.layers.Dense(4)(inputs["x"]))
+
+
 @pytest.mark.parametrize(
     ("build", "names"),
     [
@@ -118,6 +123,7 @@ def attention(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
         (recurrent, None),
         (dropout_in_training, None),
         (attention, None),
+        (metric_and_optimizer, "sgd/iteration sgd/learning_rate mean/total mean/count dense/kernel dense/bias"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )

@@ -1,0 +1,426 @@
+"""`Estimator`: trains, evaluates, predicts and exports what a `model_fn` describes."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from prototrain.actions.export import write_export
+from prototrain.actions.saved_model import ServedModel
+from prototrain.callbacks import (
+    Callback,
+    JSONWriter,
+    LearningRate,
+    ModelSaver,
+    ProgressBar,
+    SaveOnExit,
+    ScalarPrinter,
+    StopOnNaN,
+    Summaries,
+    TensorBoardWriter,
+    Validation,
+)
+from prototrain.checkpoint import BUNDLE, Checkpoint, Checkpoints, verify
+from prototrain.config import Config
+from prototrain.errors import CheckpointError, ConfigError, DataError, ModelError
+from prototrain.estimator.hooks import as_callbacks
+from prototrain.estimator.program import Program, calling, home_of_function
+from prototrain.estimator.serving import ServingInputReceiver
+from prototrain.estimator.specs import EvalSpec, ModeKeys, RunConfig, TrainSpec
+from prototrain.estimator.trainers import BuiltProgram, ProgramTrainer, make_trainer
+from prototrain.experiment import Experiment
+from prototrain.trainers.services import ENDLESS
+
+InputFn = Callable[..., tf.data.Dataset]
+
+_SEED = 1337
+
+
+class Estimator:
+    """Trains, evaluates, predicts and exports what a `model_fn` describes.
+
+    Args:
+        model_fn: takes any of `features`, `labels`, `mode`, `params` and `config` by these names and returns an
+            `EstimatorSpec`. Keras layers are made in it where they are used; all calls share their variables. It is
+            called in one mode at a time: for one tower's batch, with labels None to predict.
+        model_dir: the directory of the run, an experiment of prototrain's, whose newest checkpoint is always taken up;
+            by default that of `config`, or else a new temporary one.
+        config: how to run.
+        params: handed to `model_fn` and `input_fn` as they are (a deep copy).
+        warm_start_from: the directory of a checkpoint or of another run, whose variables are taken over where they
+            match by name and shape, unless `model_dir` has a checkpoint already.
+
+    Raises:
+        ModelError: `model_fn` needs other arguments.
+        ConfigError: there are two model directories.
+    """
+
+    def __init__(
+        self,
+        model_fn: Callable[..., Any],
+        model_dir: str | Path | None = None,
+        config: RunConfig | None = None,
+        params: Any = None,
+        warm_start_from: str | Path | None = None,
+    ) -> None:
+        self.config = config if config is not None else RunConfig()
+        if not isinstance(self.config, RunConfig):
+            raise ConfigError(f"config must be a prototrain.estimator.RunConfig, not {type(config).__name__}")
+        if warm_start_from is not None and not isinstance(warm_start_from, str | Path):
+            raise ConfigError(f"warm_start_from must be a directory, not {type(warm_start_from).__name__}")
+        self.params = copy.deepcopy(params) if params is not None else {}
+        self.model_fn = model_fn
+        self._warm_start_from = warm_start_from
+        self._call = calling(
+            model_fn, "model_fn", features=None, labels=None, mode=None, params=self.params, config=self.config
+        )
+        self.model_dir = self._choose_directory(model_dir)
+        self._experiment = Experiment(self.model_dir)
+
+    def _choose_directory(self, model_dir: str | Path | None) -> str:
+        given = {str(place) for place in (model_dir, self.config.model_dir) if place is not None}
+        if len(given) > 1:
+            raise ConfigError(f"there are two model directories, {' and '.join(sorted(given))}; give one")
+        directory = given.pop() if given else tempfile.mkdtemp(prefix="model-")
+        if not (model_dir or self.config.model_dir):
+            print(f"no model_dir was given: the run is kept in the temporary directory {directory}")
+        # Programs put files of their own beside those of the run, before it starts.
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        return directory
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        input_fn: InputFn,
+        hooks: Sequence[Any] | None = None,
+        steps: int | None = None,
+        max_steps: int | None = None,
+    ) -> Estimator:
+        """Train from the newest checkpoint on, until the data ends or all steps are done.
+
+        Args:
+            input_fn: takes any of `mode`, `params` and `config` and returns a `tf.data.Dataset` of (features, labels),
+                each a tensor or tensors by name. One without an end goes on where the last checkpoint was written, one
+                with an end begins at its start.
+            hooks: callbacks of prototrain's, or objects that look like a `SessionRunHook`.
+            steps: how many steps to do.
+            max_steps: how many steps there are to be, with those of earlier calls.
+
+        Returns:
+            the estimator.
+
+        Raises:
+            PrototrainError: the user's mistakes, and what went wrong in a step.
+        """
+        if steps is not None and max_steps is not None:
+            raise ConfigError("train: give steps or max_steps, not both")
+        done = self._newest_step()
+        until = max_steps if steps is None else done + _positive("steps", steps)
+        if until is None or done < _positive("max_steps", until):
+            self._run(self._trainer(input_fn, done), hooks, until)
+        else:
+            print(f"nothing to train: {self.model_dir} is at step {done} of {until}")
+        return self
+
+    def _trainer(self, input_fn: InputFn, done: int) -> ProgramTrainer:
+        program = self._program(ModeKeys.TRAIN, input_fn)
+        trainer = make_trainer(program, self.model_dir, self.config.train_distribute)
+        trainer.data.allow_changes = True  # what the data is like is the input_fn's concern
+        if self._warm_start_from is not None and not done:
+            trainer.load_weights(self._warm_start_from)
+        return trainer
+
+    def _run(self, trainer: ProgramTrainer, hooks: Sequence[Any] | None, until: int | None, *more: Callback) -> None:
+        config, spec = self.config, trainer.model.spec
+        rate = None if spec is None else spec.train_op.learning_rate
+        callbacks: list[Callback] = [
+            *([] if rate is None else [LearningRate(rate)]),
+            *more,
+            Summaries().every(steps=config.save_summary_steps),
+            TensorBoardWriter(),
+            JSONWriter(),
+            ScalarPrinter(blacklist=["trn/loss_(l2|total)$"]).every(steps=config.log_step_count_steps),
+            ProgressBar(),
+            ModelSaver(max_to_keep=config.keep_checkpoint_max or sys.maxsize, asynchronous=True).every(
+                **config.checkpoint_interval
+            ),
+            SaveOnExit(),
+            StopOnNaN(),
+            *as_callbacks(hooks),
+        ]
+        trainer.train(callbacks, max_steps=ENDLESS if until is None else until)
+
+    # -- using what was trained ---------------------------------------------------------------------------------------
+
+    def evaluate(
+        self,
+        input_fn: InputFn,
+        steps: int | None = None,
+        name: str | None = None,
+        checkpoint_path: str | Path | None = None,
+    ) -> dict[str, Any]:
+        """Measure the loss and the metrics over a dataset, each example counting once.
+
+        Args:
+            input_fn: as for `train`.
+            steps: how many batches; None: all.
+            name: of the chart in TensorBoard, "eval_<name>"; None: "eval".
+            checkpoint_path: see `latest_checkpoint`, which is the default.
+
+        Returns:
+            "loss", the metrics and "global_step" by name.
+
+        Raises:
+            CheckpointError: there is no checkpoint, or none that fits.
+        """
+        built = self._built(self._program(ModeKeys.EVAL, input_fn), checkpoint_path)
+        with built.stop:
+            measured = built.measure(steps)
+            built.stop.check()
+        assert measured is not None  # there was no stop
+        writer = tf.summary.create_file_writer(str(self._experiment.summaries / _prefix(name)))
+        with writer.as_default(step=built.global_step):
+            for scalar, value in _scalars(measured).items():
+                tf.summary.scalar(scalar, value)
+        writer.close()
+        print(f"evaluated at step {built.global_step}: {_in_words(measured)}")
+        return measured
+
+    def predict(
+        self,
+        input_fn: InputFn,
+        predict_keys: Sequence[str] | str | None = None,
+        yield_single_examples: bool = True,
+        checkpoint_path: str | Path | None = None,
+    ) -> Iterator[Any]:
+        """Yield predictions, from when the first is asked for.
+
+        Args:
+            input_fn: as for `train`; labels are left out.
+            predict_keys: names of those to give; all if None.
+            yield_single_examples: whether to give them example by example, or as they come, in batches.
+            checkpoint_path: see `latest_checkpoint`, which is the default.
+
+        Yields:
+            arrays by name; one array if `model_fn` gives one tensor.
+
+        Raises:
+            CheckpointError: there is no checkpoint, or none that fits.
+            ModelError: there is no such key, or a prediction is not one for each example.
+        """
+        built = self._built(self._program(ModeKeys.PREDICT, input_fn), checkpoint_path)
+        assert built.model.spec is not None  # the model is built
+        single = not isinstance(built.model.spec.predictions, Mapping)
+        found = ["output"] if single else list(built.model.spec.predictions)
+        wanted = [predict_keys] if isinstance(predict_keys, str) else predict_keys
+        keys = [key for key in found if wanted is None or key in wanted]
+        if not keys:
+            raise ModelError(f"predict_keys: there is none of {wanted}; model_fn predicts {', '.join(found)}")
+        names = list(built.data.element_spec)
+        predictor = built.get_predictor(names, keys)
+        for batch in built.datasets["trn"]:
+            arrays = dict(zip(keys, predictor(*(batch[name] for name in names)), strict=True))
+            for example in _examples(arrays) if yield_single_examples else [arrays]:
+                yield example["output"] if single else example
+
+    def export_saved_model(
+        self,
+        export_dir_base: str | Path,
+        serving_input_receiver_fn: Callable[[], ServingInputReceiver],
+        checkpoint_path: str | Path | None = None,
+    ) -> str:
+        """Write a SavedModel that needs no prototrain, and make sure that it gives what the model gives.
+
+        Args:
+            export_dir_base: where; the SavedModel goes into a directory there that is named by the time in seconds.
+            serving_input_receiver_fn: returns a `ServingInputReceiver`.
+            checkpoint_path: see `latest_checkpoint`, which is the default.
+
+        Returns:
+            the directory. Its signature "serving_default" takes the received tensors, and gives the `export_outputs`
+            of the `EstimatorSpec` or else its predictions.
+
+        Raises:
+            CheckpointError: there is no checkpoint, or none that fits.
+            ModelError: what is exported would not be the model.
+            ExperimentError: it cannot be written.
+        """
+        receiver = calling(serving_input_receiver_fn, "serving_input_receiver_fn")()
+        if not isinstance(receiver, ServingInputReceiver):
+            raise ModelError(
+                "serving_input_receiver_fn must return a prototrain.estimator.ServingInputReceiver, not "
+                f"{type(receiver).__name__}"
+            )
+        program = self._program(ModeKeys.PREDICT, receiver.dataset, features_of=receiver.receive)
+        built = self._built(program, checkpoint_path)
+        outputs = list(built.build(built.data.first_batch, False))
+        served = ServedModel(built, list(receiver.receiver_tensors), outputs)
+        seconds = int(time.time())
+        while (final := Path(export_dir_base) / str(seconds)).exists():
+            seconds += 1
+        print(f"exported step {built.global_step} to {final}, compared {write_export(served, final)}")
+        return str(final)
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def latest_checkpoint(self) -> str | None:
+        """The newest checkpoint, as `tf.train.load_checkpoint` takes it; None if there is none."""
+        newest = self._checkpoints().newest()
+        return None if newest is None else str(newest.path / BUNDLE)
+
+    def get_variable_names(self) -> list[str]:
+        """The names of all variables in the newest checkpoint, and "global_step"."""
+        return sorted([*self._checkpoint(None).variables(), "global_step"])
+
+    def get_variable_value(self, name: str) -> np.ndarray[Any, Any]:
+        """The value of a variable in the newest checkpoint, by its name there.
+
+        Raises:
+            CheckpointError: there is no such variable.
+        """
+        checkpoint = self._checkpoint(None)
+        if name == "global_step":
+            return np.asarray(checkpoint.step)
+        variables = checkpoint.variables()
+        if name not in variables:
+            raise CheckpointError(f"there is no variable {name!r}; get_variable_names() has all of them")
+        return variables[name]
+
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(self._experiment.checkpoints, run_id=self._experiment.run_id)
+
+    def _newest_step(self) -> int:
+        newest = self._checkpoints().newest()
+        return 0 if newest is None else newest.step
+
+    def _checkpoint(self, path: str | Path | None) -> Checkpoint:
+        if path is not None:
+            return verify(Path(path).parent if Path(path).name == BUNDLE else Path(path))
+        newest = self._checkpoints().newest()
+        if newest is None:
+            raise CheckpointError(f"there is no checkpoint in {self.model_dir} yet; call train() first")
+        return newest
+
+    # -- models -------------------------------------------------------------------------------------------------------
+
+    def _program(self, mode: str, input_fn: Callable[..., Any], **more: Any) -> Program:
+        directory = Path(self.model_dir)
+        seed = self.config.tf_random_seed
+        config = Config(
+            {
+                "trainer.experiment_base_dir": str(directory.parent),
+                "trainer.experiment_name": directory.name,
+                "trainer.random_seed": _SEED if seed is None else seed,
+                "model.batch_size": 1,  # until the data is known
+                "params": self.params if isinstance(self.params, Mapping) else getattr(self.params, "__dict__", {}),
+            }
+        )
+        read = calling(input_fn, "input_fn", mode=mode, params=self.params, config=self.config)
+        name = getattr(self.model_fn, "__name__", "model_fn")
+        return Program(
+            self._call_model_fn, mode, read, config, name=name, source=home_of_function(self.model_fn), **more
+        )
+
+    def _call_model_fn(self, features: Any, labels: Any, mode: str) -> Any:
+        return self._call(features=features, labels=labels, mode=mode)
+
+    def _built(self, program: Program, checkpoint_path: str | Path | None) -> BuiltProgram:
+        checkpoint = self._checkpoint(checkpoint_path)
+        built = BuiltProgram(program)
+        built.take_weights(checkpoint, cure="train anew in another model_dir, or undo the change of model_fn")
+        built.global_step = checkpoint.step
+        return built
+
+
+class ThrottledValidation(Validation):
+    """Evaluates with the weights of the run, at most as often as an `EvalSpec` allows, and at the end.
+
+    Args:
+        built: evaluates.
+        spec: how much, and how often.
+
+    Attributes:
+        measured: the last outcome.
+    """
+
+    def __init__(self, built: BuiltProgram, spec: EvalSpec, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(prefix=_prefix(spec.name), evaluate=self._measure)
+        self.measured: dict[str, Any] | None = None
+        self._built, self._spec, self._clock = built, spec, clock
+        self._not_before = 0.0
+
+    def before_train(self) -> None:
+        self._built.stop = self.trainer.stop
+        self._not_before = self._clock() + self._spec.start_delay_secs
+
+    def trigger(self) -> None:
+        if self._clock() >= self._not_before or self.trainer.global_step >= self.trainer.total_steps:
+            super().trigger()
+            self._not_before = self._clock() + self._spec.throttle_secs
+
+    def _measure(self, dataset: str, batches: int) -> dict[str, float] | None:
+        self._built.take_over(self.trainer)
+        self.measured = self._built.measure(self._spec.steps)
+        return None if self.measured is None else _scalars(self.measured)
+
+
+def train_and_evaluate(
+    estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
+) -> tuple[dict[str, Any], list[Any]]:
+    """Train, evaluating whenever a checkpoint is due (not more often than `eval_spec` allows) and at the end.
+
+    The training goes on without a break: the same run evaluates.
+
+    Returns:
+        what the last evaluation measured, and an empty list (where exporters had their results).
+
+    Raises:
+        PrototrainError: the user's mistakes, and what went wrong in a step.
+    """
+    done, until = estimator._newest_step(), train_spec.max_steps
+    measured = None
+    if until is None or done < until:
+        trainer = estimator._trainer(train_spec.input_fn, done)
+        built = BuiltProgram(estimator._program(ModeKeys.EVAL, eval_spec.input_fn))
+        evaluation = ThrottledValidation(built, eval_spec)
+        estimator._run(trainer, train_spec.hooks, until, evaluation.every(**estimator.config.checkpoint_interval))
+        measured = evaluation.measured
+    if measured is None:
+        measured = estimator.evaluate(eval_spec.input_fn, eval_spec.steps, eval_spec.name)
+    return measured, []
+
+
+def _prefix(name: str | None) -> str:
+    return "eval" if name is None else f"eval_{name}"
+
+
+def _scalars(measured: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in measured.items() if isinstance(value, float)}
+
+
+def _in_words(measured: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value:.5g}" for name, value in _scalars(measured).items())
+
+
+def _positive(what: str, number: int) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise ConfigError(f"train: {what} must be a positive whole number, not {number!r}")
+    return number
+
+
+def _examples(arrays: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    sizes = {name: len(array) if np.ndim(array) else None for name, array in arrays.items()}
+    if len(set(sizes.values())) != 1 or None in sizes.values():
+        shapes = ", ".join(f"{name} {np.shape(array)}" for name, array in arrays.items())
+        raise DataError(f"predictions are not one for each example ({shapes}); use yield_single_examples=False")
+    for index in range(next(iter(sizes.values())) or 0):
+        yield {name: array[index] for name, array in arrays.items()}

@@ -1,0 +1,172 @@
+"""Hooks of `Estimator.train`: callbacks as they are, and objects that look like a `SessionRunHook`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any, NamedTuple, NoReturn
+
+import tensorflow as tf
+
+from prototrain.callbacks.base import Callback
+from prototrain.errors import CallbackError, StopTraining
+
+_METHODS = ("begin", "after_create_session", "before_run", "after_run", "end")
+
+
+class SessionRunArgs(NamedTuple):
+    """What a hook wants to see of a step.
+
+    Attributes:
+        fetches: names of scalars of the step, such as "loss", or "global_step"; one, or a list or dict of them.
+        feed_dict, options: must be None.
+    """
+
+    fetches: Any
+    feed_dict: Any = None
+    options: Any = None
+
+
+class SessionRunValues(NamedTuple):
+    """What a hook sees of a step: `results` has numbers in place of the names in the `fetches`."""
+
+    results: Any
+    options: None = None
+    run_metadata: None = None
+
+
+class SessionRunHook:
+    """Base of hooks, for programs that derive theirs from the one of TensorFlow 1."""
+
+    def begin(self) -> None:
+        """Called once, before the first step."""
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Called before each step; says what `after_run` is to see of it."""
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Called after each step."""
+
+    def end(self, session: Any) -> None:
+        """Called after the last step, unless something failed."""
+
+
+class SessionRunContext:
+    """What a hook may ask of the run.
+
+    Attributes:
+        stop_requested: whether `request_stop` was called.
+    """
+
+    original_args = SessionRunArgs(None)
+
+    def __init__(self, who: str) -> None:
+        self.session = _NoSession(who)
+        self.stop_requested = False
+
+    def request_stop(self) -> None:
+        """End the training after this step."""
+        self.stop_requested = True
+
+
+class _NoSession:
+    def __init__(self, who: str) -> None:
+        self._who = who
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise CallbackError(
+            f"{self._who} uses session.{name}, and there is no session; make it a prototrain callback, which has "
+            "self.trainer"
+        )
+
+
+class HookCallback(Callback):
+    """Calls the methods of an object that looks like a `SessionRunHook`.
+
+    One with a `before_run` or `after_run` of its own makes every compiled call one step long.
+
+    Args:
+        hook: has some of `begin`, `before_run`, `after_run` and `end`.
+
+    Raises:
+        CallbackError: it needs a session, or wants to see what is no scalar of a step.
+    """
+
+    def __init__(self, hook: Any) -> None:
+        self.hook = hook
+        self._each_step = _has_own(hook, "before_run") or _has_own(hook, "after_run")
+        self._context = SessionRunContext(self.name)
+        self._wanted: Any = None
+        if _has_own(hook, "after_create_session"):
+            raise CallbackError(f"{self.name}.after_create_session: there is no session; use begin()")
+
+    @property
+    def name(self) -> str:
+        return type(self.hook).__name__
+
+    def next_step(self, step: int) -> int | None:
+        return step + 1 if self._each_step else None
+
+    def setup(self) -> None:
+        self._outer = sys.exception()
+        self._call("begin")
+
+    def before_train(self) -> None:
+        if self._each_step:
+            self._before_run()
+
+    def trigger_step(self) -> None:
+        results = None if self._wanted is None else tf.nest.map_structure(self._scalar, self._wanted)
+        self._call("after_run", self._context, SessionRunValues(results))
+        if self._context.stop_requested:
+            raise StopTraining(f"{self.name} asked for it")
+        if self.trainer.global_step < self.trainer.total_steps:
+            self._before_run()
+
+    def after_train(self) -> None:
+        if sys.exception() is self._outer:  # as it was, not after a failure
+            self._call("end", self._context.session)
+
+    def _before_run(self) -> None:
+        arguments = self._call("before_run", self._context)
+        if arguments is not None and getattr(arguments, "feed_dict", None):
+            raise CallbackError(f"{self.name}.before_run: a step cannot be fed; let input_fn give the values")
+        self._wanted = getattr(arguments, "fetches", None)
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        return getattr(self.hook, method)(*arguments) if _has_own(self.hook, method) else None
+
+    def _scalar(self, wanted: Any) -> float | int:
+        if isinstance(wanted, str):
+            name = wanted.removesuffix(":0")
+            if name == "global_step":
+                return self.trainer.global_step
+            if name in self.trainer.outputs:
+                return float(self.trainer.outputs[name])
+        known = ", ".join([*self.trainer.outputs, "global_step"])
+        raise CallbackError(
+            f"{self.name}.before_run asks for {wanted!r}, which is no scalar of a step; name some of {known}, or use "
+            "the callback ProcessTensors for other tensors"
+        )
+
+
+def as_callbacks(hooks: Iterable[Any] | None) -> list[Callback]:
+    """Turn hooks into callbacks.
+
+    Raises:
+        CallbackError: one is neither a callback nor looks like a `SessionRunHook`, or stands on TensorFlow 1.
+    """
+    found: list[Callback] = []
+    for hook in hooks or ():
+        own = type(hook).__module__.startswith("tensorflow")
+        if own or not (isinstance(hook, Callback) or any(_has_own(hook, method) for method in _METHODS)):
+            what = "a hook of TensorFlow 1's sessions" if own else "neither a callback nor a SessionRunHook"
+            raise CallbackError(f"hooks: {type(hook).__name__} is {what}; take one of prototrain.callbacks")
+        found.append(hook if isinstance(hook, Callback) else HookCallback(hook))
+    return found
+
+
+def _has_own(hook: Any, method: str) -> bool:
+    """Whether a hook, or a base of it that is no mere interface, defines a method."""
+    defined = getattr(type(hook), method, None)
+    return defined is not None and not str(defined.__module__).startswith(("tensorflow.", __name__))

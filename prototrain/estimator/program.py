@@ -1,0 +1,281 @@
+"""A `model_fn` and an `input_fn` as a model that prototrain's trainers take."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from prototrain.config import Config
+from prototrain.errors import DataError, ModelError
+from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec
+from prototrain.experiment import source_of
+
+_GUIDE = 'see the table in "From tf.estimator" of the documentation'
+_INSTEAD = {
+    "make_one_shot_iterator": "return the dataset itself from input_fn",
+    "layers": "use keras.layers: keras.layers.Dense(10)(inputs)",
+    "get_global_step": "give a learning rate that depends on the step to OptimizerSpec",
+    "minimize": "give EstimatorSpec the optimizer itself: train_op=optimizer",
+    "input_layer": "tf.stack the features, or use Keras preprocessing layers: there are no feature columns",
+}
+
+
+class Program:
+    """A model of the engine that calls a `model_fn` in one mode.
+
+    Args:
+        call: the `model_fn`, called with features, labels and mode.
+        mode: see `ModeKeys`.
+        dataset: returns the data.
+        config: of the engine; gets the batch size.
+        name: of the `model_fn`, for tables.
+        source: where it was written, if that is known.
+        features_of: from a batch to the features, for data that is not what an `input_fn` gives.
+
+    Attributes:
+        spec: what the first call returned.
+        needs_batch_size: whether the batch size must be known before the data is read.
+    """
+
+    spec: EstimatorSpec | None = None
+
+    def __init__(
+        self,
+        call: Callable[[Any, Any, str], Any],
+        mode: str,
+        dataset: Callable[[], Any],
+        config: Config,
+        *,
+        name: str = "model_fn",
+        source: Path | None = None,
+        features_of: Callable[[dict[str, Any]], Any] | None = None,
+    ) -> None:
+        self.config = config
+        self.mode = mode
+        self.name = name
+        self.source = source
+        self.needs_batch_size = False
+        self._call = call
+        self._dataset = dataset
+        self._features_of = features_of
+        self._like: tuple[Any, Any] = (None, None)
+
+    def datasets(self) -> dict[str, tf.data.Dataset]:
+        """The data, each element a dict of tensors by name: "features", or "features/<name>", and the same of labels.
+
+        Raises:
+            DataError: the `input_fn` gives something else.
+        """
+        dataset = self._dataset()
+        if self._features_of is not None:
+            return {"trn": dataset}
+        if not isinstance(dataset, tf.data.Dataset):
+            raise DataError(f"input_fn must return a tf.data.Dataset, not {type(dataset).__name__}; {_GUIDE}")
+        if int(dataset.cardinality()) == 0:
+            raise DataError("the dataset of input_fn is empty")
+        self._like = self._parts(dataset.element_spec)
+        flat = dataset.map(lambda *element: _flat(self._parts(element if len(element) > 1 else element[0])))
+        if self.needs_batch_size:
+            first = next(iter(flat.take(1)), None)
+            if first is not None:
+                self.config["model.batch_size"] = int(tf.nest.flatten(first)[0].shape[0])
+        return {"trn": flat}
+
+    def build(self, inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
+        """Call the `model_fn`; scalars in what is returned are reported.
+
+        Raises:
+            ModelError: it is not written for Keras and TensorFlow 2, or returns less than the mode needs.
+        """
+        if self._features_of is not None:
+            features, labels = self._features_of(inputs), None
+        else:
+            features, labels = (_packed(like, inputs, name) for name, like in zip(_NAMES, self._like, strict=True))
+        with explaining("model_fn"):
+            spec = checked(self._call(features, labels, self.mode), self.mode)
+        if self.spec is None:
+            self.spec = spec
+        predictions = _named(spec.predictions)
+        if self.mode == ModeKeys.PREDICT:
+            return predictions if self._features_of is None else exported(spec)
+        metrics = {name: metric for name, metric in spec.eval_metric_ops.items() if tf.is_tensor(metric)}
+        more = {**predictions, **metrics} if self.mode == ModeKeys.TRAIN else metrics
+        return {"loss": spec.loss, **{name: value for name, value in more.items() if name != "loss"}}
+
+    @property
+    def metrics(self) -> dict[str, keras.metrics.Metric]:
+        """The metrics of the first call, by name; those of later calls have the same variables."""
+        found = {} if self.spec is None else self.spec.eval_metric_ops
+        return {name: metric for name, metric in found.items() if isinstance(metric, keras.metrics.Metric)}
+
+    def _parts(self, element: Any) -> tuple[Any, Any]:
+        """Features and labels; labels are None to predict."""
+        if not isinstance(element, tuple):
+            return element, None
+        if len(element) != 2:
+            raise DataError(f"the dataset of input_fn must give (features, labels), not a tuple of {len(element)}")
+        return element[0], None if self.mode == ModeKeys.PREDICT else element[1]
+
+
+_NAMES = ("features", "labels")
+
+
+def _flat(parts: tuple[Any, Any]) -> dict[str, Any]:
+    """The tensors of features and labels by name."""
+    return {name: value for what, part in zip(_NAMES, parts, strict=True) for name, value in _leaves(what, part)}
+
+
+def _leaves(name: str, part: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(part, Mapping | tuple | list):
+        for key, inner in part.items() if isinstance(part, Mapping) else enumerate(part):
+            yield from _leaves(f"{name}/{key}", inner)
+    elif part is not None:
+        yield name, part
+
+
+def _packed(like: Any, flat: Mapping[str, Any], name: str) -> Any:
+    """The inverse of `_flat`, for a structure like that of a dataset's elements."""
+    if isinstance(like, Mapping):
+        return {key: _packed(inner, flat, f"{name}/{key}") for key, inner in like.items()}
+    if isinstance(like, tuple | list):
+        return type(like)(_packed(inner, flat, f"{name}/{index}") for index, inner in enumerate(like))
+    return None if like is None else flat[name]
+
+
+def _named(tensors: Any) -> dict[str, Any]:
+    if tensors is None:
+        return {}
+    return dict(tensors) if isinstance(tensors, Mapping) else {"output": tensors}
+
+
+def exported(spec: EstimatorSpec) -> dict[str, Any]:
+    """The outputs of an exported model.
+
+    Raises:
+        ModelError: there are several signatures.
+    """
+    if spec.export_outputs is None:
+        return _named(spec.predictions)
+    if len(spec.export_outputs) != 1:
+        raise ModelError(
+            f"export_outputs has {', '.join(spec.export_outputs) or 'nothing'}; give it one, "
+            '{"serving_default": tensors by name}'
+        )
+    return _named(next(iter(spec.export_outputs.values())))
+
+
+# -- what the user's functions are called with, and what goes wrong in them -------------------------------------------
+
+
+def calling(function: Callable[..., Any], what: str, **available: Any) -> Callable[..., Any]:
+    """Prepare a function of the user's to be called with those of the available arguments that its signature names.
+
+    Args:
+        function: takes some of them, by name.
+        what: it is called in messages.
+        available: arguments; None for those that the caller gives.
+
+    Returns:
+        a function of keyword arguments.
+
+    Raises:
+        ModelError: it is no function, or needs another argument.
+    """
+    if not callable(function):
+        raise ModelError(f"{what} must be a function, not {type(function).__name__}")
+    parameters = inspect.signature(function).parameters.values()
+    by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    odd = [p.name for p in by_name if p.name not in available and p.default is p.empty]
+    if odd:
+        raise ModelError(f"{what} takes {odd[0]!r}, which is none of {', '.join(available)}")
+    names = [p.name for p in by_name if p.name in available]
+
+    def call(**given: Any) -> Any:
+        arguments = {**available, **given}
+        with explaining(what):
+            return function(**{name: arguments[name] for name in names})
+
+    return call
+
+
+@contextmanager
+def explaining(what: str) -> Iterator[None]:
+    """Say in one line what is wrong where a function is written for TensorFlow 1.
+
+    Raises:
+        ModelError: it uses what TensorFlow 2 or Keras 3 does not have.
+    """
+    try:
+        yield
+    except AttributeError as error:
+        owner, name = error.obj, error.name
+        home = owner.__name__ if isinstance(owner, ModuleType) else type(owner).__module__
+        if name is None or not home.startswith(("tensorflow", "keras")):
+            raise
+        shown = f"{'tf.' * (home != 'tensorflow')}{home.rpartition('.')[2]}.{name}".replace("tensorflow.", "tf.")
+        shown = shown if isinstance(owner, ModuleType) else f"{type(owner).__name__}.{name}"
+        raise ModelError(f"{what} uses {shown}, which is gone; {_INSTEAD.get(name, _GUIDE)}") from error
+    except RuntimeError as error:
+        if "eager execution" not in str(error):
+            raise
+        raise ModelError(f"{what} uses what only TensorFlow 1 can do; {_GUIDE}: {error}") from error
+
+
+def checked(spec: Any, mode: str) -> EstimatorSpec:
+    """Check what a `model_fn` returned, and complete it: `train_op` becomes an `OptimizerSpec`, the loss a scalar.
+
+    Raises:
+        ModelError: it has less than the mode needs.
+    """
+    if not isinstance(spec, EstimatorSpec):
+        raise ModelError(f"model_fn must return an EstimatorSpec, not {type(spec).__name__}")
+    if mode == ModeKeys.PREDICT:
+        if not _named(spec.predictions):
+            raise ModelError("model_fn gives no predictions in the mode PREDICT: EstimatorSpec(mode, predictions=...)")
+        return spec
+    if spec.loss is None:
+        raise ModelError(f"model_fn gives no loss in the mode {mode.upper()}: EstimatorSpec(mode, loss=...)")
+    spec.loss = tf.convert_to_tensor(spec.loss)
+    if spec.loss.shape.num_elements() != 1:
+        raise ModelError(f"the loss must be a scalar, not of shape {spec.loss.shape}; take tf.reduce_mean of it")
+    spec.loss = tf.reshape(spec.loss, [])
+    if mode == ModeKeys.TRAIN:
+        spec.train_op = _optimizer_spec(spec.train_op)
+    for name, metric in spec.eval_metric_ops.items():
+        if not isinstance(metric, keras.metrics.Metric) and not (tf.is_tensor(metric) and metric.shape.rank == 0):
+            raise ModelError(
+                f"eval_metric_ops[{name!r}] must be a Keras metric or a scalar tensor, not {type(metric).__name__}: "
+                "accuracy = keras.metrics.Accuracy(); accuracy.update_state(labels, predictions)"
+            )
+    return spec
+
+
+def _optimizer_spec(train_op: Any) -> OptimizerSpec:
+    spec = train_op if isinstance(train_op, OptimizerSpec) else OptimizerSpec(train_op)
+    if isinstance(spec.optimizer, keras.optimizers.Optimizer):
+        return spec
+    given = spec.optimizer
+    kind = "nothing" if given is None else type(given).__name__
+    if type(given).__module__.startswith("tensorflow.python.training"):
+        kind = f"{kind} of TensorFlow 1"
+    raise ModelError(
+        f"train_op must be a Keras optimizer itself, or an OptimizerSpec, not {kind}: "
+        "train_op=keras.optimizers.Adagrad(0.1); the engine does what minimize() did"
+    )
+
+
+def home_of_function(function: Any) -> Path | None:
+    """The file or package that a function was written in."""
+    while isinstance(function, partial):
+        function = function.func
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    return None if module is None else source_of(module)

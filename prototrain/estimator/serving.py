@@ -1,0 +1,100 @@
+"""What an exported model is fed with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from prototrain.errors import ModelError
+
+
+@dataclass(frozen=True)
+class ServingInputReceiver:
+    """The inputs of an exported model.
+
+    Attributes:
+        features: from the received tensors by name to the features that `model_fn` takes; anything that is not a
+            function stands for the received tensors themselves.
+        receiver_tensors: a `tf.TensorSpec` for each input by name; the first dimension is that of the examples.
+        example: a batch to try the model on; zeros, and empty texts, if None.
+    """
+
+    features: Any
+    receiver_tensors: Mapping[str, tf.TensorSpec]
+    example: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        specs = self.receiver_tensors
+        if not isinstance(specs, Mapping) or not all(isinstance(spec, tf.TensorSpec) for spec in specs.values()):
+            raise ModelError(
+                "ServingInputReceiver takes receiver_tensors={name: tf.TensorSpec(shape, dtype)}, no placeholders"
+            )
+
+    def receive(self, inputs: dict[str, tf.Tensor]) -> Any:
+        """The features that `model_fn` takes, from what was received."""
+        if callable(self.features):
+            return self.features(inputs)
+        single = not isinstance(self.features, Mapping) and len(inputs) == 1
+        return next(iter(inputs.values())) if single else inputs
+
+    def dataset(self) -> tf.data.Dataset:
+        """One batch to try the model on, with the shapes that are declared."""
+        specs = dict(self.receiver_tensors)
+        example = self.example if self.example is not None else {name: _zeros(spec) for name, spec in specs.items()}
+
+        def relax(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            declared = {name: tf.cast(batch[name], spec.dtype) for name, spec in specs.items()}
+            # The one batch must not narrow the shapes.
+            return {
+                name: tf.raw_ops.PlaceholderWithDefault(input=value, shape=specs[name].shape)
+                for name, value in declared.items()
+            }
+
+        return tf.data.Dataset.from_tensors(dict(example)).map(relax)
+
+
+def build_raw_serving_input_receiver_fn(
+    features: Mapping[str, tf.TensorSpec],
+) -> Callable[[], ServingInputReceiver]:
+    """A `serving_input_receiver_fn` for a model that is fed with the features themselves.
+
+    Args:
+        features: a `tf.TensorSpec` for each feature by name.
+    """
+    return lambda: ServingInputReceiver(features, features)
+
+
+def build_parsing_serving_input_receiver_fn(feature_spec: Mapping[str, Any]) -> Callable[[], ServingInputReceiver]:
+    """A `serving_input_receiver_fn` for a model that is fed with serialized `tf.train.Example`.
+
+    Args:
+        feature_spec: as `tf.io.parse_example` takes it.
+    """
+    empty = tf.train.Example(features=tf.train.Features(feature=_features_of_zeros(feature_spec)))
+    return lambda: ServingInputReceiver(
+        lambda inputs: tf.io.parse_example(inputs["examples"], dict(feature_spec)),
+        {"examples": tf.TensorSpec([None], tf.string)},
+        example={"examples": [empty.SerializeToString()]},
+    )
+
+
+def _features_of_zeros(feature_spec: Mapping[str, Any]) -> dict[str, tf.train.Feature]:
+    found = {}
+    for name, spec in feature_spec.items():
+        if isinstance(spec, tf.io.FixedLenFeature):
+            values = np.zeros(np.prod(spec.shape, dtype=int), spec.dtype.as_numpy_dtype).tolist()
+            if spec.dtype == tf.string:
+                found[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=[b""] * len(values)))
+            elif spec.dtype.is_floating:
+                found[name] = tf.train.Feature(float_list=tf.train.FloatList(value=values))
+            else:
+                found[name] = tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+    return found
+
+
+def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
+    return tf.zeros([1 if size is None else size for size in spec.shape], spec.dtype)

@@ -1,0 +1,197 @@
+"""Programs of `tf.estimator` train, go on, evaluate, predict and are exported."""
+
+from __future__ import annotations
+
+import json
+import signal
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import Callback, Trainer, estimator
+from prototrain.checkpoint import read_bundle
+from prototrain.estimator import Estimator, EstimatorSpec, EvalSpec, OptimizerSpec, RunConfig, TrainSpec
+from prototrain.estimator.estimator import ThrottledValidation
+from tests.estimator.programs import POINTS, SIDES, classifier, endless, linear_fn, named, plain
+from tests.tiny import CountingTrainer
+
+
+class StopAt(Callback):
+    """Ctrl-C after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def next_step(self, step: int) -> int | None:
+        return self.step if step < self.step else None
+
+    def trigger_step(self) -> None:
+        self.trainer.stop.request(signal.SIGINT)
+
+
+def weights(directory: Any, step: int) -> dict[str, bytes]:
+    """The bits of a checkpoint's variables."""
+    found = read_bundle(Path(directory) / "checkpoints" / f"step-{step:010d}" / "model")
+    return {name: value.tobytes() for name, value in found.items()}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Estimator:
+    return classifier(tmp_path_factory.mktemp("trained")).train(endless, steps=40)
+
+
+def test_every_example_counts_once(trained: Estimator) -> None:
+    predicted = list(trained.predict(partial(named, 7)))
+    assert len(predicted) == 70 and set(predicted[0]) == {"class", "logits"}
+    logits = np.stack([one["logits"] for one in predicted])
+    classes = np.array([one["class"] for one in predicted])
+    losses = keras.ops.convert_to_numpy(keras.losses.sparse_categorical_crossentropy(SIDES, logits, from_logits=True))
+
+    whole = trained.evaluate(partial(named, 32))  # the last batch has 6
+    assert whole["accuracy"] == pytest.approx(np.mean(classes == SIDES)) and whole["accuracy"] > 0.8
+    assert whole["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    assert whole["mean"] == pytest.approx(np.mean(SIDES)) and whole["global_step"] == 40
+
+    part = trained.evaluate(partial(named, 10), steps=3, name="part")
+    assert part["accuracy"] == pytest.approx(np.mean((classes == SIDES)[:30]))
+    charts = {path.parent.name for path in (Path(trained.model_dir) / "summaries").rglob("events*")}
+    assert charts == {"trn", "eval", "eval_part"}
+
+
+def test_predictions_come_in_the_form_that_is_asked_for(trained: Estimator) -> None:
+    batch = next(trained.predict(partial(named, 7), predict_keys=["class"], yield_single_examples=False))
+    assert set(batch) == {"class"} and batch["class"].shape == (7,)
+    first = list(islice(trained.predict(lambda: endless().map(lambda features, labels: features)), 3))
+    assert [one["logits"].shape for one in first] == [(2,)] * 3
+
+
+def test_checkpoints_are_read_by_name(trained: Estimator) -> None:
+    names = trained.get_variable_names()
+    assert {"global_step", "dense/kernel", "logits/bias", "optimizer/iteration"} <= set(names)
+    assert not any("accuracy" in name or name.startswith("adagrad") for name in names)
+    assert int(trained.get_variable_value("global_step")) == 40
+    reader = tf.train.load_checkpoint(trained.latest_checkpoint())
+    np.testing.assert_array_equal(reader.get_tensor("dense/kernel"), trained.get_variable_value("dense/kernel"))
+    earlier = Path(trained.model_dir) / "checkpoints" / "step-0000000020"
+    assert trained.evaluate(named, checkpoint_path=earlier)["global_step"] == 20
+
+
+def test_an_export_gives_what_the_model_gives(trained: Estimator, tmp_path: Path) -> None:
+    spec = {name: tf.io.FixedLenFeature([], tf.float32) for name in "ab"}
+    place = trained.export_saved_model(tmp_path, estimator.build_parsing_serving_input_receiver_fn(spec))
+    assert Path(place).parent == tmp_path and Path(place).name.isdecimal()
+    examples = []
+    for a, b in POINTS[:3].tolist():
+        values = {"a": a, "b": b}
+        floats = {name: tf.train.Feature(float_list=tf.train.FloatList(value=[v])) for name, v in values.items()}
+        examples.append(tf.train.Example(features=tf.train.Features(feature=floats)).SerializeToString())
+    served = tf.saved_model.load(place).signatures["serving_default"](examples=tf.constant(examples))
+    expected = [one["logits"] for one in islice(trained.predict(named), 3)]
+    np.testing.assert_allclose(served["logits"], np.stack(expected), rtol=1e-5)
+
+
+def test_a_stopped_run_ends_in_the_same_bits(trained: Estimator, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        classifier(tmp_path).train(endless, max_steps=40, hooks=[StopAt(13)])
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-0000000013"]
+    classifier(tmp_path).train(endless, max_steps=40)
+    assert weights(tmp_path, 40) == weights(trained.model_dir, 40)
+
+
+def test_steps_are_added_and_max_steps_are_reached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = Estimator(linear_fn, tmp_path)
+    for arguments, step in (({"steps": 3}, 3), ({"steps": 2}, 5), ({"max_steps": 6}, 6), ({"max_steps": 6}, 6)):
+        line.train(lambda: plain().repeat(), **arguments)
+        assert int(line.get_variable_value("global_step")) == step
+    assert f"nothing to train: {tmp_path} is at step 6 of 6" in capsys.readouterr().out
+
+
+def test_the_end_of_the_data_is_the_end_of_the_training(tmp_path: Path) -> None:
+    line = Estimator(linear_fn, tmp_path)
+    for end in (7, 14):
+        line.train(plain)
+        assert int(line.get_variable_value("global_step")) == end
+    assert line.evaluate(plain)["loss"] < 1
+    (first, *_) = line.predict(plain)
+    assert np.shape(first) == ()
+
+
+def test_two_towers_take_two_batches_at_a_step(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    Estimator(linear_fn, one).train(lambda: plain(20).repeat(), steps=3)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    config = RunConfig(train_distribute=strategy)
+    for steps in (1, 2):  # and go on where they were in the data
+        Estimator(linear_fn, two, config).train(lambda: plain(10).repeat(), steps=steps)
+    kernels = [Estimator(linear_fn, place).get_variable_value("line/kernel") for place in (one, two)]
+    assert not np.allclose(kernels[0], 1.0)
+    np.testing.assert_allclose(kernels[0], kernels[1], rtol=1e-5)
+
+
+def test_metrics_are_no_hindrance_to_several_towers(tmp_path: Path) -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    config = RunConfig(train_distribute=strategy, save_summary_steps=1)
+    twins = classifier(tmp_path, config=config).train(endless, steps=2)
+    assert int(twins.get_variable_value("global_step")) == 2
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert all(0 <= row["trn/accuracy"] <= 1 for row in rows)
+
+
+def test_training_and_evaluating_is_one_run(tmp_path: Path) -> None:
+    both = classifier(tmp_path)
+    spec = EvalSpec(named, steps=None, name="all", start_delay_secs=0, throttle_secs=0)
+    measured, exports = estimator.train_and_evaluate(both, TrainSpec(endless, max_steps=45), spec)
+    assert exports == [] and measured == both.evaluate(named)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "eval_all/accuracy" in row] == [20, 40, 45]
+    assert len(json.loads((tmp_path / "run.json").read_text())["parts"]) == 1
+    again, _ = estimator.train_and_evaluate(both, TrainSpec(endless, max_steps=45), spec)
+    assert again == measured
+
+
+def test_evaluations_keep_their_distance() -> None:
+    trainer, found = CountingTrainer(), []
+
+    class Built:
+        stop = None
+
+        def take_over(self, trainer: Trainer) -> None:
+            found.append(trainer.global_step)
+
+        def measure(self, steps: int | None) -> dict[str, Any]:
+            return {"loss": 1.0, "global_step": trainer.global_step}
+
+    spec = EvalSpec(named, start_delay_secs=2, throttle_secs=3)
+    built: Any = Built()
+    trainer.train([ThrottledValidation(built, spec, lambda: trainer.global_step).every(steps=1)], max_steps=6)
+    assert found == [2, 5, 6]
+
+
+def test_an_optimizer_spec_says_how(tmp_path: Path) -> None:
+    def build(features: Any, labels: Any, mode: str, params: Any, config: RunConfig) -> EstimatorSpec:
+        spec = linear_fn(features, labels, mode)
+        processors = [lambda pairs: [(gradient * 0 + 1.0, variable) for gradient, variable in pairs]]
+        how = OptimizerSpec(spec.train_op, lambda step: 0.5 / tf.cast(step + 1, tf.float32), 1.0, processors, "line/k")
+        return EstimatorSpec(mode, loss=spec.loss, train_op=how)
+
+    line = Estimator(build, tmp_path).train(lambda: plain().repeat(), steps=2)
+    np.testing.assert_allclose(line.get_variable_value("line/kernel"), [[0.25], [0.25]])
+    np.testing.assert_array_equal(line.get_variable_value("line/bias"), [0.0])
+
+
+def test_a_warm_start_takes_over_another_run(trained: Estimator, tmp_path: Path) -> None:
+    warm = classifier(tmp_path, warm_start_from=trained.model_dir).train(lambda: named(70), steps=1)
+    assert warm.evaluate(named)["accuracy"] > 0.8
+
+
+def test_without_a_directory_there_is_a_temporary_one(capsys: pytest.CaptureFixture[str]) -> None:
+    made = Estimator(linear_fn)
+    assert made.model_dir in capsys.readouterr().out
+    assert Path(made.model_dir).is_dir() and made.latest_checkpoint() is None
+    Path(made.model_dir).rmdir()

@@ -1,0 +1,103 @@
+"""Hooks: callbacks, and objects that look like a `SessionRunHook`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from prototrain.errors import CallbackError
+from prototrain.estimator import SessionRunArgs, SessionRunHook
+from prototrain.estimator.hooks import as_callbacks
+from tests.tiny import CountingTrainer, Recorder
+
+Calls = list[tuple[str, Any]]
+
+
+class Noting(SessionRunHook):
+    """Notes its calls, and asks for some scalars."""
+
+    def __init__(self, calls: Calls, fetches: Any = ("loss", {"step": "global_step:0"})) -> None:
+        self.calls, self.fetches = calls, fetches
+
+    def begin(self) -> None:
+        self.calls.append(("begin", None))
+
+    def before_run(self, run_context: Any) -> SessionRunArgs:
+        self.calls.append(("before_run", run_context.stop_requested))
+        return SessionRunArgs(self.fetches)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.calls.append(("after_run", run_values.results))
+        if len(self.calls) == 5:
+            run_context.request_stop()
+
+    def end(self, session: Any) -> None:
+        self.calls.append(("end", None))
+
+
+def test_a_hook_is_called_around_each_step() -> None:
+    calls: Calls = []
+    trainer = CountingTrainer()
+    trainer.train(as_callbacks([Noting(calls)]), max_steps=9)
+    steps = [("before_run", False), ("after_run", (1.0, {"step": 1})), ("before_run", False)]
+    assert calls == [("begin", None), *steps, ("after_run", (0.5, {"step": 2})), ("end", None)]
+    assert trainer.global_step == 2
+
+
+def test_a_hook_needs_no_base_and_no_method_of_each_step() -> None:
+    class Around:
+        began = ended = 0
+
+        def begin(self) -> None:
+            self.began += 1
+
+        def end(self, session: Any) -> None:
+            self.ended += 1
+
+    around, recorder = Around(), Recorder()
+    (found,) = as_callbacks([around])
+    assert found.next_step(3) is None and as_callbacks([recorder]) == [recorder] and as_callbacks(None) == []
+    CountingTrainer().train([found], max_steps=2)
+    assert (around.began, around.ended) == (1, 1)
+
+
+def test_a_hook_does_not_end_after_a_failure() -> None:
+    calls: Calls = []
+    with pytest.raises(CallbackError, match=r"Noting.before_run asks for 'los', .* name some of loss, global_step"):
+        CountingTrainer().train(as_callbacks([Noting(calls, "los")]), max_steps=9)
+    assert [name for name, _ in calls] == ["begin", "before_run"]
+
+
+class WithSession(SessionRunHook):
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        run_context.session.run("loss")
+
+
+class WithCoordinator(SessionRunHook):
+    def after_create_session(self, session: Any, coord: Any) -> None: ...
+
+
+class Feeding(SessionRunHook):
+    def before_run(self, run_context: Any) -> SessionRunArgs:
+        return SessionRunArgs("loss", feed_dict={"x": 1})
+
+
+class OfTensorFlow(SessionRunHook):
+    __module__ = "tensorflow.python.training.basic_session_run_hooks"
+
+
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [
+        (WithSession(), "WithSession uses session.run, and there is no session"),
+        (WithCoordinator(), "after_create_session: there is no session; use begin"),
+        (Feeding(), "Feeding.before_run: a step cannot be fed"),
+        (Noting([], fetches=[3]), "asks for 3, which is no scalar of a step"),
+        (OfTensorFlow(), "OfTensorFlow is a hook of TensorFlow 1's sessions; take one of prototrain.callbacks"),
+        ("loss", "str is neither a callback nor a SessionRunHook"),
+    ],
+)
+def test_what_cannot_work_says_so(hook: Any, message: str) -> None:
+    with pytest.raises(CallbackError, match=message):
+        CountingTrainer().train(as_callbacks([hook]), max_steps=2)

@@ -1,0 +1,148 @@
+"""What is wrong in a program is one clear line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from prototrain.errors import CheckpointError, ConfigError, DataError, ModelError, PrototrainError
+from prototrain.estimator import Estimator, EstimatorSpec, EvalSpec, RunConfig, ServingInputReceiver
+from tests.estimator.programs import linear_fn, plain
+
+SGD = keras.optimizers.SGD
+
+
+def returning(make: Callable[[str, tf.Tensor], Any]) -> Callable[..., Any]:
+    """A model_fn that returns what `make` makes of the mode and a loss."""
+
+    def model_fn(features: Any, labels: Any, mode: str) -> Any:
+        outputs = keras.layers.Dense(2)(features)
+        return make(mode, tf.reduce_mean(outputs))
+
+    return model_fn
+
+
+OF_MODEL_FN = {
+    "must return an EstimatorSpec, not tuple": lambda mode, loss: (loss, None),
+    "gives no loss in the mode TRAIN": lambda mode, loss: EstimatorSpec(mode, train_op=SGD()),
+    "an OptimizerSpec, not nothing: train_op=keras": lambda mode, loss: EstimatorSpec(mode, loss=loss),
+    "an OptimizerSpec, not EagerTensor": lambda mode, loss: EstimatorSpec(mode, loss=loss, train_op=loss),
+    "not GradientDescentOptimizer of TensorFlow 1": lambda mode, loss: EstimatorSpec(
+        mode, loss=loss, train_op=tf.compat.v1.train.GradientDescentOptimizer(0.1)
+    ),
+    "only TensorFlow 1 can do; .*compute_gradients": lambda mode, loss: EstimatorSpec(
+        mode, loss=loss, train_op=tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    ),
+    "SGD.minimize, which is gone; give EstimatorSpec the opt": lambda mode, loss: SGD().minimize(loss),
+    r"must be a scalar, not of shape \(2,\); take": lambda mode, loss: EstimatorSpec(mode, loss=[loss, loss]),
+    r"eval_metric_ops\['a'\] must be a Keras metric or a scalar tensor, not tuple": lambda mode, loss: EstimatorSpec(
+        mode, loss=loss, train_op=SGD(), eval_metric_ops={"a": (loss, loss)}
+    ),
+    "EstimatorSpec has no scaffold: the engine": lambda mode, loss: EstimatorSpec(mode, loss=loss, scaffold=1),
+    "has no los: the nearest that it has is loss": lambda mode, loss: EstimatorSpec(mode, los=loss),
+    "feature_column.input_layer, which is gone; tf.stack": lambda mode, loss: tf.feature_column.input_layer,
+    "model_fn uses tf.layers, which is gone; use keras": lambda mode, loss: tf.layers.dense,
+    "tf.metrics.accuracy, which is gone; see the table": lambda mode, loss: tf.metrics.accuracy,
+}
+
+
+@pytest.mark.parametrize("message", OF_MODEL_FN)
+def test_of_model_fn(message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=message):
+        Estimator(returning(OF_MODEL_FN[message]), tmp_path).train(plain, steps=1)
+
+
+def test_an_error_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
+    for wrong, kind in ((lambda mode, loss: "".nothing, AttributeError), (lambda mode, loss: {}[mode], KeyError)):  # type: ignore[attr-defined]
+        with pytest.raises(kind):
+            Estimator(returning(wrong), tmp_path).train(plain, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("input_fn", "message"),
+    [
+        (
+            lambda: plain().make_one_shot_iterator(),
+            "iterator, which is gone; return the dataset itself",
+        ),
+        (lambda: next(iter(plain())), "must return a tf.data.Dataset, not tuple"),
+        (lambda: plain().take(0), "dataset of input_fn is empty"),
+        (lambda: plain().map(lambda x, y: (x, y, y)), r"must give \(features, labels\), not a tuple of 3"),
+        (lambda batch_size: plain(batch_size), "input_fn takes 'batch_size', which is none of mode, params, config"),
+    ],
+)
+def test_of_input_fn(input_fn: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises((DataError, ModelError), match=message):
+        Estimator(linear_fn, tmp_path).train(input_fn, steps=1)
+
+
+def train(**arguments: Any) -> Callable[[Path], Any]:
+    return lambda path: Estimator(linear_fn, path).train(plain, **arguments)
+
+
+OF_SETTINGS: dict[str, Callable[[Path], Any]] = {
+    "RunConfig has no save_checkpoint_steps: the nearest .* save_checkpoints_steps": lambda path: RunConfig(
+        save_checkpoint_steps=3
+    ),
+    "RunConfig has no session_config: there are no sessions": lambda path: RunConfig(session_config=None),
+    "save_checkpoints_steps or save_checkpoints_secs, not both": lambda path: RunConfig(
+        save_checkpoints_steps=3, save_checkpoints_secs=3
+    ),
+    "model_fn takes 'x', which is none of features, labels": lambda path: Estimator(lambda x: None, path),
+    "model_fn must be a function, not dict": lambda path: Estimator({}, path),  # type: ignore[arg-type]
+    "config must be a .*RunConfig, not dict": lambda path: Estimator(linear_fn, path, {}),  # type: ignore[arg-type]
+    "there are two model directories": lambda path: Estimator(linear_fn, path, RunConfig(str(path / "other"))),
+    "warm_start_from must be a directory, not int": lambda path: Estimator(linear_fn, path, warm_start_from=1),  # type: ignore[arg-type]
+    "train_distribute must be a .*MirroredStrategy, not OneDeviceStrategy": lambda path: Estimator(
+        linear_fn, path, RunConfig(train_distribute=tf.distribute.OneDeviceStrategy("CPU:0"))
+    ).train(plain, steps=1),
+    "steps must be a positive whole number, not 0": train(steps=0),
+    "max_steps must be a positive whole number, not 2.5": train(max_steps=2.5),
+    "steps or max_steps, not both": train(steps=1, max_steps=1),
+    "there is no checkpoint in .* yet; call train": lambda path: Estimator(linear_fn, path).evaluate(plain),
+    "EvalSpec: there are no exporters; call export_saved_model": lambda path: EvalSpec(plain, exporters=[1]),  # type: ignore[arg-type]
+    "EvalSpec has no step: the nearest that it has is steps": lambda path: EvalSpec(plain, step=1),
+    "receiver_tensors={name: tf.TensorSpec": lambda path: ServingInputReceiver({}, {"x": 1}),  # type: ignore[dict-item]
+}
+
+
+@pytest.mark.parametrize("message", OF_SETTINGS)
+def test_of_settings(message: str, tmp_path: Path) -> None:
+    with pytest.raises((ConfigError, ModelError, CheckpointError), match=message):
+        OF_SETTINGS[message](tmp_path)
+
+
+def test_of_use(tmp_path: Path) -> None:
+    several = {"a": {}, "b": {}}
+
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        spec = linear_fn(features, labels, mode)
+        spec.predictions, spec.export_outputs = {"line": spec.predictions, "mean": tf.reduce_mean(features)}, several
+        return spec
+
+    trained = Estimator(model_fn, tmp_path).train(plain, steps=1)
+    spec = tf.TensorSpec([None, 2])
+    cases: dict[str, Callable[[], Any]] = {
+        "there is none of .'wrong'.; model_fn predicts line, mean": lambda: next(trained.predict(plain, "wrong")),
+        "not one for each example .* use yield_single_examples=False": lambda: next(trained.predict(plain)),
+        "has no end, so say how many": lambda: trained.evaluate(lambda: plain().repeat()),
+        "there is no variable 'x'": lambda: trained.get_variable_value("x"),
+        "export_outputs has a, b; give it one": lambda: trained.export_saved_model(
+            tmp_path / "e", lambda: ServingInputReceiver(spec, {"x": spec})
+        ),
+        "must return a .*ServingInputReceiver, not int": lambda: trained.export_saved_model(tmp_path, lambda: 1),  # type: ignore[arg-type,return-value]
+        "line/kernel is .* there and .* here; train anew": lambda: trained.evaluate(
+            lambda: plain().map(lambda x, y: (tf.concat([x, x], 1), y))
+        ),
+        "gives no predictions in the mode PREDICT": lambda: next(
+            Estimator(lambda features, mode: EstimatorSpec(mode), tmp_path).predict(plain)
+        ),
+    }
+    for message, wrong in cases.items():
+        with pytest.raises(PrototrainError, match=message):
+            wrong()
