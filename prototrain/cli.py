@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 
 from prototrain import __version__
-from prototrain.commands import action, compare, plot, report, run, runs, sweep
+from prototrain.commands import action, compare, new, plot, report, run, runs, sweep
 from prototrain.errors import PrototrainError
 from prototrain.tracebacks import format_error, python_in_graph
 
-_COMMANDS = (run, action, runs, compare, plot, report, sweep)
+_COMMANDS = (new, run, action, runs, compare, plot, report, sweep)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

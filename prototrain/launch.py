@@ -29,8 +29,9 @@ from prototrain.trainers.tower import SimpleTrainer, TowerTrainer
 
 
 def default_callbacks(model: ModelProtocol) -> list[Callback]:
-    """The callbacks that a model's config asks for, to be used as they are, extended or edited."""
+    """The callbacks that a model's config asks for and those of its own, to be used as they are, extended or edited."""
     config = model.config
+    own = getattr(model, "callbacks", None)
     schedule = from_config(config)
     callbacks: list[Callback] = [] if schedule is None else [LearningRate(schedule)]
     return [
@@ -48,6 +49,7 @@ def default_callbacks(model: ModelProtocol) -> list[Callback]:
         ),
         SaveOnExit(),
         StopOnNaN(),
+        *(() if own is None else own()),
     ]
 
 

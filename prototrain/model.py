@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +17,8 @@ from prototrain.tracebacks import format_error
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+    from prototrain.callbacks.base import Callback
 
 
 class ModelProtocol(Protocol):
@@ -77,6 +79,7 @@ class Model:
         datasets: its function that returns the datasets.
         build: its function that builds one tower.
         source: the package's directory or the module's file, for the snapshot.
+        callbacks: its function that returns callbacks of its own, if it has one.
     """
 
     name: str
@@ -84,16 +87,18 @@ class Model:
     datasets: Callable[[], dict[str, tf.data.Dataset]]
     build: Callable[[dict[str, Any], bool], Mapping[str, Any]]
     source: Path | None = None
+    callbacks: Callable[[], Iterable[Callback]] | None = None
 
 
-_PARTS = {"config": "config", "datasets": "datasets", "build": "definition"}
+_PARTS = {"config": "config", "datasets": "datasets", "build": "definition", "callbacks": "callbacks"}
 
 
 def load_model(name: str) -> Model:
     """Import a model package from the current directory or from any installed package.
 
     The package gives `config`, `datasets` and `build` itself, or has them in its modules ``config.py``, ``datasets.py``
-    and ``definition.py``.
+    and ``definition.py``. A function `callbacks`, there or in ``callbacks.py``, may add callbacks to those that the
+    config asks for.
 
     Args:
         name: a dotted module name such as ``models.simple``.
@@ -109,7 +114,7 @@ def load_model(name: str) -> Model:
     if module is None:
         raise ModelError(f"there is no model {name}: no such module in {Path.cwd()} or among the installed packages")
     parts = {part: _find_part(module, part) for part in _PARTS}
-    missing = [part for part, value in parts.items() if value is None]
+    missing = [part for part, value in parts.items() if value is None and part != "callbacks"]
     if missing:
         homes = [f"{_PARTS[part]}.py" for part in missing] if hasattr(module, "__path__") else []
         where = " or in its ".join([Path(module.__file__ or name).name, " and ".join(homes)][: 1 + bool(homes)])
@@ -117,15 +122,15 @@ def load_model(name: str) -> Model:
     config = parts["config"]
     if not isinstance(config, Mapping):
         raise ModelError(f"model {name}: config must be a Config or a dict, not {type(config).__name__}")
-    for part in ("datasets", "build"):
-        if not callable(parts[part]):
+    for part in ("datasets", "build", "callbacks"):
+        if parts[part] is not None and not callable(parts[part]):
             raise ModelError(f"model {name}: {part} must be a function, not {type(parts[part]).__name__}")
     try:
         config = config if isinstance(config, Config) else Config(config)
     except ConfigError as error:
         raise ConfigError(f"model {name}: {error}") from error
     config.keep_defaults()
-    return Model(name, config, parts["datasets"], parts["build"], source_of(module))
+    return Model(name, config, parts["datasets"], parts["build"], source_of(module), parts["callbacks"])
 
 
 def _find_part(module: ModuleType, part: str) -> Any:

@@ -18,8 +18,6 @@ class Predictor:
     """A compiled function from arrays or tensors to arrays. It shares the training variables: what it returns changes
     as training goes on.
 
-    ::
-
         predict = trainer.get_predictor(["images"], ["logits"])
         (logits,) = predict(images)
 

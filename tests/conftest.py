@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -47,3 +51,33 @@ def _no_search_through_old_graphs() -> Iterator[None]:
 def experiment(tmp_path: Path) -> Path:
     """A directory for a run, which does not exist yet."""
     return tmp_path / "experiment"
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty working directory, from which the repository's `models` are imported anew."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    kept = forget_models()
+    yield tmp_path
+    forget_models()
+    sys.modules.update(kept)
+
+
+def forget_models() -> dict[str, ModuleType]:
+    """Let modules of `models` and of the working directory be imported anew: a run may have changed their config.
+
+    Returns:
+        those that were there.
+    """
+    homes = (f"{ROOT}/models", f"{Path.cwd()}/")
+    found = {name: module for name, module in sys.modules.items() if _home(module).startswith(homes)}
+    for name in found:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    return found
+
+
+def _home(module: ModuleType) -> str:
+    return getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", [])), "")

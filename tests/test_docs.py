@@ -1,65 +1,75 @@
-"""The documentation's examples run, and the documentation names every callback."""
+"""The documentation is true: what its pages show runs, and they name every callback and every exported name."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
+import prototrain
 from prototrain import callbacks
+from prototrain.run_record import Part
 from tests.conftest import ROOT
+from tests.pages import follow, read_blocks
 
-PAGE = (ROOT / "docs" / "callbacks.md").read_text(encoding="utf-8")
-BLOCKS = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SECTIONS = re.split(r"^(?=## )", PAGE, flags=re.MULTILINE)
-
-
-def sections() -> Iterator[Any]:
-    """The sections with examples that stand on the first ones."""
-    for section in SECTIONS:
-        title = section.splitlines()[0].removeprefix("## ")
-        if BLOCKS.search(section) and title not in ("Write one in ten lines", "The examples"):
-            yield pytest.param(section, id=title)
-
-
-@pytest.fixture(scope="module")
-def names() -> dict[str, Any]:
-    """What the page's first blocks define."""
-    defined: dict[str, Any] = {"__name__": "page"}
-    first = [section for section in SECTIONS if section.startswith(("## Write one", "## The examples"))]
-    for block in BLOCKS.findall("".join(first)):
-        run_block(block, defined)
-    return defined
-
-
-def run_block(code: str, names: dict[str, Any]) -> None:
-    line = PAGE[: PAGE.index(code)].count("\n")
-    exec(compile("\n" * line + code, "docs/callbacks.md", "exec"), names)
+DOCS = ROOT / "docs"
+PAGES = sorted(page for page in DOCS.rglob("*.md") if read_blocks(page))
+CALLBACKS = DOCS / "callbacks.md"
+LEFT = {  # what must be there after a page
+    "experiments.md": ["curves.png", "experiments/wide/report.html"],
+    "exporting.md": ["experiments/simple/analysis/step-0000000100-evaluate.json", "experiments/simple/exported/200"],
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("section", list(sections()))
-def test_the_examples_run(section: str, names: dict[str, Any]) -> None:
-    own = dict(names)
-    for block in BLOCKS.findall(section):
-        run_block(block, own)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_what_a_page_shows_runs(
+    page: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if page.name == "sweeps.md":
+        pytest.skip("tests/sweeps has it: its commands start processes")
+    follow(page, monkeypatch, capsys)
+    assert [path for path in LEFT.get(page.name, []) if not (scratch / path).exists()] == []
+
+
+@pytest.mark.parametrize(
+    "page", [*ROOT.glob("*.md"), *DOCS.rglob("*.md")], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
 
 
 def test_every_callback_has_its_place() -> None:
+    text = CALLBACKS.read_text(encoding="utf-8")
     classes = [getattr(callbacks, name) for name in callbacks.__all__]
     mine = [c.__name__ for c in classes if isinstance(c, type) and issubclass(c, callbacks.Callback)]
-    headings = set(re.findall(r"^### (\w+)$", PAGE, re.MULTILINE))
+    headings = set(re.findall(r"^### (\w+)$", text, re.MULTILINE))
     assert set(mine) - {"Callback"} - headings == set()
-    missing = [name for name in callbacks.__all__ if f"`{name}" not in PAGE and f"{name}(" not in PAGE]
+    missing = [name for name in callbacks.__all__ if f"`{name}" not in text and f"{name}(" not in text]
     assert missing == ["Best", "Priority"]
 
 
 def test_each_example_is_short() -> None:
-    for heading, section in re.findall(r"^### (\w+)\n(.*?)(?=^##)", PAGE, re.MULTILINE | re.DOTALL):
-        blocks = BLOCKS.findall(section)
+    text = CALLBACKS.read_text(encoding="utf-8")
+    for heading, section in re.findall(r"^### (\w+)\n(.*?)(?=^##)", text, re.MULTILINE | re.DOTALL):
+        blocks = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
         assert blocks, heading
         lines = [line for line in blocks[0].splitlines() if line.strip()]
         classes = sum(line.startswith(("class", "def", "    ")) for line in lines)
         assert len(lines) - classes <= 4, heading
+
+
+def test_every_exported_name_is_in_the_api() -> None:
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
+    shown = tuple(re.findall(r"^::: (\S+)$", pages, re.MULTILINE))
+    homes = [f"prototrain.{home}.{name}" for name, home in prototrain._HOMES.items()]
+    assert [home for home in homes if not home.startswith(shown)] == []
+
+
+def test_the_page_describes_run_json() -> None:
+    table = (DOCS / "experiments.md").read_text(encoding="utf-8").partition("## run.json")[2]
+    names = re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines() if row.startswith("| `")))
+    assert sorted(names) == sorted(attribute.name for attribute in fields(Part))

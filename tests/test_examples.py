@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +16,7 @@ from prototrain import Callback
 from prototrain.callbacks import JSONWriter, SaveOnExit, StopOnNaN, Summaries, Validation
 from prototrain.checkpoint import Checkpoints
 from tests.conftest import ROOT
+from tests.tiny import PressesCtrlC
 
 
 @pytest.fixture(scope="module")
@@ -27,19 +26,6 @@ def evolution() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-class StopsAt(Callback):
-    """Presses Ctrl-C after a step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def next_step(self, step: int) -> int | None:
-        return self.step if step < self.step else None
-
-    def trigger_step(self) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_evolution_stopped_and_resumed_ends_in_the_same_bits(evolution: ModuleType, tmp_path: Path) -> None:
@@ -52,7 +38,7 @@ def test_evolution_stopped_and_resumed_ends_in_the_same_bits(evolution: ModuleTy
     whole = run(tmp_path / "whole")
     for step in (3, 8):
         with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / "stopped", StopsAt(step))
+            run(tmp_path / "stopped", PressesCtrlC(step))
     resumed = run(tmp_path / "stopped")
     assert whole.state["weights"].tobytes() == resumed.state["weights"].tobytes()
     assert whole.state["velocity"].tobytes() == resumed.state["velocity"].tobytes()

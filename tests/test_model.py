@@ -118,6 +118,7 @@ CONFIG, DATASETS, BUILD = WHOLE.values()
         ({"mine": "config = 3\n" + DATASETS + BUILD}, "config must be a Config or a dict, not int"),
         ({"mine": CONFIG + "datasets = {}\n" + BUILD}, "datasets must be a function, not dict"),
         ({"mine": CONFIG + DATASETS + "build = 1\n"}, "build must be a function, not int"),
+        ({"mine": CONFIG + DATASETS + BUILD + "callbacks = []\n"}, "callbacks must be a function, not list"),
         ({"mine": "from prototrain import Config\nConfig({'trainer.x': 1})"}, "model mine: unknown key 'trainer.x'"),
     ],
 )

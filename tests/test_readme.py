@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,19 +10,16 @@ import pytest
 from prototrain.cli import _parser
 from prototrain.config_schema import SCHEMA, UNSET
 from tests.conftest import ROOT
+from tests.pages import read_blocks
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+BLOCKS = [block.code for block in read_blocks(ROOT / "README.md") if block.language == "python"]
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_python_runs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
-    for name in [name for name in sys.modules if name.partition(".")[0] == "models"]:
-        monkeypatch.delitem(sys.modules, name)  # a block may change the model's config
+def test_python_runs(number: int, scratch: Path) -> None:
     exec(compile(BLOCKS[number], f"README.md, block {number}", "exec"), {"__name__": "readme"})
-    (experiment,) = (tmp_path / "experiments").iterdir()
+    (experiment,) = (scratch / "experiments").iterdir()
     assert list((experiment / "checkpoints").glob("step-*"))
     assert (experiment / "metrics.jsonl").stat().st_size > 0
 
@@ -46,24 +42,13 @@ def test_every_option_of_run_is_there() -> None:
     assert options <= set(re.findall(r"--?[a-z-]+", TEXT))
 
 
-def test_links_lead_somewhere() -> None:
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", TEXT) if "://" not in link]
-    assert links and all((ROOT / link).exists() for link in links)
-
-
-def test_what_a_run_prints_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "models"]:
-        monkeypatch.delitem(sys.modules, name)  # another test may have changed its config
+def test_what_a_run_prints_is_shown_as_it_is(scratch: Path) -> None:
     shown = re.search(r"^model  .*?(?=\n\nstep 100)", TEXT, re.MULTILINE | re.DOTALL)
     assert shown is not None
     from prototrain import SimpleTrainer, load_model
     from prototrain.trainers.banner import opening
 
-    sys.path.insert(0, str(ROOT))
-    try:
-        trainer = SimpleTrainer(load_model("models.simple"), experiment="experiments/simple")
-    finally:
-        sys.path.remove(str(ROOT))
+    trainer = SimpleTrainer(load_model("models.simple"), experiment="experiments/simple")
     trainer.max_steps = trainer.total_steps = trainer.config["model.num_steps"]
     trainer.steps_per_epoch = trainer.data.cardinality
     printed = opening(trainer).splitlines()

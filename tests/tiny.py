@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,6 +115,19 @@ class Recorder(Callback):
     def steps(self, hook: str) -> list[int]:
         """The steps at which a hook was called."""
         return [step for name, step in self.calls if name == hook]
+
+
+class PressesCtrlC(Callback):
+    """Presses Ctrl-C after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def next_step(self, step: int) -> int | None:
+        return self.step if step < self.step else None
+
+    def trigger_step(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 class Losses(Callback):

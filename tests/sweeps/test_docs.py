@@ -18,6 +18,7 @@ from prototrain.sweeps.space import FORMS, Range, parse_search
 from prototrain.sweeps.study import PRUNERS
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.usefixtures("scratch")
 PAGE = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ prototrain (.*)$", PAGE, re.MULTILINE)
 RUN = [command for command in COMMANDS if "postgresql:" not in command]
@@ -27,15 +28,6 @@ VALUES = {
     ("batch_size=32", "method=adam"): 0.14851,
     ("batch_size=32", "method=sgd"): 1.6758,
 }
-
-
-@pytest.fixture(autouse=True)
-def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A working directory from which `models` can be imported anew."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
-    for name in [name for name in sys.modules if name.partition(".")[0] == "models"]:
-        monkeypatch.delitem(sys.modules, name)
 
 
 # In place of a trial's process: has the values that the page shows.

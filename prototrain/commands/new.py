@@ -1,0 +1,68 @@
+"""`prototrain new`: write a model to start from."""
+
+from __future__ import annotations
+
+import keyword
+import os
+import tempfile
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from prototrain.errors import ModelError
+
+_TEMPLATE = "prototrain.template"
+
+
+def add(commands: Any) -> None:
+    """Declare the command's arguments."""
+    new = commands.add_parser(
+        "new",
+        help="write a model package to start from",
+        description="Write a small model package into the current directory. It trains as it is.",
+    )
+    new.add_argument("name", metavar="MODEL", help="the new package, such as mymodel or models.mine")
+    new.set_defaults(command=lambda options: _new(options.name))
+
+
+def _new(name: str) -> None:
+    target = _free_place(name)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".tmp-") as scratch:
+            package = Path(scratch) / target.name
+            package.mkdir()
+            for source in files("prototrain").joinpath("template").iterdir():
+                if source.name.endswith(".py"):
+                    text = source.read_text(encoding="utf-8")
+                    (package / source.name).write_text(_renamed(text, name), encoding="utf-8")
+            os.rename(package, target)  # whole or not at all
+    except OSError as error:
+        raise ModelError(f"cannot write {target}: {error.strerror}") from error
+    for path in sorted(target.iterdir()):
+        print(path)
+    print(f"\ntrain it  prototrain run {name}")
+
+
+def _renamed(text: str, name: str) -> str:
+    last = name.rpartition(".")[2]
+    return text.replace(_TEMPLATE, name).replace('"template"', f'"{last}"')
+
+
+def _free_place(name: str) -> Path:
+    """Where the package goes.
+
+    Raises:
+        ModelError: the name cannot be a module's, or is taken.
+    """
+    parts = name.split(".")
+    if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
+        raise ModelError(f"{name!r} is not a module name; take letters, digits and underscores, such as mymodel")
+    target = Path(*parts)
+    if target.exists() or target.with_suffix(".py").exists():
+        raise ModelError(f"{target} is there already; choose another name or delete it first")
+    found = None if Path(parts[0]).exists() else find_spec(parts[0])
+    if found is not None:
+        raise ModelError(f"there is a module {parts[0]} already, in {found.origin}; choose another name")
+    return target

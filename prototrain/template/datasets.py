@@ -1,0 +1,36 @@
+"""The data: points of two spirals that wind around each other. Put your own in its place.
+
+`prototrain.readers` has readers for JSON lines, TFRecord files and folders of images.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from .config import config
+
+
+def datasets() -> dict[str, tf.data.Dataset]:
+    """Gives dicts of "points", float32 [batch, 2], and "labels", int32 [batch], 0 or 1.
+
+    "trn" is trained on, again and again, and needs no `repeat`; "vld" is measured while training, "tst" by
+    `prototrain action prototrain.template evaluate`.
+    """
+    # Read here and not when this file is imported, so that `-s model.batch_size=64` counts.
+    batch_size = config["model.batch_size"]
+    return {
+        "trn": spirals(1600, seed=1).shuffle(1600).batch(batch_size, drop_remainder=True),
+        "vld": spirals(200, seed=2).batch(batch_size),
+        "tst": spirals(200, seed=3).batch(batch_size),
+    }
+
+
+def spirals(count: int, *, seed: int) -> tf.data.Dataset:
+    """`count` points with a little noise, one after the other."""
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, 2, count)
+    distance = random.uniform(0.1, 1.0, count)
+    angle = 3 * np.pi * distance + np.pi * labels
+    points = distance[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1) + random.normal(0, 0.02, (count, 2))
+    return tf.data.Dataset.from_tensor_slices({"points": points.astype(np.float32), "labels": labels.astype(np.int32)})
