@@ -133,4 +133,10 @@ class StopRequest:
 
 
 def _interactive() -> bool:
-    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
+    return hasattr(sys, "ps1") or in_notebook()
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook; only to have imported one is not enough."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return hasattr(shell, "kernel")

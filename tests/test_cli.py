@@ -227,7 +227,7 @@ def test_an_error_in_a_generator_shows_where(capfd: pytest.CaptureFixture[str]) 
     )
     lines = fails(capfd).splitlines()
     assert sum("in rows" in line for line in lines) == 1
-    assert lines[-1] == "prototrain: error: step 3 failed in the data: ValueError: row 3 is bad"
+    assert lines[-1] == "prototrain: error: step 3 failed in the data: ValueError: row 3 is bad (m.py, line 20)"
 
 
 def test_a_loss_that_is_not_finite(capfd: pytest.CaptureFixture[str]) -> None:

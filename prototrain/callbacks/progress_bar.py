@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.monitor import as_number
+from prototrain.signals import in_notebook
 
 
 class ProgressBar(Callback):
@@ -94,4 +95,4 @@ class ProgressBar(Callback):
 
 def is_live() -> bool:
     """Whether a bar can redraw itself: on a terminal and in a notebook."""
-    return sys.stderr.isatty() or "ipykernel" in sys.modules
+    return sys.stderr.isatty() or in_notebook()

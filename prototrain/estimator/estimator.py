@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +32,17 @@ from prototrain.callbacks import (
 )
 from prototrain.checkpoint import BUNDLE, Checkpoint, Checkpoints, verify
 from prototrain.config import Config
-from prototrain.errors import CheckpointError, ConfigError, DataError, ModelError
+from prototrain.errors import CheckpointError, ConfigError, ModelError
 from prototrain.estimator.hooks import as_callbacks
-from prototrain.estimator.program import Program, calling, home_of_function
+from prototrain.estimator.program import Program, calling
 from prototrain.estimator.serving import ServingInputReceiver
-from prototrain.estimator.specs import EvalSpec, ModeKeys, RunConfig, TrainSpec
+from prototrain.estimator.specs import EvalSpec, ModeKeys, RunConfig, TrainSpec, positive
 from prototrain.estimator.trainers import BuiltProgram, ProgramTrainer, make_trainer
-from prototrain.experiment import Experiment
+from prototrain.experiment import Experiment, source_of
 from prototrain.trainers.services import ENDLESS
+from prototrain.wording import in_digits
 
 InputFn = Callable[..., tf.data.Dataset]
-
-_SEED = 1337
 
 
 class Estimator:
@@ -71,22 +72,22 @@ class Estimator:
         params: Any = None,
         warm_start_from: str | Path | None = None,
     ) -> None:
-        self.config = config if config is not None else RunConfig()
-        if not isinstance(self.config, RunConfig):
+        if not isinstance(config, RunConfig | None):
             raise ConfigError(f"config must be a prototrain.estimator.RunConfig, not {type(config).__name__}")
         if warm_start_from is not None and not isinstance(warm_start_from, str | Path):
             raise ConfigError(f"warm_start_from must be a directory, not {type(warm_start_from).__name__}")
-        self.params = copy.deepcopy(params) if params is not None else {}
         self.model_fn = model_fn
+        self.params = copy.deepcopy(params) if params is not None else {}
+        self.config = copy.copy(config) if config is not None else RunConfig()
         self._warm_start_from = warm_start_from
         self._call = calling(
             model_fn, "model_fn", features=None, labels=None, mode=None, params=self.params, config=self.config
         )
-        self.model_dir = self._choose_directory(model_dir)
+        self.model_dir = self.config.model_dir = self._choose_directory(model_dir)
         self._experiment = Experiment(self.model_dir)
 
     def _choose_directory(self, model_dir: str | Path | None) -> str:
-        given = {str(place) for place in (model_dir, self.config.model_dir) if place is not None}
+        given = {str(place) for place in (model_dir, self.config.model_dir) if place}
         if len(given) > 1:
             raise ConfigError(f"there are two model directories, {' and '.join(sorted(given))}; give one")
         directory = given.pop() if given else tempfile.mkdtemp(prefix="model-")
@@ -123,41 +124,43 @@ class Estimator:
         """
         if steps is not None and max_steps is not None:
             raise ConfigError("train: give steps or max_steps, not both")
-        done = self._newest_step()
-        until = max_steps if steps is None else done + _positive("steps", steps)
-        if until is None or done < _positive("max_steps", until):
-            self._run(self._trainer(input_fn, done), hooks, until)
-        else:
-            print(f"nothing to train: {self.model_dir} is at step {done} of {until}")
+        done, more = self._newest_step(), positive("steps", steps)
+        spec = TrainSpec(input_fn, max_steps if more is None else done + more, hooks)
+        if (trainer := self._trainer(spec, done)) is not None:
+            self._run(trainer, spec)
         return self
 
-    def _trainer(self, input_fn: InputFn, done: int) -> ProgramTrainer:
-        program = self._program(ModeKeys.TRAIN, input_fn)
+    def _trainer(self, spec: TrainSpec, done: int) -> ProgramTrainer | None:
+        """A trainer, unless all steps are done."""
+        if spec.max_steps is not None and done >= spec.max_steps:
+            print(f"nothing to train: {self.model_dir} is at step {done} of {spec.max_steps}")
+            return None
+        program = self._program(ModeKeys.TRAIN, spec.input_fn)
         trainer = make_trainer(program, self.model_dir, self.config.train_distribute)
         trainer.data.allow_changes = True  # what the data is like is the input_fn's concern
         if self._warm_start_from is not None and not done:
             trainer.load_weights(self._warm_start_from)
         return trainer
 
-    def _run(self, trainer: ProgramTrainer, hooks: Sequence[Any] | None, until: int | None, *more: Callback) -> None:
-        config, spec = self.config, trainer.model.spec
-        rate = None if spec is None else spec.train_op.learning_rate
+    def _run(self, trainer: ProgramTrainer, spec: TrainSpec, *more: Callback) -> None:
+        config, rate = self.config, trainer.model.spec.train_op.learning_rate
+        printer = ScalarPrinter(blacklist=["trn/loss_(l2|total)$"])
+        periods = ((Summaries(), config.save_summary_steps), (printer, config.log_step_count_steps))
         callbacks: list[Callback] = [
             *([] if rate is None else [LearningRate(rate)]),
             *more,
-            Summaries().every(steps=config.save_summary_steps),
+            *(callback.every(steps=steps) for callback, steps in periods if steps),
             TensorBoardWriter(),
             JSONWriter(),
-            ScalarPrinter(blacklist=["trn/loss_(l2|total)$"]).every(steps=config.log_step_count_steps),
             ProgressBar(),
             ModelSaver(max_to_keep=config.keep_checkpoint_max or sys.maxsize, asynchronous=True).every(
                 **config.checkpoint_interval
             ),
             SaveOnExit(),
             StopOnNaN(),
-            *as_callbacks(hooks),
+            *as_callbacks(spec.hooks),
         ]
-        trainer.train(callbacks, max_steps=ENDLESS if until is None else until)
+        trainer.train(callbacks, max_steps=spec.max_steps or ENDLESS)
 
     # -- using what was trained ---------------------------------------------------------------------------------------
 
@@ -181,7 +184,10 @@ class Estimator:
 
         Raises:
             CheckpointError: there is no checkpoint, or none that fits.
+            ConfigError: `steps` is not a positive whole number.
+            DataError: the dataset has no end, and there are no `steps`.
         """
+        steps = positive("steps", steps)
         built = self._built(self._program(ModeKeys.EVAL, input_fn), checkpoint_path)
         with built.stop:
             measured = built.measure(steps)
@@ -192,7 +198,8 @@ class Estimator:
             for scalar, value in _scalars(measured).items():
                 tf.summary.scalar(scalar, value)
         writer.close()
-        print(f"evaluated at step {built.global_step}: {_in_words(measured)}")
+        words = ", ".join(f"{scalar} {in_digits(value)}" for scalar, value in _scalars(measured).items())
+        print(f"evaluated at step {built.global_step}: {words}")
         return measured
 
     def predict(
@@ -218,9 +225,9 @@ class Estimator:
             ModelError: there is no such key, or a prediction is not one for each example.
         """
         built = self._built(self._program(ModeKeys.PREDICT, input_fn), checkpoint_path)
-        assert built.model.spec is not None  # the model is built
-        single = not isinstance(built.model.spec.predictions, Mapping)
-        found = ["output"] if single else list(built.model.spec.predictions)
+        predictions = built.model.spec.predictions
+        single = not isinstance(predictions, Mapping)
+        found = ["output"] if single else list(predictions)
         wanted = [predict_keys] if isinstance(predict_keys, str) else predict_keys
         keys = [key for key in found if wanted is None or key in wanted]
         if not keys:
@@ -274,7 +281,7 @@ class Estimator:
 
     def latest_checkpoint(self) -> str | None:
         """The newest checkpoint, as `tf.train.load_checkpoint` takes it; None if there is none."""
-        newest = self._checkpoints().newest()
+        newest = self._newest()
         return None if newest is None else str(newest.path / BUNDLE)
 
     def get_variable_names(self) -> list[str]:
@@ -295,17 +302,17 @@ class Estimator:
             raise CheckpointError(f"there is no variable {name!r}; get_variable_names() has all of them")
         return variables[name]
 
-    def _checkpoints(self) -> Checkpoints:
-        return Checkpoints(self._experiment.checkpoints, run_id=self._experiment.run_id)
+    def _newest(self) -> Checkpoint | None:
+        return Checkpoints(self._experiment.checkpoints, run_id=self._experiment.run_id).newest()
 
     def _newest_step(self) -> int:
-        newest = self._checkpoints().newest()
+        newest = self._newest()
         return 0 if newest is None else newest.step
 
     def _checkpoint(self, path: str | Path | None) -> Checkpoint:
         if path is not None:
             return verify(Path(path).parent if Path(path).name == BUNDLE else Path(path))
-        newest = self._checkpoints().newest()
+        newest = self._newest()
         if newest is None:
             raise CheckpointError(f"there is no checkpoint in {self.model_dir} yet; call train() first")
         return newest
@@ -313,25 +320,21 @@ class Estimator:
     # -- models -------------------------------------------------------------------------------------------------------
 
     def _program(self, mode: str, input_fn: Callable[..., Any], **more: Any) -> Program:
-        directory = Path(self.model_dir)
-        seed = self.config.tf_random_seed
+        directory = Path(self.model_dir).resolve()  # "." has no name
         config = Config(
             {
                 "trainer.experiment_base_dir": str(directory.parent),
                 "trainer.experiment_name": directory.name,
-                "trainer.random_seed": _SEED if seed is None else seed,
                 "model.batch_size": 1,  # until the data is known
                 "params": self.params if isinstance(self.params, Mapping) else getattr(self.params, "__dict__", {}),
             }
         )
+        if self.config.tf_random_seed is not None:
+            config["trainer.random_seed"] = self.config.tf_random_seed
         read = calling(input_fn, "input_fn", mode=mode, params=self.params, config=self.config)
-        name = getattr(self.model_fn, "__name__", "model_fn")
-        return Program(
-            self._call_model_fn, mode, read, config, name=name, source=home_of_function(self.model_fn), **more
-        )
-
-    def _call_model_fn(self, features: Any, labels: Any, mode: str) -> Any:
-        return self._call(features=features, labels=labels, mode=mode)
+        written = self.model_fn.func if isinstance(self.model_fn, partial) else self.model_fn
+        name, source = getattr(written, "__name__", "model_fn"), source_of(inspect.getmodule(written))
+        return Program(self._call, mode, read, config, name=name, source=source, **more)
 
     def _built(self, program: Program, checkpoint_path: str | Path | None) -> BuiltProgram:
         checkpoint = self._checkpoint(checkpoint_path)
@@ -359,7 +362,6 @@ class ThrottledValidation(Validation):
         self._not_before = 0.0
 
     def before_train(self) -> None:
-        self._built.stop = self.trainer.stop
         self._not_before = self._clock() + self._spec.start_delay_secs
 
     def trigger(self) -> None:
@@ -386,17 +388,14 @@ def train_and_evaluate(
     Raises:
         PrototrainError: the user's mistakes, and what went wrong in a step.
     """
-    done, until = estimator._newest_step(), train_spec.max_steps
     measured = None
-    if until is None or done < until:
-        trainer = estimator._trainer(train_spec.input_fn, done)
+    if (trainer := estimator._trainer(train_spec, estimator._newest_step())) is not None:
         built = BuiltProgram(estimator._program(ModeKeys.EVAL, eval_spec.input_fn))
+        built.take_over(trainer)  # so that what does not fit shows now
         evaluation = ThrottledValidation(built, eval_spec)
-        estimator._run(trainer, train_spec.hooks, until, evaluation.every(**estimator.config.checkpoint_interval))
+        estimator._run(trainer, train_spec, evaluation.every(**estimator.config.checkpoint_interval))
         measured = evaluation.measured
-    if measured is None:
-        measured = estimator.evaluate(eval_spec.input_fn, eval_spec.steps, eval_spec.name)
-    return measured, []
+    return measured or estimator.evaluate(eval_spec.input_fn, eval_spec.steps, eval_spec.name), []
 
 
 def _prefix(name: str | None) -> str:
@@ -407,20 +406,10 @@ def _scalars(measured: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in measured.items() if isinstance(value, float)}
 
 
-def _in_words(measured: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value:.5g}" for name, value in _scalars(measured).items())
-
-
-def _positive(what: str, number: int) -> int:
-    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise ConfigError(f"train: {what} must be a positive whole number, not {number!r}")
-    return number
-
-
 def _examples(arrays: dict[str, Any]) -> Iterator[dict[str, Any]]:
     sizes = {name: len(array) if np.ndim(array) else None for name, array in arrays.items()}
     if len(set(sizes.values())) != 1 or None in sizes.values():
         shapes = ", ".join(f"{name} {np.shape(array)}" for name, array in arrays.items())
-        raise DataError(f"predictions are not one for each example ({shapes}); use yield_single_examples=False")
+        raise ModelError(f"predictions are not one for each example ({shapes}); use yield_single_examples=False")
     for index in range(next(iter(sizes.values())) or 0):
         yield {name: array[index] for name, array in arrays.items()}

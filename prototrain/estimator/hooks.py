@@ -58,8 +58,6 @@ class SessionRunContext:
         stop_requested: whether `request_stop` was called.
     """
 
-    original_args = SessionRunArgs(None)
-
     def __init__(self, who: str) -> None:
         self.session = _NoSession(who)
         self.stop_requested = False

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +17,6 @@ import tensorflow as tf
 from prototrain.config import Config
 from prototrain.errors import DataError, ModelError
 from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec
-from prototrain.experiment import source_of
 
 _GUIDE = 'see the table in "From tf.estimator" of the documentation'
 _INSTEAD = {
@@ -29,45 +28,30 @@ _INSTEAD = {
 }
 
 
+@dataclass(eq=False)
 class Program:
     """A model of the engine that calls a `model_fn` in one mode.
 
-    Args:
-        call: the `model_fn`, called with features, labels and mode.
+    Attributes:
+        call: the `model_fn`, called with the arguments features, labels and mode by name.
         mode: see `ModeKeys`.
-        dataset: returns the data.
-        config: of the engine; gets the batch size.
+        read: returns the data.
+        config: of the engine.
         name: of the `model_fn`, for tables.
         source: where it was written, if that is known.
         features_of: from a batch to the features, for data that is not what an `input_fn` gives.
-
-    Attributes:
         spec: what the first call returned.
-        needs_batch_size: whether the batch size must be known before the data is read.
     """
 
-    spec: EstimatorSpec | None = None
-
-    def __init__(
-        self,
-        call: Callable[[Any, Any, str], Any],
-        mode: str,
-        dataset: Callable[[], Any],
-        config: Config,
-        *,
-        name: str = "model_fn",
-        source: Path | None = None,
-        features_of: Callable[[dict[str, Any]], Any] | None = None,
-    ) -> None:
-        self.config = config
-        self.mode = mode
-        self.name = name
-        self.source = source
-        self.needs_batch_size = False
-        self._call = call
-        self._dataset = dataset
-        self._features_of = features_of
-        self._like: tuple[Any, Any] = (None, None)
+    call: Callable[..., Any]
+    mode: str
+    read: Callable[[], Any]
+    config: Config
+    name: str
+    source: Path | None
+    features_of: Callable[[dict[str, Any]], Any] | None = None
+    spec: EstimatorSpec = field(init=False)
+    _like: tuple[Any, Any] = field(init=False, default=(None, None))
 
     def datasets(self) -> dict[str, tf.data.Dataset]:
         """The data, each element a dict of tensors by name: "features", or "features/<name>", and the same of labels.
@@ -75,20 +59,21 @@ class Program:
         Raises:
             DataError: the `input_fn` gives something else.
         """
-        dataset = self._dataset()
-        if self._features_of is not None:
+        dataset = self.read()
+        if self.features_of is not None:
             return {"trn": dataset}
         if not isinstance(dataset, tf.data.Dataset):
             raise DataError(f"input_fn must return a tf.data.Dataset, not {type(dataset).__name__}; {_GUIDE}")
         if int(dataset.cardinality()) == 0:
             raise DataError("the dataset of input_fn is empty")
         self._like = self._parts(dataset.element_spec)
-        flat = dataset.map(lambda *element: _flat(self._parts(element if len(element) > 1 else element[0])))
-        if self.needs_batch_size:
-            first = next(iter(flat.take(1)), None)
-            if first is not None:
-                self.config["model.batch_size"] = int(tf.nest.flatten(first)[0].shape[0])
-        return {"trn": flat}
+        is_tuple = isinstance(dataset.element_spec, tuple)
+
+        def by_name(*element: Any) -> dict[str, Any]:
+            found = _flat(self._parts(element if is_tuple else element[0]))
+            return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+        return {"trn": dataset.map(by_name)}
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
         """Call the `model_fn`; scalars in what is returned are reported.
@@ -96,17 +81,16 @@ class Program:
         Raises:
             ModelError: it is not written for Keras and TensorFlow 2, or returns less than the mode needs.
         """
-        if self._features_of is not None:
-            features, labels = self._features_of(inputs), None
+        if self.features_of is not None:
+            features, labels = self.features_of(inputs), None
         else:
-            features, labels = (_packed(like, inputs, name) for name, like in zip(_NAMES, self._like, strict=True))
-        with explaining("model_fn"):
-            spec = checked(self._call(features, labels, self.mode), self.mode)
-        if self.spec is None:
+            features, labels = keras.tree.pack_sequence_as(self._like, [inputs.get(name) for name in _flat(self._like)])
+        spec = checked(self.call(features=features, labels=labels, mode=self.mode), self.mode)
+        if not hasattr(self, "spec"):
             self.spec = spec
         predictions = _named(spec.predictions)
         if self.mode == ModeKeys.PREDICT:
-            return predictions if self._features_of is None else exported(spec)
+            return predictions if self.features_of is None else exported(spec)
         metrics = {name: metric for name, metric in spec.eval_metric_ops.items() if tf.is_tensor(metric)}
         more = {**predictions, **metrics} if self.mode == ModeKeys.TRAIN else metrics
         return {"loss": spec.loss, **{name: value for name, value in more.items() if name != "loss"}}
@@ -114,41 +98,24 @@ class Program:
     @property
     def metrics(self) -> dict[str, keras.metrics.Metric]:
         """The metrics of the first call, by name; those of later calls have the same variables."""
-        found = {} if self.spec is None else self.spec.eval_metric_ops
-        return {name: metric for name, metric in found.items() if isinstance(metric, keras.metrics.Metric)}
+        found = self.spec.eval_metric_ops.items()
+        return {name: metric for name, metric in found if isinstance(metric, keras.metrics.Metric)}
 
     def _parts(self, element: Any) -> tuple[Any, Any]:
         """Features and labels; labels are None to predict."""
         if not isinstance(element, tuple):
             return element, None
+        if self.mode == ModeKeys.PREDICT:
+            return element[0], None
         if len(element) != 2:
             raise DataError(f"the dataset of input_fn must give (features, labels), not a tuple of {len(element)}")
-        return element[0], None if self.mode == ModeKeys.PREDICT else element[1]
-
-
-_NAMES = ("features", "labels")
+        return element[0], element[1]
 
 
 def _flat(parts: tuple[Any, Any]) -> dict[str, Any]:
-    """The tensors of features and labels by name."""
-    return {name: value for what, part in zip(_NAMES, parts, strict=True) for name, value in _leaves(what, part)}
-
-
-def _leaves(name: str, part: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(part, Mapping | tuple | list):
-        for key, inner in part.items() if isinstance(part, Mapping) else enumerate(part):
-            yield from _leaves(f"{name}/{key}", inner)
-    elif part is not None:
-        yield name, part
-
-
-def _packed(like: Any, flat: Mapping[str, Any], name: str) -> Any:
-    """The inverse of `_flat`, for a structure like that of a dataset's elements."""
-    if isinstance(like, Mapping):
-        return {key: _packed(inner, flat, f"{name}/{key}") for key, inner in like.items()}
-    if isinstance(like, tuple | list):
-        return type(like)(_packed(inner, flat, f"{name}/{index}") for index, inner in enumerate(like))
-    return None if like is None else flat[name]
+    """The tensors of features and labels by name, such as "features/width"; what is None, too."""
+    leaves = keras.tree.flatten_with_path(dict(zip(("features", "labels"), parts, strict=True)))
+    return {"/".join(map(str, path)): leaf for path, leaf in leaves}
 
 
 def _named(tensors: Any) -> dict[str, Any]:
@@ -193,7 +160,8 @@ def calling(function: Callable[..., Any], what: str, **available: Any) -> Callab
     if not callable(function):
         raise ModelError(f"{what} must be a function, not {type(function).__name__}")
     parameters = inspect.signature(function).parameters.values()
-    by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    bound = function.keywords if isinstance(function, partial) else {}  # what the user gave stays
+    by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in bound]
     odd = [p.name for p in by_name if p.name not in available and p.default is p.empty]
     if odd:
         raise ModelError(f"{what} takes {odd[0]!r}, which is none of {', '.join(available)}")
@@ -221,8 +189,8 @@ def explaining(what: str) -> Iterator[None]:
         home = owner.__name__ if isinstance(owner, ModuleType) else type(owner).__module__
         if name is None or not home.startswith(("tensorflow", "keras")):
             raise
-        shown = f"{'tf.' * (home != 'tensorflow')}{home.rpartition('.')[2]}.{name}".replace("tensorflow.", "tf.")
-        shown = shown if isinstance(owner, ModuleType) else f"{type(owner).__name__}.{name}"
+        last = home.rpartition(".")[2] if isinstance(owner, ModuleType) else type(owner).__name__
+        shown = f"tf.{name}" if last == "tensorflow" else f"{'tf.' * isinstance(owner, ModuleType)}{last}.{name}"
         raise ModelError(f"{what} uses {shown}, which is gone; {_INSTEAD.get(name, _GUIDE)}") from error
     except RuntimeError as error:
         if "eager execution" not in str(error):
@@ -271,11 +239,3 @@ def _optimizer_spec(train_op: Any) -> OptimizerSpec:
         f"train_op must be a Keras optimizer itself, or an OptimizerSpec, not {kind}: "
         "train_op=keras.optimizers.Adagrad(0.1); the engine does what minimize() did"
     )
-
-
-def home_of_function(function: Any) -> Path | None:
-    """The file or package that a function was written in."""
-    while isinstance(function, partial):
-        function = function.func
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    return None if module is None else source_of(module)

@@ -45,16 +45,7 @@ class ServingInputReceiver:
         """One batch to try the model on, with the shapes that are declared."""
         specs = dict(self.receiver_tensors)
         example = self.example if self.example is not None else {name: _zeros(spec) for name, spec in specs.items()}
-
-        def relax(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            declared = {name: tf.cast(batch[name], spec.dtype) for name, spec in specs.items()}
-            # The one batch must not narrow the shapes.
-            return {
-                name: tf.raw_ops.PlaceholderWithDefault(input=value, shape=specs[name].shape)
-                for name, value in declared.items()
-            }
-
-        return tf.data.Dataset.from_tensors(dict(example)).map(relax)
+        return tf.data.Dataset.from_generator(lambda: [dict(example)], output_signature=specs)
 
 
 def build_raw_serving_input_receiver_fn(

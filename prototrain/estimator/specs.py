@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from prototrain.config_schema import nearest
-from prototrain.errors import ConfigError, ModelError
+from prototrain.errors import ConfigError, ModelError, PrototrainError
 from prototrain.optimizers import GradientProcessor
 
 _HINTS = {
     "session_config": "there are no sessions; tf.config has settings of devices and threads",
     "device_fn": "put tf.device into model_fn",
     "eval_distribute": "evaluation runs on one device",
-    "keep_checkpoint_every_n_hours": "give train() the hook ModelSaver(keep_every_n_hours=...)",
+    "keep_checkpoint_every_n_hours": "give train() the hook ModelSaver(keep_every_n_hours=...).every(seconds=600)",
     "training_hooks": "give the hooks to train()",
     "training_chief_hooks": "give the hooks to train()",
+    "exporters": "call export_saved_model() after train_and_evaluate(); the hook MinSaver keeps the best checkpoint",
+    "hooks": "an evaluation is one compiled call",
     "evaluation_hooks": "an evaluation is one compiled call, which has no hooks",
     "prediction_hooks": "a prediction has no hooks",
     "scaffold": "the engine makes, saves and restores the variables; use warm_start_from to begin with others",
@@ -34,62 +37,65 @@ class ModeKeys:
     PREDICT = "infer"
 
 
-class RunConfig:
+@dataclass
+class _Fields:
+    """Base of what takes its fields only, and says what to do without another one."""
+
+    error: ClassVar[type[PrototrainError]] = ConfigError
+
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        names = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in names:
+                hint = _HINTS.get(name, f"the nearest that it has is {nearest(name, names)}")
+                raise cls.error(f"{cls.__name__} has no {name}: {hint}")
+        return super().__new__(cls)
+
+
+@dataclass
+class RunConfig(_Fields):
     """How an `Estimator` runs.
 
-    Args:
-        model_dir: the directory of the run, unless the `Estimator` is given one.
+    Attributes:
+        model_dir: the directory of the run, unless the `Estimator` is given one; that of the `Estimator` in its own.
         tf_random_seed: of everything random that has no seed of its own; 1337 if None.
-        save_summary_steps: steps between recorded scalars and summaries.
+        save_summary_steps: steps between recorded scalars and summaries; None or 0 records none.
         save_checkpoints_steps: steps between checkpoints.
         save_checkpoints_secs: seconds between checkpoints; 600 if neither is given.
         keep_checkpoint_max: older checkpoints are deleted; None or 0 keeps all.
-        log_step_count_steps: steps between printed scalars.
+        log_step_count_steps: steps between printed scalars; None or 0 prints none.
         train_distribute: a `tf.distribute.MirroredStrategy`, to train on its devices.
 
     Raises:
         ConfigError: there is no such setting, or there are two intervals.
     """
 
-    def __init__(
-        self,
-        model_dir: str | None = None,
-        tf_random_seed: int | None = None,
-        save_summary_steps: int = 100,
-        save_checkpoints_steps: int | None = None,
-        save_checkpoints_secs: float | None = None,
-        keep_checkpoint_max: int | None = 5,
-        log_step_count_steps: int = 100,
-        train_distribute: tf.distribute.Strategy | None = None,
-        **unknown: Any,
-    ) -> None:
-        self.model_dir = model_dir
-        self.tf_random_seed = tf_random_seed
-        self.save_summary_steps = save_summary_steps
-        self.save_checkpoints_steps = save_checkpoints_steps
-        self.save_checkpoints_secs = save_checkpoints_secs
-        self.keep_checkpoint_max = keep_checkpoint_max
-        self.log_step_count_steps = log_step_count_steps
-        self.train_distribute = train_distribute
-        if unknown:
-            _refuse("RunConfig", next(iter(unknown)), vars(self))
-        if save_checkpoints_steps is not None and save_checkpoints_secs is not None:
-            raise ConfigError("RunConfig: give save_checkpoints_steps or save_checkpoints_secs, not both")
-        if save_checkpoints_steps is None and save_checkpoints_secs is None:
+    model_dir: str | None = None
+    tf_random_seed: int | None = None
+    save_summary_steps: int | None = 100
+    save_checkpoints_steps: int | None = None
+    save_checkpoints_secs: float | None = None
+    keep_checkpoint_max: int | None = 5
+    log_step_count_steps: int | None = 100
+    train_distribute: tf.distribute.Strategy | None = None
+
+    def __post_init__(self) -> None:
+        if self.save_checkpoints_steps is None and self.save_checkpoints_secs is None:
             self.save_checkpoints_secs = 600.0
+        elif self.save_checkpoints_steps is not None and self.save_checkpoints_secs is not None:
+            raise ConfigError("RunConfig: give save_checkpoints_steps or save_checkpoints_secs, not both")
 
     @property
     def checkpoint_interval(self) -> dict[str, Any]:
         """When checkpoints are written, as arguments of `Callback.every`."""
-        if self.save_checkpoints_steps is not None:
-            return {"steps": self.save_checkpoints_steps}
-        return {"seconds": self.save_checkpoints_secs}
+        return {"steps": self.save_checkpoints_steps, "seconds": self.save_checkpoints_secs}
 
 
-class EstimatorSpec:
+@dataclass
+class EstimatorSpec(_Fields):
     """What a `model_fn` makes of one batch.
 
-    Args:
+    Attributes:
         mode: what it was called for, see `ModeKeys`.
         predictions: a tensor, or tensors by name; required to predict.
         loss: a scalar tensor; required to train and to evaluate.
@@ -103,24 +109,17 @@ class EstimatorSpec:
         ModelError: there is no such field.
     """
 
-    def __init__(
-        self,
-        mode: str,
-        predictions: Any = None,
-        loss: Any = None,
-        train_op: Any = None,
-        eval_metric_ops: Mapping[str, Any] | None = None,
-        export_outputs: Mapping[str, Any] | None = None,
-        **unknown: Any,
-    ) -> None:
-        self.mode = mode
-        self.predictions = predictions
-        self.loss = loss
-        self.train_op = train_op
-        self.eval_metric_ops = dict(eval_metric_ops or {})
-        self.export_outputs = export_outputs
-        if unknown:
-            _refuse("EstimatorSpec", next(iter(unknown)), vars(self), ModelError)
+    error = ModelError
+
+    mode: str
+    predictions: Any = None
+    loss: Any = None
+    train_op: Any = None
+    eval_metric_ops: Any = None
+    export_outputs: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.eval_metric_ops = self.eval_metric_ops or {}
 
 
 @dataclass(frozen=True)
@@ -142,62 +141,66 @@ class OptimizerSpec:
     variables: str | None = None
 
 
-@dataclass(frozen=True)
-class TrainSpec:
+@dataclass
+class TrainSpec(_Fields):
     """The training part of `train_and_evaluate`.
 
     Attributes:
         input_fn: see `Estimator.train`.
         max_steps: the number of steps, over all runs in the directory; None: until the data ends.
         hooks: see `Estimator.train`.
+
+    Raises:
+        ConfigError: there is no such field, or `max_steps` is not a positive whole number.
     """
 
     input_fn: Callable[..., tf.data.Dataset]
     max_steps: int | None = None
     hooks: Sequence[Any] | None = None
 
+    def __post_init__(self) -> None:
+        self.max_steps = positive("max_steps", self.max_steps)
 
-class EvalSpec:
+
+@dataclass
+class EvalSpec(_Fields):
     """The evaluating part of `train_and_evaluate`.
 
-    Args:
+    Attributes:
         input_fn: see `Estimator.evaluate`.
         steps: how many batches; None: all.
         name: see `Estimator.evaluate`.
+        hooks, exporters: must be empty.
         start_delay_secs: no evaluation before so many seconds of training.
         throttle_secs: no evaluation before so many seconds after the last one.
 
     Raises:
-        ConfigError: there is no such field.
+        ConfigError: there is no such field, or `steps` is not a positive whole number.
     """
 
-    def __init__(
-        self,
-        input_fn: Callable[..., tf.data.Dataset],
-        steps: int | None = 100,
-        name: str | None = None,
-        hooks: None = None,
-        exporters: None = None,
-        start_delay_secs: float = 120,
-        throttle_secs: float = 600,
-        **unknown: Any,
-    ) -> None:
-        if hooks:
-            raise ConfigError("EvalSpec: an evaluation is one compiled call, which has no hooks")
-        if exporters:
-            raise ConfigError(
-                "EvalSpec: there are no exporters; call export_saved_model() after train_and_evaluate(), and give "
-                'TrainSpec the hook MinSaver("eval/loss") to keep the best checkpoint'
-            )
-        self.input_fn = input_fn
-        self.steps = steps
-        self.name = name
-        self.start_delay_secs = start_delay_secs
-        self.throttle_secs = throttle_secs
-        if unknown:
-            _refuse("EvalSpec", next(iter(unknown)), vars(self))
+    input_fn: Callable[..., tf.data.Dataset]
+    steps: int | None = 100
+    name: str | None = None
+    hooks: Sequence[Any] | None = None
+    exporters: Any = None
+    start_delay_secs: float = 120
+    throttle_secs: float = 600
+
+    def __post_init__(self) -> None:
+        self.steps = positive("steps", self.steps)
+        for name in ("hooks", "exporters"):
+            if getattr(self, name):
+                raise ConfigError(f"EvalSpec: there are no {name}; {_HINTS[name]}")
 
 
-def _refuse(what: str, name: str, known: Mapping[str, Any], error: type[Exception] = ConfigError) -> NoReturn:
-    hint = _HINTS.get(name, f"the nearest that it has is {nearest(name, known)}")
-    raise error(f"{what} has no {name}: {hint}")
+def positive(what: str, number: Any) -> int | None:
+    """Check a number of steps, where there is one.
+
+    Raises:
+        ConfigError: it is not a positive whole number.
+    """
+    if number is None:
+        return None
+    if not isinstance(number, int | np.integer) or number < 1:
+        raise ConfigError(f"{what} must be a positive whole number, not {number!r}")
+    return int(number)

@@ -11,7 +11,9 @@ from prototrain.actions.restore import BuiltModel
 from prototrain.datasets import batch_size
 from prototrain.errors import ConfigError, DataError
 from prototrain.estimator.program import Program
+from prototrain.estimator.specs import OptimizerSpec
 from prototrain.optimizers import ClipByGlobalNorm
+from prototrain.state import check_fit
 from prototrain.towers import components
 from prototrain.trainers.base import Trainer
 from prototrain.trainers.replicated import SyncReplicatedTrainer
@@ -27,8 +29,7 @@ class ProgramTrainer(TowerTrainer):
 
     def create_optimizers(self) -> None:
         settle(self)
-        assert self.model.spec is not None  # the model is built
-        spec = self.model.spec.train_op
+        spec: OptimizerSpec = self.model.spec.train_op
         if spec.variables is not None:
             self.config["model.trainable_variables.filter_regex"] = spec.variables
             self.trainable = select(self.trainable, self.config, "model.trainable_variables")
@@ -70,6 +71,9 @@ class BuiltProgram(BuiltModel):
 
         Returns:
             the loss, the metrics and the global step, by name, or None if a stop was requested before the end.
+
+        Raises:
+            DataError: the dataset has no end, and there are no `steps`.
         """
         if steps is None and int(self.datasets["trn"].cardinality()) == tf.data.INFINITE_CARDINALITY:
             raise DataError("the dataset of input_fn has no end, so say how many batches to evaluate: steps=...")
@@ -84,10 +88,19 @@ class BuiltProgram(BuiltModel):
         return {**found, **measured, "global_step": self.global_step}
 
     def take_over(self, trainer: Trainer) -> None:
-        """Take over the present weights of a trainer."""
-        for name, variable in self.variables.items():
-            variable.assign(components(trainer.model_variables[name])[0])
-        self.global_step = trainer.global_step
+        """Take over the present weights of a trainer, and what stops it.
+
+        Raises:
+            CheckpointError: it has others.
+        """
+        theirs = {name: components(variable)[0] for name, variable in trainer.model_variables.items()}
+        mine = {name: value for name, value in theirs.items() if name in self.variables}
+        check_fit(
+            self.variables, mine, "of the run", cure="model_fn must make the same layers in the modes TRAIN and EVAL"
+        )
+        for name, value in mine.items():
+            self.variables[name].assign(value)
+        self.global_step, self.stop = trainer.global_step, trainer.stop
 
 
 def make_trainer(program: Program, experiment: str, distribute: Any) -> ProgramTrainer:
@@ -103,7 +116,8 @@ def make_trainer(program: Program, experiment: str, distribute: Any) -> ProgramT
             f"train_distribute must be a tf.distribute.MirroredStrategy, not {type(distribute).__name__}; for several "
             "machines write the model as a package and use MultiWorkerTrainer or DistributedAsyncTrainer"
         )
-    program.needs_batch_size = True
+    for first in program.datasets()["trn"].take(1):  # the trainer reads its own, and has to know the size before
+        program.config["model.batch_size"] = int(batch_size(first))
     specs = [tf.DeviceSpec.from_string(device) for device in distribute.extended.worker_devices]
     towers = [f"{spec.device_type}:{spec.device_index}" for spec in specs]
     return ReplicatedEstimatorTrainer(program, towers, batch="per_tower", experiment=experiment)
@@ -111,9 +125,11 @@ def make_trainer(program: Program, experiment: str, distribute: Any) -> ProgramT
 
 def settle(trainer: TowerTrainer) -> None:
     """Complete a trainer whose model was built: note the batch size, forget variables of metrics and optimizers."""
-    for name, variable in list(trainer.variables.items()):
+    kept = {}  # not those that it builds with, which later calls of the model_fn are told apart from
+    for name, variable in trainer.variables.items():
         is_metric = variable.synchronization == tf.VariableSynchronization.ON_READ
         once = variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
-        if is_metric or (once and name.rpartition("/")[2].startswith(("iteration", "learning_rate"))):
-            del trainer.variables[name]
+        if not (is_metric or (once and name.rpartition("/")[2].startswith(("iteration", "learning_rate")))):
+            kept[name] = variable
+    trainer.variables = kept
     trainer.config["model.batch_size"] = max(1, int(batch_size(trainer.data.first_batch)) // trainer.towers)

@@ -210,6 +210,11 @@ def _check(model: Any) -> None:
             f"{model.name} has a train_step of its own, which the compiled loop does not call; write it as the "
             "train_step of a class derived from SimpleTrainer"
         )
+    if getattr(model.optimizer, "loss_scale_factor", None):
+        raise ModelError(
+            f"the optimizer of {model.name} has a loss_scale_factor, which the compiled loop does not know; "
+            'leave it out: with the policy "mixed_float16" the engine scales the loss'
+        )
     if model.distribute_strategy.num_replicas_in_sync > 1:
         raise ModelError(f"{model.name} was made for several devices; KerasTrainer has one")
 

@@ -28,6 +28,8 @@ from prototrain.trainers.watched import WatchedStep, join, noting_summaries, pic
 if TYPE_CHECKING:
     from prototrain.trainers.tower import TowerTrainer
 
+State = dict[str, Any]  # what one iteration hands over to the next, by name
+
 
 class CompiledSteps:
     """The compiled call of a tower trainer.
@@ -224,50 +226,61 @@ class CompiledSteps:
         endless = self._trainer.data.endless
         step = partial(self._step, tf.identity(self._completed))
 
-        def goes_on(done: Any, finite: Any, ended: Any, *_: Any) -> Any:
-            return (done < n) & finite & ~ended & ~self._stop.value
+        def goes_on(state: State) -> Any:
+            more = (state["done"] < n) & ~self._stop.value
+            more = more & state["finite"] if "finite" in state else more
+            return more & ~state["ended"] if "ended" in state else more
 
-        def body(done: Any, finite: Any, ended: Any, waited: Any, *last: Any) -> tuple[Any, ...]:
-            begin = _time_after([done])
+        def body(state: State) -> list[State]:
+            begin = _time_after([state["done"]])
             with tf.control_dependencies([begin]):
                 batch = next(iterator) if endless else iterator.get_next_as_optional()
-            waited += _time_after(tf.nest.flatten(batch, expand_composites=True)) - begin
-            if endless:
-                return step(batch, done, waited)
-            unchanged = (done, finite, tf.constant(True), waited, *last)
-            after: tuple[Any, ...] = tf.cond(
-                batch.has_value(), lambda: step(batch.get_value(), done, waited), lambda: unchanged
-            )
-            return after
+            took = _time_after(tf.nest.flatten(batch, expand_composites=True)) - begin
+            waited = state["waited"] + took
 
-        scalar, vector = tf.TensorShape([]), tf.TensorShape([None])
-        empty = (tf.zeros([0]), tf.zeros([0], tf.float64))
+            def go_on(inputs: dict[str, Any]) -> State:
+                after = step(inputs, state["done"], waited)
+                return {name: after[name] for name in state}
+
+            if endless:
+                return [go_on(batch)]
+            ended = {**state, "waited": waited, "ended": tf.constant(True)}
+            return [tf.cond(batch.has_value(), lambda: go_on(batch.get_value()), lambda: ended)]
+
+        begin: State = {"done": tf.constant(0), "waited": tf.zeros([], tf.float64)}
+        begin |= {"single": tf.zeros([0]), "double": tf.zeros([0], tf.float64)}
+        # Only what can change is carried along: every variable of a loop costs some ops in every iteration.
+        begin |= {} if self._failing is not None else {"finite": tf.constant(True)}
+        begin |= {} if endless else {"ended": tf.constant(False)}
+        shapes = {name: tf.TensorShape([None] if name in ("single", "double") else []) for name in begin}
         with noting_summaries() as has_summaries:
-            outcome: tuple[tf.Tensor, ...] = tf.while_loop(
-                goes_on,
-                body,
-                (tf.constant(0), tf.constant(True), tf.constant(False), tf.zeros([], tf.float64), *empty),
-                shape_invariants=(scalar, scalar, scalar, scalar, vector, vector),
-            )
+            (state,) = tf.while_loop(goes_on, body, [begin], shape_invariants=[shapes])
         self._has_summaries = has_summaries()
-        return outcome
+        return _outcome({"finite": tf.constant(True), "ended": tf.constant(False), **state})
 
     def _run_watched(self, inputs: dict[str, Any], start: tf.Tensor) -> tuple[tuple[Any, ...], dict[str, tf.Tensor]]:
         self._watching = frozenset(self._trainer.callbacks.watched_names)
         try:
-            return self._step(start, inputs, tf.constant(0), tf.zeros([], tf.float64)), self._seen
+            return _outcome(self._step(start, inputs, tf.constant(0), tf.zeros([], tf.float64))), self._seen
         finally:
             self._watching = None
 
-    def _step(self, start: tf.Tensor, inputs: dict[str, Any], done: Any, waited: Any) -> tuple[Any, ...]:
+    def _step(self, start: tf.Tensor, inputs: dict[str, Any], done: Any, waited: Any) -> State:
         with _after(inputs):
             outputs, finite = self._iterate(inputs, start + tf.cast(done * self._stride, tf.int64))
-        packed = self._packing.pack(outputs)
-        done += tf.cast(finite, tf.int32)
+        single, double = self._packing.pack(outputs)
+        completed = tf.constant(1) if self._failing is not None else tf.cast(finite, tf.int32)
         # Behind the update, so that a failing call leaves the number of steps that were really made.
-        with tf.control_dependencies([finite, *packed]):
-            self._completed.assign(start + tf.cast(done, tf.int64))
-        return (done, finite, tf.constant(False), waited, *packed)
+        with tf.control_dependencies([finite, single, double]):
+            self._completed.assign_add(tf.cast(completed, tf.int64))
+        return {
+            "done": done + completed,
+            "finite": finite,
+            "ended": tf.constant(False),
+            "waited": waited,
+            "single": single,
+            "double": double,
+        }
 
     def _iterate(self, inputs: dict[str, Any], step: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         """One iteration on all towers, with the callbacks' traced hooks around it.
@@ -381,6 +394,11 @@ class CompiledSteps:
         if any(callback.overrides("before_run") for callback in trainer.callbacks):
             changed += [v for v in trainer.optimizer.variables if v is trainer.optimizer.learning_rate]
         return changed
+
+
+def _outcome(state: State) -> tuple[tf.Tensor, ...]:
+    """What a call returns; see `CompiledSteps.run`."""
+    return tuple(state[name] for name in ("done", "finite", "ended", "waited", "single", "double"))
 
 
 def _time_after(tensors: list[Any]) -> tf.Tensor:

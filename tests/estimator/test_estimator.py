@@ -16,8 +16,9 @@ import tensorflow as tf
 
 from prototrain import Callback, Trainer, estimator
 from prototrain.checkpoint import read_bundle
-from prototrain.estimator import Estimator, EstimatorSpec, EvalSpec, OptimizerSpec, RunConfig, TrainSpec
+from prototrain.estimator import Estimator, EstimatorSpec, EvalSpec, ModeKeys, OptimizerSpec, RunConfig, TrainSpec
 from prototrain.estimator.estimator import ThrottledValidation
+from prototrain.estimator.program import calling
 from tests.estimator.programs import POINTS, SIDES, classifier, endless, linear_fn, named, plain
 from tests.tiny import CountingTrainer
 
@@ -107,19 +108,27 @@ def test_a_stopped_run_ends_in_the_same_bits(trained: Estimator, tmp_path: Path)
 def test_steps_are_added_and_max_steps_are_reached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = Estimator(linear_fn, tmp_path)
     for arguments, step in (({"steps": 3}, 3), ({"steps": 2}, 5), ({"max_steps": 6}, 6), ({"max_steps": 6}, 6)):
-        line.train(lambda: plain().repeat(), **arguments)
+        line.train(lambda: plain().repeat(), hooks=None, **arguments)
         assert int(line.get_variable_value("global_step")) == step
     assert f"nothing to train: {tmp_path} is at step 6 of 6" in capsys.readouterr().out
 
 
 def test_the_end_of_the_data_is_the_end_of_the_training(tmp_path: Path) -> None:
-    line = Estimator(linear_fn, tmp_path)
+    line = Estimator(linear_fn, tmp_path, RunConfig(save_summary_steps=0, log_step_count_steps=None))
+    assert line.config.model_dir == line.model_dir == str(tmp_path)
     for end in (7, 14):
         line.train(plain)
         assert int(line.get_variable_value("global_step")) == end
     assert line.evaluate(plain)["loss"] < 1
-    (first, *_) = line.predict(plain)
+    (first, *_) = line.predict(lambda: plain().map(lambda features, labels: (features, labels, labels)))
     assert np.shape(first) == ()
+
+
+def test_what_a_partial_was_given_stays() -> None:
+    def input_fn(mode: str, params: Any) -> Any:
+        return mode, params
+
+    assert calling(partial(input_fn, params=1), "input_fn", mode=None, params={})(mode="eval") == ("eval", 1)
 
 
 def test_two_towers_take_two_batches_at_a_step(tmp_path: Path) -> None:
@@ -155,6 +164,18 @@ def test_training_and_evaluating_is_one_run(tmp_path: Path) -> None:
     assert again == measured
 
 
+def test_training_may_make_more_optimizers_than_evaluating(tmp_path: Path) -> None:
+    def two(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        spec = linear_fn(features, labels, mode)
+        if mode == ModeKeys.TRAIN:
+            _, spec.train_op = keras.optimizers.Adam(0.5), keras.optimizers.Adam(0.25)
+        return spec
+
+    specs = TrainSpec(lambda: plain().repeat(), max_steps=2), EvalSpec(plain)
+    measured, _ = estimator.train_and_evaluate(Estimator(two, tmp_path), *specs)
+    assert measured["global_step"] == 2
+
+
 def test_evaluations_keep_their_distance() -> None:
     trainer, found = CountingTrainer(), []
 
@@ -185,13 +206,16 @@ def test_an_optimizer_spec_says_how(tmp_path: Path) -> None:
     np.testing.assert_array_equal(line.get_variable_value("line/bias"), [0.0])
 
 
-def test_a_warm_start_takes_over_another_run(trained: Estimator, tmp_path: Path) -> None:
-    warm = classifier(tmp_path, warm_start_from=trained.model_dir).train(lambda: named(70), steps=1)
+def test_a_warm_start_takes_over_another_run(
+    trained: Estimator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    warm = classifier(".", warm_start_from=trained.model_dir).train(lambda: named(70), steps=1)
     assert warm.evaluate(named)["accuracy"] > 0.8
 
 
 def test_without_a_directory_there_is_a_temporary_one(capsys: pytest.CaptureFixture[str]) -> None:
-    made = Estimator(linear_fn)
+    made = Estimator(linear_fn, model_dir="")
     assert made.model_dir in capsys.readouterr().out
     assert Path(made.model_dir).is_dir() and made.latest_checkpoint() is None
     Path(made.model_dir).rmdir()

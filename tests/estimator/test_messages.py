@@ -11,7 +11,16 @@ import pytest
 import tensorflow as tf
 
 from prototrain.errors import CheckpointError, ConfigError, DataError, ModelError, PrototrainError
-from prototrain.estimator import Estimator, EstimatorSpec, EvalSpec, RunConfig, ServingInputReceiver
+from prototrain.estimator import (
+    Estimator,
+    EstimatorSpec,
+    EvalSpec,
+    ModeKeys,
+    RunConfig,
+    ServingInputReceiver,
+    TrainSpec,
+    train_and_evaluate,
+)
 from tests.estimator.programs import linear_fn, plain
 
 SGD = keras.optimizers.SGD
@@ -43,8 +52,8 @@ OF_MODEL_FN = {
     r"eval_metric_ops\['a'\] must be a Keras metric or a scalar tensor, not tuple": lambda mode, loss: EstimatorSpec(
         mode, loss=loss, train_op=SGD(), eval_metric_ops={"a": (loss, loss)}
     ),
-    "EstimatorSpec has no scaffold: the engine": lambda mode, loss: EstimatorSpec(mode, loss=loss, scaffold=1),
-    "has no los: the nearest that it has is loss": lambda mode, loss: EstimatorSpec(mode, los=loss),
+    "EstimatorSpec has no scaffold: the engine": lambda mode, loss: EstimatorSpec(mode, loss=loss, scaffold=1),  # type: ignore[call-arg]
+    "has no los: the nearest that it has is loss": lambda mode, loss: EstimatorSpec(mode, los=loss),  # type: ignore[call-arg]
     "feature_column.input_layer, which is gone; tf.stack": lambda mode, loss: tf.feature_column.input_layer,
     "model_fn uses tf.layers, which is gone; use keras": lambda mode, loss: tf.layers.dense,
     "tf.metrics.accuracy, which is gone; see the table": lambda mode, loss: tf.metrics.accuracy,
@@ -87,9 +96,9 @@ def train(**arguments: Any) -> Callable[[Path], Any]:
 
 OF_SETTINGS: dict[str, Callable[[Path], Any]] = {
     "RunConfig has no save_checkpoint_steps: the nearest .* save_checkpoints_steps": lambda path: RunConfig(
-        save_checkpoint_steps=3
+        save_checkpoint_steps=3  # type: ignore[call-arg]
     ),
-    "RunConfig has no session_config: there are no sessions": lambda path: RunConfig(session_config=None),
+    "RunConfig has no session_config: there are no sessions": lambda path: RunConfig(session_config=None),  # type: ignore[call-arg]
     "save_checkpoints_steps or save_checkpoints_secs, not both": lambda path: RunConfig(
         save_checkpoints_steps=3, save_checkpoints_secs=3
     ),
@@ -105,9 +114,12 @@ OF_SETTINGS: dict[str, Callable[[Path], Any]] = {
     "max_steps must be a positive whole number, not 2.5": train(max_steps=2.5),
     "steps or max_steps, not both": train(steps=1, max_steps=1),
     "there is no checkpoint in .* yet; call train": lambda path: Estimator(linear_fn, path).evaluate(plain),
-    "EvalSpec: there are no exporters; call export_saved_model": lambda path: EvalSpec(plain, exporters=[1]),  # type: ignore[arg-type]
-    "EvalSpec has no step: the nearest that it has is steps": lambda path: EvalSpec(plain, step=1),
-    "receiver_tensors={name: tf.TensorSpec": lambda path: ServingInputReceiver({}, {"x": 1}),  # type: ignore[dict-item]
+    "EvalSpec: there are no exporters; call export_saved_model": lambda path: EvalSpec(plain, exporters=[1]),
+    "EvalSpec has no step: the nearest that it has is steps": lambda path: EvalSpec(plain, step=1),  # type: ignore[call-arg]
+    "steps must be a positive whole number, not -1": lambda path: Estimator(linear_fn, path).evaluate(plain, steps=-1),
+    "steps must be a positive whole number, not 2.0": lambda path: EvalSpec(plain, steps=2.0),  # type: ignore[arg-type]
+    "max_steps must be a positive whole number, not 0": lambda path: TrainSpec(plain, max_steps=0),
+    "receiver_tensors={name: tf.TensorSpec": lambda path: ServingInputReceiver({}, {"x": 1}),
 }
 
 
@@ -118,7 +130,7 @@ def test_of_settings(message: str, tmp_path: Path) -> None:
 
 
 def test_of_use(tmp_path: Path) -> None:
-    several = {"a": {}, "b": {}}
+    several: dict[str, Any] = {"a": {}, "b": {}}
 
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         spec = linear_fn(features, labels, mode)
@@ -127,6 +139,11 @@ def test_of_use(tmp_path: Path) -> None:
 
     trained = Estimator(model_fn, tmp_path).train(plain, steps=1)
     spec = tf.TensorSpec([None, 2])
+
+    def more_to_evaluate(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        found = keras.layers.Dense(2, name="more")(features) if mode == ModeKeys.EVAL else features
+        return linear_fn(found, labels, mode)
+
     cases: dict[str, Callable[[], Any]] = {
         "there is none of .'wrong'.; model_fn predicts line, mean": lambda: next(trained.predict(plain, "wrong")),
         "not one for each example .* use yield_single_examples=False": lambda: next(trained.predict(plain)),
@@ -138,6 +155,9 @@ def test_of_use(tmp_path: Path) -> None:
         "must return a .*ServingInputReceiver, not int": lambda: trained.export_saved_model(tmp_path, lambda: 1),  # type: ignore[arg-type,return-value]
         "line/kernel is .* there and .* here; train anew": lambda: trained.evaluate(
             lambda: plain().map(lambda x, y: (tf.concat([x, x], 1), y))
+        ),
+        "model_fn must make the same layers": lambda: train_and_evaluate(
+            Estimator(more_to_evaluate, tmp_path / "more"), TrainSpec(plain), EvalSpec(plain)
         ),
         "gives no predictions in the mode PREDICT": lambda: next(
             Estimator(lambda features, mode: EstimatorSpec(mode), tmp_path).predict(plain)

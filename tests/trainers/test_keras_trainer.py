@@ -228,12 +228,19 @@ def own_step() -> keras.Model:
     return model
 
 
+def scaled() -> keras.Model:
+    model = keras.Sequential([keras.layers.Dense(2)], name="scaled")
+    model.compile(keras.optimizers.SGD(loss_scale_factor=8.0), "mse")
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "data", "error", "message"),
     [
         (lambda: 3, None, ModelError, "KerasTrainer takes a keras.Model, not int"),
         (lambda: keras.Sequential(name="raw"), None, ModelError, r"raw has no optimizer: call its compile"),
         (own_step, None, ModelError, "own has a train_step of its own"),
+        (scaled, None, ModelError, "optimizer of scaled has a loss_scale_factor"),
         (mlp, (IMAGES, LABELS), DataError, r"takes a tf.data.Dataset of \(x, y\), batched.*, not tuple"),
         (mlp, batches(IMAGES, LABELS).take(0), DataError, "the training dataset is empty"),
     ],
