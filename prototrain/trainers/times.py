@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 NAMED_SHARE = 0.01
 INPUT_SHARE = 0.25
 ADVICE = (
-    "the steps spent {share:.0%} of their time waiting for input: read files in parallel (interleave), map with "
+    "the steps spent {share:.0%} of their time waiting for input: read several files in turns (interleave), map with "
     "num_parallel_calls=tf.data.AUTOTUNE, cache() what does not change, and end with prefetch(tf.data.AUTOTUNE)"
 )
 
