@@ -202,6 +202,8 @@ class TrainingData:
         """
         if self.mode == "iterator":
             prefix, offset = self._origin
+            # The old one first: it reads ahead, and iterators of one dataset share the seeds of its shuffles.
+            self.iterator = None
             self.iterator = self._restored(prefix)
             self._behind = self._offset - offset
         elif self.mode == "replay":
