@@ -1,7 +1,5 @@
 """A home for programs of `tf.estimator`, which TensorFlow 2.16 removed: a `model_fn` and its `input_fn`.
 
-::
-
     from prototrain import estimator
 
     classifier = estimator.Estimator(model_fn, model_dir="results", params={"hidden_units": [10, 10]})

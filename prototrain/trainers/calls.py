@@ -12,7 +12,7 @@ import tensorflow as tf
 from prototrain.errors import ModelError
 from prototrain.trainers.base import CALL_SECONDS
 
-_NODE = re.compile(r"\[\[(?:\{\{node )?([^\]}]*)")
+_NODE = re.compile(r"\[\[(?:\{\{function_node [^}]*\}\})?(?:\{\{node )?([^\]}]*)")
 
 
 class StopVariable:

@@ -156,14 +156,11 @@ class CompiledSteps:
         self._take_count(start)
         # A failed read leaves every variable as the last completed step left it; a failed model may not.
         trainer.step_is_whole = where == "data"
-        raise StepError(
-            f"step {trainer.global_step + 1} failed in the {where}: {cause(error)}{self._place(error)}"
-        ) from error
-
-    def _place(self, error: Exception) -> str:
-        graph = self._call.graph if isinstance(self._call, DirectCall) else None
+        # A dataset's ops are not in the graph, but others there may have their names.
+        graph = self._call.graph if where == "model" and isinstance(self._call, DirectCall) else None
         found = place(error, graph)
-        return f" ({found})" if found else ""
+        said = f"{cause(error)} ({found})" if found else cause(error)
+        raise StepError(f"step {trainer.global_step + 1} failed in the {where}: {said}") from error
 
     def _take_count(self, start: int) -> None:
         """Take over how many steps a failed call has completed; it has read at least one batch more."""
@@ -247,14 +244,14 @@ class CompiledSteps:
             ended = {**state, "waited": waited, "ended": tf.constant(True)}
             return [tf.cond(batch.has_value(), lambda: go_on(batch.get_value()), lambda: ended)]
 
-        begin: State = {"done": tf.constant(0), "waited": tf.zeros([], tf.float64)}
-        begin |= {"single": tf.zeros([0]), "double": tf.zeros([0], tf.float64)}
+        first: State = {"done": tf.constant(0), "waited": tf.zeros([], tf.float64)}
+        first |= {"single": tf.zeros([0]), "double": tf.zeros([0], tf.float64)}
         # Only what can change is carried along: every variable of a loop costs some ops in every iteration.
-        begin |= {} if self._failing is not None else {"finite": tf.constant(True)}
-        begin |= {} if endless else {"ended": tf.constant(False)}
-        shapes = {name: tf.TensorShape([None] if name in ("single", "double") else []) for name in begin}
+        first |= {} if self._failing is not None else {"finite": tf.constant(True)}
+        first |= {} if endless else {"ended": tf.constant(False)}
+        shapes = {name: tf.TensorShape([None] if name in ("single", "double") else []) for name in first}
         with noting_summaries() as has_summaries:
-            (state,) = tf.while_loop(goes_on, body, [begin], shape_invariants=[shapes])
+            (state,) = tf.while_loop(goes_on, body, [first], shape_invariants=[shapes])
         self._has_summaries = has_summaries()
         return _outcome({"finite": tf.constant(True), "ended": tf.constant(False), **state})
 

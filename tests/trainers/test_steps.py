@@ -154,6 +154,23 @@ def test_a_failing_model_says_where_and_saves_aside(tmp_path: Path, capsys: pyte
     assert "{{node" in log and "Traceback" in log, "the whole text of TensorFlow's error is kept"
 
 
+def test_a_file_that_breaks_off_is_a_failure_of_the_data(tmp_path: Path) -> None:
+    file = tmp_path / "records"
+    with tf.io.TFRecordWriter(str(file)) as writer:
+        for number in range(40):
+            writer.write(bytes([number]))
+    file.write_bytes(file.read_bytes()[:-3])
+
+    def datasets() -> dict[str, tf.data.Dataset]:
+        x = tf.data.TFRecordDataset(str(file)).batch(8)
+        return {"trn": x.map(lambda batch: {"x": tf.zeros([8, 4]), "y": tf.zeros([8], tf.int32)})}
+
+    trainer = SimpleTrainer(tiny_model(datasets=datasets), experiment=tmp_path / "run")
+    with pytest.raises(StepError, match=r"step 5 failed in the data: truncated record"):
+        trainer.train([SaveOnExit()])
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-0000000004"]
+
+
 def test_failing_data_says_where_and_the_run_can_go_on_once_it_is_repaired(tmp_path: Path) -> None:
     file = tmp_path / "numbers.csv"
     good = [f"{x[0]},{x[1]},{x[2]},{x[3]},{y}" for x, y in zip(*tiny_arrays(160).values(), strict=True)]
