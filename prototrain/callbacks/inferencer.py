@@ -15,12 +15,14 @@ from prototrain.errors import CallbackError, ModelError
 class Inferencer:
     """Turns a model's tensors on held-out data into scalars: sums over the examples, and what follows from the sums.
 
-    class Mistakes(Inferencer):
-        def sums(self, net, size):
-            return [tf.reduce_sum(net["wrong"]), size]
+    A share of mistakes, for example:
 
-        def result(self, sums):
-            return {"mistakes": sums[0] / sums[1]}
+        class Mistakes(Inferencer):
+            def sums(self, net, size):
+                return [tf.reduce_sum(net["wrong"]), size]
+
+            def result(self, sums):
+                return {"mistakes": sums[0] / sums[1]}
     """
 
     def reset(self) -> None:
