@@ -10,7 +10,7 @@ from benchmarks.storm import main
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "kills"), [("iterator", 3), ("replay", 1), ("towers", 2), ("run_step", 2)])
+@pytest.mark.parametrize(("kind", "kills"), [("iterator", 4), ("replay", 2), ("towers", 2), ("run_step", 3)])
 def test_a_run_that_is_killed_equals_one_that_is_not(kind: str, kills: int, tmp_path: Path) -> None:
     arguments = ["--kind", kind, "--kills", str(kills), "--steps", "150", "--directory", str(tmp_path)]
     assert main(arguments) == 0

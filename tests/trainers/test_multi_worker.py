@@ -17,7 +17,7 @@ def run(workers: int, orders: list[dict[str, Any]] | None = None, **order: Any) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [3])
+@pytest.mark.parametrize("workers", [2, 3])
 def test_workers_give_the_results_of_one(workers: int) -> None:
     order: dict[str, Any] = {"plain": True, "steps": 20, "batch": 6 if workers == 3 else 8}
     (one,) = run(1, **order)

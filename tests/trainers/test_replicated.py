@@ -202,7 +202,7 @@ class TestGuard:
 
 
 class TestResume:
-    @pytest.mark.parametrize("towers", [2])
+    @pytest.mark.parametrize("towers", [2, pytest.param(4, marks=pytest.mark.slow)])
     def test_the_same_towers_go_on_bit_for_bit(self, experiment: Path, towers: int) -> None:
         whole = SyncReplicatedTrainer(tiny_model(), towers)
         whole.train([StopOnNaN()], max_steps=12)
