@@ -47,14 +47,21 @@ def read_blocks(page: Path) -> list[Block]:
     return [Block(*found.groups(), text.count("\n", 0, found.start(3))) for found in _FENCE.finditer(text)]
 
 
-def follow(page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Do what a page says, in the working directory.
+def follow(
+    page: Path,
+    blocks: list[Block],
+    names: dict[str, Any],
+    patch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Do what blocks of a page say, in the working directory.
 
-    Python runs in one namespace, and becomes a file too if its first line names one. Commands must print what is shown.
-    Old code (`title="before..."`), data and shell scripts are only parsed.
+    Python runs in the namespace `names`, and becomes a file too if its first line names one. Commands must print what is shown,
+    and Python what stands in the block behind it with the title "prints". Old code (`title="before..."`), data and
+    shell scripts are only parsed.
     """
-    names: dict[str, Any] = {"__name__": "page"}
-    for block in read_blocks(page):
+    said = ""
+    for block in blocks:
         code = "\n" * block.line + block.code
         if block.language == "python" and "before" in block.info:
             ast.parse(code, str(page))
@@ -62,12 +69,16 @@ def follow(page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
             if file := re.match(r"# (\S+\.py)\n", block.code):
                 Path(file[1]).parent.mkdir(exist_ok=True)
                 Path(file[1]).write_text(block.code, encoding="utf-8")
+            capsys.readouterr()
             exec(compile(code, str(page), "exec"), names)
+            said = capsys.readouterr().out
             gc.freeze()  # as after each test
+        elif "prints" in block.info:
+            assert shape(block.code) == shape(said), f"{page.name}, line {block.line}, prints\n{said}"
         elif block.language == "console":
             for command, shown in _COMMAND.findall(block.code):
-                with monkeypatch.context() as patch:
-                    said = run(command, shown.splitlines(), patch, capsys)
+                with patch.context() as patched:
+                    said = run(command, shown.splitlines(), patched, capsys)
                 missing = not_said(shape(shown), shape(said))
                 assert not missing, f"{page.name}: {command} prints\n{said}"
         elif block.language == "json":
@@ -83,7 +94,7 @@ def follow(page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 
 
 def run(command: str, shown: list[str], patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """Run a command in this process, and press Ctrl-C after some steps if `^C` is shown.
+    """Run a command in this process, and press Ctrl-C if `^C` is shown, after the step that is said to be saved.
 
     Returns:
         what it has printed, or what was shown where it is one that tests do not run.
@@ -94,8 +105,9 @@ def run(command: str, shown: list[str], patch: pytest.MonkeyPatch, capsys: pytes
     assert program == "prototrain", command
     stopped = "^C" in shown
     if stopped:
+        (step,) = (int(found[1]) for line in shown if (found := re.match(r"saved step (\d+)", line)))
         usual = launch.default_callbacks
-        patch.setattr(launch, "default_callbacks", lambda model: [*usual(model), PressesCtrlC(250)])
+        patch.setattr(launch, "default_callbacks", lambda model: [*usual(model), PressesCtrlC(step)])
     forget_models()
     capsys.readouterr()
     code = main(arguments)
@@ -104,11 +116,30 @@ def run(command: str, shown: list[str], patch: pytest.MonkeyPatch, capsys: pytes
     return said.out + "^C\n" * stopped
 
 
+def split_sections(page: Path) -> list[list[Block]]:
+    """The blocks of a page, divided by the headings `##`."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    starts = [number for number, line in enumerate(lines) if line.startswith("## ")]
+    sections: list[list[Block]] = [[] for _ in range(len(starts) + 1)]
+    for block in read_blocks(page):
+        sections[sum(start < block.line for start in starts)].append(block)
+    return sections
+
+
 def shape(text: str) -> list[str]:
-    """Lines without numbers, and without the widths of columns that depend on them."""
-    text = re.sub(r"\d+ min( \d+ s)?", "0 s", text.strip())
-    lines = [re.sub(r"\d[\d.,e+-]*", "0", line) for line in text.splitlines()]
-    return [re.sub(r" {2,}|-{2,}", "  ", line).rstrip() for line in lines]
+    """Lines without what differs from machine to machine: measured numbers, times, and the widths of columns.
+
+    Whole numbers stay, except in a cell with others that are not whole, and a 0 or 1 that may be a score.
+    """
+    return [
+        "  ".join(map(_shape_of_cell, re.split(r" {2,}|-{2,}", line.rstrip()))) for line in text.strip().splitlines()
+    ]
+
+
+def _shape_of_cell(cell: str) -> str:
+    cell = re.sub(r"\d+ (min( \d+ s)?|s)\b", "0 s", cell)
+    measured = re.search(r"\d\.\d|\de[+-]\d", cell) or cell in ("0", "1")
+    return re.sub(r"\d[\d.,e+-]*", "0", cell) if measured else cell
 
 
 def not_said(shown: list[str], said: list[str]) -> list[str]:
