@@ -284,21 +284,23 @@ def test_processors_from_config(keys: dict[str, Any], kinds: list[type]) -> None
             assert processor.norm == 2.0
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("sparse", [False, True])
-def test_adam_has_the_bits_of_keras(sparse: bool) -> None:
+def test_adam_has_the_bits_of_keras(sparse: bool, dtype: str) -> None:
     def train(kind: type[keras.optimizers.Adam]) -> list[bytes]:
-        variables = [keras.Variable(np.arange(6, dtype=np.float32).reshape(3, 2) + 1, name=name) for name in "ab"]
+        start = np.arange(6, dtype=np.float32).reshape(3, 2) + 1
+        variables = [keras.Variable(start, name=name, dtype=dtype) for name in "ab"]
         optimizer = kind(0.02, beta_1=0.8, epsilon=1e-5)
         optimizer.build(variables)
 
         @tf.function(autograph=False)
         def step(factor: tf.Tensor) -> None:
-            dense = tf.sin(variables[0] * factor)
+            dense = tf.sin(variables[0] * tf.cast(factor, dtype))
             other: Any = tf.IndexedSlices(dense[:2], tf.constant([2, 0]), tf.constant([3, 2])) if sparse else dense * 2
             optimizer.apply([dense, other], variables)
 
         for factor in np.linspace(0.1, 3, 5, dtype=np.float32):
             step(tf.constant(factor))
-        return [variable.numpy().tobytes() for variable in [*variables, *optimizer.variables]]
+        return [np.asarray(variable).tobytes() for variable in [*variables, *optimizer.variables]]
 
     assert train(Adam) == train(keras.optimizers.Adam)
