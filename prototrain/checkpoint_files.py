@@ -42,7 +42,11 @@ class Part(Protocol):
     """Something that writes and reads files of its own in a checkpoint, such as the position in the data."""
 
     def write(self, prefix: str) -> Any:
-        """Write files that start with `prefix`; return what `read` needs besides, as JSON can hold it."""
+        """Write files that start with `prefix`; return what `read` needs besides, as JSON can hold it.
+
+        What is returned may also be a function, called in any thread, that writes the files and returns that: then
+        `write` itself only takes hold of what training changes.
+        """
 
     def read(self, prefix: str, meta: Any) -> None:
         """Take the state back, all of it or, when that fails, nothing."""
@@ -117,9 +121,10 @@ def start_snapshot(directory: Path, snapshot: Snapshot) -> Callable[[], None]:
         name: tf.constant(value) if isinstance(value, np.ndarray) else tf.convert_to_tensor(value)
         for name, value in snapshot.variables.items()
     }
-    parts = {name: part.write(part_prefix(directory, name)) for name, part in snapshot.parts.items()}
+    written = {name: part.write(part_prefix(directory, name)) for name, part in snapshot.parts.items()}
 
     def finish() -> None:
+        parts = {name: of_part() if callable(of_part) else of_part for name, of_part in written.items()}
         if tensors:
             with tf.device("CPU:0"):
                 tf.raw_ops.SaveV2(

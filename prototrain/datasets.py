@@ -23,8 +23,8 @@ import tensorflow as tf
 
 from prototrain.checkpoint import READ_ERRORS, first_line
 from prototrain.errors import CheckpointError, DataError, StopTraining
-from prototrain.pipeline import describe_pipeline, first_difference
-from prototrain.positions import file_caches, why_not_saved
+from prototrain.pipeline import describe_pipeline, first_difference, prefetched
+from prototrain.positions import file_caches, read_state, take_state, why_not_saved, write_state
 from prototrain.tracebacks import cause
 
 PREFETCH = 2
@@ -86,7 +86,7 @@ class TrainingData:
         self.first_batch = self._find_mode(memory)
         if self.mode == "iterator":
             self.iterator = self._iterate(self._dataset)
-            tf.train.Checkpoint(iterator=self.iterator).write(self._origin[0])
+            write_state(self._origin[0], take_state(self.iterator))
         else:
             self.iterator = self._iterate(self._build(0)["trn"])
 
@@ -135,23 +135,29 @@ class TrainingData:
 
     # -- saving and restoring -----------------------------------------------------------------------------------------
 
-    def write(self, prefix: str) -> dict[str, Any]:
-        """Write the position; part of a checkpoint."""
-        if self.mode == "iterator":
-            tf.train.Checkpoint(iterator=self.iterator).write(prefix)
-            size = sum(path.stat().st_size for path in Path(prefix).parent.glob(Path(prefix).name + ".*"))
-            if size > LARGE_STATE:
-                self._announce(
-                    f"WARNING: the data position takes {size / 2**20:.0f} MB in each checkpoint, the content of the "
-                    "dataset's buffers; shuffle before decoding or batching to make it small"
-                )
-        return {
+    def write(self, prefix: str) -> Callable[[], dict[str, Any]]:
+        """Hold on to the position; returns a function that writes it, as a part of a checkpoint."""
+        state = take_state(self.iterator) if self.mode == "iterator" else None
+        meta = {
             "mode": self.mode,
             "pass": self._pass,
             "offset": self._offset,
             "behind": self._behind,
             "fingerprint": self.fingerprint(),
         }
+
+        def finish() -> dict[str, Any]:
+            if state is not None:
+                write_state(prefix, state)
+                size = sum(path.stat().st_size for path in Path(prefix).parent.glob(Path(prefix).name + ".*"))
+                if size > LARGE_STATE:
+                    self._announce(
+                        f"WARNING: the data position takes {size / 2**20:.0f} MB in each checkpoint, the content of "
+                        "the dataset's buffers; shuffle before decoding or batching to make it small"
+                    )
+            return meta
+
+        return finish
 
     def read(self, prefix: str, meta: dict[str, Any]) -> None:
         """Go to a saved position.
@@ -213,7 +219,7 @@ class TrainingData:
     def _restored(self, prefix: str) -> Any:
         iterator = self._iterate(self._dataset)
         try:
-            tf.train.Checkpoint(iterator=iterator).read(prefix).assert_consumed()
+            read_state(prefix, iterator)
         except READ_ERRORS as error:
             raise CheckpointError(f"the data position {prefix} cannot be restored: {first_line(error)}") from error
         return iterator
@@ -249,7 +255,7 @@ class TrainingData:
     def _iterate(self, dataset: tf.data.Dataset) -> Any:
         if self.mode == "iterator" and int(dataset.cardinality()) != tf.data.INFINITE_CARDINALITY:
             dataset = dataset.repeat()
-        return iter(dataset.prefetch(PREFETCH))
+        return iter(prefetched(dataset, PREFETCH))
 
     def _find_mode(self, memory: str) -> dict[str, Any]:
         """Try to save an iterator that has begun, and find out what else may serve; returns the first batch."""

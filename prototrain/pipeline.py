@@ -40,6 +40,14 @@ def describe_pipeline(dataset: tf.data.Dataset) -> list[str]:
     return lines
 
 
+def prefetched(dataset: Any, batches: int) -> tf.data.Dataset:
+    """Have batches made ahead of their use, if the dataset does not: a second buffer costs as much as the first."""
+    last = dataset
+    while type(last).__name__ in ("_OptionsDataset", "_RepeatDataset"):
+        (last,) = last._inputs()
+    return dataset if type(last).__name__ == "_PrefetchDataset" else dataset.prefetch(batches)
+
+
 def reshuffles(dataset: Any) -> bool:
     """Whether each reading of a dataset gives another order."""
     own = type(dataset).__name__.startswith("_Shuffle") and dataset._reshuffle_each_iteration is not False

@@ -1,4 +1,4 @@
-"""Whether the position in a dataset may be saved as TensorFlow saves it."""
+"""The position in a dataset as TensorFlow saves it, and whether it may be saved so."""
 
 from __future__ import annotations
 
@@ -12,6 +12,29 @@ from prototrain.tracebacks import cause
 
 _NOT_SAVABLE = (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError, tf.errors.InvalidArgumentError)
 _UNNAMED = "(its name is computed)"
+_KEY = "iterator/.ATTRIBUTES/ITERATOR_STATE"  # as tf.train.Checkpoint(iterator=...) names it
+
+
+def take_state(iterator: Any) -> tf.Tensor:
+    """An iterator's state, which does not move on with it; a vector of variants."""
+    return iterator._serialize_to_tensors()["_STATE"]
+
+
+def write_state(prefix: str, state: tf.Tensor) -> None:
+    """Write what `take_state` returned; from any thread."""
+    with tf.device("CPU:0"):
+        tf.raw_ops.SaveV2(prefix=prefix, tensor_names=[_KEY], shape_and_slices=[""], tensors=[state])
+
+
+def read_state(prefix: str, iterator: Any) -> None:
+    """Bring an iterator of the same dataset to the state that was written.
+
+    Raises:
+        tf.errors.OpError: there is none, or it is not of such an iterator.
+    """
+    with tf.device("CPU:0"):
+        (state,) = tf.raw_ops.RestoreV2(prefix=prefix, tensor_names=[_KEY], shape_and_slices=[""], dtypes=[tf.variant])
+    iterator._restore_from_tensors({"_STATE": state})
 
 
 def why_not_saved(iterator: Any, caches: list[str], memory: str) -> str | None:
@@ -26,7 +49,7 @@ def why_not_saved(iterator: Any, caches: list[str], memory: str) -> str | None:
         # Restored without that file, the iterator would end the whole process.
         return f"it is cached in the file {caches[0]}, which a saved position would need"
     try:
-        tf.train.Checkpoint(iterator=iterator).write(f"{memory}/trial")
+        write_state(f"{memory}/trial", take_state(iterator))
     except _NOT_SAVABLE as error:
         return f"its iterator cannot be saved: {cause(error)}"
     with tf.io.gfile.GFile(f"{memory}/trial.data-00000-of-00001", "rb") as file:

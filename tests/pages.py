@@ -51,14 +51,14 @@ def follow(
     page: Path,
     blocks: list[Block],
     names: dict[str, Any],
-    patch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Do what blocks of a page say, in the working directory.
 
-    Python runs in the namespace `names`, and becomes a file too if its first line names one. Commands must print what is shown,
-    and Python what stands in the block behind it with the title "prints". Old code (`title="before..."`), data and
-    shell scripts are only parsed.
+    Python runs in the namespace `names`, and becomes a file too if its first line names one. Commands must print what
+    is shown, and Python what stands in the block behind it with the title "prints". Old code (`title="before..."`),
+    data and shell scripts are only parsed.
     """
     said = ""
     for block in blocks:
@@ -77,8 +77,8 @@ def follow(
             assert shape(block.code) == shape(said), f"{page.name}, line {block.line}, prints\n{said}"
         elif block.language == "console":
             for command, shown in _COMMAND.findall(block.code):
-                with patch.context() as patched:
-                    said = run(command, shown.splitlines(), patched, capsys)
+                with monkeypatch.context() as patch:
+                    said = run(command, shown.splitlines(), patch, capsys)
                 missing = not_said(shape(shown), shape(said))
                 assert not missing, f"{page.name}: {command} prints\n{said}"
         elif block.language == "json":

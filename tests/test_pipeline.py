@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from prototrain.pipeline import describe_pipeline, first_difference
+from prototrain.pipeline import describe_pipeline, first_difference, prefetched
 from tests.tiny import tiny_arrays
 
 
@@ -62,3 +62,21 @@ def test_branches_are_described_by_what_they_do() -> None:
         return describe_pipeline(tf.data.Dataset.range(9).map(lambda number: choose(tf.cast(number, tf.int32))))
 
     assert described(2) == described(2) != described(3)
+
+
+NUMBERS = tf.data.Dataset.range(3)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "is_already"),
+    [
+        (NUMBERS, False),
+        (NUMBERS.prefetch(1).batch(2), False),
+        (NUMBERS.prefetch(tf.data.AUTOTUNE), True),
+        (NUMBERS.prefetch(1).repeat(), True),
+        (NUMBERS.prefetch(1).repeat().with_options(tf.data.Options()), True),
+        (NUMBERS.with_options(tf.data.Options()), False),
+    ],
+)
+def test_batches_are_made_ahead_once(dataset: Any, is_already: bool) -> None:
+    assert (prefetched(dataset, 2) is dataset) == is_already

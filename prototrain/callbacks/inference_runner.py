@@ -11,6 +11,7 @@ from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.inferencer import Inferencer
 from prototrain.datasets import batch_size
 from prototrain.errors import CallbackError, DataError, StepError
+from prototrain.pipeline import prefetched
 from prototrain.tracebacks import cause
 
 
@@ -59,7 +60,7 @@ class InferenceRunner(Callback):
                     f"InferenceRunner: datasets() gives no {found!r}; it gives {', '.join(known) or 'none'}"
                 )
             found = known[found]
-        self._data = (found.take(self.batches) if self.batches else found).prefetch(1)
+        self._data = prefetched(found.take(self.batches) if self.batches else found, 1)
         self._stop = tf.Variable(False, trainable=False, name="stop")
         self._counts: list[int] = []
         self._call = tf.function(self._run, autograph=False)

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from prototrain.datasets import batch_size
 from prototrain.errors import DataError, StepError
+from prototrain.pipeline import prefetched
 from prototrain.tracebacks import cause
 from prototrain.trainers.calls import Packing, StopVariable, stage
 
@@ -31,7 +32,7 @@ class Evaluation:
     def __init__(self, trainer: TowerTrainer, name: str) -> None:
         self._trainer = trainer
         self._name = name
-        self._dataset = trainer.datasets[name].prefetch(1)
+        self._dataset = prefetched(trainer.datasets[name], 1)
         self._packing = Packing()
         self._stop = StopVariable()
         self._call = tf.function(self._run, autograph=False)

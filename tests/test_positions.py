@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from prototrain.positions import file_caches, read_state, take_state, why_not_saved, write_state
+
+
+def numbers() -> tf.data.Dataset:
+    return tf.data.Dataset.range(20).shuffle(5, seed=3).repeat().batch(3).prefetch(2)
+
+
+def test_a_state_does_not_move_on_with_its_iterator(tmp_path: Path) -> None:
+    iterator = iter(numbers())
+    for _ in range(4):
+        next(iterator)
+    state = take_state(iterator)
+    expected = [next(iterator).numpy().tolist() for _ in range(10)]
+    write_state(str(tmp_path / "data"), state)
+    del iterator
+    other = iter(numbers())
+    read_state(str(tmp_path / "data"), other)
+    assert [next(other).numpy().tolist() for _ in range(10)] == expected
+
+
+def test_a_state_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(tf.errors.NotFoundError):
+        read_state(str(tmp_path / "data"), iter(numbers()))
+    tf.train.Checkpoint(other=tf.Variable(1)).write(str(tmp_path / "other"))
+    with pytest.raises(tf.errors.NotFoundError):
+        read_state(str(tmp_path / "other"), iter(numbers()))
+
+
+def test_a_state_of_another_dataset(tmp_path: Path) -> None:
+    write_state(str(tmp_path / "data"), take_state(iter(numbers())))
+    with pytest.raises(tf.errors.OpError):
+        read_state(str(tmp_path / "data"), iter(tf.data.Dataset.range(3).shuffle(2)))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "why"),
+    [
+        (numbers(), None),
+        (tf.data.Dataset.from_generator(lambda: iter([1]), output_signature=tf.TensorSpec([], tf.int32)), "cannot be"),
+        (tf.data.Dataset.range(6).window(2), "holds datasets"),
+    ],
+    ids=["plain", "generator", "datasets"],
+)
+def test_what_may_be_saved(dataset: tf.data.Dataset, why: str | None, tmp_path: Path) -> None:
+    iterator = iter(dataset)
+    next(iterator)
+    found = why_not_saved(iterator, file_caches(dataset), str(tmp_path))
+    assert (found is None) if why is None else (found is not None and why in found)
