@@ -79,6 +79,11 @@ class CallbackGroup:
         """The tensors that callbacks want to see of the steps after which they run."""
         return set().union(*self._watchers.values())
 
+    @property
+    def each_step(self) -> bool:
+        """Whether some callback runs after every single step."""
+        return any(map(_runs_each_step, self._scheduled))
+
     # -- around the run ---------------------------------------------------------------------------------------------
 
     def setup(self) -> None:
@@ -328,6 +333,11 @@ def _trigger(callback: Callback) -> PeriodicTrigger | None:
     while isinstance(callback, ProxyCallback) and not isinstance(callback, PeriodicTrigger):
         callback = callback.callback
     return callback if isinstance(callback, PeriodicTrigger) else None
+
+
+def _runs_each_step(callback: Callback) -> bool:
+    trigger = _trigger(callback)
+    return not callback.overrides("next_step") if trigger is None else trigger.every_k_steps == 1
 
 
 def _state_keys(callbacks: list[Callback]) -> dict[str, Callback]:

@@ -55,6 +55,10 @@ class KerasCallback(Callback):
                 f"KerasCallback takes a Keras callback, such as keras.callbacks.CSVLogger(...), not {callback!r}"
             )
         self.callback = callback
+        self._by_step = any(_overrides(callback, hook) for hook in _BATCH_HOOKS) and "epoch" not in (
+            getattr(callback, "save_freq", None),
+            getattr(callback, "update_freq", None),
+        )
         monitored = f"/{callback.monitor}" if hasattr(callback, "monitor") else ""
         self.state_key = state_key or f"keras.{self.name}{monitored}"
 
@@ -66,10 +70,6 @@ class KerasCallback(Callback):
         trainer = self.trainer
         self._restored: dict[str, Any] = {"changed": {}, "lost": [], "begun": -1, "stopped": False}
         self._at_begin: dict[str, Any] | None = None
-        self._by_step = any(_overrides(self.callback, hook) for hook in _BATCH_HOOKS) and "epoch" not in (
-            getattr(self.callback, "save_freq", None),
-            getattr(self.callback, "update_freq", None),
-        )
         self._model = _NoModel(self.name, trainer) if trainer.keras_model is None else trainer.keras_model
         self.callback.set_params({"epochs": trainer.max_epoch, "steps": trainer.steps_per_epoch, "verbose": 0})
         self.callback.set_model(self._model)
@@ -95,8 +95,8 @@ class KerasCallback(Callback):
         self._begin_batch()
         self._begun = self.trainer.global_step
 
-    def next_step(self, step: int) -> int | None:
-        return step + 1 if self._by_step else None
+    def overrides(self, hook: str) -> bool:
+        return super().overrides(hook) and (hook != "trigger_step" or self._by_step)
 
     def trigger_step(self) -> None:
         self._call("on_train_batch_end", self.trainer.local_step - 1, logs=dict(self.trainer.outputs))

@@ -102,8 +102,8 @@ class HookCallback(Callback):
     def name(self) -> str:
         return type(self.hook).__name__
 
-    def next_step(self, step: int) -> int | None:
-        return step + 1 if self._each_step else None
+    def overrides(self, hook: str) -> bool:
+        return super().overrides(hook) and (hook != "trigger_step" or self._each_step)
 
     def setup(self) -> None:
         self._outer = sys.exception()

@@ -55,7 +55,9 @@ class CompiledSteps:
         self._watching: frozenset[str] | None = None  # while the watched step is traced: the tensors that are wanted
         self._watched_call: WatchedStep | None = None
         self._has_summaries: bool | None = None  # not known before the first trace
-        self._call: Any = DirectCall(self._run, towers=trainer.towers)
+        # With several towers a loop's convolutions may differ in the last bits from those of a step outside of one.
+        alone = trainer.towers == 1 and (trainer.overrides_run_step or trainer.callbacks.each_step)
+        self._call: Any = DirectCall(self._run_one if alone else self._run, towers=trainer.towers)
         # A step in Python is a call of one step, which is as short as it can be.
         trainer.stop.listeners[:] = [] if trainer.overrides_run_step else [self._stop.set]
 
@@ -220,13 +222,36 @@ class CompiledSteps:
         self._tracing.guards.append(tower.merge_call(apply_everywhere, args=(finite, gradients, loss)))
 
     def _run(self, iterator: Any, n: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        endless = self._trainer.data.endless
-        step = partial(self._step, tf.identity(self._completed))
+        first = self._first_state()
 
         def goes_on(state: State) -> Any:
             more = (state["done"] < n) & ~self._stop.value
             more = more & state["finite"] if "finite" in state else more
             return more & ~state["ended"] if "ended" in state else more
+
+        shapes = {name: tf.TensorShape([None] if name in ("single", "double") else []) for name in first}
+        with noting_summaries() as has_summaries:
+            (state,) = tf.while_loop(goes_on, self._body(iterator), [first], shape_invariants=[shapes])
+        self._has_summaries = has_summaries()
+        return _outcome(state)
+
+    def _run_one(self, iterator: Any, n: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Run one step, whatever `n` is, without a loop: to enter one takes about as long as a small step."""
+        with noting_summaries() as has_summaries:
+            (state,) = self._body(iterator)(self._first_state())
+        self._has_summaries = has_summaries()
+        return _outcome(state)
+
+    def _first_state(self) -> State:
+        # Only what can change is carried along: every variable of a loop costs some ops in every iteration.
+        first: State = {"done": tf.constant(0), "waited": tf.zeros([], tf.float64)}
+        first |= {"single": tf.zeros([0]), "double": tf.zeros([0], tf.float64)}
+        first |= {} if self._failing is not None else {"finite": tf.constant(True)}
+        return first | ({} if self._trainer.data.endless else {"ended": tf.constant(False)})
+
+    def _body(self, iterator: Any) -> Callable[[State], list[State]]:
+        endless = self._trainer.data.endless
+        step = partial(self._step, tf.identity(self._completed))
 
         def body(state: State) -> list[State]:
             begin = _time_after([state["done"]])
@@ -244,16 +269,7 @@ class CompiledSteps:
             ended = {**state, "waited": waited, "ended": tf.constant(True)}
             return [tf.cond(batch.has_value(), lambda: go_on(batch.get_value()), lambda: ended)]
 
-        first: State = {"done": tf.constant(0), "waited": tf.zeros([], tf.float64)}
-        first |= {"single": tf.zeros([0]), "double": tf.zeros([0], tf.float64)}
-        # Only what can change is carried along: every variable of a loop costs some ops in every iteration.
-        first |= {} if self._failing is not None else {"finite": tf.constant(True)}
-        first |= {} if endless else {"ended": tf.constant(False)}
-        shapes = {name: tf.TensorShape([None] if name in ("single", "double") else []) for name in first}
-        with noting_summaries() as has_summaries:
-            (state,) = tf.while_loop(goes_on, body, [first], shape_invariants=[shapes])
-        self._has_summaries = has_summaries()
-        return _outcome({"finite": tf.constant(True), "ended": tf.constant(False), **state})
+        return body
 
     def _run_watched(self, inputs: dict[str, Any], start: tf.Tensor) -> tuple[tuple[Any, ...], dict[str, tf.Tensor]]:
         self._watching = frozenset(self._trainer.callbacks.watched_names)
@@ -395,6 +411,7 @@ class CompiledSteps:
 
 def _outcome(state: State) -> tuple[tf.Tensor, ...]:
     """What a call returns; see `CompiledSteps.run`."""
+    state = {"finite": tf.constant(True), "ended": tf.constant(False), **state}
     return tuple(state[name] for name in ("done", "finite", "ended", "waited", "single", "double"))
 
 

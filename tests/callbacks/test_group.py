@@ -6,12 +6,14 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 
 from prototrain import Callback
-from prototrain.callbacks import ModelSaver, Priority, SaveOnExit
+from prototrain.callbacks import KerasCallback, ModelSaver, Priority, SaveOnExit
+from prototrain.callbacks.group import CallbackGroup
 from prototrain.errors import CallbackError
-from tests.tiny import CountingTrainer
+from tests.tiny import CountingTrainer, Recorder
 
 
 class Named(Callback):
@@ -75,6 +77,27 @@ def test_a_next_step_that_is_over_is_refused(wrong: int) -> None:
 
     with pytest.raises(CallbackError, match=r"Confused.next_step\(3\) returned"):
         CountingTrainer().train([Confused()], max_steps=5)
+
+
+class EachStep(Callback):
+    def trigger_step(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "each"),
+    [
+        ([], False),
+        ([Recorder().every(steps=2), Recorder().every(seconds=1)], False),
+        ([Recorder().every(steps=1)], True),
+        ([Recorder().every(steps=5), EachStep()], True),
+        ([KerasCallback(keras.callbacks.LambdaCallback(on_train_batch_end=print))], True),
+        ([KerasCallback(keras.callbacks.LambdaCallback(on_epoch_end=print))], False),
+    ],
+    ids=["none", "at times", "every(steps=1)", "trigger_step", "batch hook", "epoch hook"],
+)
+def test_whether_there_is_something_to_do_after_each_step(callbacks: list[Callback], each: bool) -> None:
+    assert CallbackGroup(CountingTrainer(), callbacks).each_step == each
 
 
 class Interrupts(Callback):

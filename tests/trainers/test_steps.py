@@ -46,6 +46,30 @@ def test_callbacks_do_not_change_a_bit(extra: list[Callback], reference: dict[st
     assert values(trainer) == reference
 
 
+def convolutions(x: Any) -> Any:
+    x = keras.layers.Conv2D(4, 3, activation="relu", name="conv")(tf.tile(tf.reshape(x, [-1, 2, 2, 1]), [1, 4, 4, 1]))
+    return keras.layers.GlobalAveragePooling2D(name="pool")(keras.layers.MaxPooling2D(2, name="max")(x))
+
+
+def recurrence(x: Any) -> Any:
+    words = tf.cast(tf.abs(x) * 10, tf.int32) % 7
+    return keras.layers.LSTM(5, name="lstm")(keras.layers.Embedding(7, 3, name="embedding")(words))
+
+
+@pytest.mark.parametrize("layers", [convolutions, recurrence])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_step_alone_has_the_bits_of_one_in_a_long_call(layers: Any, parts: int) -> None:
+    def build(inputs: Any, train_phase: bool) -> Any:
+        return tiny_build({**inputs, "x": layers(inputs["x"])}, train_phase)
+
+    ends = []
+    for callbacks in ([], [Losses()]):
+        trainer = tiny_trainer(build=build, model__accumulate_steps=parts, model__clip_gradients__global_norm=1.0)
+        trainer.train([LearningRate(rate), StopOnNaN(), *callbacks])
+        ends.append(values(trainer))
+    assert ends[0] == ends[1]
+
+
 @pytest.mark.parametrize("stops", [[7], [1, 2, 19], [5, 10, 15]])
 def test_a_resumed_run_does_not_differ_in_a_bit(stops: list[int], reference: dict[str, bytes], tmp_path: Path) -> None:
     losses = Losses()
@@ -104,14 +128,15 @@ def numbered_datasets() -> dict[str, tf.data.Dataset]:
     return {"trn": tf.data.Dataset.from_tensor_slices({**arrays, **numbers}).batch(8)}
 
 
+@pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("gradient_only", [False, True])
-def test_a_step_that_is_not_finite_changes_nothing(gradient_only: bool, tmp_path: Path) -> None:
+def test_a_step_that_is_not_finite_changes_nothing(gradient_only: bool, alone: bool, tmp_path: Path) -> None:
     model = tiny_model(build=poisoned(8, gradient_only=gradient_only), datasets=numbered_datasets)
     whole = SimpleTrainer(tiny_model(build=tiny_build, datasets=numbered_datasets))
     whole.train([LearningRate(rate)], max_steps=7)
     trainer = SimpleTrainer(model, experiment=tmp_path)
     with pytest.raises(NonFiniteError, match=r"step 8 \(.*loss"):
-        trainer.train([LearningRate(rate), StopOnNaN(), SaveOnExit()])
+        trainer.train([LearningRate(rate), StopOnNaN(), SaveOnExit(), *([Losses()] if alone else [])])
     assert trainer.global_step == 7
     assert values(trainer) == values(whole)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0000000007"]
