@@ -10,21 +10,35 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
+MARGIN = 100  # steps at the end in which no kill is meant to come
 KINDS = ("iterator", "replay", "restart", "towers", "run_step")
-READY, BEGUN = "before the first step", "after the first step"
+READY, MADE = "before the first step", "made step "
 
 
-def main(arguments: list[str] | None = None) -> int:
+def start_interpreter(arguments: list[str]) -> subprocess.Popen[str]:
+    """Start Python with these arguments."""
+    return subprocess.Popen(
+        [sys.executable, "-u", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def main(arguments: list[str] | None = None, start: Callable[[list[str]], Any] = start_interpreter) -> int:
     """Run the storm that the command line asks for.
+
+    Args:
+        arguments: those of the command line.
+        start: starts Python; returns what can be used like a `subprocess.Popen`.
 
     Returns:
         0 if every run equals its reference in every bit, else 1.
@@ -36,82 +50,97 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
     parser.add_argument("--directory", type=Path, help="keep the runs here")
     options = parser.parse_args(arguments)
-    options.steps = options.steps or 250 * options.kills
+    options.steps = options.steps or 50 * options.kills
     kinds = list(KINDS) if options.kind == "all" else [options.kind]
     with tempfile.TemporaryDirectory() as scratch:
         base = options.directory or Path(scratch)
-        wrong = [problem for kind in kinds for problem in storm(kind, base, options)]
+        wrong = [problem for kind in kinds for problem in storm(kind, base, options, start)]
     for problem in wrong:
         print(f"DIFFERENT: {problem}")
     return 1 if wrong else 0
 
 
-def storm(kind: str, base: Path, options: argparse.Namespace) -> list[str]:
+def storm(kind: str, base: Path, options: argparse.Namespace, start: Callable[[list[str]], Any]) -> list[str]:
     """Make the reference and the killed run of one kind.
 
     Returns:
         what differs between them, in words.
     """
     reference, killed = base / f"{kind}-reference", base / f"{kind}-killed"
-    tracing = _run_to_end(kind, reference, options.steps)
-    moments = random.Random(options.seed)
-    kills, starts, inexact, begin = 0, 0, 0, time.perf_counter()
+    program = ["-m", "benchmarks.storm_run", kind]
+    tracing = _run_to_end(start([*program, str(reference), str(options.steps)]))
+    random = Random(options.seed)
+    kills, reached, inexact, begin = 0, 0, 0, time.perf_counter()
     while True:
-        starts += 1
-        process = _start(kind, killed, options.steps)
+        process = start([*program, str(killed), str(options.steps)])
         # Half of the kills come while TensorFlow traces the first step, the others while steps, saves and the like run.
-        wait = moments.uniform(0, 2 * tracing) if kills < options.kills else None
-        output, was_killed = _wait(process, wait)
+        left = options.kills - kills
+        if left and kills % 2 == 0:
+            output = _kill_within(process, random.uniform(0, tracing))
+        elif left:
+            way = max((options.steps - MARGIN - reached) // left, 1)
+            output = _kill_at(process, reached + random.randint(1, way), random.uniform(0, 0.02))
+        else:
+            output = "".join(process.stdout)
+        process.stdout.close()
+        reached = max([reached, *(int(line.removeprefix(MADE)) for line in output.splitlines() if MADE in line)])
         inexact += "not bit-exact" in output
-        if was_killed:
-            kills += 1
-        elif process.returncode:
-            return [f"{kind}: a run ended with exit code {process.returncode}:\n{output[-2000:]}"]
-        elif f"step {options.steps}" in output or "nothing left" in output:
+        if not left:
             break
+        if process.wait() != -signal.SIGKILL:
+            return [f"a run ended by itself, with exit code {process.wait()}:\n{output[-2000:]}"]
+        kills += 1
+    if process.wait():
+        return [f"the last run ended with exit code {process.wait()}:\n{output[-2000:]}"]
     problems = compare(reference, killed) if kind != "restart" else _must_say(kind, inexact)
     problems += _leftovers(killed)
     good = "said that it is not exact" if kind == "restart" else "equal in every bit"
     print(
-        f"{kind}: {options.steps} steps, {kills} kills, {starts} starts in {time.perf_counter() - begin:.0f} s: "
+        f"{kind}: {options.steps} steps, {kills} kills in {time.perf_counter() - begin:.0f} s: "
         f"{'DIFFERENT' if problems else good}",
         flush=True,
     )
     return [f"{kind}: {problem}" for problem in problems]
 
 
-def _start(kind: str, directory: Path, steps: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-u", "-m", "benchmarks.storm_run", kind, str(directory), str(steps)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def _run_to_end(kind: str, directory: Path, steps: int) -> float:
-    """Make the run without a kill; returns how many seconds its first step took, most of which is tracing."""
-    process = _start(kind, directory, steps)
-    assert process.stdout is not None
-    lines, times = [], {}
+def _run_to_end(process: Any) -> float:
+    """Let the run without a kill end; returns how many seconds its first step took, most of which is tracing."""
+    lines, ready, made = [], 0.0, 0.0
     for line in process.stdout:
-        times[line.strip()] = time.perf_counter()
         lines.append(line)
+        if READY in line:
+            ready = time.perf_counter()
+        elif MADE in line and not made:
+            made = time.perf_counter()
     process.stdout.close()
     if process.wait():
-        raise SystemExit(f"{kind}: the reference failed:\n{''.join(lines)}")
-    return max(times[BEGUN] - times[READY], 0.2)
+        raise SystemExit(f"the reference failed:\n{''.join(lines)}")
+    return max(made - ready, 0.2)
 
 
-def _wait(process: subprocess.Popen[str], seconds: float | None) -> tuple[str, bool]:
-    """Kill a run so many seconds after it is ready; never for None."""
-    assert process.stdout is not None
+def _kill_within(process: Any, seconds: float) -> str:
+    """Kill a run so many seconds after it is ready, or right after its first step; returns what it has printed."""
     lines = []
     for line in process.stdout:
         lines.append(line)
-        if seconds is not None and READY in line:
+        if READY in line:
+            threading.Timer(seconds, process.send_signal, [signal.SIGKILL]).start()
+        elif MADE in line:
+            process.send_signal(signal.SIGKILL)
+            break
+    return "".join([*lines, *process.stdout])
+
+
+def _kill_at(process: Any, step: int, seconds: float) -> str:
+    """Kill a run so many seconds after a step; returns what it has printed."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if MADE in line and int(line.partition(MADE)[2]) >= step:
             time.sleep(seconds)
             process.send_signal(signal.SIGKILL)
             break
-    lines += process.stdout.readlines()
-    process.stdout.close()
-    return "".join(lines), process.wait() == -signal.SIGKILL
+    return "".join([*lines, *process.stdout])
 
 
 def compare(reference: Path, killed: Path) -> list[str]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
-import subprocess
-import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tests.preloaded import Program
+
 SCRIPT = Path(__file__).with_name("worker.py")
+TIMEOUT = 240.0
 
 
 def run(tasks: list[str], orders: list[dict[str, Any]] | None = None, **order: Any) -> list[dict[str, Any] | None]:
@@ -40,19 +44,20 @@ def run(tasks: list[str], orders: list[dict[str, Any]] | None = None, **order: A
         environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
         if len(tasks) > 1:
             environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": task, "index": index}})
-        command = [sys.executable, str(SCRIPT), json.dumps(mine)]
-        processes.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        )
+        processes.append(Program([str(SCRIPT), json.dumps(mine)], environment))
     results = []
+    deadline = threading.Timer(TIMEOUT, lambda: [process.send_signal(signal.SIGKILL) for process in processes])
+    deadline.start()
     try:
-        for process in processes:
-            out, err = process.communicate(timeout=240)
+        with ThreadPoolExecutor(len(processes)) as readers:  # none may wait until another one's output is taken
+            outputs = list(readers.map(lambda process: process.stdout.read(), processes))
+        for process, out in zip(processes, outputs, strict=True):
+            code = process.wait(10)
             lines = [line for line in out.splitlines() if line.startswith("RESULT ")]
-            assert lines or process.returncode == -9, out[-2000:] + err[-3000:]
+            assert lines or code == -signal.SIGKILL, out[-5000:]
             results.append(json.loads(lines[0][7:]) if lines else None)
     finally:
+        deadline.cancel()
         for process in processes:
             process.kill()
-            process.communicate()
     return results

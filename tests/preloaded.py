@@ -1,0 +1,78 @@
+"""Python programs in processes of their own that find TensorFlow imported: to import it takes five seconds each time.
+
+A server imports it once and forks. Programs share its hash seed, so some tests start an interpreter of their own still.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import runpy
+import sys
+from multiprocessing.connection import Connection
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tensorflow", "keras", "tensorboard.compat.proto.event_pb2", "pytest"])
+
+
+class Program:
+    """A running program, to be used like a `subprocess.Popen` whose standard error goes to its output.
+
+    Args:
+        arguments: what would stand behind ``python``: a file or ``-m`` and a module, and the program's own arguments.
+        environment: its environment variables; this process's if None.
+
+    Attributes:
+        stdout: what it prints, as a text file.
+    """
+
+    def __init__(self, arguments: list[str], environment: dict[str, str] | None = None) -> None:
+        reader, writer = _CONTEXT.Pipe(duplex=False)
+        variables = dict(os.environ if environment is None else environment)
+        self._process = _CONTEXT.Process(target=_run, args=(arguments, variables, writer))
+        self._process.start()
+        writer.close()
+        self.stdout = os.fdopen(os.dup(reader.fileno()), encoding="utf-8", errors="replace")
+        reader.close()
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, the negative number of the signal that killed it, or None while it runs."""
+        return self._process.exitcode
+
+    def send_signal(self, signum: int) -> None:
+        """Send a signal, if it still runs."""
+        if self._process.exitcode is None and self._process.pid is not None:
+            os.kill(self._process.pid, signum)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait for its end; returns the exit code, or None when the time is over."""
+        self._process.join(timeout)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        """Kill it, and wait until it is gone."""
+        self._process.kill()
+        self._process.join()
+        self.stdout.close()
+
+
+def _run(arguments: list[str], environment: dict[str, str], output: Connection) -> None:
+    for descriptor in (1, 2):
+        os.dup2(output.fileno(), descriptor)
+    output.close()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    multiprocessing.set_start_method(None, force=True)  # as if this were no process of multiprocessing
+    os.environ.clear()
+    os.environ.update(environment)
+    is_module = arguments[0] == "-m"
+    sys.argv = arguments[1:] if is_module else list(arguments)
+    try:
+        if is_module:
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(arguments[0], run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()  # which a process of multiprocessing leaves out
