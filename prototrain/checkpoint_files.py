@@ -30,7 +30,8 @@ BUNDLE = "model"
 READ_ERRORS = (OSError, ValueError, IndexError, KeyError, TypeError, RuntimeError, AssertionError, tf.errors.OpError)
 _TYPES = {"step": int, "variables": dict, "parts": dict, "files": dict}
 _OF_SOME_BUNDLE = re.compile(r".*\.(index|data-\d+-of-\d+)")
-_HOLDS_GRAPH = re.compile(rb"@@[^@\s]{1,200}\.is_dataset")
+_WORD = b".is_dataset"
+_HOLDS_GRAPH = re.compile(rb"@@[^@\s]{1,200}" + re.escape(_WORD))
 
 
 class UnknownFormatError(CheckpointError):
@@ -233,7 +234,8 @@ def holds_graph(content: bytes | mmap.mmap) -> bool:
 
     The keys of an iterator's state stand in the file as they are, each behind two @; only the values are compressed.
     """
-    return _HOLDS_GRAPH.search(content) is not None
+    # Most files do not have the word at all, and to look for it alone is faster.
+    return content.find(_WORD) >= 0 and _HOLDS_GRAPH.search(content) is not None
 
 
 def _file_holds_graph(path: Path) -> bool:

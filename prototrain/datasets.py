@@ -11,6 +11,7 @@ How exactly the position is restored depends on the dataset and is found out onc
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import time
 import uuid
@@ -30,6 +31,16 @@ from prototrain.tracebacks import cause
 PREFETCH = 2
 CATCH_UP_BATCHES = 20
 LARGE_STATE = 100 * 2**20
+
+_alive: weakref.WeakSet[TrainingData] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_reading() -> None:
+    """End the threads that read ahead: one that is in Python code when the interpreter ends would never come back from
+    there, and the process would wait for it for ever."""
+    for data in list(_alive):
+        data.stop_reading()
 
 
 class TrainingData:
@@ -89,6 +100,7 @@ class TrainingData:
             write_state(self._origin[0], take_state(self.iterator))
         else:
             self.iterator = self._iterate(self._build(0)["trn"])
+            _alive.add(self)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -132,6 +144,12 @@ class TrainingData:
         self._pass += 1
         self._offset = 0
         self.iterator = self._iterate(self._build(self._pass)["trn"])
+
+    def stop_reading(self) -> None:
+        """End reading ahead; the iterator has no more batches."""
+        if self.iterator is not None:
+            nothing = self._dataset.take(0)
+            tf.raw_ops.MakeIterator(dataset=nothing._variant_tensor, iterator=self.iterator._iterator_resource)
 
     # -- saving and restoring -----------------------------------------------------------------------------------------
 

@@ -19,8 +19,10 @@ import tensorflow as tf
 
 from prototrain import Callback, SimpleTrainer, StopTraining
 from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, StopOnNaN, Summaries, Validation
+from prototrain.experiment import checkpoint_steps
 from prototrain.signals import StopRequest
 from tests.conftest import ROOT
+from tests.sweeps.test_processes import SLOW
 from tests.tiny import CountingTrainer, tiny_model, values
 
 STEPS = 24
@@ -314,3 +316,26 @@ def test_the_command_line_exits_with_the_signal_and_resumes(signum: int, tmp_pat
 
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def test_a_process_ends_although_its_next_batch_is_in_the_making(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(SLOW)
+    (tmp_path / "slow").touch()
+    command = [sys.executable, "-u", "-m", "prototrain.cli", "run", "m", "-s", "model.num_steps=1000"]
+    process = subprocess.Popen(
+        [*command, "-s", "trainer.checkpoint_save_interval=5"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
+    )
+    try:
+        while not checkpoint_steps(tmp_path / "experiments" / "e" / "checkpoints"):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=30)
+        assert process.returncode == 128 + signal.SIGTERM, output
+    finally:
+        process.kill()

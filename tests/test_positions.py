@@ -44,7 +44,7 @@ def test_a_state_of_another_dataset(tmp_path: Path) -> None:
     [
         (numbers(), None),
         (tf.data.Dataset.from_generator(lambda: iter([1]), output_signature=tf.TensorSpec([], tf.int32)), "cannot be"),
-        (tf.data.Dataset.range(6).window(2), "holds datasets"),
+        (tf.data.Dataset.range(6).window(2).shuffle(3, seed=1), "holds datasets"),
     ],
     ids=["plain", "generator", "datasets"],
 )

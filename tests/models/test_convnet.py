@@ -260,7 +260,7 @@ def test_the_place_in_the_data_is_restored_exactly(kind: str, model: Any, folder
         next(first.iterator)
     meta = first.write(str(tmp_path / "place"))
     second = TrainingData(datasets, seed=1)
-    second.read(str(tmp_path / "place"), meta)
+    second.read(str(tmp_path / "place"), meta())
     for _ in range(6):
         one, other = next(first.iterator), next(second.iterator)
         assert all(np.array_equal(one[name], other[name]) for name in one)
