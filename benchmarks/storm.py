@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from typing import Any
 
 MARGIN = 100  # steps at the end in which no kill is meant to come
 KINDS = ("iterator", "replay", "restart", "towers", "run_step")
-READY, MADE = "before the first step", "made step "
+READY, MADE = "before the first step", re.compile(r"made step (\d+)")
 
 
 def start_interpreter(arguments: list[str]) -> subprocess.Popen[str]:
@@ -68,7 +69,7 @@ def storm(kind: str, base: Path, options: argparse.Namespace, start: Callable[[l
     """
     reference, killed = base / f"{kind}-reference", base / f"{kind}-killed"
     program = ["-m", "benchmarks.storm_run", kind]
-    tracing = _run_to_end(start([*program, str(reference), str(options.steps)]))
+    tracing = _run_to_end(kind, start([*program, str(reference), str(options.steps)]))
     random = Random(options.seed)
     kills, reached, inexact, begin = 0, 0, 0, time.perf_counter()
     while True:
@@ -83,15 +84,15 @@ def storm(kind: str, base: Path, options: argparse.Namespace, start: Callable[[l
         else:
             output = "".join(process.stdout)
         process.stdout.close()
-        reached = max([reached, *(int(line.removeprefix(MADE)) for line in output.splitlines() if MADE in line)])
+        reached = max([reached, *map(int, MADE.findall(output))])
         inexact += "not bit-exact" in output
         if not left:
             break
         if process.wait() != -signal.SIGKILL:
-            return [f"a run ended by itself, with exit code {process.wait()}:\n{output[-2000:]}"]
+            return [f"{kind}: a run ended by itself, with exit code {process.wait()}:\n{output[-2000:]}"]
         kills += 1
     if process.wait():
-        return [f"the last run ended with exit code {process.wait()}:\n{output[-2000:]}"]
+        return [f"{kind}: the last run ended with exit code {process.wait()}:\n{output[-2000:]}"]
     problems = compare(reference, killed) if kind != "restart" else _must_say(kind, inexact)
     problems += _leftovers(killed)
     good = "said that it is not exact" if kind == "restart" else "equal in every bit"
@@ -103,31 +104,33 @@ def storm(kind: str, base: Path, options: argparse.Namespace, start: Callable[[l
     return [f"{kind}: {problem}" for problem in problems]
 
 
-def _run_to_end(process: Any) -> float:
+def _run_to_end(kind: str, process: Any) -> float:
     """Let the run without a kill end; returns how many seconds its first step took, most of which is tracing."""
     lines, ready, made = [], 0.0, 0.0
     for line in process.stdout:
         lines.append(line)
         if READY in line:
             ready = time.perf_counter()
-        elif MADE in line and not made:
+        elif MADE.search(line) and not made:
             made = time.perf_counter()
     process.stdout.close()
     if process.wait():
-        raise SystemExit(f"the reference failed:\n{''.join(lines)}")
+        raise SystemExit(f"{kind}: the reference failed:\n{''.join(lines)}")
     return max(made - ready, 0.2)
 
 
 def _kill_within(process: Any, seconds: float) -> str:
     """Kill a run so many seconds after it is ready, or right after its first step; returns what it has printed."""
     lines = []
+    timer = threading.Timer(seconds, process.send_signal, [signal.SIGKILL])
     for line in process.stdout:
         lines.append(line)
         if READY in line:
-            threading.Timer(seconds, process.send_signal, [signal.SIGKILL]).start()
-        elif MADE in line:
+            timer.start()
+        elif MADE.search(line):
             process.send_signal(signal.SIGKILL)
             break
+    timer.cancel()
     return "".join([*lines, *process.stdout])
 
 
@@ -136,7 +139,7 @@ def _kill_at(process: Any, step: int, seconds: float) -> str:
     lines = []
     for line in process.stdout:
         lines.append(line)
-        if MADE in line and int(line.partition(MADE)[2]) >= step:
+        if (made := MADE.search(line)) and int(made[1]) >= step:
             time.sleep(seconds)
             process.send_signal(signal.SIGKILL)
             break

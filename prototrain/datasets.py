@@ -17,6 +17,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def _stop_reading() -> None:
     """End the threads that read ahead: one that is in Python code when the interpreter ends would never come back from
     there, and the process would wait for it for ever."""
     for data in list(_alive):
-        data.stop_reading()
+        with suppress(tf.errors.OpError):  # there is nobody left to tell
+            data.stop_reading()
 
 
 class TrainingData:
@@ -100,7 +102,7 @@ class TrainingData:
             write_state(self._origin[0], take_state(self.iterator))
         else:
             self.iterator = self._iterate(self._build(0)["trn"])
-            _alive.add(self)
+        _alive.add(self)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -215,8 +217,12 @@ class TrainingData:
         return self._offset - self._behind
 
     def saved_at(self, prefix: str, position: int) -> None:
-        """Take note of where a position has been written: the newest checkpoint is the one that is kept."""
-        self._origin = (prefix, position)
+        """Take note of where a position has been written: the newest checkpoint is the one that is kept.
+
+        One that was begun earlier may be heard of later.
+        """
+        if position >= self._origin[1]:
+            self._origin = (prefix, position)
 
     def rewind(self) -> None:
         """Go back to the position that was saved last, after a step that read a batch and failed.

@@ -69,7 +69,7 @@ def _named(method: str, learning_rate: float, config: Config) -> keras.optimizer
 
 
 class Adam(keras.optimizers.Adam):  # type: ignore[misc]
-    """Keras's Adam (arXiv:1412.6980) with the same bits in half the ops.
+    """Keras's Adam (arXiv:1412.6980) in half the ops; on a CPU with the same bits.
 
     In a small model the update has most of a step's ops, and each costs as much as what it computes. The step size is
     computed once, not per variable, and TensorFlow's fused ops of other optimizers take over some of the arithmetic.

@@ -10,7 +10,9 @@ import multiprocessing
 import os
 import runpy
 import sys
+from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tensorflow", "keras", "tensorboard.compat.proto.event_pb2", "pytest"])
@@ -22,15 +24,18 @@ class Program:
     Args:
         arguments: what would stand behind ``python``: a file or ``-m`` and a module, and the program's own arguments.
         environment: its environment variables; this process's if None.
+        cwd: its working directory; this process's if None.
 
     Attributes:
         stdout: what it prints, as a text file.
     """
 
-    def __init__(self, arguments: list[str], environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, arguments: list[str], environment: dict[str, str] | None = None, cwd: Path | None = None
+    ) -> None:
         reader, writer = _CONTEXT.Pipe(duplex=False)
         variables = dict(os.environ if environment is None else environment)
-        self._process = _CONTEXT.Process(target=_run, args=(arguments, variables, writer))
+        self._process = _CONTEXT.Process(target=_run, args=(arguments, variables, cwd or Path.cwd(), writer))
         self._process.start()
         writer.close()
         self.stdout = os.fdopen(os.dup(reader.fileno()), encoding="utf-8", errors="replace")
@@ -44,7 +49,8 @@ class Program:
     def send_signal(self, signum: int) -> None:
         """Send a signal, if it still runs."""
         if self._process.exitcode is None and self._process.pid is not None:
-            os.kill(self._process.pid, signum)
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, signum)
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Wait for its end; returns the exit code, or None when the time is over."""
@@ -58,13 +64,16 @@ class Program:
         self.stdout.close()
 
 
-def _run(arguments: list[str], environment: dict[str, str], output: Connection) -> None:
+def _run(arguments: list[str], environment: dict[str, str], cwd: Path, output: Connection) -> None:
     for descriptor in (1, 2):
         os.dup2(output.fileno(), descriptor)
     output.close()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     multiprocessing.set_start_method(None, force=True)  # as if this were no process of multiprocessing
+    os.chdir(cwd)
+    # An interpreter puts these first, too.
+    sys.path[:0] = [*environment.get("PYTHONPATH", "").split(os.pathsep), str(cwd)]
     os.environ.clear()
     os.environ.update(environment)
     is_module = arguments[0] == "-m"

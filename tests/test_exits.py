@@ -22,6 +22,7 @@ from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, StopOnNaN, 
 from prototrain.experiment import checkpoint_steps
 from prototrain.signals import StopRequest
 from tests.conftest import ROOT
+from tests.preloaded import Program
 from tests.sweeps.test_processes import SLOW
 from tests.tiny import CountingTrainer, tiny_model, values
 
@@ -307,11 +308,11 @@ def test_the_command_line_exits_with_the_signal_and_resumes(signum: int, tmp_pat
     checkpoints = sorted((tmp_path / "experiments" / "simple" / "checkpoints").iterdir())
     step = int(checkpoints[-1].name.removeprefix("step-"))
     assert f"saved step {step}" in output
-    done = subprocess.run(
-        [*command[:-1], f"model.num_steps={step + 50}"], cwd=tmp_path, capture_output=True, text=True, env=environment()
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"resumed at step {step}, exact" in done.stdout
+    again = Program([*command[2:-1], f"model.num_steps={step + 50}"], environment(), cwd=tmp_path)
+    with again.stdout:
+        output = again.stdout.read()
+    assert again.wait() == 0, output
+    assert f"resumed at step {step}, exact" in output
 
 
 def environment() -> dict[str, str]:

@@ -336,8 +336,13 @@ def _trigger(callback: Callback) -> PeriodicTrigger | None:
 
 
 def _runs_each_step(callback: Callback) -> bool:
-    trigger = _trigger(callback)
-    return not callback.overrides("next_step") if trigger is None else trigger.every_k_steps == 1
+    while isinstance(callback, ProxyCallback):
+        if isinstance(callback, PeriodicTrigger):
+            return callback.every_k_steps == 1
+        if type(callback).next_step is not ProxyCallback.next_step:
+            return False  # has a schedule of its own
+        callback = callback.callback
+    return callback.overrides("trigger_step") and not callback.overrides("next_step")
 
 
 def _state_keys(callbacks: list[Callback]) -> dict[str, Callback]:

@@ -10,7 +10,8 @@ import keras
 import pytest
 
 from prototrain import Callback
-from prototrain.callbacks import KerasCallback, ModelSaver, Priority, SaveOnExit
+from prototrain.callbacks import KerasCallback, ModelSaver, PeriodicCallback, Priority, SaveOnExit
+from prototrain.callbacks.base import ProxyCallback
 from prototrain.callbacks.group import CallbackGroup
 from prototrain.errors import CallbackError
 from tests.tiny import CountingTrainer, Recorder
@@ -91,10 +92,13 @@ class EachStep(Callback):
         ([Recorder().every(steps=2), Recorder().every(seconds=1)], False),
         ([Recorder().every(steps=1)], True),
         ([Recorder().every(steps=5), EachStep()], True),
+        ([ProxyCallback(EachStep())], True),
+        ([PeriodicCallback(EachStep(), every_k_steps=100)], False),
+        ([PeriodicCallback(Recorder().every(steps=1), every_k_steps=100)], False),
         ([KerasCallback(keras.callbacks.LambdaCallback(on_train_batch_end=print))], True),
         ([KerasCallback(keras.callbacks.LambdaCallback(on_epoch_end=print))], False),
     ],
-    ids=["none", "at times", "every(steps=1)", "trigger_step", "batch hook", "epoch hook"],
+    ids=["none", "at times", "every(steps=1)", "trigger_step", "proxy", "thinned", "both", "batch hook", "epoch hook"],
 )
 def test_whether_there_is_something_to_do_after_each_step(callbacks: list[Callback], each: bool) -> None:
     assert CallbackGroup(CountingTrainer(), callbacks).each_step == each

@@ -46,11 +46,19 @@ def run(tasks: list[str], orders: list[dict[str, Any]] | None = None, **order: A
             environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": task, "index": index}})
         processes.append(Program([str(SCRIPT), json.dumps(mine)], environment))
     results = []
-    deadline = threading.Timer(TIMEOUT, lambda: [process.send_signal(signal.SIGKILL) for process in processes])
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+
+    deadline = threading.Timer(TIMEOUT, give_up)
     deadline.start()
     try:
         with ThreadPoolExecutor(len(processes)) as readers:  # none may wait until another one's output is taken
             outputs = list(readers.map(lambda process: process.stdout.read(), processes))
+        assert not late.is_set(), "\n".join(out[-3000:] for out in outputs)
         for process, out in zip(processes, outputs, strict=True):
             code = process.wait(10)
             lines = [line for line in out.splitlines() if line.startswith("RESULT ")]

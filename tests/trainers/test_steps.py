@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Callback, SimpleTrainer, StopTraining
-from prototrain.callbacks import LearningRate, SaveOnExit, StopOnNaN, Summaries, Validation
+from prototrain.callbacks import LearningRate, ModelSaver, SaveOnExit, StopOnNaN, Summaries, Validation
 from prototrain.errors import DataError, ModelError, NonFiniteError, StepError
 from tests.tiny import Losses, Recorder, tiny_arrays, tiny_build, tiny_datasets, tiny_model, tiny_trainer, values
 from tests.trainers.test_replicated import plain_build
@@ -46,25 +46,21 @@ def test_callbacks_do_not_change_a_bit(extra: list[Callback], reference: dict[st
     assert values(trainer) == reference
 
 
-def convolutions(x: Any) -> Any:
-    x = keras.layers.Conv2D(4, 3, activation="relu", name="conv")(tf.tile(tf.reshape(x, [-1, 2, 2, 1]), [1, 4, 4, 1]))
-    return keras.layers.GlobalAveragePooling2D(name="pool")(keras.layers.MaxPooling2D(2, name="max")(x))
-
-
-def recurrence(x: Any) -> Any:
+def many_layers(x: Any) -> Any:
+    x = tf.tile(tf.reshape(x, [-1, 2, 2, 1]), [1, 4, 4, 1])
+    x = keras.layers.Conv2D(4, 3, activation="relu", name="conv")(x)
+    x = keras.layers.GlobalAveragePooling2D(name="pool")(keras.layers.MaxPooling2D(2, name="max")(x))
     words = tf.cast(tf.abs(x) * 10, tf.int32) % 7
-    return keras.layers.LSTM(5, name="lstm")(keras.layers.Embedding(7, 3, name="embedding")(words))
+    return tf.concat([x, keras.layers.LSTM(5, name="lstm")(keras.layers.Embedding(7, 3, name="embedding")(words))], 1)
 
 
-@pytest.mark.parametrize("layers", [convolutions, recurrence])
-@pytest.mark.parametrize("parts", [1, 2])
-def test_a_step_alone_has_the_bits_of_one_in_a_long_call(layers: Any, parts: int) -> None:
+def test_a_step_alone_has_the_bits_of_one_in_a_long_call() -> None:
     def build(inputs: Any, train_phase: bool) -> Any:
-        return tiny_build({**inputs, "x": layers(inputs["x"])}, train_phase)
+        return tiny_build({**inputs, "x": many_layers(inputs["x"])}, train_phase)
 
     ends = []
     for callbacks in ([], [Losses()]):
-        trainer = tiny_trainer(build=build, model__accumulate_steps=parts, model__clip_gradients__global_norm=1.0)
+        trainer = tiny_trainer(build=build, model__accumulate_steps=2, model__clip_gradients__global_norm=1.0)
         trainer.train([LearningRate(rate), StopOnNaN(), *callbacks])
         ends.append(values(trainer))
     assert ends[0] == ends[1]
@@ -146,6 +142,27 @@ def test_a_step_that_is_not_finite_changes_nothing(gradient_only: bool, alone: b
     straight = SimpleTrainer(whole.model)
     straight.train([LearningRate(rate)], max_steps=20)
     assert values(repaired) == values(straight)
+
+
+class SavesAt(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def next_step(self, step: int) -> int | None:
+        return self.step if step < self.step else None
+
+    def trigger_step(self) -> None:
+        self.trainer.save()
+
+
+def test_a_failed_step_goes_back_to_the_newest_checkpoint_also_if_an_older_one_is_finished_later(
+    tmp_path: Path,
+) -> None:
+    trainer = SimpleTrainer(tiny_model(build=poisoned(8), datasets=numbered_datasets), experiment=tmp_path)
+    begun_first = ModelSaver(max_to_keep=1, asynchronous=True).every(steps=4)
+    with pytest.raises(NonFiniteError):
+        trainer.train([begun_first, SavesAt(5), StopOnNaN(), SaveOnExit()])
+    assert (tmp_path / "checkpoints" / "step-0000000007").is_dir()
 
 
 def test_without_the_callback_nothing_is_checked() -> None:
