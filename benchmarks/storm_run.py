@@ -73,23 +73,24 @@ class Progress(Callback):
     def before_train(self) -> None:
         print("before the first step", flush=True)
 
-    def trigger_step(self) -> None:
+    def trigger(self) -> None:
         print(f"made step {self.trainer.global_step}", flush=True)
 
 
-def callbacks(steps: int) -> list[Callback]:
-    """Every kind of state, and saves often enough to be killed in."""
+def callbacks(kind: str) -> list[Callback]:
+    """Every kind of state, and saves often enough to be killed in; of kind `calls`, up to five steps in a call."""
+    each = 5 if kind == "calls" else 1
     return [
         Validation(batches=2).every(steps=20),
         MovingAverage().every(steps=5),
         Best().every(steps=20),
-        Summaries().every(steps=1),
+        Summaries().every(steps=each),
         JSONWriter(),
         TensorBoardWriter(),
         ModelSaver(max_to_keep=2).every(steps=15),
         SaveOnExit(),
         StopOnNaN(),
-        Progress(),
+        Progress().every(steps=each),
     ]
 
 
@@ -195,7 +196,7 @@ def main() -> None:
         make_cpu_devices(2)
     trainer = make_trainer(kind, directory, steps)
     schedule = [] if kind == "run_step" else [LearningRate(lambda step: 0.01 * 0.9 ** (step / 100))]
-    trainer.train([*schedule, *callbacks(steps)], steps_per_epoch=35, max_steps=steps)
+    trainer.train([*schedule, *callbacks(kind)], steps_per_epoch=35, max_steps=steps)
     print(f"finished at step {trainer.global_step}")
 
 
