@@ -15,6 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from prototrain.pipeline import graphs, parts
+
 _HASHED_BYTES = 512 * 2**20  # of all files together: about a second's work at the start of a run
 _LISTED = 1000
 _LOOKED_AT = 100_000
@@ -51,29 +53,15 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
 def named_files(datasets: Iterable[tf.data.Dataset]) -> set[str]:
     """The absolute paths of the files whose names stand in the datasets' graphs."""
     found: set[str] = set()
-    seen: set[int] = set()
-    waiting: list[Any] = list(datasets)
-    while waiting:
-        part = waiting.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        # TensorFlow has no public way to ask what a dataset is made of, except as a graph with all its data in it.
+    for part in parts(*datasets):
         values = [item for value in vars(part).values() for item in (value if isinstance(value, list) else [value])]
-        waiting += [value for value in values if isinstance(value, tf.data.Dataset)] + list(part._inputs())
         tensors = [value for value in values if tf.is_tensor(value)]
         for function in part._functions():
             tensors += function.function.captured_inputs
-            tensors += [tensor for graph in _graphs(function.function.graph) for tensor in _constants(graph)]
+        tensors += [tensor for graph in graphs(part) for tensor in _constants(graph)]
         for tensor in tensors:
             found.update(_existing(tensor))
     return found
-
-
-def _graphs(graph: Any) -> Iterator[Any]:
-    yield graph
-    for name in graph._functions:
-        yield from _graphs(graph._get_function(name).graph)
 
 
 def _constants(graph: Any) -> Iterator[Any]:

@@ -16,22 +16,24 @@ import hashlib
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from prototrain.checkpoint import READ_ERRORS, first_line
+from prototrain.elements import check_dataset, first_batch, same_batch
 from prototrain.errors import CheckpointError, DataError, StopTraining
-from prototrain.pipeline import describe_pipeline, first_difference, prefetched
-from prototrain.positions import file_caches, read_state, take_state, why_not_saved, write_state
-from prototrain.tracebacks import cause
+from prototrain.pipeline import describe_pipeline, file_caches, first_difference, gives_the_same_again, prefetched
+from prototrain.positions import Place, StateFiles, read_state, take_state, why_not_saved, write_state
 
 PREFETCH = 2
 CATCH_UP_BATCHES = 20
 LARGE_STATE = 100 * 2**20
+STATE_SHARE = 0.01  # of a run's time, for taking the iterator's state
 
 _alive: weakref.WeakSet[TrainingData] = weakref.WeakSet()
 
@@ -54,6 +56,7 @@ class TrainingData:
         announce: called with a line of text that the user should know.
         repeat: whether a dataset with an end begins anew there; otherwise that is the end of the training, and a
             resumed run reads it from its start.
+        clock: returns the time in seconds.
 
     Attributes:
         iterator: what batches are read from; another object after a restore or a new pass.
@@ -61,6 +64,7 @@ class TrainingData:
         reason: why the mode is not "iterator".
         caveat: why the place that was restored last is not the exact one, or None.
         cardinality: batches of one pass, or None if it is not known or endless.
+        written: where the state lies that `write` has held on to last; `saved_at` wants to know.
 
     Raises:
         DataError: the dataset is empty, or its elements are not dicts of tensors.
@@ -73,10 +77,12 @@ class TrainingData:
         seed: int,
         announce: Callable[[str], None] = print,
         repeat: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._make = make
         self._seed = seed
         self._announce = announce
+        self._clock = clock
         self._pass = 0
         self._offset = 0
         self._behind = 0
@@ -89,19 +95,18 @@ class TrainingData:
         length = int(self._dataset.cardinality())
         self.cardinality = length if length >= 0 else None
         self._is_single_pass = not repeat and length != tf.data.INFINITE_CARDINALITY
-        # Where the iterator was last saved, and the offset there: a failed step goes back to it.
-        memory = f"ram://prototrain/{uuid.uuid4().hex}"
-        weakref.finalize(self, _forget, memory)
-        self._origin = (f"{memory}/start", 0)
+        self._memory = f"ram://prototrain/{uuid.uuid4().hex}"
+        weakref.finalize(self, _forget, self._memory)
+        # Where the iterator was saved last: a failed step goes back to it.
+        self._origin, self._origin_place = f"{self._memory}/start", Place()
+        self.written = Place()
+        self._taken_at = self._took = 0.0
+        self._rereads = gives_the_same_again(self._dataset)
         self.mode, self.reason = "iterator", ""
         self._file_caches = file_caches(self._dataset)
         self._caches_to_make = [name for name in self._file_caches if not Path(f"{name}.index").exists()]
-        self.first_batch = self._find_mode(memory)
-        if self.mode == "iterator":
-            self.iterator = self._iterate(self._dataset)
-            write_state(self._origin[0], take_state(self.iterator))
-        else:
-            self.iterator = self._iterate(self._build(0)["trn"])
+        self.first_batch = self._find_mode()
+        self._begin(0, self._dataset if self.mode == "iterator" else self._build(0)["trn"])
         _alive.add(self)
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -122,12 +127,12 @@ class TrainingData:
         """
         if not self._behind:
             return True
-        begin, behind = time.perf_counter(), self._behind
+        begin, behind = self._clock(), self._behind
         while self._behind and not stop_requested():
             batches = min(self._behind, CATCH_UP_BATCHES)
             _advance(self.iterator, tf.constant(batches))
             self._behind -= batches
-        read, seconds = behind - self._behind, time.perf_counter() - begin
+        read, seconds = behind - self._behind, self._clock() - begin
         self._announce(f"read {read} batches again to get to the place of the run ({seconds:.1f} s)")
         return not self._behind
 
@@ -143,9 +148,7 @@ class TrainingData:
         """
         if self._offset == 0 or self.endless or self._is_single_pass:
             raise StopTraining("the training dataset ran out of data")
-        self._pass += 1
-        self._offset = 0
-        self.iterator = self._iterate(self._build(self._pass)["trn"])
+        self._begin(self._pass + 1, self._build(self._pass + 1)["trn"])
 
     def stop_reading(self) -> None:
         """End reading ahead; the iterator has no more batches."""
@@ -156,28 +159,48 @@ class TrainingData:
     # -- saving and restoring -----------------------------------------------------------------------------------------
 
     def write(self, prefix: str) -> Callable[[], dict[str, Any]]:
-        """Hold on to the position; returns a function that writes it, as a part of a checkpoint."""
-        state = take_state(self.iterator) if self.mode == "iterator" else None
-        meta = {
-            "mode": self.mode,
-            "pass": self._pass,
-            "offset": self._offset,
-            "behind": self._behind,
-            "fingerprint": self.fingerprint(),
-        }
+        """Hold on to the position; returns a function that writes it, as a part of a checkpoint.
+
+        Taking an iterator's state can take longer than many steps. Where saves come so often that it would be a
+        noticeable part of the time, the newest checkpoint's state serves again, with more batches to be read behind it.
+        """
+        self.written = Place(self._offset, self._behind)
+        state: Callable[[str], None] | None = None
+        if self.mode == "iterator":
+            files = self._recent_state()
+            if files is not None:
+                state = files.copy
+                self.written = Place(self._offset, self._offset - self._origin_place.position)
+            else:
+                begin = self._clock()
+                state = partial(self._write_new, take_state(self.iterator))
+                self._taken_at = self._clock()
+                self._took = self._taken_at - begin
+        meta = {"mode": self.mode, "pass": self._pass, **self.written._asdict(), "fingerprint": self.fingerprint()}
 
         def finish() -> dict[str, Any]:
             if state is not None:
-                write_state(prefix, state)
-                size = sum(path.stat().st_size for path in Path(prefix).parent.glob(Path(prefix).name + ".*"))
-                if size > LARGE_STATE:
-                    self._announce(
-                        f"WARNING: the data position takes {size / 2**20:.0f} MB in each checkpoint, the content of "
-                        "the dataset's buffers; shuffle before decoding or batching to make it small"
-                    )
+                state(prefix)
             return meta
 
         return finish
+
+    def _recent_state(self) -> StateFiles | None:
+        if not self._rereads or self._clock() - self._taken_at > self._took / STATE_SHARE:
+            return None
+        try:
+            return StateFiles(self._origin)
+        except OSError:  # that of the start is not in a file, and another one may have been deleted
+            return None
+
+    def _write_new(self, state: tf.Tensor, prefix: str) -> None:
+        write_state(prefix, state)
+        size = sum(path.stat().st_size for path in Path(prefix).parent.glob(Path(prefix).name + ".*"))
+        if size > LARGE_STATE:
+            self._announce(
+                f"WARNING: the data position takes {size / 2**20:.0f} MB in each checkpoint, the content of "
+                "the dataset's buffers; shuffle before decoding or batching to make it small"
+            )
 
     def read(self, prefix: str, meta: dict[str, Any]) -> None:
         """Go to a saved position.
@@ -203,26 +226,25 @@ class TrainingData:
         elif gone:
             self.caveat = f"the training data starts anew: it was cached in {gone[0]}, which is gone and made again"
         if self.caveat is not None:
-            self.iterator = self._iterate(self._build(number + 1)["trn"])
-            self._pass, self._offset, self._behind = number + 1, 0, 0
+            self._begin(number + 1, self._build(number + 1)["trn"])
             return
-        in_place = self.mode == "iterator"  # what can fail comes first, and leaves the present position as it is
-        self.iterator = self._restored(prefix) if in_place else self._iterate(self._build(number)["trn"])
-        self._origin = (prefix, offset - behind)
-        self._pass, self._offset, self._behind = number, offset, behind if in_place else offset
+        dataset = self._dataset if number == self._pass and self.mode == "iterator" else self._build(number)["trn"]
+        if self.mode != "iterator":
+            self._begin(number, dataset)
+            self._offset = self._behind = offset
+            return
+        self.iterator = self._restored(prefix, dataset)  # it can fail, and then the present position stays
+        self._dataset = dataset
+        self._pass, self._offset, self._behind = number, offset, behind
+        self._origin, self._origin_place = prefix, Place(offset, behind)
 
-    @property
-    def position(self) -> int:
-        """How many batches of the present pass the iterator has given."""
-        return self._offset - self._behind
-
-    def saved_at(self, prefix: str, position: int) -> None:
-        """Take note of where a position has been written: the newest checkpoint is the one that is kept.
+    def saved_at(self, prefix: str, place: Place) -> None:
+        """Take note of where a state has been written: the newest checkpoint is the one that is kept.
 
         One that was begun earlier may be heard of later.
         """
-        if position >= self._origin[1]:
-            self._origin = (prefix, position)
+        if place.offset >= self._origin_place.offset:
+            self._origin, self._origin_place = prefix, place
 
     def rewind(self) -> None:
         """Go back to the position that was saved last, after a step that read a batch and failed.
@@ -231,17 +253,16 @@ class TrainingData:
         reading it now could meet the very record that made the step fail.
         """
         if self.mode == "iterator":
-            prefix, offset = self._origin
             # The old one first: it reads ahead, and iterators of one dataset share the seeds of its shuffles.
             self.iterator = None
-            self.iterator = self._restored(prefix)
-            self._behind = self._offset - offset
+            self.iterator = self._restored(self._origin, self._dataset)
+            self._behind = self._offset - self._origin_place.position
         elif self.mode == "replay":
             self.iterator = self._iterate(self._build(self._pass)["trn"])
             self._behind = self._offset
 
-    def _restored(self, prefix: str) -> Any:
-        iterator = self._iterate(self._dataset)
+    def _restored(self, prefix: str, dataset: tf.data.Dataset) -> Any:
+        iterator = self._iterate(dataset)
         try:
             read_state(prefix, iterator)
         except READ_ERRORS as error:
@@ -276,75 +297,36 @@ class TrainingData:
             raise DataError(f"datasets() must return a dict with the training dataset under 'trn'; it gave {given}")
         return {name: check_dataset(dataset, name) for name, dataset in datasets.items()}
 
+    def _begin(self, number: int, dataset: tf.data.Dataset) -> None:
+        """Begin a pass, with the dataset that was built for it."""
+        self.iterator = self._iterate(dataset)
+        self._pass, self._offset, self._behind = number, 0, 0
+        if self.mode == "iterator":
+            self._dataset = dataset
+            self._origin, self._origin_place = f"{self._memory}/start", Place()
+            write_state(self._origin, take_state(self.iterator))
+
     def _iterate(self, dataset: tf.data.Dataset) -> Any:
         if self.mode == "iterator" and int(dataset.cardinality()) != tf.data.INFINITE_CARDINALITY:
             dataset = dataset.repeat()
         return iter(prefetched(dataset, PREFETCH))
 
-    def _find_mode(self, memory: str) -> dict[str, Any]:
+    def _find_mode(self) -> dict[str, Any]:
         """Try to save an iterator that has begun, and find out what else may serve; returns the first batch."""
         if self._is_single_pass:
             self.mode, self.reason = "restart", "each run reads it from its start to its end"
-            return _first_batch(self._iterate(self._dataset))
+            return first_batch(self._iterate(self._dataset))
         probe = self._iterate(self._dataset)
-        first = _first_batch(probe)
-        why_not = why_not_saved(probe, self._file_caches, memory)
-        _forget(memory)
+        first = first_batch(probe)
+        why_not = why_not_saved(probe, self._file_caches, self._memory)
+        _forget(self._memory)
         if why_not is not None:
             del probe  # it may hold the lock of a cache's file
             self.mode, self.reason = "replay", why_not
-            again = _first_batch(iter(self._build(0)["trn"]))
-            if not all(_equal(a, b) for a, b in zip(_flat(first), _flat(again), strict=True)):
+            if not same_batch(first, first_batch(iter(self._build(0)["trn"]))):
                 self.mode = "restart"
                 self.reason += "; and built again under the same seed it gives other batches"
         return first
-
-
-def check_dataset(dataset: Any, name: str) -> tf.data.Dataset:
-    """Check what a model's `datasets` returned under a name.
-
-    Raises:
-        DataError: it is not a `tf.data.Dataset` whose elements are dicts of tensors, or it is known to be empty.
-    """
-    if not isinstance(dataset, tf.data.Dataset):
-        raise DataError(f"datasets() must give a tf.data.Dataset for {name!r}, not {type(dataset).__name__}")
-    if not isinstance(dataset.element_spec, dict):
-        raise DataError(
-            f"each element of dataset {name!r} must be a dict of batched tensors, "
-            f"not a {type(dataset.element_spec).__name__}"
-        )
-    if int(dataset.cardinality()) == 0:
-        raise DataError(f"dataset {name!r} is empty")
-    return dataset
-
-
-def batch_size(inputs: Mapping[str, Any]) -> tf.Tensor:
-    """The number of examples in a batch: the first dimension of its first tensor."""
-    first = next(iter(inputs.values()))
-    if isinstance(first, tf.RaggedTensor):
-        return first.nrows()
-    return first.dense_shape[0] if isinstance(first, tf.SparseTensor) else tf.shape(first)[0]
-
-
-def _first_batch(iterator: Any) -> dict[str, Any]:
-    try:
-        for batch in iterator:
-            return dict(batch)
-    except tf.errors.OpError as error:
-        raise DataError(f"reading the training dataset 'trn' failed: {cause(error)}") from error
-    raise DataError("the training dataset 'trn' is empty")
-
-
-def _flat(batch: dict[str, Any]) -> list[Any]:
-    return list(tf.nest.flatten(batch, expand_composites=True))
-
-
-def _equal(a: tf.Tensor, b: tf.Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    one, two = a.numpy(), b.numpy()
-    # NaN marks what is missing in many datasets, and is not equal to itself.
-    return bool((one == two).all()) if a.dtype == tf.string else bool(one.tobytes() == two.tobytes())
 
 
 def _forget(directory: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+_UNNAMED = "(its name is computed)"
 _HASHED_BYTES = 64 * 2**20  # contents of more than this are known by shape only: hashing them would delay every start
 
 
@@ -48,16 +50,62 @@ def prefetched(dataset: Any, batches: int) -> tf.data.Dataset:
     return dataset if type(last).__name__ == "_PrefetchDataset" else dataset.prefetch(batches)
 
 
+def parts(*datasets: tf.data.Dataset) -> Iterator[Any]:
+    """The datasets and all that they are made of, each once."""
+    seen: set[int] = set()
+    waiting: list[Any] = list(datasets)
+    while waiting:
+        part = waiting.pop()
+        if id(part) not in seen:
+            seen.add(id(part))
+            # TensorFlow has no public way to ask what a dataset is made of, except as a graph with all its data in it.
+            waiting += part._inputs()
+            # Readers keep the datasets that they stand for to themselves.
+            waiting += [value for value in vars(part).values() if isinstance(value, tf.data.Dataset)]
+            yield part
+
+
+def graphs(part: Any) -> Iterator[Any]:
+    """The graphs of the functions that a part of a dataset calls, and of those inside of them."""
+    waiting = [function.function.graph for function in part._functions()]
+    while waiting:
+        graph = waiting.pop()
+        waiting += [graph._get_function(name).graph for name in graph._functions]
+        yield graph
+
+
+def gives_the_same_again(dataset: tf.data.Dataset) -> bool:
+    """Whether what is read behind a restored state is for certain what was read there before, and in that order."""
+    if dataset.options().deterministic is False:
+        return False
+    for part in parts(dataset):
+        # A parallel interleave does not say whether it may change the order.
+        if type(part).__name__ == "_ParallelInterleaveDataset" or getattr(part, "_deterministic", "") == "false":
+            return False
+        for op in _ops(part):
+            if "deterministic" in op.node_def.attr and op.get_attr("deterministic") == b"false":
+                return False
+    return True
+
+
+def file_caches(dataset: tf.data.Dataset) -> list[str]:
+    """The names that a dataset gives to the files of its `cache(filename)`, wherever in it they are; often none."""
+    found: set[str] = set()
+    for part in parts(dataset):
+        if type(part).__name__ == "CacheDataset":
+            found.add(_name(part._filename))
+        found.update(_name(op.inputs[1]) for op in _ops(part) if op.type.startswith("CacheDataset"))
+    return sorted(found - {""})  # a cache in memory has an empty name
+
+
 def reshuffles(dataset: Any) -> bool:
     """Whether each reading of a dataset gives another order."""
-    own = type(dataset).__name__.startswith("_Shuffle") and dataset._reshuffle_each_iteration is not False
-    return own or any(reshuffles(source) for source in dataset._inputs())
+    return any(_is_shuffle(part) and part._reshuffle_each_iteration is not False for part in parts(dataset))
 
 
 def unseeded(dataset: Any) -> bool:
     """Whether a dataset is shuffled in another order in every process."""
-    own = type(dataset).__name__.startswith("_Shuffle") and not (int(dataset._seed) or int(dataset._seed2))
-    return own or any(unseeded(source) for source in dataset._inputs())
+    return any(_is_shuffle(part) and not (int(part._seed) or int(part._seed2)) for part in parts(dataset))
 
 
 def first_difference(then: list[str], now: list[str]) -> str | None:
@@ -69,6 +117,19 @@ def first_difference(then: list[str], now: list[str]) -> str | None:
     if not longer:
         return None
     return f"the pipeline's stage {longer[0]} is {'gone' if len(then) > len(now) else 'new'}"
+
+
+def _is_shuffle(part: Any) -> bool:
+    return type(part).__name__.startswith("_Shuffle")
+
+
+def _ops(part: Any) -> Iterator[Any]:
+    return (op for graph in graphs(part) for op in graph.get_operations())
+
+
+def _name(tensor: Any) -> str:
+    value = tf.get_static_value(tensor)
+    return _UNNAMED if value is None else bytes(value).decode(errors="replace")
 
 
 def _show(name: str, value: Any) -> str | None:

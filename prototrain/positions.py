@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -11,8 +12,25 @@ from prototrain.checkpoint import holds_graph
 from prototrain.tracebacks import cause
 
 _NOT_SAVABLE = (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError, tf.errors.InvalidArgumentError)
-_UNNAMED = "(its name is computed)"
+_DATA = "data-00000-of-00001"
 _KEY = "iterator/.ATTRIBUTES/ITERATOR_STATE"  # as tf.train.Checkpoint(iterator=...) names it
+
+
+class Place(NamedTuple):
+    """Where in the data a checkpoint lies.
+
+    Attributes:
+        offset: batches of the present pass that were trained on before it.
+        behind: how many of them are read again behind the saved state.
+    """
+
+    offset: int = 0
+    behind: int = 0
+
+    @property
+    def position(self) -> int:
+        """How many batches were read before the saved state."""
+        return self.offset - self.behind
 
 
 def take_state(iterator: Any) -> tf.Tensor:
@@ -24,6 +42,27 @@ def write_state(prefix: str, state: tf.Tensor) -> None:
     """Write what `take_state` returned; from any thread."""
     with tf.device("CPU:0"):
         tf.raw_ops.SaveV2(prefix=prefix, tensor_names=[_KEY], shape_and_slices=[""], tensors=[state])
+
+
+class StateFiles:
+    """The files of a state that was written earlier, held open: they can be copied even if they are deleted meanwhile.
+
+    Args:
+        prefix: as it was given to `write_state`.
+
+    Raises:
+        FileNotFoundError: they are not there.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        paths = {f".{suffix}": Path(f"{prefix}.{suffix}") for suffix in ("index", _DATA)}
+        self._files = {suffix: path.open("rb") for suffix, path in paths.items()}  # closed by `copy`, or with this
+
+    def copy(self, prefix: str) -> None:
+        """Write the state once more, as `write_state` does; once, and from any thread."""
+        for suffix, file in self._files.items():
+            with file, open(prefix + suffix, "wb") as copy:
+                shutil.copyfileobj(file, copy)
 
 
 def read_state(prefix: str, iterator: Any) -> None:
@@ -52,38 +91,6 @@ def why_not_saved(iterator: Any, caches: list[str], memory: str) -> str | None:
         write_state(f"{memory}/trial", take_state(iterator))
     except _NOT_SAVABLE as error:
         return f"its iterator cannot be saved: {cause(error)}"
-    with tf.io.gfile.GFile(f"{memory}/trial.data-00000-of-00001", "rb") as file:
+    with tf.io.gfile.GFile(f"{memory}/trial.{_DATA}", "rb") as file:
         holds_datasets = holds_graph(file.read())
     return "its iterator holds datasets, whose graphs a restore would have to run" if holds_datasets else None
-
-
-def file_caches(dataset: tf.data.Dataset) -> list[str]:
-    """The names that a dataset gives to the files of its `cache(filename)`, wherever in it they are; often none."""
-    found: set[str] = set()
-    seen: set[int] = set()
-    waiting: list[Any] = [dataset]
-    while waiting:
-        part = waiting.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        # TensorFlow has no public way to ask what a dataset is made of, except as a graph with all its data in it.
-        waiting += part._inputs()
-        if type(part).__name__ == "CacheDataset":
-            found.add(_name(part._filename))
-        for function in part._functions():
-            found.update(_in_graph(function.function.graph))
-    return sorted(found - {""})  # a cache in memory has an empty name
-
-
-def _in_graph(graph: Any) -> Iterator[str]:
-    for op in graph.get_operations():
-        if op.type.startswith("CacheDataset"):
-            yield _name(op.inputs[1])
-    for name in graph._functions:
-        yield from _in_graph(graph._get_function(name).graph)
-
-
-def _name(tensor: Any) -> str:
-    value = tf.get_static_value(tensor)
-    return _UNNAMED if value is None else bytes(value).decode(errors="replace")

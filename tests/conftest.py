@@ -23,6 +23,11 @@ make_cpu_devices(4)
 ROOT = Path(__file__).parent.parent
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Half as many workers again as there are processors: many tests wait for processes that they have started."""
+    return (os.cpu_count() or 2) * 3 // 2
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files that hold long tests first, so that the workers end at about the same time."""
     long = {item.path for item in items if item.get_closest_marker("slow")}

@@ -18,9 +18,9 @@ import prototrain.callbacks
 from tests.conftest import ROOT
 
 LAYERS = [
-    ["errors", "event_files", "files", "graphs", "metrics", "quiet", "wording"],
-    ["cluster", "data_files", "file_caches", "pipeline", "run_record", "snapshot", "tracebacks"],
-    ["server_cluster"],
+    ["errors", "event_files", "files", "graphs", "metrics", "pipeline", "quiet", "wording"],
+    ["cluster", "data_files", "run_record", "snapshot", "tracebacks"],
+    ["elements", "server_cluster"],
     ["config_schema"],
     ["config_json"],
     ["config"],

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from prototrain.positions import file_caches, read_state, take_state, why_not_saved, write_state
+from prototrain.pipeline import file_caches
+from prototrain.positions import read_state, take_state, why_not_saved, write_state
 
 
 def numbers() -> tf.data.Dataset:

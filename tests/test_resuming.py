@@ -176,6 +176,23 @@ def test_edited_code_is_said_to_be_inexact(tmp_path: Path) -> None:
     assert "model code was" in train(END)
 
 
+def test_code_that_is_edited_while_it_runs_is_not_that_of_the_run(tmp_path: Path) -> None:
+    source = tmp_path / "model.py"
+    source.write_text("# one way\n")
+    model = tiny_model(**BASE)
+    model.source = source
+
+    class Edits(Callback):
+        def trigger_step(self) -> None:
+            source.write_text("# another way\n")
+
+    trainer = SimpleTrainer(model, experiment=tmp_path / "run")
+    trainer.train([SaveOnExit(), Edits()], max_steps=STOP, steps_per_epoch=5)
+    trainer = SimpleTrainer(model, experiment=tmp_path / "run")
+    trainer.train([SaveOnExit()], max_steps=END, steps_per_epoch=5)
+    assert "model code was" in trainer.storage.resume_line()
+
+
 def test_callbacks_that_are_new_or_gone_are_named(tmp_path: Path) -> None:
     stopped(tmp_path, [Counts("kept"), Counts("gone")])
     kept, new = Counts("kept"), Counts("new")

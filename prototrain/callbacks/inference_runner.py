@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.inferencer import Inferencer
-from prototrain.datasets import batch_size
+from prototrain.elements import batch_size
 from prototrain.errors import CallbackError, DataError, StepError
 from prototrain.pipeline import prefetched
 from prototrain.tracebacks import cause

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.actions.restore import BuiltModel
-from prototrain.datasets import batch_size
+from prototrain.elements import batch_size
 from prototrain.errors import ConfigError, DataError
 from prototrain.estimator.program import Program
 from prototrain.estimator.specs import OptimizerSpec

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from prototrain.datasets import batch_size
+from prototrain.elements import batch_size
 from prototrain.errors import DataError, StepError
 from prototrain.pipeline import prefetched
 from prototrain.tracebacks import cause

@@ -14,7 +14,7 @@ from prototrain.callbacks.group import innermost
 from prototrain.callbacks.keras_callback import KerasCallback
 from prototrain.config import Config
 from prototrain.config_json import encode
-from prototrain.datasets import batch_size
+from prototrain.elements import batch_size
 from prototrain.errors import DataError, ModelError
 from prototrain.experiment import Experiment, source_of
 from prototrain.pipeline import unseeded

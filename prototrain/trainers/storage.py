@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import signal
@@ -39,6 +40,9 @@ class Storage:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
+        own = type(trainer).__module__
+        # Now, before anyone edits what this process has imported.
+        self._trainer_code = None if own.startswith("prototrain.") else source_digest(source_of(trainer))
         self.resumed: Checkpoint | None = None
         self.inexact: list[str] = []
         self.stopped_by: str | None = None
@@ -225,18 +229,20 @@ class Storage:
 
     def provenance(self) -> dict[str, Any]:
         """Versions, threads and code; see `Trainer.provenance`."""
-        own = type(self._trainer).__module__
         return {
             "python": platform.python_version(),
-            "numpy": metadata.version("numpy"),
+            "numpy": _version("numpy"),
             "tensorflow": tf.__version__,
-            "keras": metadata.version("keras"),
+            "keras": _version("keras"),
             "processors": os.cpu_count(),
             "intra-op threads": tf.config.threading.get_intra_op_parallelism_threads(),
             "inter-op threads": tf.config.threading.get_inter_op_parallelism_threads(),
             "trainer": type(self._trainer).__name__,
-            "trainer code": None if own.startswith("prototrain.") else source_digest(source_of(self._trainer)),
+            "trainer code": self._trainer_code,
         }
+
+
+_version = functools.cache(metadata.version)  # which reads files, and is asked for at every save
 
 
 def _in_milliseconds(seconds: Mapping[str, float]) -> dict[str, float]:

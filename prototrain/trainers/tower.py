@@ -84,6 +84,7 @@ class TowerTrainer(PlacedTrainer):
         # Layer names count up per process; a run's variables must have the same names in every process.
         keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(seed)
+        self._model_code = source_digest(self._model_source())  # before anyone edits what this process has imported
         self._files: set[str] = set()
         with noting_files(self._files):
             self.data = TrainingData(self.make_datasets, seed=seed, announce=self.log, repeat=self.repeats_data)
@@ -288,13 +289,14 @@ class TowerTrainer(PlacedTrainer):
     def start_save(self) -> Callable[[], Path]:
         if self._steps is not None:
             self._steps.settle()
-        position, whole = self.data.position, self.step_is_whole
+        already, whole = self.data.written, self.step_is_whole
         finish = super().start_save()
+        written = self.data.written
 
         def finish_and_note() -> Path:
             path = finish()
-            if whole:
-                self.data.saved_at(str(path / "data"), position)
+            if whole and written is not already:  # another object, unless there was a checkpoint of this step
+                self.data.saved_at(str(path / "data"), written)
             return path
 
         return finish_and_note
@@ -392,7 +394,7 @@ class TowerTrainer(PlacedTrainer):
             **super().provenance(),
             "towers": self.towers,
             "config": config_provenance(self.config),
-            "model code": source_digest(self._model_source()),
+            "model code": self._model_code,
             "data mode": self.data.mode,
         }
 

@@ -1,0 +1,175 @@
+"""The training data's position: saved, restored, and gone back to."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from prototrain.datasets import STATE_SHARE, TrainingData
+from prototrain.positions import take_state
+
+
+class Clock:
+    """Advances by `tick` whenever it is asked."""
+
+    def __init__(self, tick: float) -> None:
+        self.now, self.tick = 0.0, tick
+
+    def __call__(self) -> float:
+        self.now += self.tick
+        return self.now
+
+
+def numbers(examples: int = 20) -> dict[str, tf.data.Dataset]:
+    """Batches of three of shuffled numbers, which do not divide evenly."""
+    dataset = tf.data.Dataset.range(examples).shuffle(7)
+    return {"trn": dataset.map(lambda x: {"x": x}, num_parallel_calls=2).batch(3)}
+
+
+def in_any_order() -> dict[str, tf.data.Dataset]:
+    return {"trn": tf.data.Dataset.range(20).map(lambda x: {"x": x}, num_parallel_calls=2, deterministic=False)}
+
+
+def data(make: Callable[[], dict[str, tf.data.Dataset]] = numbers, tick: float = 1.0) -> TrainingData:
+    return TrainingData(make, seed=5, announce=lambda line: None, clock=Clock(tick))
+
+
+def read(source: TrainingData, batches: int) -> list[Any]:
+    source.catch_up()
+    found = [next(source.iterator)["x"].numpy().tolist() for _ in range(batches)]
+    source.count(batches)
+    return found
+
+
+def save(source: TrainingData, directory: Path) -> dict[str, Any]:
+    """Write a part of a checkpoint and hear of it."""
+    directory.mkdir()
+    meta = source.write(str(directory / "data"))()
+    source.saved_at(str(directory / "data"), source.written)
+    return meta
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One entry for each state that was taken."""
+    found: list[None] = []
+
+    def take(iterator: Any) -> tf.Tensor:
+        found.append(None)
+        return take_state(iterator)
+
+    monkeypatch.setattr("prototrain.datasets.take_state", take)
+    return found
+
+
+def test_saves_in_a_row_take_one_state(tmp_path: Path, taken: list[None]) -> None:
+    source = data()
+    del taken[:]
+    metas = []
+    for index in range(5):
+        read(source, 4)
+        metas.append(save(source, tmp_path / f"{index}"))
+    assert [(meta["offset"], meta["behind"]) for meta in metas] == [(4, 0), (8, 4), (12, 8), (16, 12), (20, 16)]
+    assert len(taken) == 1
+    expected = read(source, 20)
+    other = data()
+    other.read(str(tmp_path / "4" / "data"), metas[4])
+    assert read(other, 20) == expected
+
+
+def test_a_state_is_taken_anew_when_it_was_taken_long_ago(tmp_path: Path, taken: list[None]) -> None:
+    source = data()
+    del taken[:]
+    save(source, tmp_path / "first")  # the clock ticks once while the state is taken
+    for index in range(round(1 / STATE_SHARE) + 1):
+        read(source, 1)
+        assert save(source, tmp_path / f"{index}")["behind"] == (index + 1 if index < 1 / STATE_SHARE else 0)
+    assert len(taken) == 2
+
+
+def test_data_in_any_order_is_never_read_again(tmp_path: Path, taken: list[None]) -> None:
+    source = data(in_any_order)
+    del taken[:]
+    for index in range(3):
+        read(source, 1)
+        assert save(source, tmp_path / f"{index}")["behind"] == 0
+    assert len(taken) == 3
+
+
+def test_a_checkpoint_may_be_deleted_at_any_time(tmp_path: Path) -> None:
+    source = data()
+    save(source, tmp_path / "first")
+    read(source, 4)
+    (tmp_path / "second").mkdir()
+    finish = source.write(str(tmp_path / "second" / "data"))
+    shutil.rmtree(tmp_path / "first")
+    meta = finish()
+    assert meta["behind"] == 4
+    read(source, 1)
+    assert save(source, tmp_path / "third")["behind"] == 0  # the second was not heard of, and the first is gone
+    expected = read(source, 10)
+    other = data()
+    other.read(str(tmp_path / "second" / "data"), meta)
+    assert read(other, 11)[1:] == expected
+
+
+def test_one_that_is_heard_of_late_is_not_gone_back_to(tmp_path: Path) -> None:
+    source = data()
+    save(source, tmp_path / "zeroth")
+    prefixes, places = [], []
+    for name in ("first", "second"):
+        read(source, 3)
+        (tmp_path / name).mkdir()
+        prefixes.append(str(tmp_path / name / "data"))
+        source.write(prefixes[-1])()
+        places.append(source.written)
+    assert [place.position for place in places] == [0, 0]
+    expected = read(source, 5)
+    source.saved_at(prefixes[1], places[1])
+    source.saved_at(prefixes[0], places[0])
+    shutil.rmtree(tmp_path / "first")
+    source.count(-5)  # as if they had not been trained on
+    source.rewind()
+    assert read(source, 5) == expected
+
+
+def test_going_back_reads_on_from_the_newest_state(tmp_path: Path) -> None:
+    source = data()
+    for index in range(3):
+        read(source, 4)
+        save(source, tmp_path / f"{index}")
+    expected = read(source, 10)
+    source.count(-10)
+    source.rewind()
+    assert read(source, 10) == expected
+
+
+@pytest.mark.parametrize("tick", [0.0, 1.0], ids=["a state each time", "one for all"])
+def test_a_run_that_went_on_with_other_data_is_resumed_exactly(tmp_path: Path, tick: float) -> None:
+    before = data(tick=tick)
+    read(before, 3)
+    meta = save(before, tmp_path / "before")
+    source = data(lambda: numbers(23), tick)
+    source.allow_changes = True
+    source.read(str(tmp_path / "before" / "data"), meta)
+    assert source.caveat is not None and "23" in source.caveat
+    first = read(source, 4)
+    source.count(-4)
+    source.rewind()  # before anything was saved
+    assert read(source, 4) == first
+    meta = save(source, tmp_path / "between")
+    read(source, 2)
+    meta = save(source, tmp_path / "after")
+    expected = read(source, 12)
+    source.count(-12)
+    source.rewind()
+    assert read(source, 12) == expected
+    other = data(lambda: numbers(23), tick)
+    other.read(str(tmp_path / "after" / "data"), meta)
+    assert other.caveat is None
+    assert read(other, 12) == expected
