@@ -7,8 +7,8 @@ from typing import Any
 
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.best import Best, Mode
-from prototrain.callbacks.group import innermost
 from prototrain.callbacks.model_saver import ModelSaver
+from prototrain.callbacks.proxies import innermost
 from prototrain.errors import CheckpointError
 from prototrain.files import write_atomic
 

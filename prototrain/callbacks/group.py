@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from prototrain.callbacks.base import Callback, ProxyCallback
+from prototrain.callbacks.base import Callback
 from prototrain.callbacks.describe import describe
+from prototrain.callbacks.listing import checked, labels, state_keys
 from prototrain.callbacks.monitor import Monitor
+from prototrain.callbacks.proxies import innermost, periodic_trigger, runs_each_step
 from prototrain.callbacks.trigger import PeriodicTrigger
 from prototrain.errors import CallbackError, StopTraining
 from prototrain.state import taking
@@ -38,21 +39,12 @@ class CallbackGroup:
     def __init__(
         self, trainer: Trainer, callbacks: Iterable[Callback] = (), *, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        if isinstance(callbacks, Callback):
-            raise CallbackError(f"the callbacks must be a list; write [{callbacks!r}]")
-        given = list(callbacks)
-        for callback in given:
-            if not isinstance(callback, Callback):
-                hint = "; write it with parentheses" if isinstance(callback, type) else ""
-                raise CallbackError(f"not a callback: {callback!r}{hint}")
-            if sum(other is callback for other in given) > 1:
-                raise CallbackError(f"{callback!r} is in the list twice; make a second one")
         self._trainer = trainer
         self._clock = clock
-        mine = [callback for callback in given if trainer.is_chief or not callback.chief_only]
+        mine = [callback for callback in checked(callbacks) if trainer.is_chief or not callback.chief_only]
         self.callbacks = sorted(mine, key=lambda callback: callback.priority)
-        self._state_keys = _state_keys(self.callbacks)
-        self._labels = _labels(self.callbacks)
+        self._state_keys = state_keys(self.callbacks)
+        self._labels = labels(self.callbacks)
         self._scheduled = [cb for cb in self.callbacks if cb.overrides("trigger_step") or cb.overrides("next_step")]
         self._by_epoch = [cb for cb in self.callbacks if cb.overrides("trigger_epoch") or cb.overrides("trigger")]
         self._set_up: list[Callback] = []
@@ -82,7 +74,7 @@ class CallbackGroup:
     @property
     def each_step(self) -> bool:
         """Whether some callback runs after every single step."""
-        return any(map(_runs_each_step, self._scheduled))
+        return any(map(runs_each_step, self._scheduled))
 
     # -- around the run ---------------------------------------------------------------------------------------------
 
@@ -198,7 +190,7 @@ class CallbackGroup:
         if self._in_epoch:
             self.after_epoch()
         if between:  # an epoch's callbacks have run; what only the end of the run makes due has not
-            self._begin("epoch", [callback for callback in self._by_epoch if _trigger(callback) is not None])
+            self._begin("epoch", [callback for callback in self._by_epoch if periodic_trigger(callback) is not None])
         with suppress(StopTraining):
             self.trigger_epoch()
 
@@ -221,7 +213,7 @@ class CallbackGroup:
         """Those that run after an epoch; after one that the run's end cuts short, only those that say so."""
         if self._trainer.local_step == self._trainer.steps_per_epoch:
             return self._by_epoch
-        return [callback for callback in self._by_epoch if callback.at_end or _trigger(callback) is not None]
+        return [callback for callback in self._by_epoch if callback.at_end or periodic_trigger(callback) is not None]
 
     def _begin(self, phase: str, callbacks: list[Callback]) -> None:
         self._phase = phase
@@ -262,7 +254,7 @@ class CallbackGroup:
         A callback that saves is done with its step; one that failed is not, and runs again after a resume.
         """
         pending = self._pending[1:] if self._running else self._pending
-        triggers = [(callback, _trigger(callback)) for callback in self.callbacks if callback not in pending]
+        triggers = [(callback, periodic_trigger(callback)) for callback in self.callbacks if callback not in pending]
         step = self._trainer.global_step
         return {
             "states": {key: callback.state_dict() for key, callback in self._state_keys.items()},
@@ -287,7 +279,7 @@ class CallbackGroup:
         self._phase = {None: None, "step": "step", "epoch": "epoch"}[state["phase"]]
         self._pending = [by_label[label] for label in state["pending"] if label in by_label]
         for label in state["fired"]:
-            trigger = _trigger(by_label[label]) if label in by_label else None
+            trigger = periodic_trigger(by_label[label]) if label in by_label else None
             if trigger is not None:
                 trigger.mark_fired()
         new = [f"{key} starts without a saved state" for key in self._state_keys if key not in states]
@@ -319,53 +311,3 @@ class CallbackGroup:
             yield
         finally:
             self.seconds[callback] += self._clock() - begin
-
-
-def innermost(callback: Callback) -> Callback:
-    """The callback behind any number of proxies."""
-    while isinstance(callback, ProxyCallback):
-        callback = callback.callback
-    return callback
-
-
-def _trigger(callback: Callback) -> PeriodicTrigger | None:
-    """The periodic trigger among a callback's proxies."""
-    while isinstance(callback, ProxyCallback) and not isinstance(callback, PeriodicTrigger):
-        callback = callback.callback
-    return callback if isinstance(callback, PeriodicTrigger) else None
-
-
-def _runs_each_step(callback: Callback) -> bool:
-    while isinstance(callback, ProxyCallback):
-        if isinstance(callback, PeriodicTrigger):
-            return callback.every_k_steps == 1
-        if type(callback).next_step is not ProxyCallback.next_step:
-            return False  # has a schedule of its own
-        callback = callback.callback
-    return callback.overrides("trigger_step") and not callback.overrides("next_step")
-
-
-def _state_keys(callbacks: list[Callback]) -> dict[str, Callback]:
-    """Map state keys to the callbacks that have a state, or were given a key."""
-    keys: dict[str, Callback] = {}
-    for callback in callbacks:
-        if callback.state_key is None and not callback.overrides("state_dict"):
-            continue
-        key = callback.state_key or callback.name
-        if key in keys:
-            raise CallbackError(
-                f"two callbacks would save their state as {key!r} ({keys[key]!r} and {callback!r}); "
-                "give one of them another state_key"
-            )
-        keys[key] = callback
-    return keys
-
-
-def _labels(callbacks: list[Callback]) -> dict[Callback, str]:
-    """Name every callback so that the same list gives the same names in another process."""
-    seen: Counter[str] = Counter()
-    labels: dict[Callback, str] = {}
-    for callback in callbacks:
-        seen[callback.name] += 1
-        labels[callback] = callback.name if seen[callback.name] == 1 else f"{callback.name} {seen[callback.name]}"
-    return labels

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from prototrain.callbacks.base import Callback
-from prototrain.callbacks.group import innermost
 from prototrain.callbacks.hyper_param import HyperParam
 from prototrain.callbacks.learning_rate import LearningRate
+from prototrain.callbacks.proxies import innermost
 from prototrain.errors import CallbackError
 
 

@@ -10,8 +10,8 @@ import keras
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
-from prototrain.callbacks.group import innermost
 from prototrain.callbacks.keras_callback import KerasCallback
+from prototrain.callbacks.proxies import innermost
 from prototrain.config import Config
 from prototrain.config_json import encode
 from prototrain.elements import batch_size

@@ -1,0 +1,53 @@
+"""A user's list of callbacks: what may be in it, and what its members are called."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from prototrain.callbacks.base import Callback
+from prototrain.errors import CallbackError
+
+
+def checked(callbacks: Iterable[Callback]) -> list[Callback]:
+    """The members of a list of callbacks.
+
+    Raises:
+        CallbackError: it is no list, something in it is not a callback, or one is in it twice.
+    """
+    if isinstance(callbacks, Callback):
+        raise CallbackError(f"the callbacks must be a list; write [{callbacks!r}]")
+    given = list(callbacks)
+    for callback in given:
+        if not isinstance(callback, Callback):
+            hint = "; write it with parentheses" if isinstance(callback, type) else ""
+            raise CallbackError(f"not a callback: {callback!r}{hint}")
+        if sum(other is callback for other in given) > 1:
+            raise CallbackError(f"{callback!r} is in the list twice; make a second one")
+    return given
+
+
+def state_keys(callbacks: list[Callback]) -> dict[str, Callback]:
+    """Map state keys to the callbacks that have a state, or were given a key."""
+    keys: dict[str, Callback] = {}
+    for callback in callbacks:
+        if callback.state_key is None and not callback.overrides("state_dict"):
+            continue
+        key = callback.state_key or callback.name
+        if key in keys:
+            raise CallbackError(
+                f"two callbacks would save their state as {key!r} ({keys[key]!r} and {callback!r}); "
+                "give one of them another state_key"
+            )
+        keys[key] = callback
+    return keys
+
+
+def labels(callbacks: list[Callback]) -> dict[Callback, str]:
+    """Name every callback so that the same list gives the same names in another process."""
+    seen: Counter[str] = Counter()
+    found: dict[Callback, str] = {}
+    for callback in callbacks:
+        seen[callback.name] += 1
+        found[callback] = callback.name if seen[callback.name] == 1 else f"{callback.name} {seen[callback.name]}"
+    return found

@@ -1,0 +1,31 @@
+"""Callbacks inside of others: what lies at the core, and what decides when it runs."""
+
+from __future__ import annotations
+
+from prototrain.callbacks.base import Callback, ProxyCallback
+from prototrain.callbacks.trigger import PeriodicTrigger
+
+
+def innermost(callback: Callback) -> Callback:
+    """The callback behind any number of proxies."""
+    while isinstance(callback, ProxyCallback):
+        callback = callback.callback
+    return callback
+
+
+def periodic_trigger(callback: Callback) -> PeriodicTrigger | None:
+    """The periodic trigger among a callback's proxies."""
+    while isinstance(callback, ProxyCallback) and not isinstance(callback, PeriodicTrigger):
+        callback = callback.callback
+    return callback if isinstance(callback, PeriodicTrigger) else None
+
+
+def runs_each_step(callback: Callback) -> bool:
+    """Whether it runs after every single step."""
+    while isinstance(callback, ProxyCallback):
+        if isinstance(callback, PeriodicTrigger):
+            return callback.every_k_steps == 1
+        if type(callback).next_step is not ProxyCallback.next_step:
+            return False  # has a schedule of its own
+        callback = callback.callback
+    return callback.overrides("trigger_step") and not callback.overrides("next_step")
