@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from benchmarks import growth, startup, steps
+from benchmarks import growth, long_run, startup, steps
 from benchmarks.workloads import WORKLOADS
 
 
@@ -41,3 +42,29 @@ def test_startup(subject: str, capsys: pytest.CaptureFixture[str]) -> None:
     startup.main(["--child", subject])
     imports, first_step, memory = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert imports >= 0 and first_step > 0 and memory > 0
+
+
+def test_a_long_run(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long_run.main(["--steps", "40", "--every", "5", "--save-every", "20", "--directory", str(scratch / "run")])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if re.match(r" +\d+ +\d+ ", line)]
+    assert [int(row[0]) for row in rows] == list(range(5, 41, 5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, []),
+        ({7: {"rss": 104}, 5: {"rss": 103}}, []),
+        ({7: {"rss": 105}}, ["rss grew from 100 to 105"]),
+        ({3: {"handles": 11}, 6: {"handles": 11}}, []),
+        ({1: {"handles": 11}, 6: {"handles": 11}}, ["handles grew from 10 to 11"]),  # the first comes in the warm-up
+        (
+            {8: {"threads": 20, "checkpoints": 5.6}},
+            ["threads grew from 19 to 20", "checkpoints grew from 5.0 to 5.6 MB"],
+        ),
+    ],
+)
+def test_what_counts_as_a_leak(changes: dict[int, dict[str, float]], found: list[str]) -> None:
+    row = {"rss": 100.0, "handles": 10.0, "threads": 19.0, "checkpoints": 5.0}
+    rows = [{**row, "step": 10.0 * number, **changes.get(number, {})} for number in range(1, 9)]
+    assert long_run.growth(rows, 80) == found
