@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -66,9 +67,13 @@ class Gauge(Callback):
 
 
 def size(path: Path) -> float:
-    """The megabytes of a file, or of all files below a directory."""
-    files = [path] if path.is_file() else path.rglob("*")
-    return sum(file.stat().st_size for file in files if file.is_file()) / MEGABYTE
+    """The megabytes of a file, or of all files below a directory; one may be renamed or removed meanwhile."""
+    files = [path] if path.is_file() else [Path(at, name) for at, _, names in os.walk(path) for name in names]
+    total = 0
+    for file in files:
+        with suppress(FileNotFoundError):
+            total += file.stat().st_size
+    return total / MEGABYTE
 
 
 def growth(rows: list[dict[str, float]], steps: int) -> list[str]:
