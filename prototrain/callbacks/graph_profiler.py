@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
@@ -11,7 +13,7 @@ from prototrain.errors import CallbackError
 class GraphProfiler(Callback):
     """Profiles a few steps with TensorFlow's profiler; TensorBoard's profile tab shows the outcome.
 
-    The files go into ``summaries/plugins/profile/``.
+    The files go into ``summaries/plugins/profile/``. Each of the steps is a call of its own, and marked as a step.
 
     Args:
         first_step: the first step that is profiled; not the very first, which is spent on tracing.
@@ -27,6 +29,7 @@ class GraphProfiler(Callback):
         self._before = first_step - 1
         self._last = first_step - 1 + steps
         self._running = False
+        self._step = ExitStack()  # ends the mark of the step that is under way
 
     def setup(self) -> None:
         self._directory = self.trainer.require_experiment("GraphProfiler").summaries
@@ -36,13 +39,19 @@ class GraphProfiler(Callback):
             self._start()
 
     def next_step(self, step: int) -> int | None:
-        return next((due for due in (self._before, self._last) if due > step), None)
+        if self._running:
+            return step + 1
+        return self._before if step < self._before else None
 
     def trigger_step(self) -> None:
-        if self.trainer.global_step == self._before:
+        if not self._running:
             self._start()
-        elif self._running:
+            return
+        self._step.close()
+        if self.trainer.global_step >= self._last:
             self._stop()
+        else:
+            self._mark()
 
     def after_train(self) -> None:
         if self._running:
@@ -51,9 +60,15 @@ class GraphProfiler(Callback):
     def _start(self) -> None:
         tf.profiler.experimental.start(str(self._directory))
         self._running = True
+        self._mark()
+
+    def _mark(self) -> None:
+        step = tf.profiler.experimental.Trace("train", step_num=self.trainer.global_step + 1, _r=1)
+        self._step.enter_context(step)
 
     def _stop(self) -> None:
         self._running = False
+        self._step.close()
         tf.profiler.experimental.stop()
         self.trainer.log(
             f"profiled up to step {self.trainer.global_step}; look at it in TensorBoard: {self._directory}"
