@@ -18,7 +18,6 @@ import uuid
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,15 @@ import tensorflow as tf
 from prototrain.checkpoint import READ_ERRORS, first_line
 from prototrain.elements import check_dataset, first_batch, same_batch
 from prototrain.errors import CheckpointError, DataError, StopTraining
-from prototrain.pipeline import describe_pipeline, file_caches, first_difference, gives_the_same_again, prefetched
-from prototrain.positions import Place, StateFiles, read_state, take_state, why_not_saved, write_state
+from prototrain.pipeline import (
+    describe_pipeline,
+    file_caches,
+    first_difference,
+    gives_the_same_again,
+    prefetched,
+    unseeded,
+)
+from prototrain.positions import Place, Saved, StateFiles, read_state, shuffles, take_state, why_not_saved, write_state
 
 PREFETCH = 2
 CATCH_UP_BATCHES = 20
@@ -64,7 +70,7 @@ class TrainingData:
         reason: why the mode is not "iterator".
         caveat: why the place that was restored last is not the exact one, or None.
         cardinality: batches of one pass, or None if it is not known or endless.
-        written: where the state lies that `write` has held on to last; `saved_at` wants to know.
+        offset: how many batches of the present pass have been trained on.
 
     Raises:
         DataError: the dataset is empty, or its elements are not dicts of tensors.
@@ -84,7 +90,7 @@ class TrainingData:
         self._announce = announce
         self._clock = clock
         self._pass = 0
-        self._offset = 0
+        self.offset = 0
         self._behind = 0
         self.allow_changes = False
         self.caveat: str | None = None
@@ -98,10 +104,10 @@ class TrainingData:
         self._memory = f"ram://prototrain/{uuid.uuid4().hex}"
         weakref.finalize(self, _forget, self._memory)
         # Where the iterator was saved last: a failed step goes back to it.
-        self._origin, self._origin_place = f"{self._memory}/start", Place()
-        self.written = Place()
-        self._taken_at = self._took = 0.0
-        self._rereads = gives_the_same_again(self._dataset)
+        self._origin = Saved(f"{self._memory}/start", Place(), 0.0)
+        self._written: dict[int, Saved] = {}  # by offset: what `saved_at` has not heard of yet
+        self._shuffles: set[bytes] = set()  # those that a state must hold
+        self._rereads = gives_the_same_again(self._dataset) and not unseeded(self._dataset)
         self.mode, self.reason = "iterator", ""
         self._file_caches = file_caches(self._dataset)
         self._caches_to_make = [name for name in self._file_caches if not Path(f"{name}.index").exists()]
@@ -138,7 +144,7 @@ class TrainingData:
 
     def count(self, batches: int) -> None:
         """Take note that so many batches were read from the iterator and trained on."""
-        self._offset += batches
+        self.offset += batches
 
     def start_next_pass(self) -> None:
         """Begin the data anew, under the next pass's seed.
@@ -146,7 +152,7 @@ class TrainingData:
         Raises:
             StopTraining: the pass that ended had no batch, or is the only one: there is no more data.
         """
-        if self._offset == 0 or self.endless or self._is_single_pass:
+        if self.offset == 0 or self.endless or self._is_single_pass:
             raise StopTraining("the training dataset ran out of data")
         self._begin(self._pass + 1, self._build(self._pass + 1)["trn"])
 
@@ -163,35 +169,43 @@ class TrainingData:
 
         Taking an iterator's state can take longer than many steps. Where saves come so often that it would be a
         noticeable part of the time, the newest checkpoint's state serves again, with more batches to be read behind it.
+        So it does where the new state is not whole.
         """
-        self.written = Place(self._offset, self._behind)
-        state: Callable[[str], None] | None = None
-        if self.mode == "iterator":
-            files = self._recent_state()
-            if files is not None:
-                state = files.copy
-                self.written = Place(self._offset, self._offset - self._origin_place.position)
-            else:
-                begin = self._clock()
-                state = partial(self._write_new, take_state(self.iterator))
-                self._taken_at = self._clock()
-                self._took = self._taken_at - begin
-        meta = {"mode": self.mode, "pass": self._pass, **self.written._asdict(), "fingerprint": self.fingerprint()}
+        place, origin = Place(self.offset, self._behind), self._origin
+        about = {"mode": self.mode, "pass": self._pass, "fingerprint": self.fingerprint()}
+        if self.mode != "iterator":
+            return lambda: {**place._asdict(), **about}
+        files = self._origin_files() if self._rereads else None
+        begin, end, state = self._clock(), 0.0, None
+        if files is None or begin - origin.taken_at > origin.took / STATE_SHARE:
+            state = take_state(self.iterator)
+            end = self._clock()
 
         def finish() -> dict[str, Any]:
+            saved = None
             if state is not None:
-                state(prefix)
-            return meta
+                self._write_new(state, prefix)
+                if self._is_whole(prefix) or files is None:
+                    saved = Saved(prefix, place, end, end - begin)
+            if files is not None and saved is None:
+                files.copy(prefix)
+                saved = origin._replace(place=Place(place.offset, place.offset - origin.place.position))
+            assert saved is not None
+            self._written[place.offset] = saved
+            return {**saved.place._asdict(), **about}
 
         return finish
 
-    def _recent_state(self) -> StateFiles | None:
-        if not self._rereads or self._clock() - self._taken_at > self._took / STATE_SHARE:
-            return None
+    def _origin_files(self) -> StateFiles | None:
         try:
-            return StateFiles(self._origin)
-        except OSError:  # that of the start is not in a file, and another one may have been deleted
+            return StateFiles(self._origin.prefix)
+        except OSError:  # somebody has deleted that checkpoint
             return None
+
+    def _is_whole(self, prefix: str) -> bool:
+        found = shuffles(prefix)
+        self._shuffles |= found
+        return found == self._shuffles
 
     def _write_new(self, state: tf.Tensor, prefix: str) -> None:
         write_state(prefix, state)
@@ -231,20 +245,22 @@ class TrainingData:
         dataset = self._dataset if number == self._pass and self.mode == "iterator" else self._build(number)["trn"]
         if self.mode != "iterator":
             self._begin(number, dataset)
-            self._offset = self._behind = offset
+            self.offset = self._behind = offset
             return
         self.iterator = self._restored(prefix, dataset)  # it can fail, and then the present position stays
         self._dataset = dataset
-        self._pass, self._offset, self._behind = number, offset, behind
-        self._origin, self._origin_place = prefix, Place(offset, behind)
+        self._pass, self.offset, self._behind = number, offset, behind
+        self._origin = Saved(prefix, Place(offset, behind), self._clock())
+        self._written.clear()
 
-    def saved_at(self, prefix: str, place: Place) -> None:
-        """Take note of where a state has been written: the newest checkpoint is the one that is kept.
+    def saved_at(self, prefix: str, offset: int) -> None:
+        """Take note of where the position after so many batches has been written.
 
-        One that was begun earlier may be heard of later.
+        The newest checkpoint is the one that is kept, and one that was begun earlier may be heard of later.
         """
-        if place.offset >= self._origin_place.offset:
-            self._origin, self._origin_place = prefix, place
+        saved = self._written.pop(offset, None)
+        if saved is not None and offset >= self._origin.place.offset:
+            self._origin = saved._replace(prefix=prefix)
 
     def rewind(self) -> None:
         """Go back to the position that was saved last, after a step that read a batch and failed.
@@ -255,11 +271,11 @@ class TrainingData:
         if self.mode == "iterator":
             # The old one first: it reads ahead, and iterators of one dataset share the seeds of its shuffles.
             self.iterator = None
-            self.iterator = self._restored(self._origin, self._dataset)
-            self._behind = self._offset - self._origin_place.position
+            self.iterator = self._restored(self._origin.prefix, self._dataset)
+            self._behind = self.offset - self._origin.place.position
         elif self.mode == "replay":
             self.iterator = self._iterate(self._build(self._pass)["trn"])
-            self._behind = self._offset
+            self._behind = self.offset
 
     def _restored(self, prefix: str, dataset: tf.data.Dataset) -> Any:
         iterator = self._iterate(dataset)
@@ -300,11 +316,14 @@ class TrainingData:
     def _begin(self, number: int, dataset: tf.data.Dataset) -> None:
         """Begin a pass, with the dataset that was built for it."""
         self.iterator = self._iterate(dataset)
-        self._pass, self._offset, self._behind = number, 0, 0
+        self._pass, self.offset, self._behind = number, 0, 0
         if self.mode == "iterator":
             self._dataset = dataset
-            self._origin, self._origin_place = f"{self._memory}/start", Place()
-            write_state(self._origin, take_state(self.iterator))
+            prefix = f"{self._memory}/start"
+            write_state(prefix, take_state(self.iterator))
+            self._origin = Saved(prefix, Place(), self._clock())
+            self._written.clear()
+            self._shuffles = shuffles(prefix)
 
     def _iterate(self, dataset: tf.data.Dataset) -> Any:
         if self.mode == "iterator" and int(dataset.cardinality()) != tf.data.INFINITE_CARDINALITY:

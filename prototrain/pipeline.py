@@ -76,16 +76,22 @@ def graphs(part: Any) -> Iterator[Any]:
 
 def gives_the_same_again(dataset: tf.data.Dataset) -> bool:
     """Whether what is read behind a restored state is for certain what was read there before, and in that order."""
-    if dataset.options().deterministic is False:
-        return False
-    for part in parts(dataset):
-        # A parallel interleave does not say whether it may change the order.
-        if type(part).__name__ == "_ParallelInterleaveDataset" or getattr(part, "_deterministic", "") == "false":
-            return False
-        for op in _ops(part):
-            if "deterministic" in op.node_def.attr and op.get_attr("deterministic") == b"false":
-                return False
-    return True
+    options = dataset.options()
+    forgets = options.experimental_external_state_policy not in (None, tf.data.experimental.ExternalStatePolicy.FAIL)
+    return not forgets and options.deterministic is not False and not any(map(_may_change, parts(dataset)))
+
+
+def _may_change(part: Any) -> bool:
+    # A parallel interleave does not say whether it may change the order, nor a variant what dataset it stands for.
+    hidden = type(part).__name__ in ("_ParallelInterleaveDataset", "_VariantDataset") or any(
+        tensor.dtype == tf.variant for function in part._functions() for tensor in function.function.captured_inputs
+    )
+    ops = (op for op in _ops(part) if "deterministic" in op.node_def.attr)
+    return (
+        hidden
+        or getattr(part, "_deterministic", "") == "false"
+        or any(op.get_attr("deterministic") == b"false" for op in ops)
+    )
 
 
 def file_caches(dataset: tf.data.Dataset) -> list[str]:
@@ -104,8 +110,9 @@ def reshuffles(dataset: Any) -> bool:
 
 
 def unseeded(dataset: Any) -> bool:
-    """Whether a dataset is shuffled in another order in every process."""
-    return any(_is_shuffle(part) and not (int(part._seed) or int(part._seed2)) for part in parts(dataset))
+    """Whether a dataset is shuffled, or sampled from others, in another order in every process."""
+    drawn = (part for part in parts(dataset) if _is_shuffle(part) or type(part).__name__ == "_RandomDataset")
+    return not all(int(part._seed) or int(part._seed2) for part in drawn)
 
 
 def first_difference(then: list[str], now: list[str]) -> str | None:

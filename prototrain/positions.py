@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import re
 import shutil
+import weakref
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import tensorflow as tf
 
@@ -13,6 +17,8 @@ from prototrain.tracebacks import cause
 
 _NOT_SAVABLE = (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError, tf.errors.InvalidArgumentError)
 _DATA = "data-00000-of-00001"
+_GENERATOR = b"@@epoch_num_random_samples"  # what TensorFlow calls a part of a shuffle's state
+_COUNTED = re.compile(rb"(?<!Concatenate)(?<!Zip)\[\d+\]")  # the number of a pass or an element
 _KEY = "iterator/.ATTRIBUTES/ITERATOR_STATE"  # as tf.train.Checkpoint(iterator=...) names it
 
 
@@ -33,6 +39,22 @@ class Place(NamedTuple):
         return self.offset - self.behind
 
 
+class Saved(NamedTuple):
+    """A written state.
+
+    Attributes:
+        prefix: where its files start.
+        place: of the checkpoint that they are a part of.
+        taken_at: when it was taken, in seconds on the clock of this process.
+        took: for how many seconds.
+    """
+
+    prefix: str
+    place: Place
+    taken_at: float
+    took: float = 0.0
+
+
 def take_state(iterator: Any) -> tf.Tensor:
     """An iterator's state, which does not move on with it; a vector of variants."""
     return iterator._serialize_to_tensors()["_STATE"]
@@ -48,21 +70,51 @@ class StateFiles:
     """The files of a state that was written earlier, held open: they can be copied even if they are deleted meanwhile.
 
     Args:
-        prefix: as it was given to `write_state`.
+        prefix: as it was given to `write_state`; on disk, or in memory (``ram://``).
 
     Raises:
-        FileNotFoundError: they are not there.
+        OSError, tf.errors.NotFoundError: they are not there.
     """
 
     def __init__(self, prefix: str) -> None:
-        paths = {f".{suffix}": Path(f"{prefix}.{suffix}") for suffix in ("index", _DATA)}
-        self._files = {suffix: path.open("rb") for suffix, path in paths.items()}  # closed by `copy`, or with this
+        self._files = {suffix: _open(f"{prefix}.{suffix}") for suffix in ("index", _DATA)}
+        weakref.finalize(self, _close, list(self._files.values()))
 
     def copy(self, prefix: str) -> None:
         """Write the state once more, as `write_state` does; once, and from any thread."""
         for suffix, file in self._files.items():
-            with file, open(prefix + suffix, "wb") as copy:
+            with open(f"{prefix}.{suffix}", "wb") as copy:
                 shutil.copyfileobj(file, copy)
+
+
+def shuffles(prefix: str) -> set[bytes]:
+    """Name the shuffles whose random generators a written state holds, by their places in the pipeline.
+
+    TensorFlow drops what is behind some stages when it ends, such as behind a `batch` whose last batch is a partial
+    one. A state that is taken before the next pass has begun lacks the shuffle behind it, and would begin that pass in
+    the order of the first one.
+    """
+    with _open(f"{prefix}.{_DATA}") as file:
+        content: Any = file.read() if isinstance(file, io.BytesIO) else mmap(file.fileno(), 0, access=ACCESS_READ)
+        found = set()
+        at = content.find(_GENERATOR)
+        while at >= 0:
+            name = bytes(content[content.rfind(b"Iterator::", 0, at) : at])
+            found.add(_COUNTED.sub(b"[]", name))
+            at = content.find(_GENERATOR, at + 1)
+        return found
+
+
+def _open(path: str) -> IO[bytes]:
+    if not path.startswith("ram://"):
+        return Path(path).open("rb")
+    with tf.io.gfile.GFile(path, "rb") as file:
+        return io.BytesIO(file.read())
+
+
+def _close(files: list[IO[bytes]]) -> None:
+    for file in files:
+        file.close()
 
 
 def read_state(prefix: str, iterator: Any) -> None:

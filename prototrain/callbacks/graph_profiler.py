@@ -45,7 +45,8 @@ class GraphProfiler(Callback):
 
     def trigger_step(self) -> None:
         if not self._running:
-            self._start()
+            if self.trainer.global_step == self._before:
+                self._start()
             return
         self._step.close()
         if self.trainer.global_step >= self._last:

@@ -289,14 +289,13 @@ class TowerTrainer(PlacedTrainer):
     def start_save(self) -> Callable[[], Path]:
         if self._steps is not None:
             self._steps.settle()
-        already, whole = self.data.written, self.step_is_whole
+        offset, whole = self.data.offset, self.step_is_whole
         finish = super().start_save()
-        written = self.data.written
 
         def finish_and_note() -> Path:
             path = finish()
-            if whole and written is not already:  # another object, unless there was a checkpoint of this step
-                self.data.saved_at(str(path / "data"), written)
+            if whole:
+                self.data.saved_at(str(path / "data"), offset)
             return path
 
         return finish_and_note
