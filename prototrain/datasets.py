@@ -185,14 +185,15 @@ class TrainingData:
             saved = None
             if state is not None:
                 self._write_new(state, prefix)
-                if self._is_whole(prefix) or files is None:
-                    saved = Saved(prefix, place, end, end - begin)
+                is_whole = self._is_whole(prefix)
+                if is_whole or files is None:
+                    saved = Saved(prefix, place, end, end - begin, is_whole)
             if files is not None and saved is None:
                 files.copy(prefix)
                 saved = origin._replace(place=Place(place.offset, place.offset - origin.place.position))
             assert saved is not None
             self._written[place.offset] = saved
-            return {**saved.place._asdict(), **about}
+            return {**saved.place._asdict(), "whole": saved.is_whole, **about}
 
         return finish
 
@@ -250,7 +251,10 @@ class TrainingData:
         self.iterator = self._restored(prefix, dataset)  # it can fail, and then the present position stays
         self._dataset = dataset
         self._pass, self.offset, self._behind = number, offset, behind
-        self._origin = Saved(prefix, Place(offset, behind), self._clock())
+        is_whole = meta.get("whole") is not False
+        if not is_whole:
+            self.caveat = "TensorFlow had forgotten how the training data is shuffled in its next pass"
+        self._origin = Saved(prefix, Place(offset, behind), self._clock(), is_whole=is_whole)
         self._written.clear()
 
     def saved_at(self, prefix: str, offset: int) -> None:

@@ -47,12 +47,14 @@ class Saved(NamedTuple):
         place: of the checkpoint that they are a part of.
         taken_at: when it was taken, in seconds on the clock of this process.
         took: for how many seconds.
+        is_whole: whether the passes behind the present one will have the order that they had.
     """
 
     prefix: str
     place: Place
     taken_at: float
     took: float = 0.0
+    is_whole: bool = True
 
 
 def take_state(iterator: Any) -> tf.Tensor:

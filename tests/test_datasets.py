@@ -211,3 +211,21 @@ def test_every_position_is_exact(
         other = data(make)
         other.read(str(tmp_path / f"{index}" / "data"), meta)
         assert read(other, 16) == batches[index : index + 16], f"after {index} batches"
+        assert other.caveat is None
+
+
+def test_what_cannot_be_read_again_says_where_it_is_not_exact(tmp_path: Path) -> None:
+    def make() -> dict[str, tf.data.Dataset]:
+        examples = tf.data.Dataset.range(4).interleave(
+            lambda x: tf.data.Dataset.from_tensors(x).repeat(2), cycle_length=2, num_parallel_calls=2
+        )
+        return {"trn": examples.shuffle(7).map(lambda x: {"x": x}).batch(3).prefetch(1)}
+
+    source, caveats = data(make), []
+    for index in range(6):
+        other = data(make)
+        other.read(str(tmp_path / f"{index}" / "data"), save(source, tmp_path / f"{index}"))
+        caveats.append(other.caveat)
+        read(source, 1)
+    assert caveats[0] is None
+    assert any(caveat is not None and "next pass" in caveat for caveat in caveats)
