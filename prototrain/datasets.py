@@ -251,6 +251,7 @@ class TrainingData:
         self.iterator = self._restored(prefix, dataset)  # it can fail, and then the present position stays
         self._dataset = dataset
         self._pass, self.offset, self._behind = number, offset, behind
+        self._shuffles |= shuffles(prefix)
         is_whole = meta.get("whole") is not False
         if not is_whole:
             self.caveat = "TensorFlow had forgotten how the training data is shuffled in its next pass"

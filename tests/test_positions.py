@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain.pipeline import file_caches
-from prototrain.positions import read_state, take_state, why_not_saved, write_state
+from prototrain.positions import StateFiles, read_state, shuffles, take_state, why_not_saved, write_state
 
 
 def numbers() -> tf.data.Dataset:
@@ -54,3 +54,32 @@ def test_what_may_be_saved(dataset: tf.data.Dataset, why: str | None, tmp_path: 
     next(iterator)
     found = why_not_saved(iterator, file_caches(dataset), str(tmp_path))
     assert (found is None) if why is None else (found is not None and why in found)
+
+
+def test_the_shuffles_that_a_state_holds(tmp_path: Path) -> None:
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False  # a thread that reads ahead
+    iterator = iter(tf.data.Dataset.range(8).shuffle(3).batch(3).repeat().with_options(options))
+    found = []
+    for step in range(5):
+        write_state(str(tmp_path / f"{step}"), take_state(iterator))
+        found.append(shuffles(str(tmp_path / f"{step}")))
+        next(iterator)
+    one = {b"Iterator::Root::ForeverRepeat[]::BatchV2::Shuffle"}
+    assert found == [one, one, one, set(), one]  # dropped with the last batch
+
+
+def test_the_files_of_a_state_outlive_their_names(tmp_path: Path) -> None:
+    iterator = iter(numbers())
+    for prefix in (str(tmp_path / "one"), "ram://prototrain-test/one"):
+        write_state(prefix, take_state(iterator))
+        files = StateFiles(prefix)
+        for path in tmp_path.glob("one*"):
+            path.unlink()
+        files.copy(str(tmp_path / "two"))
+        other = iter(numbers())
+        read_state(str(tmp_path / "two"), other)
+        assert next(other).numpy().tolist() == next(iterator).numpy().tolist()
+    for prefix in (str(tmp_path / "three"), "ram://prototrain-test/three"):
+        with pytest.raises((OSError, tf.errors.NotFoundError)):
+            StateFiles(prefix)
