@@ -18,6 +18,7 @@ from prototrain.tracebacks import cause
 _NOT_SAVABLE = (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError, tf.errors.InvalidArgumentError)
 _DATA = "data-00000-of-00001"
 _GENERATOR = b"@@epoch_num_random_samples"  # what TensorFlow calls a part of a shuffle's state
+_NAME = re.compile(rb"Iterator::[\w:\[\]]+")
 _COUNTED = re.compile(rb"(?<!Concatenate)(?<!Zip)\[\d+\]")  # the number of a pass or an element
 _KEY = "iterator/.ATTRIBUTES/ITERATOR_STATE"  # as tf.train.Checkpoint(iterator=...) names it
 
@@ -102,7 +103,8 @@ def shuffles(prefix: str) -> set[bytes]:
         at = content.find(_GENERATOR)
         while at >= 0:
             name = bytes(content[content.rfind(b"Iterator::", 0, at) : at])
-            found.add(_COUNTED.sub(b"[]", name))
+            if _NAME.fullmatch(name):  # and not an example that has these words
+                found.add(_COUNTED.sub(b"[]", name))
             at = content.find(_GENERATOR, at + 1)
         return found
 

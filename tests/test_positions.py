@@ -69,6 +69,14 @@ def test_the_shuffles_that_a_state_holds(tmp_path: Path) -> None:
     assert found == [one, one, one, set(), one]  # dropped with the last batch
 
 
+def test_words_in_an_example_are_no_shuffle(tmp_path: Path) -> None:
+    words = ["@@epoch_num_random_samples", "Iterator::Root and @@epoch_num_random_samples"]
+    iterator = iter(tf.data.Dataset.from_tensor_slices(words).repeat().shuffle(4))
+    next(iterator)
+    write_state(str(tmp_path / "data"), take_state(iterator))
+    assert len(shuffles(str(tmp_path / "data"))) == 1
+
+
 def test_the_files_of_a_state_outlive_their_names(tmp_path: Path) -> None:
     iterator = iter(numbers())
     for prefix in (str(tmp_path / "one"), "ram://prototrain-test/one"):

@@ -46,21 +46,25 @@ def test_callbacks_do_not_change_a_bit(extra: list[Callback], reference: dict[st
     assert values(trainer) == reference
 
 
-def many_layers(x: Any) -> Any:
-    x = tf.tile(tf.reshape(x, [-1, 2, 2, 1]), [1, 4, 4, 1])
-    x = keras.layers.Conv2D(4, 3, activation="relu", name="conv")(x)
-    x = keras.layers.GlobalAveragePooling2D(name="pool")(keras.layers.MaxPooling2D(2, name="max")(x))
+def convolutions(x: Any) -> Any:
+    x = keras.layers.Conv2D(4, 3, activation="relu", name="conv")(tf.tile(tf.reshape(x, [-1, 2, 2, 1]), [1, 4, 4, 1]))
+    return keras.layers.GlobalAveragePooling2D(name="pool")(keras.layers.MaxPooling2D(2, name="max")(x))
+
+
+def recurrence(x: Any) -> Any:
     words = tf.cast(tf.abs(x) * 10, tf.int32) % 7
-    return tf.concat([x, keras.layers.LSTM(5, name="lstm")(keras.layers.Embedding(7, 3, name="embedding")(words))], 1)
+    return keras.layers.LSTM(5, name="lstm")(keras.layers.Embedding(7, 3, name="embedding")(words))
 
 
-def test_a_step_alone_has_the_bits_of_one_in_a_long_call() -> None:
+@pytest.mark.parametrize("layers", [convolutions, recurrence])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_step_alone_has_the_bits_of_one_in_a_long_call(layers: Any, parts: int) -> None:
     def build(inputs: Any, train_phase: bool) -> Any:
-        return tiny_build({**inputs, "x": many_layers(inputs["x"])}, train_phase)
+        return tiny_build({**inputs, "x": layers(inputs["x"])}, train_phase)
 
     ends = []
     for callbacks in ([], [Losses()]):
-        trainer = tiny_trainer(build=build, model__accumulate_steps=2, model__clip_gradients__global_norm=1.0)
+        trainer = tiny_trainer(build=build, model__accumulate_steps=parts, model__clip_gradients__global_norm=1.0)
         trainer.train([LearningRate(rate), StopOnNaN(), *callbacks])
         ends.append(values(trainer))
     assert ends[0] == ends[1]
