@@ -27,6 +27,7 @@ from prototrain.checkpoint import READ_ERRORS, first_line
 from prototrain.elements import check_dataset, first_batch, same_batch
 from prototrain.errors import CheckpointError, DataError, StopTraining
 from prototrain.pipeline import (
+    count_shuffles,
     describe_pipeline,
     file_caches,
     first_difference,
@@ -34,7 +35,17 @@ from prototrain.pipeline import (
     prefetched,
     unseeded,
 )
-from prototrain.positions import Place, Saved, StateFiles, read_state, shuffles, take_state, why_not_saved, write_state
+from prototrain.positions import (
+    Place,
+    Saved,
+    StateFiles,
+    read_state,
+    shuffles,
+    start_state,
+    take_state,
+    why_not_saved,
+    write_state,
+)
 
 PREFETCH = 2
 CATCH_UP_BATCHES = 20
@@ -107,12 +118,13 @@ class TrainingData:
         self._origin = Saved(f"{self._memory}/start", Place(), 0.0)
         self._written: dict[int, Saved] = {}  # by offset: what `saved_at` has not heard of yet
         self._shuffles: set[bytes] = set()  # those that a state must hold
+        self._begins_late = False  # whether some shuffle begins later than its iterator
         self._rereads = gives_the_same_again(self._dataset) and not unseeded(self._dataset)
         self.mode, self.reason = "iterator", ""
         self._file_caches = file_caches(self._dataset)
         self._caches_to_make = [name for name in self._file_caches if not Path(f"{name}.index").exists()]
-        self.first_batch = self._find_mode()
-        self._begin(0, self._dataset if self.mode == "iterator" else self._build(0)["trn"])
+        self.first_batch, start = self._find_mode()
+        self._begin(0, self._fresh(0), start)
         _alive.add(self)
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -243,7 +255,7 @@ class TrainingData:
         if self.caveat is not None:
             self._begin(number + 1, self._build(number + 1)["trn"])
             return
-        dataset = self._dataset if number == self._pass and self.mode == "iterator" else self._build(number)["trn"]
+        dataset = self._fresh(number)
         if self.mode != "iterator":
             self._begin(number, dataset)
             self.offset = self._behind = offset
@@ -276,6 +288,7 @@ class TrainingData:
         if self.mode == "iterator":
             # The old one first: it reads ahead, and iterators of one dataset share the seeds of its shuffles.
             self.iterator = None
+            self._dataset = self._fresh(self._pass)
             self.iterator = self._restored(self._origin.prefix, self._dataset)
             self._behind = self.offset - self._origin.place.position
         elif self.mode == "replay":
@@ -318,9 +331,21 @@ class TrainingData:
             raise DataError(f"datasets() must return a dict with the training dataset under 'trn'; it gave {given}")
         return {name: check_dataset(dataset, name) for name, dataset in datasets.items()}
 
-    def _begin(self, number: int, dataset: tf.data.Dataset) -> None:
-        """Begin a pass, with the dataset that was built for it."""
+    def _fresh(self, number: int) -> tf.data.Dataset:
+        """The dataset of a pass, for another iterator of it.
+
+        The iterators of one dataset share the random generators of its shuffles. A restored state resets those of the
+        shuffles that it holds; one that had not begun by then would go on from where another iterator has left it.
+        """
+        reusable = self.mode == "iterator" and number == self._pass and not self._begins_late
+        return self._dataset if reusable else self._build(number)["trn"]
+
+    def _begin(self, number: int, dataset: tf.data.Dataset, start: tf.Tensor | None = None) -> None:
+        """Begin a pass, with the dataset that was built for it and, where another iterator has read from that, the
+        state in which that one began."""
         self.iterator = self._iterate(dataset)
+        if start is not None:
+            self.iterator._restore_from_tensors({"_STATE": start})
         self._pass, self.offset, self._behind = number, 0, 0
         if self.mode == "iterator":
             self._dataset = dataset
@@ -335,22 +360,30 @@ class TrainingData:
             dataset = dataset.repeat()
         return iter(prefetched(dataset, PREFETCH))
 
-    def _find_mode(self) -> dict[str, Any]:
-        """Try to save an iterator that has begun, and find out what else may serve; returns the first batch."""
+    def _find_mode(self) -> tuple[dict[str, Any], tf.Tensor | None]:
+        """Try to save an iterator that has begun, and find out what else may serve.
+
+        Returns:
+            the first batch, and the state in which the iterator began, if it can be saved.
+        """
         if self._is_single_pass:
             self.mode, self.reason = "restart", "each run reads it from its start to its end"
-            return first_batch(self._iterate(self._dataset))
+            return first_batch(self._iterate(self._dataset)), None
         probe = self._iterate(self._dataset)
+        start = start_state(probe)
         first = first_batch(probe)
         why_not = why_not_saved(probe, self._file_caches, self._memory)
+        if why_not is None and start is not None:
+            write_state(f"{self._memory}/start", start)
+            self._begins_late = count_shuffles(self._dataset) > len(shuffles(f"{self._memory}/start"))
+            return first, None if self._begins_late else start
         _forget(self._memory)
-        if why_not is not None:
-            del probe  # it may hold the lock of a cache's file
-            self.mode, self.reason = "replay", why_not
-            if not same_batch(first, first_batch(iter(self._build(0)["trn"]))):
-                self.mode = "restart"
-                self.reason += "; and built again under the same seed it gives other batches"
-        return first
+        del probe  # it may hold the lock of a cache's file
+        self.mode, self.reason = "replay", why_not or "its iterator cannot be saved at its start"
+        if not same_batch(first, first_batch(iter(self._build(0)["trn"]))):
+            self.mode = "restart"
+            self.reason += "; and built again under the same seed it gives other batches"
+        return first, None
 
 
 def _forget(directory: str) -> None:

@@ -115,6 +115,11 @@ def unseeded(dataset: Any) -> bool:
     return not all(int(part._seed) or int(part._seed2) for part in drawn)
 
 
+def count_shuffles(dataset: tf.data.Dataset) -> int:
+    """The number of shuffles in a dataset; one in a function keeps its iterator from being saved at all."""
+    return sum(map(_is_shuffle, parts(dataset)))
+
+
 def first_difference(then: list[str], now: list[str]) -> str | None:
     """Name the first stage in which two pipelines differ, or None."""
     for before, after in zip(then, now, strict=False):

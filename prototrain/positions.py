@@ -63,6 +63,14 @@ def take_state(iterator: Any) -> tf.Tensor:
     return iterator._serialize_to_tensors()["_STATE"]
 
 
+def start_state(iterator: Any) -> tf.Tensor | None:
+    """The state of an iterator that nothing was read from yet, or None if it cannot be saved."""
+    try:
+        return take_state(iterator)
+    except _NOT_SAVABLE:
+        return None
+
+
 def write_state(prefix: str, state: tf.Tensor) -> None:
     """Write what `take_state` returned; from any thread."""
     with tf.device("CPU:0"):

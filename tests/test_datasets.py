@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +227,31 @@ def test_what_cannot_be_read_again_says_where_it_is_not_exact(tmp_path: Path, mo
         other.read(str(prefix / "data"), save(source, prefix))
         caveats.append(other.caveat)
     assert caveats == [None, "TensorFlow had forgotten how the training data is shuffled in its next pass", None]
+
+
+def two_batches() -> dict[str, tf.data.Dataset]:
+    return {"trn": tf.data.Dataset.range(6).shuffle(6).map(lambda x: {"x": x}).batch(3)}
+
+
+@pytest.mark.parametrize("make", [numbers, two_batches, concatenated])
+def test_the_order_does_not_depend_on_how_far_the_first_look_has_read(
+    make: Callable[[], dict[str, tf.data.Dataset]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(iterator: Any, *, batches: int) -> dict[str, Any]:
+        first, *_ = [dict(next(iterator)) for _ in range(batches)]
+        return first
+
+    orders = []
+    for batches in (1, 2, 9):
+        monkeypatch.setattr("prototrain.datasets.first_batch", partial(look, batches=batches))
+        orders.append(read(data(make), 12))
+    assert orders[0] == orders[1] == orders[2]
+
+
+@pytest.mark.parametrize("make", [two_batches, concatenated])
+def test_going_back_to_before_a_shuffle_has_begun(make: Callable[[], dict[str, tf.data.Dataset]]) -> None:
+    source = data(make)
+    expected = read(source, 12)
+    source.count(-12)
+    source.rewind()
+    assert read(source, 12) == expected
