@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from prototrain.quiet import import_tensorflow
+from prototrain.system.quiet import import_tensorflow
 
 import_tensorflow()
 

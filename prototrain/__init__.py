@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from prototrain.quiet import import_tensorflow
+from prototrain.system.quiet import import_tensorflow
 
 __version__ = "0.1.0"
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from prototrain import __version__
 from prototrain.commands import action, compare, new, plot, report, run, runs, sweep
 from prototrain.errors import PrototrainError
-from prototrain.tracebacks import format_error, python_in_graph
+from prototrain.system.tracebacks import format_error, python_in_graph
 
 _COMMANDS = (new, run, action, runs, compare, plot, report, sweep)
 

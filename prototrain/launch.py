@@ -18,7 +18,7 @@ from prototrain.callbacks import (
     TensorBoardWriter,
     Validation,
 )
-from prototrain.callbacks.debug_shell import DebugShell
+from prototrain.callbacks.helping.debug_shell import DebugShell
 from prototrain.errors import ConfigError
 from prototrain.experiment import Experiment
 from prototrain.model import ModelProtocol

@@ -12,7 +12,7 @@ import pytest
 
 import prototrain
 from prototrain import callbacks
-from prototrain.run_record import Part
+from prototrain.experiment.record import Part
 from tests.conftest import ROOT
 from tests.pages import follow, read_blocks, split_sections
 

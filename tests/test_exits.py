@@ -20,7 +20,7 @@ import tensorflow as tf
 from prototrain import Callback, SimpleTrainer, StopTraining
 from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, StopOnNaN, Summaries, Validation
 from prototrain.experiment import checkpoint_steps
-from prototrain.signals import StopRequest
+from prototrain.system.signals import StopRequest
 from tests.conftest import ROOT
 from tests.preloaded import Program
 from tests.sweeps.test_processes import SLOW
@@ -151,7 +151,7 @@ def stop() -> None:
 
 def test_a_signal_ends_a_compiled_call_of_a_million_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = SimpleNamespace(limit=10**6, start=lambda: None, finish=lambda steps: 0.0)
-    monkeypatch.setattr("prototrain.trainers.steps.CallLength", lambda: whole)
+    monkeypatch.setattr("prototrain.step.compiled_call.CallLength", lambda: whole)
     times: list[float] = []
 
     def watch() -> None:

@@ -24,13 +24,13 @@ from tensorflow.core.framework import graph_pb2, tensor_pb2
 from prototrain import Config, Experiment
 from prototrain.callbacks import EarlyStopping, JSONWriter, ModelSaver, SaveOnExit, StopAfter, Summaries
 from prototrain.checkpoint import META, verify
-from prototrain.checkpoint_files import checksum
+from prototrain.checkpoint.files import checksum
+from prototrain.checkpoint.weights import load_weights
 from prototrain.cli import main
-from prototrain.config_schema import SCHEMA
+from prototrain.config.schema import SCHEMA
 from prototrain.errors import CheckpointError, PrototrainError
 from prototrain.readers import json_lines
-from prototrain.variables import load_weights
-from tests.test_checkpoint import rewrite_meta
+from tests.checkpoint.test_checkpoints import rewrite_meta
 from tests.tiny import CountingTrainer, tiny_config
 
 # The same examples in every run, and few: each has to be quick on a slow machine.

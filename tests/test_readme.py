@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prototrain.cli import _parser
-from prototrain.config_schema import SCHEMA, UNSET
+from prototrain.config.schema import SCHEMA, UNSET
 from tests.conftest import ROOT
 from tests.pages import read_blocks
 

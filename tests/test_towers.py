@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from prototrain.data.batches import first_part, split_batch
 from prototrain.errors import ConfigError, ModelError
 from prototrain.towers import choose_devices, components, current_tower, make_cpu_devices, seed_of_tower
-from prototrain.trainers.batches import first_part, split_batch
 
 
 @pytest.mark.parametrize(

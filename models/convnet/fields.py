@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from prototrain.config_schema import show
+from prototrain.config.schema import show
 from prototrain.errors import ConfigError
 
 

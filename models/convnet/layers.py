@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from prototrain.config_schema import nearest, show
+from prototrain.config.schema import nearest, show
 from prototrain.errors import ConfigError
 
 from .fields import Field, choice, integer, share, size

@@ -13,10 +13,10 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain import readers
-from prototrain.config_json import read_object
+from prototrain.config.json_form import read_object
 from prototrain.errors import DataError
-from prototrain.files import sync, write_atomic
-from prototrain.tracebacks import cause
+from prototrain.system.files import sync, write_atomic
+from prototrain.system.tracebacks import cause
 
 LIST = "shards.json"
 FEATURES: readers.Features = {"image": ("string", []), "label": ("int64", [])}

@@ -13,7 +13,7 @@ import tensorflow as tf
 from models.simple.datasets import read as read_digits
 from prototrain import readers
 from prototrain.errors import DataError
-from prototrain.tracebacks import cause
+from prototrain.system.tracebacks import cause
 
 SPLITS = ("trn", "vld", "tst")
 PARALLEL: Any = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}

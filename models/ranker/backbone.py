@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.checkpoint import first_line
-from prototrain.config_schema import nearest
+from prototrain.config.schema import nearest
 from prototrain.errors import ConfigError
 
 from .config import backbone_name, config, picture_size

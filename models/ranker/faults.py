@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import tensorflow as tf
 
 from prototrain.errors import ConfigError, DataError
-from prototrain.tracebacks import cause
+from prototrain.system.tracebacks import cause
 
 from .config import config
 from .layouts import Picture, Shop

@@ -14,10 +14,10 @@ from tabulate import tabulate
 
 from prototrain.actions.restore import Restored, add_checkpoint, restore
 from prototrain.errors import DataError, ExperimentError, ModelError
-from prototrain.files import write_atomic
 from prototrain.model import ModelProtocol
+from prototrain.model.evaluation import Evaluation
+from prototrain.system.files import write_atomic
 from prototrain.trainers.banner import plain_table
-from prototrain.trainers.evaluation import Evaluation
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from prototrain.actions.restore import add_checkpoint, restore
 from prototrain.actions.saved_model import ServedModel, compare
 from prototrain.errors import ConfigError, ExperimentError
-from prototrain.files import sync
 from prototrain.model import ModelProtocol
+from prototrain.system.files import sync
 from prototrain.trainers.banner import plain_table
 
 

@@ -11,7 +11,7 @@ from tabulate import tabulate
 from prototrain.actions.flops import count_flops
 from prototrain.actions.restore import BuiltModel
 from prototrain.callbacks.group import CallbackGroup
-from prototrain.elements import batch_size
+from prototrain.data.elements import batch_size
 from prototrain.launch import default_callbacks
 from prototrain.model import ModelProtocol
 from prototrain.trainers.banner import plain_table

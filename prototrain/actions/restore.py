@@ -10,14 +10,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from prototrain.callbacks.exponential_moving_average import averaged_weights
+from prototrain.callbacks.evaluation.exponential_moving_average import averaged_weights
 from prototrain.checkpoint import META, Checkpoint, Checkpoints, verify
+from prototrain.checkpoint.state import check_fit
 from prototrain.errors import CheckpointError
 from prototrain.experiment import Experiment
 from prototrain.model import ModelProtocol
-from prototrain.signals import StopRequest
-from prototrain.state import check_fit
-from prototrain.trainers.storage import differences
+from prototrain.system.signals import StopRequest
+from prototrain.trainers.session import differences
 from prototrain.trainers.tower import SimpleTrainer
 
 _COMPARED = ("config", "model code")

@@ -19,12 +19,12 @@ import tensorflow as tf
 from prototrain.actions import reload_export
 from prototrain.actions.restore import BuiltModel
 from prototrain.checkpoint import first_line, read_bundle
+from prototrain.checkpoint.state import describe_variable
 from prototrain.errors import ExperimentError, ModelError
-from prototrain.graphs import needed, needed_everywhere
-from prototrain.sharing import base_name
-from prototrain.state import describe_variable
+from prototrain.model.sharing import base_name
+from prototrain.system.graphs import needed, needed_everywhere
+from prototrain.system.tracebacks import cause
 from prototrain.towers import is_seed
-from prototrain.tracebacks import cause
 
 Tensors = dict[str, tf.Tensor]
 

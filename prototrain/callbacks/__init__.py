@@ -2,54 +2,54 @@
 
 from prototrain.callbacks.base import Callback, Priority, ProxyCallback
 from prototrain.callbacks.best import Best
-from prototrain.callbacks.best_saver import MaxSaver, MinSaver
-from prototrain.callbacks.callback_factory import CallbackFactory
-from prototrain.callbacks.check_numerics import CheckNumerics
-from prototrain.callbacks.conditional import EnableCallbackIf, PeriodicCallback
-from prototrain.callbacks.dump_tensor_as_image import DumpTensorAsImage
-from prototrain.callbacks.dump_tensors import DumpTensors
-from prototrain.callbacks.early_stopping import EarlyStopping
-from prototrain.callbacks.estimated_time_left import EstimatedTimeLeft
-from prototrain.callbacks.exponential_moving_average import ExponentialMovingAverage, averaged_weights
-from prototrain.callbacks.gpu_trackers import GPUMemoryTracker, GPUUtilizationTracker
-from prototrain.callbacks.gradient_norm import GradientNorm
-from prototrain.callbacks.graph_profiler import GraphProfiler
-from prototrain.callbacks.host_memory_tracker import HostMemoryTracker
-from prototrain.callbacks.human_hyper_param_setter import HumanHyperParamSetter
-from prototrain.callbacks.hyper_param import HyperParam
-from prototrain.callbacks.hyper_param_setter import HyperParamSetter
-from prototrain.callbacks.hyper_param_setter_with_func import HyperParamSetterWithFunc
-from prototrain.callbacks.inference_runner import InferenceRunner
-from prototrain.callbacks.inferencer import (
+from prototrain.callbacks.evaluation.exponential_moving_average import ExponentialMovingAverage, averaged_weights
+from prototrain.callbacks.evaluation.inference_runner import InferenceRunner
+from prototrain.callbacks.evaluation.inferencer import (
     BinaryClassificationStats,
     ClassificationError,
     Inferencer,
     KerasMetric,
     ScalarStats,
 )
-from prototrain.callbacks.inject_shell import InjectShell
-from prototrain.callbacks.json_writer import JSONWriter
-from prototrain.callbacks.keras_callback import KerasCallback
-from prototrain.callbacks.learning_rate import LearningRate
-from prototrain.callbacks.model_saver import ModelSaver
+from prototrain.callbacks.evaluation.validation import Validation
+from prototrain.callbacks.helping.inject_shell import InjectShell
+from prototrain.callbacks.helping.keras_callback import KerasCallback
+from prototrain.callbacks.helping.start_proc_or_thread import StartProcOrThread
+from prototrain.callbacks.hyperparameters.human_hyper_param_setter import HumanHyperParamSetter
+from prototrain.callbacks.hyperparameters.hyper_param import HyperParam
+from prototrain.callbacks.hyperparameters.hyper_param_setter import HyperParamSetter
+from prototrain.callbacks.hyperparameters.hyper_param_setter_with_func import HyperParamSetterWithFunc
+from prototrain.callbacks.hyperparameters.learning_rate import LearningRate
+from prototrain.callbacks.hyperparameters.scheduled_hyper_param_setter import ScheduledHyperParamSetter
+from prototrain.callbacks.hyperparameters.stat_monitor_param_setter import StatMonitorParamSetter
 from prototrain.callbacks.monitor import Monitor
-from prototrain.callbacks.moving_average_summary import MovingAverageSummary
-from prototrain.callbacks.process_tensors import ProcessTensors
-from prototrain.callbacks.progress_bar import ProgressBar
-from prototrain.callbacks.run_op import RunOp
-from prototrain.callbacks.save_on_exit import SaveOnExit
-from prototrain.callbacks.scalar_printer import ScalarPrinter
-from prototrain.callbacks.scheduled_hyper_param_setter import ScheduledHyperParamSetter
-from prototrain.callbacks.send_monitor_data import SendMonitorData
-from prototrain.callbacks.start_proc_or_thread import StartProcOrThread
-from prototrain.callbacks.stat_monitor_param_setter import StatMonitorParamSetter
-from prototrain.callbacks.stop_after import StopAfter
-from prototrain.callbacks.stop_on_nan import StopOnNaN
-from prototrain.callbacks.summaries import Summaries
-from prototrain.callbacks.tensorboard_writer import TensorBoardWriter
-from prototrain.callbacks.throughput_tracker import ThroughputTracker
+from prototrain.callbacks.monitors.gradient_norm import GradientNorm
+from prototrain.callbacks.monitors.json_writer import JSONWriter
+from prototrain.callbacks.monitors.moving_average_summary import MovingAverageSummary
+from prototrain.callbacks.monitors.scalar_printer import ScalarPrinter
+from prototrain.callbacks.monitors.send_monitor_data import SendMonitorData
+from prototrain.callbacks.monitors.summaries import Summaries
+from prototrain.callbacks.monitors.tensorboard_writer import TensorBoardWriter
+from prototrain.callbacks.saving.best_saver import MaxSaver, MinSaver
+from prototrain.callbacks.saving.model_saver import ModelSaver
+from prototrain.callbacks.saving.save_on_exit import SaveOnExit
+from prototrain.callbacks.scheduling.callback_factory import CallbackFactory
+from prototrain.callbacks.scheduling.conditional import EnableCallbackIf, PeriodicCallback
+from prototrain.callbacks.scheduling.run_op import RunOp
+from prototrain.callbacks.stopping.check_numerics import CheckNumerics
+from prototrain.callbacks.stopping.early_stopping import EarlyStopping
+from prototrain.callbacks.stopping.stop_after import StopAfter
+from prototrain.callbacks.stopping.stop_on_nan import StopOnNaN
 from prototrain.callbacks.trigger import PeriodicTrigger
-from prototrain.callbacks.validation import Validation
+from prototrain.callbacks.watching.dump_tensor_as_image import DumpTensorAsImage
+from prototrain.callbacks.watching.dump_tensors import DumpTensors
+from prototrain.callbacks.watching.estimated_time_left import EstimatedTimeLeft
+from prototrain.callbacks.watching.gpu_trackers import GPUMemoryTracker, GPUUtilizationTracker
+from prototrain.callbacks.watching.graph_profiler import GraphProfiler
+from prototrain.callbacks.watching.host_memory_tracker import HostMemoryTracker
+from prototrain.callbacks.watching.process_tensors import ProcessTensors
+from prototrain.callbacks.watching.progress_bar import ProgressBar
+from prototrain.callbacks.watching.throughput_tracker import ThroughputTracker
 
 __all__ = [
     "Best",

@@ -14,8 +14,8 @@ from prototrain.callbacks.listing import checked, labels, state_keys
 from prototrain.callbacks.monitor import Monitor
 from prototrain.callbacks.proxies import innermost, periodic_trigger, runs_each_step
 from prototrain.callbacks.trigger import PeriodicTrigger
+from prototrain.checkpoint.state import taking
 from prototrain.errors import CallbackError, StopTraining
-from prototrain.state import taking
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from prototrain.commands.arguments import add_model, add_overrides, load
-from prototrain.quiet import import_tensorflow
+from prototrain.system.quiet import import_tensorflow
 
 
 def add(commands: Any) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from prototrain.config import Config
 from prototrain.errors import ConfigError
 from prototrain.model import Model, load_model
-from prototrain.quiet import import_tensorflow
+from prototrain.system.quiet import import_tensorflow
 
 
 def add_model(command: argparse.ArgumentParser, *, optional: bool = False) -> None:

@@ -11,9 +11,9 @@ from tabulate import tabulate
 
 from prototrain.commands.runs import in_json, range_in_json
 from prototrain.config import differing
-from prototrain.config_json import as_text
+from prototrain.config.json_form import as_text
 from prototrain.runs import Range, Run, flat, read_run, settings
-from prototrain.wording import in_digits, in_words
+from prototrain.system.wording import in_digits, in_words
 
 _OF_EACH_RUN = ("run_id", "started", "command")  # differ always, and say nothing of the results
 

@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from prototrain.curves import FORMATS, draw, require_scalars
 from prototrain.errors import ExperimentError
-from prototrain.files import write_atomic
 from prototrain.runs import read_run
+from prototrain.runs.curves import FORMATS, draw, require_scalars
+from prototrain.system.files import write_atomic
 
 
 def add(commands: Any) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from prototrain.commands.plot import write_result
 from prototrain.errors import ExperimentError
-from prototrain.report import write_page
 from prototrain.runs import read_run
+from prototrain.runs.report import write_page
 
 
 def add(commands: Any) -> None:

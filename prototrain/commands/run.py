@@ -8,13 +8,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from prototrain.commands.arguments import add_model, confirm, load
-from prototrain.config_schema import REFERENCE
+from prototrain.config.schema import REFERENCE
 from prototrain.errors import ConfigError
 from prototrain.model import import_own
-from prototrain.quiet import import_tensorflow
+from prototrain.system.quiet import import_tensorflow
 
 if TYPE_CHECKING:
-    from prototrain.repeat import Repeat
+    from prototrain.runs.repeat import Repeat
     from prototrain.trainers.tower import TowerTrainer
 
 
@@ -64,8 +64,8 @@ def _run(options: argparse.Namespace) -> None:
         _train(options)
         return
     import_tensorflow()
-    from prototrain.repeat import Repeat
-    from prototrain.snapshot import imported_from_copies
+    from prototrain.experiment.copies import imported_from_copies
+    from prototrain.runs.repeat import Repeat
 
     repeat = Repeat(options.repeats, options.model)
     options.model = repeat.model

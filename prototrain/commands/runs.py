@@ -13,10 +13,10 @@ from typing import Any
 
 from tabulate import tabulate
 
-from prototrain.config_json import as_text
+from prototrain.config.json_form import as_text
 from prototrain.errors import ExperimentError, PrototrainError
 from prototrain.runs import Range, Run, find_runs, read_run
-from prototrain.wording import in_digits, in_words
+from prototrain.system.wording import in_digits, in_words
 
 LOSSES = ("trn/loss", "vld/loss")
 _WIDEST = 40  # characters of a column whose cells are folded

@@ -8,8 +8,8 @@ from typing import Any
 from prototrain.commands.arguments import add_model
 from prototrain.commands.run import reference, trainer_class
 from prototrain.errors import SweepError
-from prototrain.quiet import import_tensorflow
 from prototrain.sweeps.space import FORMS, parse_grid, parse_search
+from prototrain.system.quiet import import_tensorflow
 
 
 def add(commands: Any) -> None:

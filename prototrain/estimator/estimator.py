@@ -39,8 +39,8 @@ from prototrain.estimator.serving import ServingInputReceiver
 from prototrain.estimator.specs import EvalSpec, ModeKeys, RunConfig, TrainSpec, positive
 from prototrain.estimator.trainers import BuiltProgram, ProgramTrainer, make_trainer
 from prototrain.experiment import Experiment, source_of
+from prototrain.system.wording import in_digits
 from prototrain.trainers.services import ENDLESS
-from prototrain.wording import in_digits
 
 InputFn = Callable[..., tf.data.Dataset]
 

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.config_schema import nearest
+from prototrain.config.schema import nearest
 from prototrain.errors import ConfigError, ModelError, PrototrainError
 from prototrain.optimizers import GradientProcessor
 

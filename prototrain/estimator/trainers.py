@@ -8,17 +8,17 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.actions.restore import BuiltModel
-from prototrain.elements import batch_size
+from prototrain.checkpoint.state import check_fit
+from prototrain.checkpoint.weights import select
+from prototrain.data.elements import batch_size
 from prototrain.errors import ConfigError, DataError
 from prototrain.estimator.program import Program
 from prototrain.estimator.specs import OptimizerSpec
 from prototrain.optimizers import ClipByGlobalNorm
-from prototrain.state import check_fit
 from prototrain.towers import components
 from prototrain.trainers.base import Trainer
 from prototrain.trainers.replicated import SyncReplicatedTrainer
 from prototrain.trainers.tower import SimpleTrainer, TowerTrainer
-from prototrain.variables import select
 
 
 class ProgramTrainer(TowerTrainer):

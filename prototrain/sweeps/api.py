@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from prototrain.config import Config
-from prototrain.config_json import as_text
-from prototrain.config_schema import REFERENCE
+from prototrain.config.json_form import as_text
+from prototrain.config.schema import REFERENCE
 from prototrain.errors import ConfigError, SweepError
 from prototrain.model import ModelProtocol, load_model
-from prototrain.signals import StopRequest
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import as_options, from_mapping
+from prototrain.system.signals import StopRequest
 
 if TYPE_CHECKING:
     from prototrain.callbacks.base import Callback

@@ -13,7 +13,7 @@ from prototrain.launch import launch
 from prototrain.model import ModelProtocol
 from prototrain.sweeps.reporter import reporter
 from prototrain.sweeps.study import Study
-from prototrain.tracebacks import format_error
+from prototrain.system.tracebacks import format_error
 
 
 def run_here(

@@ -15,11 +15,11 @@ from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import Final
 
-from prototrain.signals import StopRequest
 from prototrain.sweeps.space import as_options, as_settings
 from prototrain.sweeps.storage import FAILURES
 from prototrain.sweeps.study import Study
 from prototrain.sweeps.trial import Trial
+from prototrain.system.signals import StopRequest
 
 _TICK_SECONDS: Final = 0.5
 _KILLS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from prototrain.config import Config
-from prototrain.config_json import as_text, json_or_text
-from prototrain.config_schema import show
+from prototrain.config.json_form import as_text, json_or_text
+from prototrain.config.schema import show
 from prototrain.errors import SweepError
 
 FORMS: Final = "log:1e-5..1e-1, float:0..1, int:16..256 or choice:a|b"

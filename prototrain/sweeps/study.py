@@ -14,7 +14,7 @@ from optuna.distributions import BaseDistribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
-from prototrain.config_json import as_text
+from prototrain.config.json_form import as_text
 from prototrain.errors import SweepError
 from prototrain.sweeps.ownership import ME, Heartbeat, TrialLock, has_ended, is_silent, signature
 from prototrain.sweeps.plan import Plan

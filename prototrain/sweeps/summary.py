@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from tabulate import tabulate
 
-from prototrain.config_json import as_text
+from prototrain.config.json_form import as_text
 from prototrain.experiment import Experiment
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import as_options, as_settings
 from prototrain.sweeps.study import Outcome
-from prototrain.wording import in_digits
+from prototrain.system.wording import in_digits
 
 _ORDER = ("finished", "pruned", "running", "stopped", "failed")
 

@@ -11,12 +11,12 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
-from prototrain.config_json import json_or_text
+from prototrain.config.json_form import json_or_text
 from prototrain.errors import SweepError
 from prototrain.sweeps.ownership import TrialLock, signature
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import Choice, Range, Space, as_settings
-from prototrain.wording import in_digits
+from prototrain.system.wording import in_digits
 
 Newest = Mapping[str, tuple[int, float]]
 """Scalars by name: the step of the newest value, and the value."""

@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.experiment import Experiment
-from prototrain.sharing import base_name
+from prototrain.model.sharing import base_name
+from prototrain.step.compiled_call import CompiledSteps
+from prototrain.step.loss_scale import divide
 from prototrain.towers import OF_TOWER, choose_devices, is_seed, seed_of_tower
-from prototrain.trainers.loss_scale import divide
-from prototrain.trainers.steps import CompiledSteps
 from prototrain.trainers.tower import TowerTrainer
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from prototrain.callbacks.group import CallbackGroup
 from prototrain.callbacks.monitor import Monitors
 from prototrain.errors import NonFiniteError, StopTraining
 from prototrain.experiment import Experiment
-from prototrain.signals import StopRequest
+from prototrain.system.signals import StopRequest
 from prototrain.trainers.banner import closing, opening
 from prototrain.trainers.services import ENDLESS, TrainerServices
-from prototrain.trainers.storage import Storage
+from prototrain.trainers.session import Storage
 from prototrain.trainers.times import RunTimes
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from prototrain.cluster.servers import connect, find_servers, serve
 from prototrain.errors import ConfigError
 from prototrain.experiment import Experiment
-from prototrain.server_cluster import connect, find_servers, serve
+from prototrain.step.compiled_call import CompiledSteps
 from prototrain.trainers.async_towers import DivideGradients
-from prototrain.trainers.steps import CompiledSteps
 from prototrain.trainers.tower import TowerTrainer
 
 if TYPE_CHECKING:

@@ -10,16 +10,16 @@ import keras
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
-from prototrain.callbacks.keras_callback import KerasCallback
+from prototrain.callbacks.helping.keras_callback import KerasCallback
 from prototrain.callbacks.proxies import innermost
+from prototrain.checkpoint.weights import select, variable_table
 from prototrain.config import Config
-from prototrain.config_json import encode
-from prototrain.elements import batch_size
+from prototrain.config.json_form import encode
+from prototrain.data.elements import batch_size
+from prototrain.data.pipeline import unseeded
 from prototrain.errors import DataError, ModelError
 from prototrain.experiment import Experiment, source_of
-from prototrain.pipeline import unseeded
 from prototrain.trainers.tower import SimpleTrainer
-from prototrain.variables import select, variable_table
 
 Data: TypeAlias = tf.data.Dataset | Callable[[], tf.data.Dataset]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from prototrain.experiment import Experiment
-from prototrain.sharing import base_name
+from prototrain.model.sharing import base_name
 from prototrain.towers import OF_TOWER, choose_devices, is_seed, seed_of_tower
 from prototrain.trainers.replicated import BatchMeaning, SyncTrainer
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from prototrain.sharing import VariableStore
+from prototrain.data.batches import all_reduce_mean, split_batch
+from prototrain.model.sharing import VariableStore
 from prototrain.towers import OF_TOWER, components, is_local, is_seed, seed_of_tower
 from prototrain.trainers.base import Trainer
-from prototrain.trainers.batches import all_reduce_mean, split_batch
 
 
 class PlacedTrainer(Trainer):

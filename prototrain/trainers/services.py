@@ -14,15 +14,15 @@ import keras
 import tensorflow as tf
 from tqdm import tqdm
 
+from prototrain.checkpoint.state import OF_CALLBACKS, StateEntries
 from prototrain.errors import ExperimentError
 from prototrain.experiment import Experiment, home_of, source_of
 from prototrain.predictor import Predictor
-from prototrain.state import OF_CALLBACKS, StateEntries
 
 if TYPE_CHECKING:
     from prototrain.callbacks.group import CallbackGroup
     from prototrain.config import Config
-    from prototrain.trainers.storage import Storage
+    from prototrain.trainers.session import Storage
 
 ENDLESS = sys.maxsize
 

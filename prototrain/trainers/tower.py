@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from prototrain.data_files import describe_files, named_files, noting_files
-from prototrain.datasets import TrainingData
+from prototrain.checkpoint.weights import load_report_table, load_weights, select, variable_table
+from prototrain.data.batches import check_divides, first_part
+from prototrain.data.pipeline import named_files, reshuffles
+from prototrain.data.stream import TrainingData
 from prototrain.errors import DataError, ModelError
 from prototrain.experiment import Experiment, home_of, source_of
+from prototrain.experiment.data_files import describe_files, noting_files
+from prototrain.experiment.provenance import config_provenance, source_digest
 from prototrain.model import Model
+from prototrain.model.evaluation import Evaluation
+from prototrain.model.outputs import check_net, scalars
+from prototrain.model.sharing import VariableStore
 from prototrain.optimizers import global_norm, make_optimizer, processors_from_config
-from prototrain.pipeline import reshuffles
-from prototrain.sharing import VariableStore
+from prototrain.step.compiled_call import CompiledSteps
+from prototrain.step.loss_scale import LossScale, dtype_policy, over_micro_batches
 from prototrain.towers import building
-from prototrain.trainers.batches import check_divides, first_part
-from prototrain.trainers.evaluation import Evaluation
-from prototrain.trainers.loss_scale import LossScale, dtype_policy, over_micro_batches
-from prototrain.trainers.nets import check_net, scalars
 from prototrain.trainers.placement import PlacedTrainer
-from prototrain.trainers.provenance import config_provenance, source_digest
-from prototrain.trainers.steps import CompiledSteps
-from prototrain.variables import load_report_table, load_weights, select, variable_table
 
 if TYPE_CHECKING:
     from prototrain.callbacks.base import Callback

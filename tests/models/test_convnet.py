@@ -13,7 +13,7 @@ from models.convnet.definition import build
 from models.convnet.layers import read_layers
 from prototrain import SimpleTrainer, load_model
 from prototrain.cli import main
-from prototrain.datasets import TrainingData
+from prototrain.data.stream import TrainingData
 from prototrain.errors import ConfigError, DataError
 from tests.models.exact import assert_resumes_exactly, train
 

@@ -20,7 +20,7 @@ from prototrain import Config, load_model
 from prototrain.actions.restore import BuiltModel
 from prototrain.cli import main
 from prototrain.errors import ConfigError
-from prototrain.event_files import read_images
+from prototrain.experiment.event_files import read_images
 from prototrain.trainers.replicated import SyncReplicatedTrainer
 from prototrain.trainers.tower import SimpleTrainer
 from tests.models.exact import assert_resumes_exactly, train

@@ -19,13 +19,13 @@ import pytest
 
 from prototrain.errors import SweepError
 from prototrain.experiment import checkpoint_steps
-from prototrain.signals import StopRequest
 from prototrain.sweeps import processes
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.reporter import Link
 from prototrain.sweeps.space import from_mapping
 from prototrain.sweeps.storage import sqlite_url
 from prototrain.sweeps.study import Study
+from prototrain.system.signals import StopRequest
 from tests.conftest import ROOT
 from tests.test_cli import MODEL
 from tests.tiny import tiny_config

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from prototrain.config_json import json_or_text
+from prototrain.config.json_form import json_or_text
 from prototrain.errors import ConfigError, SweepError
 from prototrain.sweeps.space import Choice, Range, as_settings, check, combinations, from_mapping, is_grid
 from prototrain.sweeps.space import parse_grid as grid

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from prototrain import server_cluster
+from prototrain.cluster.servers import ServerCluster, find_servers
 from prototrain.errors import ConfigError, StepError
-from prototrain.server_cluster import ServerCluster, find_servers
 from tests.trainers import processes
 
 TASKS = ["chief", "worker", "worker", "ps"]

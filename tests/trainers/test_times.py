@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Callback
-from prototrain.run_record import read_parts
+from prototrain.experiment.record import read_parts
 from prototrain.trainers.times import RunTimes
 from tests.tiny import CountingTrainer, tiny_datasets, tiny_trainer
 

@@ -15,8 +15,8 @@ from tabulate import tabulate
 from prototrain.actions import add_checkpoint, restore
 from prototrain.actions.restore import BuiltModel
 from prototrain.errors import DataError, ExperimentError
-from prototrain.files import write_atomic
 from prototrain.model import ModelProtocol
+from prototrain.system.files import write_atomic
 from prototrain.trainers.banner import plain_table
 
 from ..config import positive

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 from tensorboard.plugins.projector import ProjectorConfig
 
-from prototrain.files import write_atomic
+from prototrain.system.files import write_atomic
 
 from ..config import picture_size, positive
 from ..layouts import Picture

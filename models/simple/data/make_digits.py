@@ -13,7 +13,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from prototrain.files import write_atomic
+from prototrain.system.files import write_atomic
 
 SEED = 0
 HELD_OUT = 270  # digits in each of vld and tst

@@ -1,0 +1,1 @@
+"""Measuring on held-out data."""

@@ -1,0 +1,89 @@
+"""A moving average of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from prototrain.callbacks.base import Callback
+from prototrain.checkpoint.state import OF_CALLBACKS
+from prototrain.errors import CallbackError
+
+_PREFIX = f"{OF_CALLBACKS}ExponentialMovingAverage/"
+
+
+class ExponentialMovingAverage(Callback):
+    """Averages the trained weights over the steps, and measures held-out data with the averages in their place.
+
+    After each step ``average += (1 - decay) * (weight - average)``, inside the compiled call. `Validation`,
+    `InferenceRunner` and what runs inside `applied` see the averages; training goes on with the weights, bit for bit as
+    if there were no average. The averages are saved with every checkpoint as
+    ``callbacks/ExponentialMovingAverage/<name>``; `averaged_weights` reads them from there.
+
+    Args:
+        decay: between 0 and 1, such as 0.999: how much of the average stays in each step.
+
+    Raises:
+        CallbackError: `decay` is out of its range; at setup, if there is nothing to average.
+    """
+
+    chief_only = False
+
+    def __init__(self, decay: float) -> None:
+        if not 0 < decay < 1:
+            raise CallbackError(f"ExponentialMovingAverage: decay must be between 0 and 1, got {decay!r}")
+        self.decay = decay
+
+    def setup(self) -> None:
+        state = self.trainer.state
+        weights = {name: v for name, v in self.trainer.model_variables.items() if _is_averaged(v)}
+        if not weights:
+            raise CallbackError(f"ExponentialMovingAverage: {type(self.trainer).__name__} has no trainable variables")
+        self._to_begin = any(_PREFIX + name not in state for name in weights)
+        for name, weight in weights.items():
+            state.setdefault(_PREFIX + name, tf.Variable(tf.convert_to_tensor(weight), trainable=False))
+        self._pairs = [(weight, state[_PREFIX + name]) for name, weight in weights.items()]
+        self.trainer.evaluation_scopes.append(self.applied)
+
+    def before_train(self) -> None:
+        if self._to_begin:
+            for weight, average in self._pairs:
+                average.assign(weight)
+
+    def after_run(self, outputs: dict[str, Any]) -> None:
+        for weight, average in self._pairs:
+            average.assign_sub((1 - self.decay) * (average - tf.convert_to_tensor(weight)))
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Put the averages in the weights' place, and the weights back at the end."""
+        kept = [tf.identity(tf.convert_to_tensor(weight)) for weight, _ in self._pairs]
+        try:
+            for weight, average in self._pairs:
+                weight.assign(average)
+            yield
+        finally:
+            for (weight, _), value in zip(self._pairs, kept, strict=True):
+                weight.assign(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"decay": self.decay}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._to_begin = False
+
+
+def averaged_weights(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The averages that a checkpoint holds, under the names of the weights; empty if there are none.
+
+    Args:
+        saved: a checkpoint's variables by name.
+    """
+    return {name.removeprefix(_PREFIX): value for name, value in saved.items() if name.startswith(_PREFIX)}
+
+
+def _is_averaged(variable: Any) -> bool:
+    return bool(variable.trainable) and bool(tf.as_dtype(variable.dtype).is_floating)

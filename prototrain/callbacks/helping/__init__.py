@@ -1,0 +1,1 @@
+"""Shells, processes, and callbacks from elsewhere."""

@@ -1,0 +1,207 @@
+"""Keras's own callbacks in prototrain's list."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from prototrain.callbacks.base import Callback
+from prototrain.config.json_form import decode, encode
+from prototrain.errors import CallbackError, ConfigError, StopTraining
+
+if TYPE_CHECKING:
+    from prototrain.trainers.base import Trainer
+
+_BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+_VALIDATION = "vld/"
+# What the callback is told anew in every run, and files that Keras's own callbacks open again.
+_NOT_STATE = {"_model", "params", "csv_file", "writer", "_writers", "_summary_module"}
+
+
+class KerasCallback(Callback):
+    """Calls a Keras callback as `fit` would.
+
+    Its `logs` are the scalars of the step, at the end of an epoch with the metrics over the epoch where the trainer is
+    a `KerasTrainer`, and what `Validation` has recorded in this epoch as ``vld/<name>`` under ``val_<name>``. With
+    another trainer there is no Keras model, and a callback that asks for one gets an error; its optimizer and
+    `stop_training` are there.
+
+    A callback that overrides a batch hook is called after every step, which makes each compiled call one step long;
+    one with ``save_freq="epoch"`` or ``update_freq="epoch"`` is not.
+
+    The attributes that change along the way are part of every checkpoint as far as JSON can hold them; where it cannot,
+    such as the weights that `keras.callbacks.EarlyStopping` keeps, a resumed run says that it is not exact.
+    `on_train_end` is called when the run has reached its end, not when a signal or an error ended it. `on_epoch_end` is
+    not called for an epoch that the end of the run cuts short.
+
+    Args:
+        callback: such as ``keras.callbacks.ReduceLROnPlateau()``.
+        state_key: what its state is called in a checkpoint; by default its class and what it monitors.
+
+    Raises:
+        CallbackError: it is no Keras callback; while training, if it needs a Keras model and there is none.
+    """
+
+    at_end = False
+
+    def __init__(self, callback: keras.callbacks.Callback, *, state_key: str | None = None) -> None:
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise CallbackError(
+                f"KerasCallback takes a Keras callback, such as keras.callbacks.CSVLogger(...), not {callback!r}"
+            )
+        self.callback = callback
+        self._by_step = any(_overrides(callback, hook) for hook in _BATCH_HOOKS) and "epoch" not in (
+            getattr(callback, "save_freq", None),
+            getattr(callback, "update_freq", None),
+        )
+        monitored = f"/{callback.monitor}" if hasattr(callback, "monitor") else ""
+        self.state_key = state_key or f"keras.{self.name}{monitored}"
+
+    @property
+    def name(self) -> str:
+        return type(self.callback).__name__
+
+    def setup(self) -> None:
+        trainer = self.trainer
+        self._restored: dict[str, Any] = {"changed": {}, "lost": [], "begun": -1, "stopped": False}
+        self._at_begin: dict[str, Any] | None = None
+        self._model = _NoModel(self.name, trainer) if trainer.keras_model is None else trainer.keras_model
+        self.callback.set_params({"epochs": trainer.max_epoch, "steps": trainer.steps_per_epoch, "verbose": 0})
+        self.callback.set_model(self._model)
+        if trainer.keras_model is None:  # which would call these hooks itself
+            trainer.evaluation_scopes.append(self._testing)
+
+    def before_train(self) -> None:
+        restored = self._restored
+        self._begun, self._stopped = restored["begun"], restored["stopped"]
+        self._model.stop_training = False
+        if self._begun >= 0 and isinstance(self.callback, keras.callbacks.CSVLogger):
+            self.callback.append = True
+        self._call("on_train_begin", None)
+        self._at_begin = {name: _mark(value) for name, value in vars(self.callback).items()}
+        for name, (coded, marks) in restored["changed"].items():
+            setattr(self.callback, name, decode(coded, name, marks))
+        if self._stopped:
+            raise StopTraining(f"{self.name} had stopped the run")
+
+    def before_epoch(self) -> None:
+        if self.trainer.local_step == 0 and self._begun < self.trainer.global_step:
+            self._call("on_epoch_begin", self.trainer.epoch_num - 1, None)
+        self._begin_batch()
+        self._begun = self.trainer.global_step
+
+    def overrides(self, hook: str) -> bool:
+        return super().overrides(hook) and (hook != "trigger_step" or self._by_step)
+
+    def trigger_step(self) -> None:
+        self._call("on_train_batch_end", self.trainer.local_step - 1, logs=dict(self.trainer.outputs))
+        self._begin_batch()
+
+    def trigger_epoch(self) -> None:
+        self._call("on_epoch_end", self.trainer.epoch_num - 1, self._epoch_logs())
+
+    def after_train(self) -> None:
+        if self.trainer.global_step >= self.trainer.total_steps and not self.trainer.callbacks.unfinished:
+            self.callback.on_train_end(self._epoch_logs())
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._at_begin is None:
+            return self._restored
+        changed, lost = {}, []
+        for name, value in vars(self.callback).items():
+            if name in _NOT_STATE or (name in self._at_begin and _mark(value) == self._at_begin[name]):
+                continue
+            marks: list[str] = []
+            coded = encode(value, name, marks)
+            try:
+                decode(coded, name, marks)
+                changed[name] = [coded, marks]
+            except ConfigError:
+                lost.append(name)
+        return {"changed": changed, "lost": lost, "begun": self._begun, "stopped": self._stopped}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._restored = state
+
+    def resume_caveats(self) -> list[str]:
+        return [f"no checkpoint can hold {self.name}.{name}" for name in self._restored["lost"]]
+
+    # -- how Keras callbacks are called -------------------------------------------------------------------------------
+
+    def _call(self, hook: str, *arguments: Any, **logs: Any) -> None:
+        getattr(self.callback, hook)(*arguments, **logs)
+        if self._model.stop_training:
+            self._stopped = True
+            raise StopTraining(f"{self.name} asked for it")
+
+    def _begin_batch(self) -> None:
+        trainer = self.trainer
+        over = trainer.local_step >= trainer.steps_per_epoch or trainer.global_step >= trainer.total_steps
+        if self._by_step and not over and self._begun < trainer.global_step:
+            self._begun = trainer.global_step
+            self._call("on_train_batch_begin", trainer.local_step, logs={})
+
+    def _epoch_logs(self) -> dict[str, Any]:
+        trainer = self.trainer
+        logs = dict(trainer.outputs)
+        if trainer.keras_model is not None:
+            logs.update({name: _plain(value) for name, value in trainer.keras_model.get_metrics_result().items()})
+        for name in trainer.monitors.names():
+            step, value = trainer.monitors.history(name)[-1]
+            if name.startswith(_VALIDATION) and step > trainer.global_step - trainer.local_step:
+                logs[f"val_{name.removeprefix(_VALIDATION)}"] = value
+        return logs
+
+    @contextmanager
+    def _testing(self) -> Iterator[None]:
+        self.callback.on_test_begin({})
+        yield
+        self.callback.on_test_end({})
+
+
+class _NoModelError(CallbackError, AttributeError):
+    """An AttributeError too, for callbacks that ask whether the model has something."""
+
+
+class _NoModel:
+    """Stands in for the Keras model where there is none."""
+
+    def __init__(self, callback: str, trainer: Trainer) -> None:
+        self._who, self._where = callback, type(trainer).__name__
+        self.stop_training = False
+        if trainer.optimizer is not None:
+            self.optimizer = trainer.optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        raise _NoModelError(
+            f"{self._who} asks for the {name} of a Keras model, which {self._where} has not; train the model with "
+            "KerasTrainer, or use one of prototrain's own callbacks"
+        )
+
+
+def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
+    method = getattr(callback, hook)  # of the instance, where keras.callbacks.LambdaCallback puts its functions
+    return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, hook)
+
+
+def _mark(value: Any) -> Any:
+    """Something that differs when an attribute has changed."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, np.ndarray):
+        return value.shape, value.tobytes()
+    if isinstance(value, dict):
+        return [(name, _mark(part)) for name, part in value.items()]
+    if isinstance(value, (list, tuple, set, deque)):
+        return [_mark(part) for part in value]
+    return id(value)
+
+
+def _plain(value: Any) -> Any:
+    array = np.asarray(value)
+    return array.item() if array.size == 1 else array

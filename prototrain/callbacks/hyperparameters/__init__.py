@@ -1,0 +1,1 @@
+"""Changing a value while training, the learning rate above all."""

@@ -1,0 +1,76 @@
+"""What all callbacks that change a hyperparameter have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prototrain.callbacks.base import Callback
+from prototrain.callbacks.hyperparameters.hyper_param import HyperParam
+from prototrain.callbacks.hyperparameters.learning_rate import LearningRate
+from prototrain.callbacks.proxies import innermost
+from prototrain.errors import CallbackError
+
+
+class HyperParamSetter(Callback):
+    """Sets a hyperparameter when triggered, by default after each epoch. A subclass says to what.
+
+    Each change is recorded as ``hyper/<name>`` at the step it is made at, and printed. The value in force is saved with
+    every checkpoint, so a resumed run has the one that the uninterrupted run had.
+
+    Args:
+        param: the hyperparameter, or what `HyperParam` takes first.
+
+    Raises:
+        CallbackError: at setup, if there is no such hyperparameter, or `LearningRate` sets it as well.
+    """
+
+    chief_only = False
+    at_end = False
+
+    def __init__(self, param: HyperParam | Any) -> None:
+        self.param = param if isinstance(param, HyperParam) else HyperParam(param)
+        self.state_key = f"{type(self).__name__}/{self.param.name}"
+
+    def new_value(self) -> float | None:
+        """The value to set now, or None to leave it."""
+        raise NotImplementedError
+
+    def first_value(self) -> float | None:
+        """The value to set before the first step of training, or None to leave it."""
+        return None
+
+    def setup(self) -> None:
+        self.param.connect(self.trainer)
+        self._restored: float | None = None
+        scheduled = any(isinstance(innermost(callback), LearningRate) for callback in self.trainer.callbacks)
+        if scheduled and self.param.is_learning_rate_of(self.trainer):
+            raise CallbackError(f"{self.name} and LearningRate both set the learning rate; leave one of them out")
+
+    def before_train(self) -> None:
+        if self._restored is not None:
+            self.param.set(self._restored)
+        elif self.trainer.global_step == 0:
+            first = self.first_value()
+            if first is not None:
+                self.param.set(first)
+            self.trainer.monitors.put_scalar(f"hyper/{self.param.name}", self.param.get())
+
+    def trigger(self) -> None:
+        value = self.new_value()
+        old = self.param.get()
+        if value is None or value == old:
+            return
+        self.param.set(value)
+        # What is in force may differ from what was asked for: a float32 variable rounds.
+        now = self.param.get()
+        if now != old:
+            self.trainer.monitors.put_scalar(f"hyper/{self.param.name}", now)
+            self.trainer.log(
+                f"{self.param.name} is {now:g} from step {self.trainer.global_step + 1} on (it was {old:g})"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.param.get()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._restored = float(state["value"])

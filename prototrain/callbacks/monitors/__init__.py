@@ -1,0 +1,1 @@
+"""Writing down scalars, and making them from steps."""

@@ -1,0 +1,126 @@
+"""Scalars as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from prototrain.callbacks.monitor import Monitor
+from prototrain.errors import ExperimentError
+from prototrain.experiment.rows import read_rows
+from prototrain.system.files import write_atomic
+
+
+class JSONWriter(Monitor):
+    """Writes ``metrics.jsonl``: for each step that has scalars a line ``{"step": 100, "time": ..., "trn/loss": ...}``.
+
+    A resumed run goes on where its checkpoint stands: rows of later steps, which will be made again, move to
+    ``metrics.superseded.jsonl``, and a last line that a kill left half-written is dropped. Numbers that JSON has no
+    word for (NaN, infinity) are written as null. What a full disk refuses is kept and written once there is room.
+
+    Args:
+        clock: returns seconds since the epoch, for the rows' "time".
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._rows: list[dict[str, Any]] | None = None  # what the file does not hold for certain, the last row among it
+        self._offset = 0  # where the first of these rows begins in the file
+        self._dirty = False
+        self._failing = False
+
+    def setup(self) -> None:
+        self._path = self.trainer.require_experiment("JSONWriter").metrics
+        self._rows, self._dirty, self._failing = None, False, False
+
+    def before_train(self) -> None:
+        self._open_rows()
+
+    def put_scalar(self, name: str, value: float, step: int) -> None:
+        rows = self._open_rows()
+        if not rows or rows[-1]["step"] != step:
+            rows.append({"step": step, "time": round(self._clock(), 3)})
+        rows[-1][name] = value if math.isfinite(value) else None
+        self._dirty = True
+
+    def flush(self) -> None:
+        if not self._dirty or self._rows is None:
+            return
+        lines = [json.dumps(row).encode() + b"\n" for row in self._rows]
+        try:
+            _write_at(self._path, self._offset, b"".join(lines))
+        except OSError as error:
+            if not self._failing:
+                self.trainer.log(f"WARNING: cannot write {self._path}: {error.strerror}; trying again later")
+            self._failing = True
+            return
+        # The last row stays at hand: its step may get more scalars, and then it is written again in the same place.
+        self._offset += sum(map(len, lines[:-1]))
+        self._rows = self._rows[-1:]
+        self._dirty = False
+        if self._failing:
+            self.trainer.log(f"{self._path} is written again, nothing is missing")
+            self._failing = False
+
+    def after_train(self) -> None:
+        self.flush()
+        if self._dirty and self._rows is not None:
+            self.trainer.log(f"WARNING: {self._path} lacks the rows since step {self._rows[0]['step']}")
+        elif self._path.exists():
+            with open(self._path, "rb") as file:
+                os.fsync(file.fileno())
+
+    def _open_rows(self) -> list[dict[str, Any]]:
+        """The rows at hand; the first time, the file is cut back to the step that this run starts from.
+
+        This cannot wait for `before_train`: callbacks that come earlier may already record something in theirs.
+        """
+        if self._rows is None:
+            step = self.trainer.global_step
+            try:
+                # A run that begins at step 0 makes every row anew, those of step 0 as well.
+                last = _cut(self._path, step or -1)
+            except OSError as error:
+                raise ExperimentError(f"cannot bring {self._path} back to step {step}: {error.strerror}") from error
+            self._rows = [last] if last else []
+            size = self._path.stat().st_size if self._path.exists() else 0
+            self._offset = size - sum(len(json.dumps(row)) + 1 for row in self._rows)
+        return self._rows
+
+
+def _cut(path: Path, step: int) -> dict[str, Any] | None:
+    """Leave the rows up to a step in the file; later ones move aside, and lines that are no rows are dropped.
+
+    Returns:
+        the last row, if there is one.
+    """
+    if not path.exists():
+        return None
+    content = path.read_bytes()
+    rows = list(read_rows(content))
+    kept = [row for row in rows if row["step"] <= step]
+    superseded = [row for row in rows if row["step"] > step]
+    if superseded:
+        aside = path.with_name("metrics.superseded.jsonl")
+        write_atomic(aside, (aside.read_bytes() if aside.exists() else b"") + _encode(superseded))
+    if content != _encode(kept):
+        write_atomic(path, _encode(kept))
+    return kept[-1] if kept else None
+
+
+def _encode(rows: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def _write_at(path: Path, offset: int, data: bytes) -> None:
+    """Write to a file from a position on, and end it there."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    with open(descriptor, "wb") as file:
+        file.seek(offset)
+        file.write(data)
+        file.truncate()

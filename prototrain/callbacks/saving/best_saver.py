@@ -1,0 +1,114 @@
+"""Keeping the checkpoint at which a scalar was best."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from prototrain.callbacks.base import Callback, Priority
+from prototrain.callbacks.best import Best, Mode
+from prototrain.callbacks.proxies import innermost
+from prototrain.callbacks.saving.model_saver import ModelSaver
+from prototrain.errors import CheckpointError
+from prototrain.system.files import write_atomic
+
+
+class BestSaver(Callback):
+    """Writes a checkpoint whenever a scalar is better than ever before; base of `MinSaver` and `MaxSaver`.
+
+    Only the best one is kept, and `ModelSaver(max_to_keep=...)` does not delete it. The best value and its step are
+    part of every checkpoint, and stand in ``checkpoints/<mode>-<stat>.json`` for whoever looks for the best model.
+
+    Trigger it where the scalar is measured: ``MinSaver("vld/loss").every(steps=100)`` beside
+    ``Validation().every(steps=100)``.
+
+    Args:
+        stat: the scalar's name, such as "vld/loss".
+
+    Raises:
+        CallbackError: while training, if the scalar was not measured at the present step.
+    """
+
+    priority = Priority.SAVE
+    mode: Mode
+
+    def __init__(self, stat: str) -> None:
+        self.stat = stat
+        self.state_key = f"{type(self).__name__}/{stat}"
+        self._reset()
+
+    def _reset(self) -> None:
+        self.best = Best(self.mode)
+        self._own: int | None = None  # the best step, if its checkpoint was written here
+
+    def setup(self) -> None:
+        self._checkpoints = self.trainer.require_experiment(self.name).checkpoints
+        if self.trainer.global_step == 0:
+            self._reset()
+        self._protect()
+        # With a ModelSaver in the list, what is no longer the best is one of its checkpoints, to be kept or deleted
+        # by it.
+        self._has_saver = any(isinstance(innermost(callback), ModelSaver) for callback in self.trainer.callbacks)
+
+    def trigger(self) -> None:
+        step = self.trainer.global_step
+        before, superseded = self.state_dict(), self._own
+        if not self.best.update(self.trainer.monitors.latest(self.stat, at_step=step), step):
+            return
+        # The checkpoint holds the state that this callback has after it.
+        checkpoints = self.trainer.storage.checkpoints
+        self._own = None if checkpoints.path(step).exists() else step
+        try:
+            self.trainer.save()
+        except CheckpointError as error:
+            self.load_state_dict(before)
+            self.trainer.log(f"WARNING: {error}; training goes on")
+            return
+        self._protect()
+        self._write_note()
+        if superseded is not None and superseded != step and not self._has_saver:
+            checkpoints.remove(superseded, protected=self.trainer.storage.protected_steps)
+
+    def _protect(self) -> None:
+        step = self.best.step
+        self.trainer.storage.protected[str(self.state_key)] = set() if step is None else {step}
+
+    def _write_note(self) -> None:
+        step, value = self.best.step, self.best.value
+        assert step is not None
+        name = f"{self.mode}-{self.stat.replace('/', '-')}.json"
+        note = {
+            "stat": self.stat,
+            "value": value,
+            "step": step,
+            "checkpoint": self.trainer.storage.checkpoints.path(step).name,
+        }
+        write_atomic(self._checkpoints / name, json.dumps(note) + "\n")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best.state_dict(), "own": self._own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best.load_state_dict(state["best"])
+        self._own = None if state["own"] is None else int(state["own"])
+        self._protect()
+
+
+class MinSaver(BestSaver):
+    """Keeps the checkpoint at which a scalar was smallest; see `BestSaver`.
+
+    Args:
+        stat: the scalar's name, such as "vld/loss".
+    """
+
+    mode = "min"
+
+
+class MaxSaver(BestSaver):
+    """Keeps the checkpoint at which a scalar was largest; see `BestSaver`.
+
+    Args:
+        stat: the scalar's name, such as "vld/accuracy".
+    """
+
+    mode = "max"

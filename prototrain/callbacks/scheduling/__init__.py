@@ -1,0 +1,1 @@
+"""When other callbacks run, and callbacks made of a function."""

@@ -1,0 +1,64 @@
+"""Writing a tensor of a training step as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from prototrain.callbacks.base import Priority
+from prototrain.callbacks.watching.process_tensors import ProcessTensors
+from prototrain.errors import CallbackError
+from prototrain.system.files import write_atomic
+
+
+class DumpTensorAsImage(ProcessTensors):
+    """Writes a tensor of the last step as PNG files into ``analysis/images/`` whenever triggered.
+
+    Args:
+        name: of a tensor in the model's mapping or in the batch, of shape ``[batch, height, width]`` or
+            ``[batch, height, width, channels]`` with 1, 3 or 4 channels; values from 0 to 255.
+        prefix: what the files' names start with; the tensor's name if None.
+        scale: what the values are multiplied by first, such as 255 for values from 0 to 1.
+        max_images: how many examples of the batch are written.
+        map_function: called with the array first; returns one as above.
+
+    Raises:
+        CallbackError: while training, if the tensor is not of such a shape.
+    """
+
+    priority = Priority.WRITE
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        prefix: str | None = None,
+        scale: float = 1.0,
+        max_images: int = 4,
+        map_function: Callable[[np.ndarray[Any, Any]], Any] | None = None,
+    ) -> None:
+        super().__init__(name)
+        self._prefix = name if prefix is None else prefix
+        self._scale = scale
+        self._max_images = max_images
+        self._map_function = map_function
+
+    def setup(self) -> None:
+        self._directory = self.trainer.require_experiment("DumpTensorAsImage").directory / "analysis" / "images"
+
+    def process(self, *arrays: np.ndarray[Any, Any]) -> None:
+        images = np.asarray(arrays[0] if self._map_function is None else self._map_function(arrays[0]))
+        images = images[..., None] if images.ndim == 3 else images
+        if images.ndim != 4 or images.shape[-1] not in (1, 3, 4):
+            raise CallbackError(
+                f"DumpTensorAsImage: {self.names[0]!r} must have shape [batch, height, width] or "
+                f"[batch, height, width, 1, 3 or 4], got {list(images.shape)}"
+            )
+        pixels = np.clip(np.nan_to_num(images[: self._max_images].astype(np.float64)) * self._scale, 0, 255)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for index, image in enumerate(np.rint(pixels).astype(np.uint8)):
+            name = f"{self._prefix}-step-{self.trainer.global_step:010d}-{index}.png".replace("/", "-")
+            write_atomic(self._directory / name, bytes(tf.io.encode_png(image).numpy()))

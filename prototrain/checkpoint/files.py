@@ -1,0 +1,281 @@
+"""The files of one checkpoint: how they are written, and how they are checked before anything is taken from them.
+
+Nothing in them can be code: meta.json is plain JSON, and the bundles hold tensors. The one place where TensorFlow would
+take code from a checkpoint, graphs of datasets inside the saved position of an iterator, is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+from urllib.parse import quote
+
+import numpy as np
+import tensorflow as tf
+
+from prototrain.errors import CheckpointError
+from prototrain.experiment import STEP
+from prototrain.system.files import sync
+
+FORMAT = 1
+META = "meta.json"
+BUNDLE = "model"
+READ_ERRORS = (OSError, ValueError, IndexError, KeyError, TypeError, RuntimeError, AssertionError, tf.errors.OpError)
+_TYPES = {"step": int, "variables": dict, "parts": dict, "files": dict}
+_OF_SOME_BUNDLE = re.compile(r".*\.(index|data-\d+-of-\d+)")
+_WORD = b".is_dataset"
+_HOLDS_GRAPH = re.compile(rb"@@[^@\s]{1,200}" + re.escape(_WORD))
+
+
+class UnknownFormatError(CheckpointError):
+    """A checkpoint is whole, but of a version that this one cannot read. It must stay where it is."""
+
+
+@runtime_checkable
+class Part(Protocol):
+    """Something that writes and reads files of its own in a checkpoint, such as the position in the data."""
+
+    def write(self, prefix: str) -> Any:
+        """Write files that start with `prefix`; return what `read` needs besides, as JSON can hold it.
+
+        What is returned may also be a function, called in any thread, that writes the files and returns that: then
+        `write` itself only takes hold of what training changes.
+        """
+
+    def read(self, prefix: str, meta: Any) -> None:
+        """Take the state back, all of it or, when that fails, nothing."""
+
+
+@dataclass
+class Snapshot:
+    """What goes into a checkpoint.
+
+    Attributes:
+        step: completed steps.
+        variables: tensors or variables by name.
+        parts: objects that write files of their own, by name.
+        meta: everything else, as JSON can hold it.
+    """
+
+    step: int
+    variables: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, Part] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint.
+
+    Attributes:
+        path: its directory.
+        meta: the content of its meta.json.
+    """
+
+    path: Path
+    meta: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        return int(self.meta["step"])
+
+    def variables(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Read every variable.
+
+        Raises:
+            CheckpointError: the bundle cannot be read.
+        """
+        return read_bundle(self.path / BUNDLE)
+
+    def part_prefix(self, name: str) -> str:
+        """Where the part's files start."""
+        return part_prefix(self.path, name)
+
+
+def part_prefix(directory: Path, name: str) -> str:
+    """Where the files of a part start: its name, as far as a file can have it and nothing else does."""
+    quoted = quote(name, safe=" ")
+    if quoted.partition(".")[0] in ("", BUNDLE, "meta"):
+        quoted = f"%{quoted}"
+    return str(directory / quoted)
+
+
+def start_snapshot(directory: Path, snapshot: Snapshot) -> Callable[[], None]:
+    """Write what moves on while training does, into an existing directory, and hold on to the variables' values.
+
+    Returns:
+        a function, for any thread, that writes the rest and syncs all files.
+
+    Raises:
+        CheckpointError: a part cannot be saved; also from the function.
+        OSError, tf.errors.OpError: a file cannot be written; also from the function.
+    """
+    # A tensor that was read from a variable keeps its value: the variable's next update makes a copy.
+    tensors = {
+        name: tf.constant(value) if isinstance(value, np.ndarray) else tf.convert_to_tensor(value)
+        for name, value in snapshot.variables.items()
+    }
+    written = {name: part.write(part_prefix(directory, name)) for name, part in snapshot.parts.items()}
+
+    def finish() -> None:
+        parts = {name: of_part() if callable(of_part) else of_part for name, of_part in written.items()}
+        if tensors:
+            with tf.device("CPU:0"):
+                tf.raw_ops.SaveV2(
+                    prefix=str(directory / BUNDLE),
+                    tensor_names=list(tensors),
+                    shape_and_slices=[""] * len(tensors),
+                    tensors=list(tensors.values()),
+                )
+        files = sorted(directory.iterdir())
+        for path in files:
+            if _file_holds_graph(path):
+                raise CheckpointError(
+                    f"the state in {path.name} cannot be saved: it is an iterator that holds datasets, and their "
+                    "graphs would have to be run to restore it"
+                )
+        meta = {
+            "format": FORMAT,
+            "step": snapshot.step,
+            "variables": {
+                name: {"shape": tensor.shape.as_list(), "dtype": tensor.dtype.name} for name, tensor in tensors.items()
+            },
+            "parts": parts,
+            **snapshot.meta,
+            "files": {path.name: {"size": path.stat().st_size, "sha256": _sha256(path)} for path in files},
+        }
+        text = json.dumps({"sha256": checksum(meta), "meta": meta})
+        (directory / META).write_text(text + "\n", encoding="utf-8")
+        for path in [*files, directory / META]:
+            sync(path)
+        sync(directory)
+
+    return finish
+
+
+def verify(path: Path, *, run_id: str | None = None) -> Checkpoint:
+    """Check every file of a checkpoint against its meta.json.
+
+    Args:
+        path: its directory.
+        run_id: the run that it must be of; None accepts any.
+
+    Raises:
+        UnknownFormatError: it is whole, and of another version's format.
+        CheckpointError: a file is missing, has another size or another content, or it is not of this run.
+    """
+    try:
+        meta = _read_meta(path)
+        for name, expected in meta["files"].items():
+            _check_file(path, name, expected)
+        for file in path.iterdir():
+            if file.name not in meta["files"] and _OF_SOME_BUNDLE.fullmatch(file.name):
+                raise CheckpointError(f"checkpoint {path} is damaged: {file.name} does not belong to it")
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {path} is damaged: {error.strerror}: {error.filename}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"checkpoint {path} is damaged: {META} is not readable") from error
+    named = STEP.fullmatch(path.name)
+    if named and int(named[1]) != meta["step"]:
+        raise CheckpointError(f"checkpoint {path} is damaged: its content is of step {meta['step']}")
+    if None not in (run_id, meta.get("run_id")) and run_id != meta["run_id"]:
+        raise CheckpointError(
+            f"checkpoint {path} is of another run ({meta['run_id']}); "
+            "to start from its weights, name it in model.weights_load_path"
+        )
+    return Checkpoint(path, meta)
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    """Read meta.json, and check that it is whole and has the form that a restore relies on."""
+    file = path / META
+    if file.exists() and not file.is_file():
+        raise ValueError("not a file")  # to open a pipe would wait for ever
+    document = json.loads(file.read_text(encoding="utf-8"))
+    meta: dict[str, Any] = document["meta"]
+    if checksum(meta) != document["sha256"]:
+        raise CheckpointError(f"checkpoint {path} is damaged: the content of {META} does not match its checksum")
+    if meta["format"] != FORMAT:
+        raise UnknownFormatError(
+            f"checkpoint {path} has format {meta['format']!r}, and this version of prototrain reads {FORMAT}; "
+            "use the version that wrote it"
+        )
+    if any(type(meta[key]) is not kind for key, kind in _TYPES.items()) or not 0 <= meta["step"] < sys.maxsize:
+        raise ValueError("no run writes that")
+    return meta
+
+
+def _check_file(path: Path, name: str, expected: dict[str, Any]) -> None:
+    if Path(name).name != name or name in (".", ".."):
+        raise CheckpointError(f"checkpoint {path} is damaged: {META} names a file outside of it, {name!r}")
+    file = path / name
+    size = file.stat().st_size
+    if not file.is_file():
+        raise CheckpointError(f"checkpoint {path} is damaged: {name} is not a file")
+    if size != expected["size"]:
+        raise CheckpointError(f"checkpoint {path} is damaged: {name} has {size} bytes, not {expected['size']}")
+    if _sha256(file) != expected["sha256"]:
+        raise CheckpointError(f"checkpoint {path} is damaged: the content of {name} does not match its checksum")
+    if _file_holds_graph(file):
+        raise CheckpointError(
+            f"checkpoint {path}: {name} holds a TensorFlow graph, which a restore would run; no run ever writes that"
+        )
+
+
+def holds_graph(content: bytes | mmap.mmap) -> bool:
+    """Whether a file of a saved iterator holds a dataset as a graph, which TensorFlow would run to restore it.
+
+    The keys of an iterator's state stand in the file as they are, each behind two @; only the values are compressed.
+    """
+    # Most files do not have the word at all, and to look for it alone is faster.
+    return content.find(_WORD) >= 0 and _HOLDS_GRAPH.search(content) is not None
+
+
+def _file_holds_graph(path: Path) -> bool:
+    if _is_of_bundle(path.name) or not path.stat().st_size:
+        return False
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return holds_graph(content)
+
+
+def _is_of_bundle(name: str) -> bool:
+    return name.startswith(f"{BUNDLE}.")
+
+
+def read_bundle(prefix: Path | str) -> dict[str, np.ndarray[Any, Any]]:
+    """Read all tensors of a TensorFlow checkpoint by name.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+    """
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        dtypes = reader.get_variable_to_dtype_map()
+        # Variants and resources are not values; decoding them is left alone.
+        names = [name for name, dtype in dtypes.items() if dtype not in (tf.variant, tf.resource)]
+        return {name: reader.get_tensor(name) for name in names}
+    except READ_ERRORS as error:
+        raise CheckpointError(f"cannot read the checkpoint {prefix}: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
+    return text.strip().splitlines()[0] if text.strip() else type(error).__name__
+
+
+def checksum(meta: Any) -> str:
+    """The checksum of what meta.json holds, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(meta, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

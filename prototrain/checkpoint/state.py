@@ -1,0 +1,257 @@
+"""What a trainer registers in `trainer.state`, on its way into a checkpoint and back."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from prototrain.checkpoint.files import READ_ERRORS, Checkpoint, Part, first_line
+from prototrain.errors import CheckpointError
+from prototrain.towers import OF_TOWER, is_seed, seed_of_tower
+
+OF_CALLBACKS = "callbacks/"
+"""What the names of variables that callbacks add to `trainer.state` start with."""
+
+_CURE = "use --fresh, another trainer.experiment_name, or model.weights_load_path to take over what matches"
+
+
+@runtime_checkable
+class HasStateDict(Protocol):
+    """An object that gives and takes its state as values that JSON can hold."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+class _TrackablePart:
+    """Saves any TensorFlow trackable, such as an iterator or a random generator, in a bundle of its own."""
+
+    def __init__(self, trackable: Any) -> None:
+        self._checkpoint = tf.train.Checkpoint(item=trackable)
+
+    def write(self, prefix: str) -> None:
+        self._checkpoint.write(prefix)
+
+    def read(self, prefix: str, meta: None) -> None:
+        try:
+            self._checkpoint.read(prefix).assert_consumed()
+        except READ_ERRORS as error:
+            raise CheckpointError(f"{prefix} cannot be restored: {first_line(error)}") from error
+
+
+class StateEntries:
+    """The entries of a state dict, sorted by how they are saved.
+
+    Variables and NumPy arrays are saved by name; a Keras layer, model or optimizer and a `tf.Module` as its variables,
+    named ``<key>/<path>``; a `Part` and any other trackable in files of its own; what has `state_dict` and
+    `load_state_dict`, and plain values, in meta.json.
+
+    Args:
+        state: `trainer.state`.
+
+    Raises:
+        CheckpointError: an entry is none of these, or has no variables yet.
+    """
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._state = state
+        self.variables: dict[str, Any] = {}
+        self.parts: dict[str, Part] = {}
+        self._objects: dict[str, HasStateDict] = {}
+        self._values: list[str] = []
+        for key, entry in state.items():
+            self._add(key, entry)
+
+    def _add(self, key: str, entry: Any) -> None:
+        if isinstance(entry, (tf.Variable, keras.Variable, np.ndarray)):
+            self._add_variable(key, entry)
+        elif isinstance(entry, (keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, tf.Module)):
+            if isinstance(entry, keras.optimizers.Optimizer) and not entry.built:
+                raise CheckpointError(
+                    f"state[{key!r}] is an optimizer without its variables; call its build(variables) before train()"
+                )
+            if not entry.variables:
+                raise CheckpointError(f"state[{key!r}] has no variables yet; build it before train()")
+            for variable in entry.variables:
+                path = getattr(variable, "path", None) or variable.name.split(":")[0]
+                self._add_variable(f"{key}/{path}", variable)
+        elif isinstance(entry, Part):
+            self.parts[key] = entry
+        elif isinstance(entry, HasStateDict):
+            self._objects[key] = entry
+        elif isinstance(entry, tf.__internal__.tracking.Trackable):
+            self.parts[key] = _TrackablePart(entry)
+        else:
+            self._values.append(key)
+
+    def _add_variable(self, name: str, variable: Any) -> None:
+        unique, number = name, 0
+        while unique in self.variables:
+            number += 1
+            unique = f"{name}_{number}"
+        self.variables[unique] = variable
+
+    def values(self) -> dict[str, Any]:
+        """The entries that meta.json holds.
+
+        Raises:
+            CheckpointError: JSON cannot hold one of them.
+        """
+        found = {key: self._state[key] for key in self._values}
+        found.update({key: entry.state_dict() for key, entry in self._objects.items()})
+        return {key: plain(value, f"state[{key!r}]") for key, value in found.items()}
+
+    def restore(self, checkpoint: Checkpoint, *, beside: Callable[[], object] = lambda: None) -> None:
+        """Put a checkpoint's content back: all of it or, when something does not fit, nothing.
+
+        Everything is read and checked first; then comes what may still fail; variables and values are last.
+
+        Args:
+            checkpoint: has been verified.
+            beside: restores what is not in the state dict.
+
+        Raises:
+            CheckpointError: the checkpoint does not fit, or cannot be read.
+        """
+        saved = checkpoint.variables() if checkpoint.meta["variables"] else {}
+        # A callback that is new starts without a state, and that of one that is gone is not used.
+        mine = {name: v for name, v in self.variables.items() if not name.startswith(OF_CALLBACKS) or name in saved}
+        saved = {name: v for name, v in saved.items() if not name.startswith(OF_CALLBACKS) or name in mine}
+        saved = match_towers(mine, saved)
+        check_fit(mine, saved, str(checkpoint.path))
+        values = checkpoint.meta["values"]
+        missing = [key for key in (*self._values, *self._objects) if key not in values]
+        missing += [key for key in self.parts if key not in checkpoint.meta["parts"]]
+        if missing:
+            raise CheckpointError(f"checkpoint {checkpoint.path} has no state for {', '.join(map(repr, missing))}")
+        for key, part in self.parts.items():
+            part.read(checkpoint.part_prefix(key), checkpoint.meta["parts"][key])
+        for key, entry in self._objects.items():
+            with taking(f"state[{key!r}]"):
+                entry.load_state_dict(values[key])
+        beside()
+        for key in self._values:
+            self._state[key] = values[key]
+        for name, variable in mine.items():
+            value = saved.pop(name)  # given back at once: a large model must not be in memory three times
+            if isinstance(variable, np.ndarray):
+                np.copyto(variable, value)
+            else:
+                variable.assign(value)
+
+
+@contextmanager
+def taking(what: str) -> Iterator[None]:
+    """Turn what a state of the wrong form makes the code that takes it raise into one clear line.
+
+    Raises:
+        CheckpointError: `what` is not as the code that wrote it would have written it.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{what} cannot be taken back: {type(error).__name__}: {first_line(error)}") from error
+
+
+def match_towers(
+    variables: Mapping[str, Any], saved: Mapping[str, np.ndarray[Any, Any]]
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Give each tower's own values to the towers that there are now, where there were more or fewer of them.
+
+    Args:
+        variables: those to be restored, by name.
+        saved: what a checkpoint holds, by name.
+    """
+    matched = {name: value for name, value in saved.items() if OF_TOWER not in name or name in variables}
+    for name in variables:
+        first, separator, index = name.partition(OF_TOWER)
+        if separator and name not in saved and first in saved:
+            value = saved[first]
+            matched[name] = seed_of_tower(value, int(index)) if is_seed(first, value) else value
+    return matched
+
+
+def check_fit(
+    variables: Mapping[str, Any], saved: Mapping[str, np.ndarray[Any, Any]], where: str, *, cure: str = _CURE
+) -> None:
+    """Check that a checkpoint has exactly these variables.
+
+    Args:
+        variables: those to be restored, by name.
+        saved: what the checkpoint holds, by name.
+        where: what the checkpoint is called.
+        cure: what to do if it does not fit.
+
+    Raises:
+        CheckpointError: it names the ones that only one side has, or whose shapes or dtypes differ.
+    """
+    problems = [f"{name} is new in the model" for name in variables if name not in saved]
+    problems += [f"{name} is no longer in the model" for name in saved if name not in variables]
+    for name in variables.keys() & saved.keys():
+        here, there = (describe_variable(side[name]) for side in (variables, saved))
+        if here != there:
+            problems.append(f"{name} is {there} there and {here} here")
+    if problems:
+        mine, theirs = ({re.sub(r"_\d+", "", name) for name in names} for names in (variables, saved))
+        numbered = mine == theirs and variables.keys() != saved.keys()
+        hint = "Keras numbers unnamed layers by process, so give them names; else " if numbered else ""
+        more = f" (and {len(problems) - 4} more)" if len(problems) > 4 else ""
+        raise CheckpointError(
+            f"checkpoint {where} does not fit this model: {'; '.join(sorted(problems)[:4])}{more}; {hint}{cure}"
+        )
+
+
+def describe_variable(variable: Any) -> str:
+    """Dtype and shape in a few characters, such as ``float32[64,128]``."""
+    return f"{tf.as_dtype(variable.dtype).name}[{','.join(str(size) for size in variable.shape)}]"
+
+
+def plain(value: Any, where: str) -> Any:
+    """Turn NumPy and TensorFlow scalars and arrays inside a value into what JSON can hold.
+
+    Raises:
+        CheckpointError: there is something else in it; `where` says whose it is.
+    """
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, (tf.Tensor, tf.Variable)):
+        return value.numpy().tolist()
+    if isinstance(value, Mapping):
+        odd = [key for key in value if not isinstance(key, str)]
+        if odd:
+            raise CheckpointError(f"{where} cannot be saved: the key {odd[0]!r} is no text, as JSON wants it")
+        return {key: plain(item, where) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, where) for item in value]
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{where} cannot be saved: {type(value).__name__} is neither tensor nor JSON") from error
+    return value
+
+
+def random_state() -> dict[str, Any]:
+    """The state of Python's and NumPy's global random generators."""
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [str(kind), np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Put back what `random_state` returned."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))

@@ -1,0 +1,138 @@
+"""The variables of a model: chosen by filters, taken over from other checkpoints, shown in a table."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tabulate import tabulate
+from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+
+from prototrain.checkpoint.checkpoints import Checkpoints
+from prototrain.checkpoint.files import BUNDLE, META, read_bundle, verify
+from prototrain.checkpoint.state import OF_CALLBACKS, describe_variable
+from prototrain.config import Config
+from prototrain.errors import CheckpointError, ConfigError
+
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_KINDS = ("loaded", "excluded", "not in the checkpoint", "not in the model", "shape differs")
+
+
+def select(variables: Mapping[str, tf.Variable], config: Config, namespace: str) -> dict[str, tf.Variable]:
+    """Choose the variables that ``<namespace>.filter_fn`` and ``<namespace>.filter_regex`` accept.
+
+    Args:
+        variables: by name.
+        config: a variable is chosen when the function, if given, returns True for it and the regular expression, if
+            given, matches its name from the start (`re.match`).
+        namespace: such as ``model.trainable_variables``.
+
+    Raises:
+        ConfigError: a filter is set and accepts none of the variables.
+    """
+    filters = {name: config[f"{namespace}.{name}"] for name in ("filter_fn", "filter_regex")}
+    accept, pattern = filters.values()
+    chosen = {
+        name: variable
+        for name, variable in variables.items()
+        if (accept is None or accept(variable)) and (pattern is None or re.match(pattern, name))
+    }
+    used = [f"{namespace}.{name}" for name, value in filters.items() if value is not None]
+    if variables and used and not chosen:
+        value = f" {pattern!r}" if accept is None else ""
+        names = textwrap.shorten(", ".join(variables), 400, placeholder=" ...")
+        raise ConfigError(f"{' and '.join(used)}:{value} accepts none of the variables {names}")
+    return chosen
+
+
+def load_weights(
+    variables: Mapping[str, tf.Variable], path: str | Path, *, exclude: str | None = None
+) -> dict[str, list[str]]:
+    """Take over every variable that matches by name and shape from a checkpoint, for fine-tuning.
+
+    Args:
+        variables: the model's, by name.
+        path: an experiment's directory (its newest checkpoint), one of its checkpoints, or the prefix of a TensorFlow
+            checkpoint.
+        exclude: a regular expression; variables whose names it matches keep their values.
+
+    Returns:
+        names by what became of them: "loaded", "excluded", "not in the checkpoint", "not in the model",
+        "shape differs".
+
+    Raises:
+        CheckpointError: there is no readable checkpoint, or nothing in it matches.
+    """
+    saved = _read_named(_bundle_prefix(Path(path)))
+    report: dict[str, list[str]] = {kind: [] for kind in _KINDS}
+    for name, variable in variables.items():
+        if exclude is not None and re.match(exclude, name):
+            report["excluded"].append(name)
+        elif name not in saved:
+            report["not in the checkpoint"].append(name)
+        elif describe_variable(variable) != describe_variable(saved[name]):
+            report["shape differs"].append(
+                f"{name}: {describe_variable(saved[name])}, here {describe_variable(variable)}"
+            )
+        else:
+            report["loaded"].append(name)
+    for name in sorted(saved.keys() - variables.keys()):
+        report["excluded" if name.startswith(("optimizer/", OF_CALLBACKS)) else "not in the model"].append(name)
+    if not report["loaded"]:
+        raise CheckpointError(f"nothing in {path} matches a variable of the model by name and shape")
+    for name in report["loaded"]:
+        variables[name].assign(saved[name])
+    return report
+
+
+def load_report_table(report: Mapping[str, list[str]]) -> str:
+    """The outcome of `load_weights` as a table."""
+    rows = [(kind, len(names), textwrap.fill(", ".join(names), 80)) for kind, names in report.items() if names]
+    return tabulate(rows, headers=["weights", "number", "variables"])
+
+
+def _bundle_prefix(path: Path) -> Path:
+    """Where the bundle starts that `load_weights` means by `path`."""
+    for directory in (path / "checkpoints", path):
+        if steps := Checkpoints(directory).steps():
+            path = Checkpoints(directory).path(steps[-1])
+            break
+    if (path / META).is_file():
+        verify(path)
+        path = path / BUNDLE
+    if not path.with_name(path.name + ".index").is_file():
+        raise CheckpointError(
+            f"model.weights_load_path: there is no checkpoint at {path}; give an experiment's directory, one of its "
+            "checkpoints/step-*, or the prefix of a TensorFlow checkpoint"
+        )
+    return path
+
+
+def _read_named(prefix: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Read a bundle's tensors by the names of their variables.
+
+    One that `tf.train.Checkpoint` wrote has paths through the saved objects as keys, and the names in a graph beside
+    them.
+    """
+    saved: dict[str, Any] = read_bundle(prefix)
+    if _OBJECT_GRAPH not in saved:
+        return saved
+    graph = TrackableObjectGraph.FromString(saved.pop(_OBJECT_GRAPH))
+    keys = {entry.checkpoint_key: entry.full_name for node in graph.nodes for entry in node.attributes}
+    return {keys.get(key) or key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE"): value for key, value in saved.items()}
+
+
+def variable_table(variables: Mapping[str, tf.Variable], trained: Mapping[str, Any], decayed: Mapping[str, Any]) -> str:
+    """Name, shape, number of parameters, and what happens to each variable, as a table."""
+    sizes = {name: variable.shape.num_elements() or 0 for name, variable in variables.items()}
+    rows: list[tuple[object, ...]] = [
+        (name, list(variables[name].shape), size, *("yes" if name in chosen else "" for chosen in (trained, decayed)))
+        for name, size in sizes.items()
+    ]
+    rows.append(("total", "", sum(sizes.values()), "", ""))
+    return tabulate(rows, headers=["variable", "shape", "parameters", "trained", "decays"], intfmt=",")

@@ -1,0 +1,330 @@
+"""`Config`: an ordered dictionary of dotted keys that checks what is put in, and that can be written and read back."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, Self
+
+from prototrain.config.json_form import decode, encode, json_or_text, read_object
+from prototrain.config.schema import SCHEMA, UNSET, checked, is_strict, nearest, show
+from prototrain.errors import ConfigError
+from prototrain.system.files import write_atomic
+
+FUNCTIONS_KEY: Final = "prototrain.functions"
+_KEY: Final = re.compile(r"[\w-]+(\.[\w-]+)*")
+_SCHEDULE_KEYS: Final = {
+    "step": ("boundaries", "values"),
+    "constant": ("value",),
+    "exp": ("value", "decay_rate", "decay_steps"),
+    "custom": ("fn",),
+}
+
+
+class ConfigKeyError(ConfigError, KeyError):
+    """A key is unknown or not set; a KeyError too, because a Config is a mapping."""
+
+    def __str__(self) -> str:
+        # KeyError would show the repr of the message.
+        return str(self.args[0])
+
+
+class Config(MutableMapping[str, Any]):
+    """An ordered dictionary of dotted keys, checked against the schema at every assignment.
+
+    `config[key]` gives the value that was set, else the schema's default. Iteration, `len`, `in` and `==` are about the
+    keys that were set. Keys outside prototrain's own namespaces belong to the model and hold any value.
+
+    >>> config = Config({"model.batch_size": 32})
+    >>> config["model.width"] = 128
+    >>> config["trainer.print_interval"], list(config)
+    (100, ['model.batch_size', 'model.width'])
+
+    Args:
+        values: the first keys and values.
+
+    Raises:
+        ConfigError: a key is unknown in its namespace (the message names the nearest one), or a value is wrong.
+    """
+
+    def __init__(self, values: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> None:
+        self._values: dict[str, Any] = {}
+        self._defaults: dict[str, Any] | None = None
+        self.update(values)
+
+    def __getitem__(self, key: str) -> Any:
+        value = self.get(key, UNSET)
+        if value is not UNSET:
+            return value
+        if key in SCHEMA:
+            raise ConfigKeyError(f"{key} is not set; expected {SCHEMA[key].expected}")
+        raise ConfigKeyError(f"unknown key {key!r}; the nearest known one is {nearest(str(key), [*SCHEMA, *self])}")
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if not isinstance(key, str) or not _KEY.fullmatch(key):
+            raise ConfigError(f"{show(key)} is not a key; expected dotted names such as model.batch_size")
+        if key == FUNCTIONS_KEY:
+            raise ConfigError(f"{key} is reserved for the saved form of a configuration")
+        if key not in SCHEMA and is_strict(key):
+            raise ConfigKeyError(f"unknown key {key!r}; the nearest known one is {nearest(key, SCHEMA)}")
+        self._values[key] = checked(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        if key not in self._values:
+            raise ConfigKeyError(f"{key} is not set, so it cannot be deleted")
+        del self._values[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Config({self._values!r})"
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value that was set, else the schema's default, else `default`."""
+        if key in self._values:
+            return self._values[key]
+        schema_default = SCHEMA[key].default if key in SCHEMA else UNSET
+        return default if schema_default is UNSET else schema_default
+
+    # The mixin's versions ask `self[key]`, which would take a schema default for a value that was set.
+    def pop(self, key: str, default: Any = UNSET) -> Any:
+        """Remove an explicitly set key and return its value, or `default` when it is not set."""
+        if key not in self._values and default is not UNSET:
+            return default
+        value = self._values.get(key)
+        del self[key]
+        return value
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """Set `key` to `default` unless it was set explicitly; return the value."""
+        if key not in self._values:
+            self[key] = default
+        return self._values[key]
+
+    def copy(self) -> Config:
+        """Return a shallow copy."""
+        new = Config()
+        new._values = dict(self._values)
+        new._defaults = self._defaults
+        return new
+
+    __copy__ = copy
+
+    def validate(self) -> None:
+        """Check what no single assignment can: required keys, and values that must fit each other.
+
+        Raises:
+            ConfigError: names the key at fault.
+        """
+        for key, spec in SCHEMA.items():
+            if spec.required and key not in self:
+                raise ConfigError(f"{key} is required; expected {spec.expected}")
+        if (method := self.get("model.lr_schedule.method")) is not None:
+            for name in _SCHEDULE_KEYS[method]:
+                if (key := f"model.lr_schedule.{method}.{name}") not in self:
+                    raise ConfigError(f"{key} is required when model.lr_schedule.method is {method!r}")
+        if method == "step":
+            boundaries, values = (self[f"model.lr_schedule.step.{name}"] for name in _SCHEDULE_KEYS["step"])
+            if any(left >= right for left, right in pairwise(boundaries)):
+                raise ConfigError(f"model.lr_schedule.step.boundaries: {show(boundaries)} is not strictly increasing")
+            if len(values) != len(boundaries) + 1:
+                expected = f"expected {len(boundaries) + 1} values for {len(boundaries)} boundaries"
+                raise ConfigError(f"model.lr_schedule.step.values: {expected}, got {len(values)}")
+        minval, maxval = self["model.clip_gradients.minval"], self["model.clip_gradients.maxval"]
+        if self["model.clip_gradients"] and minval >= maxval:
+            raise ConfigError(f"model.clip_gradients.minval: expected less than .maxval ({maxval}), got {minval}")
+
+    def override(self, overrides: str | Iterable[str]) -> None:
+        """Apply `KEY=VALUE` texts, as of the command line's `-s`: all of them, or none when one is wrong.
+
+        Args:
+            overrides: one or several; VALUE is JSON where it parses as JSON, else text.
+
+        Raises:
+            ConfigError: a text has no `=` or no key, the key is neither in the schema nor set, or the value is wrong.
+        """
+        trial = self.copy()
+        for text in [overrides] if isinstance(overrides, str) else overrides:
+            key, equals, value = text.partition("=")
+            key = key.strip()
+            if not equals or not key:
+                raise ConfigError(f"{show(text)} is not an override; expected KEY=VALUE")
+            if key not in SCHEMA and key not in self:
+                raise ConfigKeyError(f"unknown key {key!r}; the nearest known one is {nearest(key, [*SCHEMA, *self])}")
+            try:
+                trial[key] = json_or_text(value)
+            except ConfigError as error:
+                if key in SCHEMA and SCHEMA[key].type == "str" and not isinstance(json_or_text(value), str):
+                    raise ConfigError(f"{error}; quote a text that reads as JSON: {key}={json.dumps(value)}") from error
+                raise
+        self._values = trial._values
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the set keys as plain JSON data, in order, as `to_json` writes them."""
+        marks: list[str] = []
+        plain = {key: encode(value, key, marks) for key, value in self.items()}
+        own = [mark for mark in marks if mark not in SCHEMA]
+        return {**plain, FUNCTIONS_KEY: own} if own else plain
+
+    def to_json(self) -> str:
+        """Return the set keys as indented JSON in their order, ending in a newline.
+
+        A function is written as "module:name" where that names it, else as its source; an object with `get_config` as
+        its class and that; anything else that JSON cannot hold as text. Tuples become lists.
+        """
+        return json.dumps(self.to_plain(), indent=2) + "\n"
+
+    def to_text(self) -> str:
+        """Return what is in force, defaults included, as aligned `key = value` lines grouped by namespace."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        plain = self.to_plain()
+        for key in dict.fromkeys([*SCHEMA, *self]):
+            if key not in self and (SCHEMA[key].default is UNSET or not self._in_force(key)):
+                continue
+            group = ".".join(key.split(".")[:-1][:2])
+            value = json.dumps(plain[key] if key in self else SCHEMA[key].default, ensure_ascii=False)
+            groups.setdefault(group, []).append((key, value if key in self else f"{value}  # default"))
+        blocks = []
+        for lines in groups.values():
+            width = max(len(key) for key, _ in lines)
+            blocks.append("".join(f"{key:<{width}} = {value}\n" for key, value in lines))
+        # A lone surrogate is a text in Python and in JSON, but not in UTF-8.
+        return "\n".join(blocks).encode("utf-8", "backslashreplace").decode("utf-8")
+
+    def _in_force(self, key: str) -> bool:
+        """Tell whether the default of `key` means anything beside the other settings."""
+        owner, _, rest = key.rpartition(".")
+        namespace, _, method = owner.rpartition(".")
+        if namespace in ("model.optimizer", "model.lr_schedule"):
+            return bool(self.get(f"{namespace}.method") == method)
+        return owner != "model.clip_gradients" or rest == "global_norm" or bool(self[owner])
+
+    def save(self, directory: str | Path) -> None:
+        """Write `config.json`, to be read by `Config.load`, and `config.txt`, to be read by people.
+
+        Args:
+            directory: where to; it must exist.
+
+        Raises:
+            OSError: a file cannot be written; it is then as it was.
+        """
+        write_atomic(Path(directory) / "config.json", self.to_json())
+        write_atomic(Path(directory) / "config.txt", self.to_text())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a `config.json`. No code runs: a function is looked up in the modules that are already imported.
+
+        Raises:
+            ConfigError: the file is missing, malformed or wrong, or holds something that has no name to look up.
+        """
+        path = Path(path)
+        plain, marks = _read(path)
+        config = cls()
+        for key, value in plain.items():
+            named = _stands_for_other(key, value)
+            try:
+                config[key] = decode(value, key, {*marks, key} if named else {*marks})
+            except ConfigError as error:
+                raise ConfigError(f"{path}: {error}") from error
+        return config
+
+    def restore(self, path: str | Path) -> None:
+        """Become what a `config.json` says, where this is the model's own configuration that it was saved from.
+
+        What is written there as it would be written from here stays as it is, so that a lambda, which has no name to
+        look up, is here again. The module of a function that the schema has a place for is imported.
+
+        Raises:
+            ConfigError: as `load`.
+        """
+        path = Path(path)
+        plain, marks = _read(path)
+        mine = self.to_plain()
+        own_marks = mine.pop(FUNCTIONS_KEY, [])
+        read = type(self)()
+        for key, value in plain.items():
+            same = json.dumps([value, _below(key, marks)]) == json.dumps([mine.get(key), _below(key, own_marks)])
+            named = _stands_for_other(key, value)
+            try:
+                if key in self and same:
+                    read._values[key] = self._values[key]
+                elif named and isinstance(value, str):
+                    read[key] = value
+                else:
+                    read[key] = decode(value, key, {*marks, key} if named else {*marks})
+            except ConfigError as error:
+                raise ConfigError(f"{path}: {error}") from error
+        self._values = read._values
+
+    def differences(self, other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+        """Compare what is in force here and in `other`, a Config or the plain data of a `config.json`.
+
+        Returns:
+            (key, mine, theirs) as plain JSON data for each key that differs, in order; "(unset)" for a missing value.
+        """
+        return [(key, mine, theirs) for key, (mine, theirs) in differing([self, other])]
+
+    def keep_defaults(self) -> None:
+        """Remember the present values as the model's own ones, which `changes` compares with; the first call counts."""
+        if self._defaults is None:
+            self._defaults = self.to_plain()
+
+    def changes(self) -> list[tuple[str, Any, Any]] | None:
+        """What is in force here and is not the model's own default: (key, value, default) as plain JSON data.
+
+        Returns:
+            None if nobody has said what the defaults are; `load_model` does.
+        """
+        return None if self._defaults is None else self.differences(self._defaults)
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
+    """Find the keys for which not all of several configs have the same in force.
+
+    Args:
+        configs: each a Config or the plain data of a `config.json`.
+
+    Returns:
+        (key, a value for each config) as plain JSON data, in order; "(unset)" for a missing value.
+    """
+    sides = [side.to_plain() if isinstance(side, Config) else dict(side) for side in configs]
+    found = []
+    for key in dict.fromkeys(key for side in sides for key in side if key != FUNCTIONS_KEY):
+        default = SCHEMA[key].default if key in SCHEMA else UNSET
+        values = [side.get(key, "(unset)" if default is UNSET else default) for side in sides]
+        # As text, because 1 == True == 1.0 in Python.
+        if len({json.dumps(value, sort_keys=True) for value in values}) > 1:
+            found.append((key, values))
+    return found
+
+
+def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Read a `config.json`: the values by key, and the paths of those that stand for others."""
+    plain = read_object(path)
+    marks = plain.pop(FUNCTIONS_KEY, [])
+    if not isinstance(marks, list) or not all(isinstance(mark, str) for mark in marks):
+        raise ConfigError(f"{path}: {FUNCTIONS_KEY}: expected list[str], got {show(marks)}")
+    return plain, marks
+
+
+def _below(key: str, marks: list[str]) -> list[str]:
+    return [mark for mark in marks if mark == key or mark.startswith(f"{key}/")]
+
+
+def _stands_for_other(key: str, value: Any) -> bool:
+    """Tell whether the saved `value` of a schema key is the name of a function or the description of an object."""
+    spec = SCHEMA.get(key)
+    if spec is None or spec.type not in ("function", "optimizer"):
+        return False
+    return isinstance(value, (str, dict)) and value not in spec.choices

@@ -1,0 +1,172 @@
+"""The values of a `Config` as JSON data, and back, without running any code that a file names."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import math
+import numbers
+import re
+import sys
+import textwrap
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from types import FunctionType, MethodType
+from typing import Any, NoReturn
+
+from prototrain.config.schema import REFERENCE, HasConfig, show
+from prototrain.errors import ConfigError
+
+
+def encode(value: Any, path: str, marks: list[str]) -> Any:
+    """Return `value` as JSON data; append to `marks` the path of each part that only stands for what it was.
+
+    Args:
+        value: anything.
+        path: where `value` is: the key, then "/" and an index or name for each level, as in a JSON pointer.
+        marks: gets the paths of functions and of all else that JSON does not hold.
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real) and math.isfinite(value) and float(value) == value:
+        return float(value)
+    if isinstance(value, (list, tuple)):
+        return [encode(part, f"{path}/{index}", marks) for index, part in enumerate(value)]
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        return {name: encode(part, _step(path, name), marks) for name, part in value.items()}
+    marks.append(path)
+    if isinstance(value, HasConfig) and not isinstance(value, type):
+        config = _own_config(value)
+        if config is not None:
+            return {"class": _class_name(value), "config": encode(config, path, [])}
+    return _reference(value) or _source(value) or re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+def decode(value: Any, path: str, marks: Collection[str]) -> Any:
+    """Turn the data that `encode` made back into the value; `marks` are the paths of the parts that stand for others.
+
+    Raises:
+        ConfigError: a marked part has no name, or its name is not to be found in an imported module.
+    """
+    if path in marks:
+        return _find(value, path)
+    if isinstance(value, list):
+        return [decode(part, f"{path}/{index}", marks) for index, part in enumerate(value)]
+    if isinstance(value, dict):
+        return {name: decode(part, _step(path, name), marks) for name, part in value.items()}
+    return value
+
+
+def json_or_text(text: str) -> Any:
+    """Parse `text` as JSON, or return it as it is when it is not JSON."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return text
+
+
+def as_text(value: Any) -> str:
+    """Write a value as `json_or_text` reads it: a text as it is unless it reads as JSON, all else as JSON."""
+    plain = isinstance(value, str) and json_or_text(value) == value
+    return value if plain else json.dumps(value, ensure_ascii=False)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read the JSON object in the file `path`.
+
+    Raises:
+        ConfigError: names the file, the line where the JSON is broken, and what is wrong.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}, line {error.lineno}: malformed JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # not UTF-8, NaN, a number of 5,000 digits, or far too deep
+        raise ConfigError(f"{path}: malformed JSON: {show(str(error))}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected a JSON object, got {show(content)}")
+    return content
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _step(path: str, name: str) -> str:
+    return f"{path}/{name.replace('~', '~0').replace('/', '~1')}"
+
+
+def _class_name(value: object) -> str:
+    return f"{type(value).__module__}:{type(value).__qualname__}"
+
+
+def _own_config(value: HasConfig) -> dict[str, Any] | None:
+    try:
+        return value.get_config()
+    except NotImplementedError:  # what Keras raises for a class that never defined it
+        return None
+
+
+def _reference(value: Any) -> str | None:
+    """Return "module:name" if that finds exactly `value`."""
+    reference = f"{getattr(value, '__module__', None)}:{getattr(value, '__qualname__', None)}"
+    if not REFERENCE.fullmatch(reference):
+        return None
+    try:
+        found = _find(reference, "")
+    except ConfigError:
+        return None
+    # A class method is another object at each look, but an equal one.
+    return reference if found is value or (isinstance(value, MethodType) and found == value) else None
+
+
+def _find(reference: Any, path: str) -> Any:
+    if reference in ("nan", "inf", "-inf"):
+        return float(reference)
+    if not isinstance(reference, str) or not REFERENCE.fullmatch(reference):
+        what = reference.get("class", reference) if isinstance(reference, dict) else reference
+        raise ConfigError(f"{path}: {show(what)} cannot be read back, only a function's name can; set {path} again")
+    module, _, qualname = reference.partition(":")
+    if module not in sys.modules:
+        raise ConfigError(f"{path}: {reference!r} is in a module that is not imported; import {module} first")
+    found: Any = sys.modules[module]
+    try:
+        for name in qualname.split("."):
+            # The static look-up runs no code: no module's __getattr__, no property.
+            owner, found = found, inspect.getattr_static(found, name)
+            if isinstance(found, (staticmethod, classmethod)):
+                found = found.__get__(None, owner)
+    except AttributeError as error:
+        raise ConfigError(f"{path}: module {module!r} has no {qualname!r}") from error
+    return found
+
+
+def _source(value: Any) -> str | None:
+    """Return the source text of a function that no name leads to: for a lambda its expression, on one line."""
+    if not isinstance(value, FunctionType):
+        return None
+    try:
+        if value.__name__ != "<lambda>":
+            return textwrap.dedent(inspect.getsource(value))
+        module = ast.parse("".join(inspect.findsource(value)[0]))
+    except (OSError, TypeError, SyntaxError):  # typed at a prompt, made by exec, or edited since
+        return None
+    lambdas = [node for node in ast.walk(module) if isinstance(node, ast.Lambda) and _holds(node.body, value)]
+    # Of nested ones, the innermost that holds all of the function is the function.
+    return ast.unparse(max(lambdas, key=lambda node: (node.lineno, node.col_offset))) if lambdas else None
+
+
+def _holds(body: ast.expr, function: FunctionType) -> bool:
+    """Tell whether every instruction of `function` comes from the source range of `body`."""
+    start, end = (body.lineno, body.col_offset), (body.end_lineno or 0, body.end_col_offset or 0)
+    for line, end_line, column, end_column in function.__code__.co_positions():
+        if line is None or end_line is None or column is None or end_column is None or column == end_column == 0:
+            continue  # bookkeeping of the interpreter, from no place in the source
+        if (line, column) < start or (end_line, end_column) > end:
+            return False
+    return True

@@ -1,0 +1,238 @@
+"""The keys that prototrain itself reads: types, defaults and bounds in one table, and the checks that stand on it.
+
+Nothing here imports TensorFlow, so that the command line can check a configuration before it pays for that.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import math
+import numbers
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, runtime_checkable
+
+from prototrain.errors import ConfigError
+
+UNSET: Final = object()
+"""Stands for the default of a key that has none."""
+
+REFERENCE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+"""The form of a function's name in a configuration: `package.module:name`."""
+
+STRICT_NAMESPACES: Final = (
+    "trainer",
+    "model.optimizer",
+    "model.lr_schedule",
+    "model.weight_decay",
+    "model.trainable_variables",
+    "model.clip_gradients",
+)
+
+
+@runtime_checkable
+class HasConfig(Protocol):
+    """An object that describes itself, as Keras optimizers, layers and schedules do."""
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments that make an equal object."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """What one key accepts.
+
+    Attributes:
+        type: "bool", "int", "float", "str", "function", "optimizer", or "list[...]" of one of them.
+        default: the value in force while the key is not set; None also means that None is accepted.
+        required: `Config.validate` demands an explicit value.
+        choices: the only accepted texts, if there are any.
+        minimum, maximum, above, below: inclusive and exclusive bounds of a number, or of each element of a list.
+        complaint: tells what is wrong with a value of the right type, or returns None.
+    """
+
+    type: str
+    default: Any = UNSET
+    required: bool = False
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    below: float | None = None
+    complaint: Callable[[Any], str | None] | None = None
+
+    @property
+    def expected(self) -> str:
+        """The accepted values in words, for messages."""
+        signs = ((">=", self.minimum), (">", self.above), ("<=", self.maximum), ("<", self.below))
+        bounds = " and ".join(f"{sign} {bound}" for sign, bound in signs if bound is not None)
+        words = {
+            "str": " or ".join(self.choices) or "str",
+            "function": 'function or "module:name"',
+            "optimizer": f'{", ".join(self.choices)}, a Keras optimizer, a factory, or "module:name" of a factory',
+        }.get(self.type, self.type)
+        return " ".join(filter(None, (words, bounds))) + (" or None" if self.default is None else "")
+
+    def in_bounds(self, number: float) -> bool:
+        """Tell whether `number` keeps all four bounds."""
+        return not (
+            (self.minimum is not None and number < self.minimum)
+            or (self.maximum is not None and number > self.maximum)
+            or (self.above is not None and number <= self.above)
+            or (self.below is not None and number >= self.below)
+        )
+
+
+def _leaves_base_directory(name: str) -> str | None:
+    if name and not re.search(r"[/\\\0]|\.\.", name) and not name.startswith("."):
+        return None
+    return 'would leave the base directory; use a plain name without "/", "\\", NUL, ".." or a leading "."'
+
+
+def _broken_regex(pattern: str | None) -> str | None:
+    try:
+        re.compile(pattern or "")
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"is not a regular expression: {error}"
+    return None
+
+
+_REGEX: Final = Key(type="str", default=None, complaint=_broken_regex)
+_FUNCTION: Final = Key(type="function", default=None)
+
+SCHEMA: Final[dict[str, Key]] = {
+    "trainer.experiment_base_dir": Key(type="str", default="experiments"),
+    "trainer.experiment_name": Key(type="str", required=True, complaint=_leaves_base_directory),
+    "trainer.validation_step_interval": Key(type="int", default=100, minimum=1),
+    "trainer.summary_save_interval": Key(type="int", default=50, minimum=1),
+    "trainer.print_interval": Key(type="int", default=100, minimum=1),
+    "trainer.checkpoint_save_interval": Key(type="int", default=1000, minimum=1),
+    "trainer.validation_batches": Key(type="int", default=1, minimum=0),
+    "trainer.max_checkpoints_to_keep": Key(type="int", default=5, minimum=1),
+    "trainer.random_seed": Key(type="int", default=1337, minimum=0, maximum=2**32 - 1),
+    "trainer.steps_per_epoch": Key(type="int", default=None, minimum=1),
+    "model.weights_load_path": Key(type="str", default=None),
+    "model.batch_size": Key(type="int", required=True, minimum=1),
+    "model.num_steps": Key(type="int", required=True, minimum=0),
+    "model.accumulate_steps": Key(type="int", default=1, minimum=1),
+    "model.jit_compile": Key(type="bool", default=False),
+    "model.mixed_precision": Key(type="str", default=None, choices=("mixed_bfloat16", "mixed_float16")),
+    "model.trainable_variables.filter_fn": _FUNCTION,
+    "model.trainable_variables.filter_regex": _REGEX,
+    "model.weight_decay.value": Key(type="float", default=0.0, minimum=0),
+    "model.weight_decay.filter_fn": _FUNCTION,
+    "model.weight_decay.filter_regex": _REGEX,
+    "model.clip_gradients": Key(type="bool", default=False),
+    "model.clip_gradients.minval": Key(type="float", default=-1.0),
+    "model.clip_gradients.maxval": Key(type="float", default=1.0),
+    "model.clip_gradients.global_norm": Key(type="float", default=None, above=0),
+    "model.optimizer.method": Key(type="optimizer", choices=("msgd", "adam", "rmsprop", "sgd")),
+    "model.optimizer.msgd.momentum": Key(type="float", default=0.9, minimum=0, maximum=1),
+    "model.optimizer.msgd.use_nesterov": Key(type="bool", default=False),
+    "model.optimizer.adam.beta1": Key(type="float", default=0.9, minimum=0, below=1),
+    "model.optimizer.adam.beta2": Key(type="float", default=0.999, minimum=0, below=1),
+    "model.optimizer.adam.epsilon": Key(type="float", default=1e-8, minimum=0),
+    "model.optimizer.rmsprop.decay": Key(type="float", default=0.9, minimum=0, maximum=1),
+    "model.optimizer.rmsprop.momentum": Key(type="float", default=0.0, minimum=0, maximum=1),
+    "model.optimizer.rmsprop.epsilon": Key(type="float", default=1e-10, minimum=0),
+    "model.optimizer.rmsprop.centered": Key(type="bool", default=False),
+    "model.lr_schedule.method": Key(type="str", choices=("step", "exp", "constant", "custom")),
+    "model.lr_schedule.step.boundaries": Key(type="list[int]", minimum=0),
+    "model.lr_schedule.step.values": Key(type="list[float]", minimum=0),
+    "model.lr_schedule.constant.value": Key(type="float", minimum=0),
+    "model.lr_schedule.exp.value": Key(type="float", minimum=0),
+    "model.lr_schedule.exp.decay_rate": Key(type="float", above=0),
+    "model.lr_schedule.exp.decay_steps": Key(type="int", above=0),
+    "model.lr_schedule.custom.fn": Key(type="function"),
+    "actions.export.inputs": Key(type="list[str]"),
+    "actions.export.outputs": Key(type="list[str]"),
+}
+
+
+def show(value: Any) -> str:
+    """Return `repr(value)` on one line and short enough for a message."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def nearest(key: str, known: Iterable[str]) -> str:
+    """Return the known key that looks most like `key`."""
+    return difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+
+
+def is_strict(key: str) -> bool:
+    """Tell whether `key` lies in a namespace where every key has to be in the schema."""
+    return any(key == namespace or key.startswith(f"{namespace}.") for namespace in STRICT_NAMESPACES)
+
+
+def import_function(reference: str) -> Any:
+    """Import what `"module:name"` names.
+
+    Raises:
+        ConfigError: the module or the name is missing, or importing the module fails.
+    """
+    module, _, qualname = reference.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # a module's code may raise anything, and all of it is the user's answer
+        message = f"cannot import {module!r} of {reference!r}: {type(error).__name__}: {show(str(error))}"
+        raise ConfigError(message) from error
+    for name in qualname.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError as error:
+            raise ConfigError(f"module {module!r} has no {qualname!r}") from error
+    return found
+
+
+def _finite(value: numbers.Real) -> float | None:
+    try:
+        number = float(value)
+    except OverflowError:  # an int beyond all floats
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _convert(kind: str, spec: Key, value: Any) -> Any:
+    """Return `value` as the schema stores it, or UNSET when it has the wrong type or is out of bounds."""
+    if kind.startswith("list["):
+        elements = [_convert(kind[5:-1], spec, x) for x in value] if isinstance(value, (list, tuple)) else [UNSET]
+        return UNSET if any(x is UNSET for x in elements) else elements
+    if kind == "bool":
+        return value if isinstance(value, bool) else UNSET
+    if kind == "str":
+        return value if isinstance(value, str) and (not spec.choices or value in spec.choices) else UNSET
+    if kind == "int":
+        right = isinstance(value, numbers.Integral) and not isinstance(value, bool) and spec.in_bounds(int(value))
+        return int(value) if right else UNSET
+    if kind == "float":
+        number = _finite(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else None
+        return UNSET if number is None or not spec.in_bounds(number) else number
+    if isinstance(value, str):
+        if value in spec.choices:
+            return value
+        value = import_function(value) if REFERENCE.fullmatch(value) else UNSET
+    return value if callable(value) or (kind == "optimizer" and isinstance(value, HasConfig)) else UNSET
+
+
+def checked(key: str, value: Any) -> Any:
+    """Return `value` as a Config stores it under `key`: an int for a float key becomes a float, a tuple a list.
+
+    Raises:
+        ConfigError: `value` is not what the schema wants; the message names key, expected type and value.
+    """
+    spec = SCHEMA.get(key)
+    if spec is None or (value is None and spec.default is None):
+        return value
+    try:
+        converted = _convert(spec.type, spec, value)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from error.__cause__
+    if converted is UNSET:
+        raise ConfigError(f"{key}: expected {spec.expected}, got {show(value)}")
+    complaint = spec.complaint(converted) if spec.complaint else None
+    if complaint is not None:
+        raise ConfigError(f"{key}: {show(value)} {complaint}")
+    return converted

@@ -1,0 +1,1 @@
+"""The endless stream of training batches, and its position."""

@@ -1,0 +1,222 @@
+"""What a tf.data pipeline is made of, in words: to tell whether a saved position still means the same batches."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+_UNNAMED = "(its name is computed)"
+_LOOKED_AT = 100_000
+_LONGEST_PATH = 4096
+_HASHED_BYTES = 64 * 2**20  # contents of more than this are known by shape only: hashing them would delay every start
+
+
+def describe_pipeline(dataset: tf.data.Dataset) -> list[str]:
+    """Describe each stage of a dataset, from its source to its end.
+
+    Args:
+        dataset: any dataset.
+
+    Returns:
+        lines such as ``Shuffle(2000, 1337)``; a stage with a function ends in a digest of the function's graph. The
+        same code over the same data gives the same lines in every process.
+    """
+    lines: list[str] = []
+    seen: set[int] = set()
+
+    def visit(part: Any) -> None:
+        if id(part) in seen:
+            return
+        seen.add(id(part))
+        # TensorFlow has no public way to ask what a dataset is made of, except as a graph with all its data in it.
+        for source in part._inputs():
+            visit(source)
+        settings = [shown for name, value in sorted(vars(part).items()) if (shown := _show(name, value)) is not None]
+        functions = [f"function {_digest_of_graph(function.function.graph)}" for function in part._functions()]
+        name = type(part).__name__.strip("_").removesuffix("Dataset")
+        lines.append(f"{name}({', '.join(settings + functions)})")
+
+    visit(dataset)
+    return lines
+
+
+def prefetched(dataset: Any, batches: int) -> tf.data.Dataset:
+    """Have batches made ahead of their use, if the dataset does not: a second buffer costs as much as the first."""
+    last = dataset
+    while type(last).__name__ in ("_OptionsDataset", "_RepeatDataset"):
+        (last,) = last._inputs()
+    return dataset if type(last).__name__ == "_PrefetchDataset" else dataset.prefetch(batches)
+
+
+def parts(*datasets: tf.data.Dataset) -> Iterator[Any]:
+    """The datasets and all that they are made of, each once."""
+    seen: set[int] = set()
+    waiting: list[Any] = list(datasets)
+    while waiting:
+        part = waiting.pop()
+        if id(part) not in seen:
+            seen.add(id(part))
+            # TensorFlow has no public way to ask what a dataset is made of, except as a graph with all its data in it.
+            waiting += part._inputs()
+            # Readers keep the datasets that they stand for to themselves.
+            waiting += [value for value in vars(part).values() if isinstance(value, tf.data.Dataset)]
+            yield part
+
+
+def graphs(part: Any) -> Iterator[Any]:
+    """The graphs of the functions that a part of a dataset calls, and of those inside of them."""
+    waiting = [function.function.graph for function in part._functions()]
+    while waiting:
+        graph = waiting.pop()
+        waiting += [graph._get_function(name).graph for name in graph._functions]
+        yield graph
+
+
+def gives_the_same_again(dataset: tf.data.Dataset) -> bool:
+    """Whether what is read behind a restored state is for certain what was read there before, and in that order."""
+    options = dataset.options()
+    forgets = options.experimental_external_state_policy not in (None, tf.data.experimental.ExternalStatePolicy.FAIL)
+    return not forgets and options.deterministic is not False and not any(map(_may_change, parts(dataset)))
+
+
+def _may_change(part: Any) -> bool:
+    # A parallel interleave does not say whether it may change the order, nor a variant what dataset it stands for.
+    hidden = type(part).__name__ in ("_ParallelInterleaveDataset", "_VariantDataset") or any(
+        tensor.dtype == tf.variant for function in part._functions() for tensor in function.function.captured_inputs
+    )
+    ops = (op for op in _ops(part) if "deterministic" in op.node_def.attr)
+    return (
+        hidden
+        or getattr(part, "_deterministic", "") == "false"
+        or any(op.get_attr("deterministic") == b"false" for op in ops)
+    )
+
+
+def file_caches(dataset: tf.data.Dataset) -> list[str]:
+    """The names that a dataset gives to the files of its `cache(filename)`, wherever in it they are; often none."""
+    found: set[str] = set()
+    for part in parts(dataset):
+        if type(part).__name__ == "CacheDataset":
+            found.add(_name(part._filename))
+        found.update(_name(op.inputs[1]) for op in _ops(part) if op.type.startswith("CacheDataset"))
+    return sorted(found - {""})  # a cache in memory has an empty name
+
+
+def named_files(datasets: Iterable[tf.data.Dataset]) -> set[str]:
+    """The absolute paths of the files whose names stand in the datasets' graphs."""
+    found: set[str] = set()
+    for part in parts(*datasets):
+        values = [item for value in vars(part).values() for item in (value if isinstance(value, list) else [value])]
+        tensors = [value for value in values if tf.is_tensor(value)]
+        for function in part._functions():
+            tensors += function.function.captured_inputs
+        tensors += [tensor for graph in graphs(part) for tensor in _constants(graph)]
+        for tensor in tensors:
+            found.update(_existing(tensor))
+    return found
+
+
+def _constants(graph: Any) -> Iterator[Any]:
+    return (op.outputs[0] for op in graph.get_operations() if op.type == "Const")
+
+
+def _existing(tensor: Any) -> Iterator[str]:
+    value = tf.get_static_value(tensor) if isinstance(tensor, tf.Tensor) and tensor.dtype == tf.string else None
+    for text in [] if value is None else value.ravel()[:_LOOKED_AT] if hasattr(value, "ravel") else [value]:
+        if 0 < len(text) <= _LONGEST_PATH and b"\0" not in text and os.path.isfile(text):
+            yield os.path.abspath(os.fsdecode(text))
+
+
+def reshuffles(dataset: Any) -> bool:
+    """Whether each reading of a dataset gives another order."""
+    return any(_is_shuffle(part) and part._reshuffle_each_iteration is not False for part in parts(dataset))
+
+
+def unseeded(dataset: Any) -> bool:
+    """Whether a dataset is shuffled, or sampled from others, in another order in every process."""
+    drawn = (part for part in parts(dataset) if _is_shuffle(part) or type(part).__name__ == "_RandomDataset")
+    return not all(int(part._seed) or int(part._seed2) for part in drawn)
+
+
+def count_shuffles(dataset: tf.data.Dataset) -> int:
+    """The number of shuffles in a dataset; one in a function keeps its iterator from being saved at all."""
+    return sum(map(_is_shuffle, parts(dataset)))
+
+
+def first_difference(then: list[str], now: list[str]) -> str | None:
+    """Name the first stage in which two pipelines differ, or None."""
+    for before, after in zip(then, now, strict=False):
+        if before != after:
+            return f"the pipeline's stage {before} has become {after}"
+    longer = then[len(now) :] or now[len(then) :]
+    if not longer:
+        return None
+    return f"the pipeline's stage {longer[0]} is {'gone' if len(then) > len(now) else 'new'}"
+
+
+def _is_shuffle(part: Any) -> bool:
+    return type(part).__name__.startswith("_Shuffle")
+
+
+def _ops(part: Any) -> Iterator[Any]:
+    return (op for graph in graphs(part) for op in graph.get_operations())
+
+
+def _name(tensor: Any) -> str:
+    value = tf.get_static_value(tensor)
+    return _UNNAMED if value is None else bytes(value).decode(errors="replace")
+
+
+def _show(name: str, value: Any) -> str | None:
+    """A stage's setting, from the attributes of its object: tensors are what the stage was given."""
+    if name == "_variant_tensor_attr":
+        return None
+    if isinstance(value, (list, tuple)):
+        tensors = [item for item in value if tf.is_tensor(item)]
+        return ", ".join(_show_tensor(item) for item in tensors) if tensors and len(tensors) == len(value) else None
+    return _show_tensor(value) if tf.is_tensor(value) else None
+
+
+def _show_tensor(tensor: Any) -> str:
+    if not isinstance(tensor, tf.Tensor) or not hasattr(tensor, "numpy") or tensor.dtype in (tf.variant, tf.resource):
+        return type(tensor).__name__ if not isinstance(tensor, tf.Tensor) else tensor.dtype.name
+    value = tensor.numpy()
+    if tensor.shape.rank == 0:
+        return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return f"{tensor.dtype.name}[{','.join(map(str, tensor.shape))}] {_digest(_content(value))}"
+
+
+def _content(value: np.ndarray[Any, Any]) -> bytes:
+    if value.nbytes > _HASHED_BYTES:
+        return str(value.shape).encode()
+    return repr(value.tolist()).encode() if value.dtype == object else value.tobytes()
+
+
+def _digest_of_graph(graph: Any) -> str:
+    """A digest of a function's ops, their attributes and constants; names, which count up by process, are left out."""
+    parts: list[str] = []
+    order: dict[str, int] = {}
+    for op in graph.get_operations():
+        attributes = []
+        for name in sorted(op.node_def.attr):
+            attribute = op.node_def.attr[name]
+            functions = [attribute.func] if attribute.HasField("func") else attribute.list.func
+            if functions:
+                nested = [graph._get_function(function.name) for function in functions]
+                digests = [_digest_of_graph(function.graph) if function is not None else "" for function in nested]
+                attributes.append(f"{name}={','.join(digests)}")
+            elif not name.startswith("_") and name not in ("token", "shared_name", "container"):
+                attributes.append(f"{name}={_digest(attribute.SerializeToString(deterministic=True))}")
+        inputs = [str(order.get(tensor.op.name, "captured")) for tensor in op.inputs]
+        order[op.name] = len(order)
+        parts.append(f"{op.type}({','.join(inputs)}) {' '.join(attributes)}")
+    return _digest("\n".join(parts).encode())
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:8]

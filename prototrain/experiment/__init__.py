@@ -1,0 +1,8 @@
+"""A run's directory: where everything lies, the lock, what became of the run, and what it was made from.
+
+Needs no TensorFlow.
+"""
+
+from prototrain.experiment.experiment import STEP, Experiment, checkpoint_steps, home_of, source_of
+
+__all__ = ["STEP", "Experiment", "checkpoint_steps", "home_of", "source_of"]

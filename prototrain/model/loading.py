@@ -1,0 +1,174 @@
+"""What a model is, and how one is loaded by name."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from prototrain.config import Config
+from prototrain.errors import ConfigError, ModelError, PrototrainError
+from prototrain.experiment import source_of
+from prototrain.system.tracebacks import format_error
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from prototrain.callbacks.base import Callback
+
+
+class ModelProtocol(Protocol):
+    """Anything with a config, datasets and a build function."""
+
+    @property
+    def config(self) -> Config: ...
+
+    def datasets(self) -> dict[str, tf.data.Dataset]:
+        """Return datasets by name ("trn" and, if there are, "vld" and "tst"); each element is a dict of batches."""
+
+    def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
+        """Return named tensors for one tower's batch, with "loss" (a scalar) when the labels are in `inputs`."""
+
+
+class ModelDict(dict[str, Any]):
+    """Named tensors in the order they were set, also as attributes; `last` is the one set last.
+
+    >>> net = ModelDict()
+    >>> net.examples = 1
+    >>> net.logits = net.last + 1
+    >>> net["logits"], list(net)
+    (2, ['examples', 'logits'])
+    """
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.pop(name, None)  # setting a name again moves it to the end, where `last` is
+        super().__setitem__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            known = ", ".join(self) or "nothing yet"
+            raise AttributeError(f"the model's mapping has no {name!r}; it has: {known}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "last" or hasattr(dict, name):
+            raise AttributeError(f"{name!r} is taken; write net[{name!r}] = ... instead")
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        del self[name]
+
+    @property
+    def last(self) -> Any:
+        """The value that was set last."""
+        return self[next(reversed(self))] if self else self.__getattr__("last")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model package as `load_model` found it.
+
+    Attributes:
+        name: the name it was loaded by.
+        config: its configuration, shared with the package.
+        datasets: its function that returns the datasets.
+        build: its function that builds one tower.
+        source: the package's directory or the module's file, for the snapshot.
+        callbacks: its function that returns callbacks of its own, if it has one.
+    """
+
+    name: str
+    config: Config
+    datasets: Callable[[], dict[str, tf.data.Dataset]]
+    build: Callable[[dict[str, Any], bool], Mapping[str, Any]]
+    source: Path | None = None
+    callbacks: Callable[[], Iterable[Callback]] | None = None
+
+
+_PARTS = {"config": "config", "datasets": "datasets", "build": "definition", "callbacks": "callbacks"}
+
+
+def load_model(name: str) -> Model:
+    """Import a model package from the current directory or from any installed package.
+
+    The package gives `config`, `datasets` and `build` itself, or has them in its modules ``config.py``, ``datasets.py``
+    and ``definition.py``. A function `callbacks`, there or in ``callbacks.py``, may add callbacks to those that the
+    config asks for.
+
+    Args:
+        name: a dotted module name such as ``models.simple``.
+
+    Returns:
+        the model; its config is the package's own object, so a change is seen by both.
+
+    Raises:
+        ModelError: there is no such module, one of the three is missing, or the module itself fails to import (its own
+            traceback is printed to stderr).
+    """
+    module = import_own(name, what="model")
+    if module is None:
+        raise ModelError(f"there is no model {name}: no such module in {Path.cwd()} or among the installed packages")
+    parts = {part: _find_part(module, part) for part in _PARTS}
+    missing = [part for part, value in parts.items() if value is None and part != "callbacks"]
+    if missing:
+        homes = [f"{_PARTS[part]}.py" for part in missing] if hasattr(module, "__path__") else []
+        where = " or in its ".join([Path(module.__file__ or name).name, " and ".join(homes)][: 1 + bool(homes)])
+        raise ModelError(f"model {name} has no {' and no '.join(missing)}; define it in {where}")
+    config = parts["config"]
+    if not isinstance(config, Mapping):
+        raise ModelError(f"model {name}: config must be a Config or a dict, not {type(config).__name__}")
+    for part in ("datasets", "build", "callbacks"):
+        if parts[part] is not None and not callable(parts[part]):
+            raise ModelError(f"model {name}: {part} must be a function, not {type(parts[part]).__name__}")
+    try:
+        config = config if isinstance(config, Config) else Config(config)
+    except ConfigError as error:
+        raise ConfigError(f"model {name}: {error}") from error
+    config.keep_defaults()
+    return Model(name, config, parts["datasets"], parts["build"], source_of(module), parts["callbacks"])
+
+
+def _find_part(module: ModuleType, part: str) -> Any:
+    value = getattr(module, part, None)
+    if value is not None and not isinstance(value, ModuleType):
+        return value
+    if not hasattr(module, "__path__"):
+        return None
+    return getattr(import_own(f"{module.__name__}.{_PARTS[part]}", what="model"), part, None)
+
+
+def import_own(name: str, *, what: str) -> ModuleType | None:
+    """Import a module of the user's from the current directory or from any installed package.
+
+    Args:
+        name: with dots.
+        what: what it is imported for, for messages.
+
+    Returns:
+        the module, or None if there is none of that name.
+
+    Raises:
+        ModelError: `name` cannot be a module's, or the module itself fails (its own traceback is printed to stderr).
+    """
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ModelError(f"{name!r} is not a module name; write it with dots, such as models.simple")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except PrototrainError as error:
+        raise ModelError(f"{what} {name}: {error}") from error
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            return None
+        sys.stderr.write(format_error(error))
+        raise ModelError(f"{what} {name} needs the module {error.name!r}, which there is not") from error
+    except (Exception, SystemExit) as error:  # whatever the module's code raises
+        sys.stderr.write(format_error(error))
+        raise ModelError(f"importing the {what} {name} failed: {type(error).__name__}: {error}") from error

@@ -1,0 +1,5 @@
+"""Runs that have been: reading, comparing, plotting, reporting and repeating them. Needs no TensorFlow."""
+
+from prototrain.runs.reading import Range, Run, find_runs, flat, read_run, settings
+
+__all__ = ["Range", "Run", "find_runs", "flat", "read_run", "settings"]

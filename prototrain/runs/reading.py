@@ -1,0 +1,212 @@
+"""Runs as their directories show them from outside, also while they go on. Nothing here imports TensorFlow."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from prototrain.config.json_form import read_object
+from prototrain.errors import ExperimentError
+from prototrain.experiment import Experiment, checkpoint_steps
+from prototrain.experiment.record import Part, State, read_parts
+from prototrain.experiment.rows import read_rows
+
+_PLACE = ("trainer.experiment_base_dir", "trainer.experiment_name")
+_NO_END = "killed, no end was recorded"
+
+Curve = list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Range:
+    """A scalar over a run; NaN counts only where there is nothing else.
+
+    Attributes:
+        last: its newest value.
+        lowest, highest: (value, step) of the extremes.
+    """
+
+    last: float
+    lowest: tuple[float, int]
+    highest: tuple[float, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One experiment.
+
+    Attributes:
+        directory: where it lies.
+        name: what it is called in tables.
+        state: what became of it, or "running".
+        reason: why it ended, where there is more to say than that it came to its end.
+        step: completed steps; while it runs, after a kill or a failed start, those that have left a trace.
+        total_steps: where it is to end; None if nowhere, or not known.
+        started: when it was last started, in seconds since the epoch; None if not known.
+        seconds: how long it took, over all times that it was started.
+        checkpoint: the step of the newest checkpoint, if there is any.
+        changes: (key, value, default) of what is not the model's own default; None if not known.
+        config: the content of config.json; empty if there is none.
+        environment: the content of environment.json.
+        parts: of the run, each from one start to the next stop.
+        scalars: (step, value) pairs by name.
+    """
+
+    directory: Path
+    name: str
+    state: State
+    reason: str | None
+    step: int
+    total_steps: int | None
+    started: float | None
+    seconds: float
+    checkpoint: int | None
+    changes: list[tuple[str, Any, Any]] | None
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    parts: list[Part]
+    scalars: dict[str, Curve]
+
+    @cached_property
+    def ranges(self) -> dict[str, Range]:
+        """Every scalar's last value and extremes, by name."""
+        return {name: _range(curve) for name, curve in self.scalars.items()}
+
+    @property
+    def steps(self) -> str:
+        """How many steps of how many, in words."""
+        return str(self.step) if self.total_steps is None else f"{self.step} of {self.total_steps}"
+
+    @property
+    def ending(self) -> str:
+        """The state and its reason, in words."""
+        return self.state if self.reason is None else f"{self.state}: {self.reason}"
+
+
+def is_experiment(directory: Path) -> bool:
+    """Whether a run has been started in a directory."""
+    return Experiment(directory).environment.is_file()
+
+
+def _fail(error: OSError) -> None:
+    raise error
+
+
+def find_runs(directory: str | Path, complain: Callable[[OSError], None] = _fail) -> Iterator[Path]:
+    """The experiments at and below a directory, in the order of their names; links are not followed.
+
+    Args:
+        directory: where to look.
+        complain: called for a directory that cannot be read; by default the error is raised.
+    """
+    for place, below, _ in os.walk(directory, onerror=complain):
+        below.sort()
+        if is_experiment(Path(place)):
+            below.clear()
+            yield Path(place)
+
+
+def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[[], float] = time.time) -> Run:
+    """Read an experiment.
+
+    Args:
+        directory: where it lies.
+        name: what to call it; the directory as it is given if None.
+        clock: returns seconds since the epoch.
+
+    Raises:
+        ExperimentError: it is no experiment, or a file cannot be read.
+        ConfigError: a file is damaged.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise ExperimentError(f"there is no directory {directory}")
+    if not is_experiment(directory):
+        raise ExperimentError(
+            f"{directory} is not an experiment: it has no environment.json; `prototrain runs DIR` lists those below DIR"
+        )
+    experiment = Experiment(directory)
+    try:
+        rows = list(read_rows(experiment.metrics.read_bytes())) if experiment.metrics.exists() else []
+        checkpoints = checkpoint_steps(experiment.checkpoints)
+        parts = read_parts(experiment.record)
+        running = (not parts or parts[-1].state == "running") and experiment.is_running()
+    except OSError as error:
+        raise ExperimentError(f"cannot read {error.filename or directory}: {error.strerror}") from error
+    has_config = (directory / "config.json").exists()
+    traces = [*(row["step"] for row in rows[-1:]), *checkpoints[-1:]]
+    last = parts[-1] if parts else Part(started=math.nan)
+    ended = last.state != "running"
+    return Run(
+        directory=directory,
+        name=str(directory) if name is None else name,
+        state=last.state if ended or running else "interrupted",
+        reason=last.reason if ended or running else _NO_END,
+        step=max(traces, default=0) if last.step is None else last.step,
+        total_steps=last.total_steps,
+        started=last.started if parts else None,
+        seconds=_seconds(parts, rows, clock() if running else None),
+        checkpoint=checkpoints[-1] if checkpoints else None,
+        changes=_without_place(last.changes),
+        config=read_object(directory / "config.json") if has_config else {},
+        environment=read_object(experiment.environment),
+        parts=parts,
+        scalars=_curves(rows),
+    )
+
+
+def settings(run: Run) -> dict[str, Any]:
+    """A run's config without the keys that only say where the run lies."""
+    return {key: value for key, value in run.config.items() if key not in _PLACE}
+
+
+def flat(entries: dict[str, Any]) -> dict[str, Any]:
+    """What is in an object as JSON has it; the entries of objects inside of it have names with dots."""
+    found: dict[str, Any] = {}
+    for key, value in entries.items():
+        found |= (
+            {f"{key}.{name}": part for name, part in flat(value).items()} if isinstance(value, dict) else {key: value}
+        )
+    return found
+
+
+def _without_place(changes: Any) -> list[tuple[str, Any, Any]] | None:
+    return None if changes is None else [tuple(change) for change in changes if change[0] not in _PLACE]
+
+
+def _curves(rows: list[dict[str, Any]]) -> dict[str, Curve]:
+    curves: dict[str, Curve] = {}
+    for row in rows:
+        for name, value in row.items():
+            if name in ("step", "time") or not (value is None or isinstance(value, int | float)):
+                continue
+            # JSON has no word for what is not finite.
+            curves.setdefault(name, []).append((row["step"], math.nan if value is None else float(value)))
+    return curves
+
+
+def _range(curve: Curve) -> Range:
+    numbers = [(value, step) for step, value in curve if not math.isnan(value)]
+    extremes = numbers or [(math.nan, curve[-1][0])]
+    return Range(curve[-1][1], min(extremes), max(extremes, key=lambda pair: (pair[0], -pair[1])))
+
+
+def _seconds(parts: list[Part], rows: list[dict[str, Any]], now: float | None) -> float:
+    """What all parts took. One that has no end counts up to now if it is the last and goes on, else to its last row."""
+    times = [row["time"] for row in rows if isinstance(row.get("time"), int | float)]
+    total = 0.0
+    for number, part in enumerate(parts):
+        if part.seconds is not None:
+            total += part.seconds
+            continue
+        is_last = number == len(parts) - 1
+        until = math.inf if is_last else parts[number + 1].started
+        seen = [now] if is_last and now is not None else [moment for moment in times if moment < until]
+        total += max(0.0, max(seen, default=0.0) - part.started)
+    return total

@@ -1,0 +1,165 @@
+"""Doing a run again from what its directory holds: its config, the copies of its modules, and what it ran on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from prototrain.callbacks.base import Callback
+from prototrain.config import Config, differing
+from prototrain.config.json_form import read_object
+from prototrain.data.pipeline import first_difference
+from prototrain.errors import ConfigError, ExperimentError
+from prototrain.experiment import Experiment
+from prototrain.experiment.copies import Places
+from prototrain.experiment.data_files import file_changes
+from prototrain.experiment.record import read_parts
+from prototrain.experiment.rows import read_rows
+from prototrain.trainers.banner import plain_table
+from prototrain.trainers.session import differences
+
+_PLACE = ("trainer.experiment_base_dir", "trainer.experiment_name")
+_FORM = {"trainer": str, "modules": dict, "callbacks": list, "provenance": dict, "versions": dict, "data": dict}
+
+
+class Repeat:
+    """A run that is to be done again, into a directory of its own.
+
+    Args:
+        directory: the run's.
+        model: its model, if the user has named it.
+
+    Attributes:
+        model: the name of its model.
+        trainer: its trainer's class, as ``module:name``.
+        towers: what it was trained on, for a trainer that takes towers, else None.
+        modules: by name, where those lie that it has copies of, and the copies.
+
+    Raises:
+        ExperimentError: it is no experiment, or does not say enough.
+        ConfigError: a file in it is damaged.
+    """
+
+    def __init__(self, directory: str, model: str | None = None) -> None:
+        self._experiment = experiment = Experiment(directory)
+        if not experiment.environment.is_file():
+            raise ExperimentError(f"--from: {directory} is not an experiment: it has no environment.json")
+        self._environment = found = read_object(experiment.environment)
+        if not all(isinstance(found.get(key), kind) for key, kind in _FORM.items()):
+            raise ExperimentError(
+                f"--from: {experiment.environment} does not say enough; another version has written it"
+            )
+        if not isinstance(found.get("model"), str) or found["trainer"].startswith("__main__:"):
+            raise ExperimentError(
+                f"--from: {directory} is of a script ({' '.join(map(str, found.get('command', [])))}), which makes its "
+                "own model or trainer; run that again"
+            )
+        if model not in (None, found["model"]):
+            raise ConfigError(f"--from: the model of {directory} is {found['model']}, not {model}; leave MODEL out")
+        self.model: str = found["model"]
+        self.trainer: str = found["trainer"]
+        self.towers = _as_option(found.get("towers"))
+        self.modules = {name: self._places(name, Path(home)) for name, home in found["modules"].items()}
+        if len({copy for _, copy in self.modules.values()}) < len(self.modules):
+            raise ExperimentError(
+                f"--from: {' and '.join(self.modules)} have the same file name, so {directory}/source has only one of "
+                "them"
+            )
+
+    def _places(self, name: str, home: Path) -> Places:
+        copy = self._experiment.directory / "source" / home.name
+        if not copy.exists():
+            raise ExperimentError(f"--from: {copy} is missing, the copy of {name}")
+        here = Path(*name.split("."))
+        candidates = (home, Path.cwd() / here, Path.cwd() / here.with_suffix(".py"))
+        return next((path for path in candidates if path.exists()), copy.absolute()), copy.absolute()
+
+    def __str__(self) -> str:
+        return str(self._experiment)
+
+    def configure(self, config: Config) -> None:
+        """Make a model's config that of the run; the experiment is called ``<name>-repeat`` and lies beside it."""
+        config.restore(self._experiment.directory / "config.json")
+        place = Path(os.path.normpath(self._experiment.directory))
+        place = place if place.name not in ("", "..") else place.resolve()
+        config["trainer.experiment_base_dir"] = str(place.parent)
+        config["trainer.experiment_name"] = f"{place.name}-repeat"
+
+    def check_place(self, config: Config) -> None:
+        """Check that a config does not name the run itself.
+
+        Raises:
+            ConfigError: it does.
+        """
+        if Experiment.from_config(config).directory.resolve() == self._experiment.directory.resolve():
+            raise ConfigError(f"--from: {self._experiment} cannot be repeated into itself; set another experiment_name")
+
+    def announcement(self) -> Callback:
+        """A callback that says at the start what differs."""
+        return _Announcement(self)
+
+    def differences(self, environment: dict[str, Any], config: Config) -> list[str]:
+        """What is not as it was in the run, in words.
+
+        Args:
+            environment: the content of another run's environment.json.
+            config: that run's.
+        """
+        then, now = self._environment, environment
+        found = differences(_settings(then), _settings(now))
+        changed = differing([read_object(self._experiment.directory / "config.json"), config])
+        found += [f"config {key} was {was} and is {value}" for key, (was, value) in changed if key not in _PLACE]
+        found += file_changes(then["data"].get("files", {}), now["data"]["files"])
+        stages = first_difference(then["data"].get("pipeline", []), now["data"]["pipeline"])
+        found += [stages] if stages is not None and "pipeline" in then["data"] else []
+        imports = {name: digest for name, digest in then.get("imports", {}).items() if name in now["imports"]}
+        found += [f"{name} is not what it was" for name in imports if imports[name] != now["imports"][name]]
+        found += [f"callback {name} is missing" for name in then["callbacks"] if name not in now["callbacks"]]
+        found += [f"callback {name} is new" for name in now["callbacks"] if name not in then["callbacks"]]
+        resumed = [part.start for part in read_parts(self._experiment.record) if "not bit-exact" in (part.start or "")]
+        return found + [f"the run itself was {line}" for line in resumed]
+
+    def compare_metrics(self, experiment: Experiment) -> str:
+        """Whether another run has measured the same, in words; how fast it was does not count."""
+        then, now = (
+            {row.pop("step"): row for row in read_rows(run.metrics.read_bytes())} if run.metrics.exists() else {}
+            for run in (self._experiment, experiment)
+        )
+        common = [step for step in then if step in now]
+        for step in common:
+            for name in dict.fromkeys([*then[step], *now[step]]):
+                was, value = then[step].get(name), now[step].get(name)
+                if was != value and name != "time" and not name.startswith("perf/"):
+                    return (
+                        f"metrics: they first differ from {self._experiment} at step {step}: {name} {was}, now {value}"
+                    )
+        if not common:
+            return f"metrics: there are none at the same steps as in {self._experiment}"
+        return f"metrics: the same bits as in {self._experiment}, at all {len(common)} steps that both have written"
+
+
+class _Announcement(Callback):
+    def __init__(self, repeat: Repeat) -> None:
+        self._repeat = repeat
+
+    def before_train(self) -> None:
+        experiment = self.trainer.require_experiment(self.name)
+        assert self.trainer.config is not None
+        lines = self._repeat.differences(read_object(experiment.environment), self.trainer.config)
+        rows = {"repeats": self._repeat, "differs in": "; ".join(lines) or "nothing that is known"}
+        self.trainer.log(plain_table(rows) + "\n")
+
+
+def _settings(environment: dict[str, Any]) -> dict[str, Any]:
+    names = {"platform": "platform", "devices": "devices", "working directory": "directory"}
+    other = {name: environment.get(key) for name, key in names.items()}
+    return {**environment["versions"], **environment["provenance"], **other}
+
+
+def _as_option(towers: Any) -> str | None:
+    """The devices of a run, as ``--towers`` takes them."""
+    if not isinstance(towers, list):
+        return None
+    on_cpu = all(str(name).startswith("CPU") for name in towers)
+    return f"cpu:{len(towers)}" if on_cpu else ",".join(map(str, towers))

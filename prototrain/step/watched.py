@@ -1,0 +1,135 @@
+"""A compiled step of which more is seen than its scalars: tensors by name, and what the model gives to `tf.summary`.
+
+It does what a step of the long compiled call does, traced a second time, and is run only when a callback wants to see
+that very step. In the long call `tf.summary` calls leave nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from tensorboard.compat.proto.event_pb2 import Event
+
+from prototrain.errors import ModelError
+from prototrain.experiment.event_files import records
+from prototrain.step.direct_call import DirectCall
+
+if TYPE_CHECKING:
+    from prototrain.trainers.tower import TowerTrainer
+
+Traced = Callable[[dict[str, Any], tf.Tensor], tuple[tuple[Any, ...], dict[str, tf.Tensor]]]
+
+
+class WatchedStep:
+    """One step that leaves `trainer.watched` and `trainer.summary_events` behind.
+
+    Args:
+        trainer: whose step it is.
+        traced: from a batch and the number of completed steps to what the long call returns, and tensors by name.
+    """
+
+    def __init__(self, trainer: TowerTrainer, traced: Traced) -> None:
+        self._trainer = trainer
+        self._traced = traced
+        self._directory = Path(tempfile.mkdtemp(prefix="prototrain-"))
+        weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
+        self._writer = tf.summary.create_file_writer(str(self._directory))
+        self._offset = 0
+        signature = (dict(trainer.data.element_spec), tf.TensorSpec([], tf.int64))
+        self._call = DirectCall(self._run, signature, towers=trainer.towers)
+
+    def __call__(self, start: tf.Tensor) -> tuple[Any, ...]:
+        """Do the step, if there is a batch.
+
+        Args:
+            start: the number of completed steps, int64.
+
+        Returns:
+            what the long call returns.
+        """
+        batch = self._trainer.data.iterator.get_next_as_optional()
+        if not batch.has_value():
+            return 0, True, True, 0.0, tf.zeros([0]), tf.zeros([0], tf.float64)
+        outcome, self._trainer.watched = self._call.pack(self._call(batch.get_value(), start))
+        self._trainer.summary_events = self._new_events()
+        return tuple(outcome)
+
+    def _run(self, inputs: dict[str, Any], start: tf.Tensor) -> tuple[tuple[Any, ...], dict[str, tf.Tensor]]:
+        with self._writer.as_default(step=start + 1), tf.summary.record_if(True):
+            return self._traced(inputs, start)
+
+    def _new_events(self) -> list[Event]:
+        """What the step wrote. It goes through a file, since TensorFlow's summary writers know no other place."""
+        self._writer.flush()
+        path = next(self._directory.iterdir())
+        with open(path, "rb") as file:
+            file.seek(self._offset)
+            events = [Event.FromString(record) for record in records(file.read())]
+            self._offset = file.tell()
+        os.truncate(path, 0)  # the writer goes on at its place; the hole before it takes no room on the disk
+        return [event for event in events if event.HasField("summary")]
+
+
+class _NotingWriter(tf.summary.SummaryWriter):  # type: ignore[misc]
+    """Stands in for a summary writer while the long call is traced: nothing is written, that something was is
+    noted."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def init(self) -> None:
+        """Nothing to begin."""
+
+    def flush(self) -> None:
+        """Nothing is buffered."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def note(self) -> bool:
+        self.asked = True
+        return False
+
+
+@contextmanager
+def noting_summaries() -> Iterator[Callable[[], bool]]:
+    """Leave `tf.summary` calls out of what is traced inside; yields a function that says whether there were any."""
+    writer = _NotingWriter()
+    with writer.as_default(), tf.summary.record_if(writer.note):
+        yield lambda: writer.asked
+
+
+def pick(names: Collection[str], nets: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+    """Find tensors of one tower by name, joined over its micro-batches.
+
+    Args:
+        names: in the model's mapping or in the batch.
+        nets: what `build` returned, for each micro-batch.
+        inputs: the tower's batch.
+
+    Raises:
+        ModelError: there is no such tensor.
+    """
+    found = {}
+    for name in sorted(names):
+        values = [net[name] for net in nets if name in net] or [inputs[name] for _ in range(1) if name in inputs]
+        if not values:
+            known = ", ".join(dict.fromkeys([*inputs, *(key for net in nets for key in net)]))
+            raise ModelError(f"there is no tensor {name!r} in the step; there are: {known}")
+        found[name] = join([tf.convert_to_tensor(value) for value in values])
+    return found
+
+
+def join(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Put the parts of a tensor together again: scalars are averaged, all else stands one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return tf.concat(parts, 0) if parts[0].shape.rank else tf.reduce_mean(tf.stack(parts), 0)

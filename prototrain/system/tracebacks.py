@@ -1,0 +1,78 @@
+"""Errors as their reader needs them: the frames of the user's own code, without those of what called it."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from pathlib import Path
+from typing import Any
+
+from prototrain.system.code_paths import OURS, STANDARD_LIBRARY
+from prototrain.system.graphs import all_operations
+
+_FRAMEWORK = re.compile(r"[/\\](site|dist)-packages[/\\](absl|keras|tensorflow|wrapt)[/\\]|__autograph_generated_file")
+_HEADLINE = "Traceback (most recent call last):"
+_FRAME = re.compile(r'^  File "(.+?)", line (\d+).*\n(?:    .*\n)*', re.MULTILINE)
+_NODE = re.compile(r"\{\{node ([^}]*)\}\}")
+_NODE_NAME = re.compile(r"\[\[\{\{(?:function_)?node")
+_GRAPH_NOISE = re.compile(
+    r"\{\{.*?\}\} |Error in user-defined function passed to \S+ transformation with iterator: \S+: | \[Op:\w+\].*$"
+)
+
+
+def format_error(error: BaseException) -> str:
+    """Format an exception and its causes without the frames of prototrain, TensorFlow, Keras and Python's own library.
+
+    Where nothing would be left, because no code of the user has to do with it, all frames are kept.
+    """
+    whole = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = whole
+    while part is not None:
+        own = [frame for frame in part.stack if not _is_noise(frame.filename)]
+        if own or isinstance(error, SyntaxError):  # a syntax error names its place itself
+            part.stack = traceback.StackSummary.from_list(own)
+        part = part.__cause__ or (None if part.__suppress_context__ else part.__context__)
+    return "".join(whole.format())
+
+
+def python_in_graph(error: BaseException | None) -> str | None:
+    """The traceback of Python code that TensorFlow called, in a generator or a `py_function`; None if there is none.
+
+    TensorFlow turns such an exception into an error of its own and keeps the traceback in the message only.
+    """
+    _, found, inside = str(error).partition(_HEADLINE)
+    if error is None or not found:
+        return None
+    own = [frame[0] for frame in _FRAME.finditer(inside) if not _is_noise(frame[1])]
+    return f"{_HEADLINE}\n{''.join(own)}{cause(error)}\n"
+
+
+def place(error: BaseException, graph: Any = None) -> str | None:
+    """Where the user's code made the op that failed, such as "model.py, line 12"; None if it cannot be told.
+
+    Args:
+        error: of TensorFlow. Its text has the frames if `tf.function` called the function, else only the op's name.
+        graph: where to find an op of that name, also in the functions that the graph calls.
+    """
+    frames = [(found[1], int(found[2])) for found in _FRAME.finditer(str(error))]
+    nodes = _NODE.findall(str(error))
+    if not frames and nodes and graph is not None:
+        ops = [op for op in all_operations(graph) if f"/{nodes[-1]}".endswith(f"/{op.name}")]
+        made = max(ops, key=lambda op: len(op.name)).traceback if ops else []
+        frames = [(frame.filename, frame.lineno) for frame in made]
+    own = [(file, line) for file, line in frames if not _is_noise(file)]
+    return f"{Path(own[-1][0]).name}, line {own[-1][1]}" if own else None
+
+
+def cause(error: BaseException) -> str:
+    """The line of a TensorFlow error that says what happened, without the graph's node names around it."""
+    text = getattr(error, "message", None) or str(error)
+    lines = [line.strip() for line in _NODE_NAME.split(text)[0].splitlines() if line.strip()]
+    noise = ("Detected at node", "Graph execution error", "File ", "Traceback")
+    said = [line for line in lines if not line.startswith(noise)] or lines[:1] or [type(error).__name__]
+    return _GRAPH_NOISE.sub("", said[-1])
+
+
+def _is_noise(file: str) -> bool:
+    in_library = file.startswith(STANDARD_LIBRARY) and "-packages" not in file
+    return in_library or file.startswith(("<frozen ", OURS)) or _FRAMEWORK.search(file) is not None

@@ -1,0 +1,267 @@
+"""What a trainer leaves on disk: the experiment directory is taken, checkpoints are written, a run is resumed."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import signal
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
+from prototrain.checkpoint.state import StateEntries, plain, random_state, set_random_state, taking
+from prototrain.errors import CheckpointError, PrototrainError
+from prototrain.experiment import source_of
+from prototrain.experiment.provenance import import_digests, source_digest
+from prototrain.experiment.record import RunRecord, State
+from prototrain.system.tracebacks import cause
+from prototrain.trainers.services import ENDLESS
+
+if TYPE_CHECKING:
+    from prototrain.trainers.base import Trainer
+
+
+class Storage:
+    """Connects a trainer with its experiment directory while a run lasts.
+
+    Args:
+        trainer: the trainer whose state is saved and restored.
+
+    Attributes:
+        stopped_by: why the run ends before its last step, if it does.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        own = type(trainer).__module__
+        # Now, before anyone edits what this process has imported.
+        self._trainer_code = None if own.startswith("prototrain.") else source_digest(source_of(trainer))
+        self.resumed: Checkpoint | None = None
+        self.inexact: list[str] = []
+        self.stopped_by: str | None = None
+        self._record: RunRecord | None = None
+        self.began_at = 0
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="save")
+        self._writing: Future[Path] | None = None
+        self.protected: dict[str, set[int]] = {}  # by callback: steps whose checkpoints no other one may delete
+
+    @property
+    def protected_steps(self) -> set[int]:
+        """The steps whose checkpoints must stay."""
+        return set().union(*self.protected.values())
+
+    def __enter__(self) -> Storage:
+        experiment = self._trainer.experiment
+        if experiment is not None and self._trainer.is_chief:
+            stale = experiment.lock()
+            if stale:
+                self._trainer.log(stale)
+            try:
+                experiment.write_start(
+                    config=self._trainer.config,
+                    sources=self._trainer.sources(),
+                    devices=[device.name for device in tf.config.list_logical_devices()],
+                    run_id=None if experiment.run_id else self.checkpoints.run_id(),
+                    origin=self._origin(),
+                )
+            except BaseException:
+                experiment.unlock()
+                raise
+            self.stopped_by = None
+            total_steps = self._trainer.total_steps
+            self._record = RunRecord(
+                experiment.record,
+                self._trainer.log,
+                total_steps=None if total_steps == ENDLESS else total_steps,
+                changes=None if self._trainer.config is None else self._trainer.config.changes(),
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._trainer.experiment is not None:
+            try:
+                self.wait()
+                self._record_end(error)
+            finally:
+                self._trainer.experiment.unlock()
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """The checkpoints of the trainer's experiment."""
+        experiment = self._trainer.require_experiment("saving")
+        return Checkpoints(experiment.checkpoints, self._trainer.log, run_id=experiment.run_id)
+
+    def _origin(self) -> dict[str, Any]:
+        found = self._trainer.origin()
+        return {**found, "imports": import_digests(map(Path, found["modules"].values()))}
+
+    # -- what became of the run, for others ---------------------------------------------------------------------------
+
+    def record_start(self) -> None:
+        """Leave word in run.json of where the run goes on from, and that it is under way."""
+        if self._record is not None:
+            self._record.begin(first_step=self._trainer.global_step, start=self.resume_line())
+
+    def _record_end(self, error: BaseException | None) -> None:
+        state: State = "finished"
+        reason = self.stopped_by
+        if isinstance(error, Exception):
+            state, reason = "failed", _in_one_line(error)
+        elif error is not None:
+            signum = self._trainer.stop.signum
+            state, reason = "interrupted", _in_one_line(error) if signum is None else signal.Signals(signum).name
+        if self._record is not None:
+            loop = _in_milliseconds(self._trainer.times.loop())
+            callbacks = _in_milliseconds(self._trainer.callbacks.times())
+            self._record.end(state, reason, step=self._trainer.global_step, loop=loop, callbacks=callbacks)
+            self._record = None
+
+    # -- saving -------------------------------------------------------------------------------------------------------
+
+    def start_save(self) -> Callable[[], Path]:
+        """See `Trainer.start_save`."""
+        self.wait()
+        trainer = self._trainer
+        trainer.monitors.flush()
+        finish = self.checkpoints.start(self._snapshot(), aside=not trainer.step_is_whole)
+        self._writing = self._writer.submit(finish)
+        return self._writing.result
+
+    def wait(self) -> None:
+        """Wait until nothing is being written any more; whoever began it hears of a failure."""
+        wait([] if self._writing is None else [self._writing])
+
+    def _snapshot(self) -> Snapshot:
+        trainer = self._trainer
+        entries = StateEntries(trainer.state)
+        meta = {
+            "run_id": trainer.experiment.run_id if trainer.experiment else None,
+            "values": entries.values(),
+            "callbacks": plain(trainer.callbacks.state_dict(), "the callbacks' state"),
+            "monitors": trainer.monitors.state_dict(),
+            # Callbacks that a stop has kept from this step read them after the resume.
+            "outputs": plain(trainer.outputs, "what run_step() returned"),
+            "random": random_state(),
+            "provenance": trainer.provenance(),
+        }
+        return Snapshot(trainer.global_step, entries.variables, entries.parts, meta)
+
+    # -- resuming -----------------------------------------------------------------------------------------------------
+
+    def restore(self, resume: bool) -> None:
+        """Restore the newest checkpoint; without `resume`, move older ones out of the way.
+
+        A trainer that is already ahead of its newest checkpoint, because `train` is called a second time, goes on from
+        where it is; after a step that was left half-done, from that checkpoint.
+
+        Raises:
+            CheckpointError: the checkpoints are damaged or do not fit, or there is none to go back to.
+        """
+        self.resumed, self.inexact = None, []
+        self.protected.clear()
+        trainer = self._trainer
+        self.began_at = trainer.global_step
+        self.wait()
+        if not trainer.step_is_whole and (trainer.experiment is None or not resume or not self.checkpoints.steps()):
+            raise CheckpointError(
+                f"step {trainer.global_step + 1} failed half-done, and there is no checkpoint to go back to; "
+                "make a new trainer"
+            )
+        if trainer.experiment is None:
+            return
+        checkpoints = self.checkpoints
+        if trainer.is_chief:
+            checkpoints.sweep()
+        if not resume and trainer.is_chief:
+            old = checkpoints.set_all_aside()
+            if old is not None:
+                trainer.log(f"resume=False: the checkpoints of the earlier run are kept in {old}")
+        if not resume:
+            return
+        newest = checkpoints.newest()
+        if newest is None or (newest.step < trainer.global_step and trainer.step_is_whole):
+            return
+        self._load(newest)
+        self.resumed = newest
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        trainer, meta = self._trainer, checkpoint.meta
+
+        def beside() -> None:
+            """What may not fit although every file is whole; the variables come behind it."""
+            trainer.global_step = checkpoint.step
+            trainer.epoch_num = max(checkpoint.step - 1, 0) // trainer.steps_per_epoch + 1
+            self.inexact = trainer.callbacks.load_state_dict(meta["callbacks"])
+            with taking("the scalars' history"):
+                trainer.monitors.load_state_dict(meta["monitors"])
+            with taking("the last step's outputs"):
+                trainer.outputs = dict(meta["outputs"])
+            self.inexact += trainer.resume_caveats()
+            with taking("the record of versions and settings"):
+                self.inexact += differences(dict(meta["provenance"]), trainer.provenance())
+            with taking("the state of the random generators"):
+                set_random_state(meta["random"])
+
+        begun = trainer.global_step, trainer.epoch_num, trainer.outputs
+        try:
+            with taking(f"checkpoint {checkpoint.path}"):
+                StateEntries(trainer.state).restore(checkpoint, beside=beside)
+        except BaseException:
+            trainer.global_step, trainer.epoch_num, trainer.outputs = begun
+            raise
+
+    def resume_line(self) -> str:
+        """Whether, from where and how exactly this run goes on, in one line."""
+        if self.resumed is None:
+            return f"goes on from step {self.began_at}" if self.began_at else "fresh"
+        if not self.inexact:
+            return f"resumed at step {self.resumed.step}, exact"
+        return f"resumed at step {self.resumed.step}, not bit-exact, because {'; '.join(self.inexact)}"
+
+    def provenance(self) -> dict[str, Any]:
+        """Versions, threads and code; see `Trainer.provenance`."""
+        return {
+            "python": platform.python_version(),
+            "numpy": _version("numpy"),
+            "tensorflow": tf.__version__,
+            "keras": _version("keras"),
+            "processors": os.cpu_count(),
+            "intra-op threads": tf.config.threading.get_intra_op_parallelism_threads(),
+            "inter-op threads": tf.config.threading.get_inter_op_parallelism_threads(),
+            "trainer": type(self._trainer).__name__,
+            "trainer code": self._trainer_code,
+        }
+
+
+_version = functools.cache(metadata.version)  # which reads files, and is asked for at every save
+
+
+def _in_milliseconds(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in seconds.items()}
+
+
+def _in_one_line(error: BaseException) -> str:
+    text = cause(error) if isinstance(error, tf.errors.OpError) else str(error)
+    named = text if isinstance(error, PrototrainError) else f"{type(error).__name__}: {text}"
+    return " ".join(named.split())
+
+
+def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Name what differs between two provenances, in words."""
+    found = []
+    for key in dict.fromkeys([*then, *now]):
+        mine, theirs = now.get(key, "not set"), then.get(key, "not set")
+        if isinstance(mine, dict) and isinstance(theirs, dict):
+            found += [f"{key} {line}" for line in differences(theirs, mine)]
+        elif mine != theirs:
+            found.append(f"{key} was {theirs} and is {mine}")
+    return found

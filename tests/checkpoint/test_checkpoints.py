@@ -1,0 +1,372 @@
+"""One checkpoint and the directory of all of them: what is written, what verifies, what is deleted, in which order."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain.checkpoint import META, Checkpoints, Snapshot, read_bundle, verify
+from prototrain.checkpoint.files import UnknownFormatError, checksum, part_prefix
+from prototrain.errors import CheckpointError
+from prototrain.system import files
+
+
+class Note:
+    """A part with a file of its own."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def write(self, prefix: str) -> dict[str, int]:
+        Path(f"{prefix}.txt").write_text(self.text)
+        return {"length": len(self.text)}
+
+    def read(self, prefix: str, meta: dict[str, int]) -> None:
+        self.text = Path(f"{prefix}.txt").read_text()
+        assert meta == {"length": len(self.text)}
+
+
+def snapshot(step: int, run_id: str | None = "mine", **parts: Any) -> Snapshot:
+    variables = {"w/kernel": tf.Variable(np.full((2, 3), step, np.float32)), "count": np.int64(step)}
+    return Snapshot(step, variables, parts, {"run_id": run_id})
+
+
+def rewrite_meta(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change what a meta.json says, with a checksum that is right."""
+    meta = json.loads((path / META).read_text())["meta"]
+    change(meta)
+    (path / META).write_text(json.dumps({"sha256": checksum(meta), "meta": meta}))
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    assert checkpoints.newest() is None and checkpoints.steps() == []
+    path = checkpoints.save(snapshot(7, note=Note("hello")))
+    assert path == tmp_path / "checkpoints" / "step-0000000007"
+    found = checkpoints.newest()
+    assert found is not None and found.step == 7 and found.path == path
+    read = found.variables()
+    assert sorted(read) == ["count", "w/kernel"]
+    np.testing.assert_array_equal(read["w/kernel"], np.full((2, 3), 7, np.float32))
+    assert read["count"].dtype == np.int64 and read["count"] == 7
+    note = Note("")
+    note.read(found.part_prefix("note"), found.meta["parts"]["note"])
+    assert note.text == "hello"
+    # Others' tools read it as well.
+    assert sorted(name for name, _ in tf.train.list_variables(str(path / "model"))) == ["count", "w/kernel"]
+
+
+@pytest.mark.parametrize(
+    "name", ["model", "model.index", "meta", "meta.json", "", ".", "..", "../../x", "/etc/x", "a/b", "%"]
+)
+def test_a_part_may_have_any_name(tmp_path: Path, name: str) -> None:
+    path = Checkpoints(tmp_path / "checkpoints").save(snapshot(1, **{name: Note("x")}))
+    found = verify(path)
+    assert sorted(found.variables()) == ["count", "w/kernel"]
+    assert Path(found.part_prefix(name)).parent == path
+    assert names(tmp_path) == ["checkpoints"] and len(names(path)) == 4
+
+
+def test_parts_have_files_of_their_own(tmp_path: Path) -> None:
+    odd = ["model", "%model", "meta", "a/b", "a%2Fb", "", "%", ".", "data"]
+    assert len({part_prefix(tmp_path, name) for name in odd}) == len(odd)
+
+
+def test_one_that_is_good_is_not_written_again(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, run_id="mine")
+    path = checkpoints.save(snapshot(1))
+    before = (path / META).stat().st_mtime_ns
+    assert checkpoints.save(snapshot(1)) == path
+    assert (path / META).stat().st_mtime_ns == before
+    assert names(tmp_path) == [path.name]
+
+
+def break_data(path: Path) -> None:
+    file = path / "model.data-00000-of-00001"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def make_empty(path: Path) -> None:
+    for file in path.iterdir():
+        file.unlink()
+
+
+def make_file(path: Path) -> None:
+    make_empty(path)
+    path.rmdir()
+    path.write_text("no directory")
+
+
+def make_dangling(path: Path) -> None:
+    make_empty(path)
+    path.rmdir()
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize(
+    "damage", [break_data, make_empty, make_file, make_dangling, lambda path: rewrite_meta(path, _of_another_run)]
+)
+def test_a_damaged_one_of_the_same_step_is_written_again(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    said: list[str] = []
+    checkpoints = Checkpoints(tmp_path, said.append, run_id="mine")
+    path = checkpoints.save(snapshot(1))
+    damage(path)
+    for number in (1, 2):
+        assert checkpoints.save(snapshot(1)) == path
+        assert verify(path, run_id="mine").step == 1
+        if number == 1:
+            damage(path)  # once more: what was set aside before is not in the way
+    assert names(tmp_path) == [".bad-step-0000000001", ".bad-step-0000000001-2", "step-0000000001"]
+    assert sum("is kept as" in line for line in said) == 2
+
+
+def _of_another_run(meta: dict[str, Any]) -> None:
+    meta["run_id"] = "another"
+
+
+def test_a_failed_step_is_kept_beside_and_written_anew(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for _ in range(2):
+        assert checkpoints.save(snapshot(3), aside=True).name == "failed-0000000003"
+    assert names(tmp_path) == ["failed-0000000003"]
+    assert checkpoints.newest() is None and checkpoints.steps() == []
+
+
+def test_what_a_killed_save_has_left_is_swept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(snapshot(1))
+    for name in (
+        ".tmp-step-0000000002-99",
+        f".tmp-step-0000000002-{os.getpid()}",
+        f".old-step-0000000001-{os.getpid()}",
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.index").write_text("half")
+    (tmp_path / ".tmp-min-vld-loss.json-77").write_text("{")
+    checkpoints.save(snapshot(2))  # of a process with the same number
+    checkpoints.remove(1)
+    checkpoints.sweep()
+    assert names(tmp_path) == ["step-0000000002"]
+
+
+def test_a_save_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    class Breaks(Note):
+        def write(self, prefix: str) -> dict[str, int]:
+            super().write(prefix)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Checkpoints(tmp_path).save(snapshot(1, note=Breaks("x")))
+    with pytest.raises(TypeError):
+        Checkpoints(tmp_path).save(Snapshot(1, meta={"no": object()}))
+    assert names(tmp_path) == []
+
+
+def test_prune_keeps_the_newest_and_the_protected(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for step in range(1, 7):
+        checkpoints.save(snapshot(step))
+    checkpoints.prune(2, protected={3})
+    assert checkpoints.steps() == [3, 5, 6]
+    checkpoints.remove(3, protected={3})
+    checkpoints.remove(4)
+    assert checkpoints.steps() == [3, 5, 6]
+
+
+def test_setting_all_aside(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    assert checkpoints.set_all_aside() is None
+    for number in (1, 2):
+        checkpoints.save(snapshot(number))
+        assert checkpoints.set_all_aside() == tmp_path / f"checkpoints.superseded-{number}"
+    assert checkpoints.newest() is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda meta: meta.update(format=2), "has format 2, and this version of prototrain reads 1"),
+        (lambda meta: meta.update(format="new"), "has format 'new'"),
+        (lambda meta: meta.pop("format"), "meta.json is not readable"),
+        (lambda meta: meta.update(step=2), "its content is of step 2"),
+        (lambda meta: meta.update(step=True), "meta.json is not readable"),
+        (lambda meta: meta.update(step=-1), "meta.json is not readable"),
+        (lambda meta: meta.update(files=[]), "meta.json is not readable"),
+        (lambda meta: meta["files"].update({"../x": {"size": 0}}), r"names a file outside of it, '\.\./x'"),
+        (lambda meta: meta["files"].update({"/dev/zero": {"size": 0, "sha256": ""}}), "names a file outside of it"),
+        (lambda meta: meta["files"].update({"..": {"size": 0}}), "names a file outside of it"),
+        (lambda meta: meta["files"].update({"gone": {"size": 0}}), "No such file or directory"),
+        (lambda meta: meta["files"].update({"pipe": {"size": 0, "sha256": ""}}), "pipe is not a file"),
+        (lambda meta: meta["files"].pop("model.index"), "model.index does not belong to it"),
+        (_of_another_run, r"is of another run \(another\); .* model.weights_load_path"),
+    ],
+)
+def test_what_meta_json_may_not_say(tmp_path: Path, change: Callable[[dict[str, Any]], None], said: str) -> None:
+    path = Checkpoints(tmp_path).save(snapshot(1))
+    os.mkfifo(path / "pipe")
+    rewrite_meta(path, change)
+    with pytest.raises(CheckpointError, match=said) as raised:
+        verify(path, run_id="mine")
+    assert isinstance(raised.value, UnknownFormatError) == ("format" in said)
+
+
+def test_a_pipe_in_place_of_meta_json_is_not_waited_for(tmp_path: Path) -> None:
+    path = Checkpoints(tmp_path).save(snapshot(1))
+    (path / META).unlink()
+    os.mkfifo(path / META)
+    with pytest.raises(CheckpointError, match="is not readable"):
+        verify(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b"[]", b'"x"', b"\xff", b"9" * 5000, b'{"meta": NaN}'])
+def test_a_meta_json_that_is_none(tmp_path: Path, content: bytes) -> None:
+    path = Checkpoints(tmp_path).save(snapshot(1))
+    (path / META).write_bytes(content)
+    with pytest.raises(CheckpointError, match="is not readable"):
+        verify(path)
+
+
+def test_a_newer_format_stays_where_it_is(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(snapshot(step))
+    rewrite_meta(checkpoints.path(2), lambda meta: meta.update(format=2))
+    for _ in range(2):
+        with pytest.raises(UnknownFormatError, match="use the version that wrote it"):
+            checkpoints.newest()
+        with pytest.raises(UnknownFormatError):
+            checkpoints.save(snapshot(2))
+    assert checkpoints.steps() == [1, 2]
+
+
+def test_without_a_run_id_any_run_s_checkpoint_is_taken(tmp_path: Path) -> None:
+    path = Checkpoints(tmp_path).save(snapshot(1, run_id=None))
+    assert verify(path, run_id="mine").step == 1
+    assert Checkpoints(tmp_path).run_id() is None
+    Checkpoints(tmp_path).save(snapshot(2))
+    assert Checkpoints(tmp_path).run_id() == "mine"
+    assert verify(Checkpoints(tmp_path).path(2)).step == 2
+
+
+def test_only_damaged_ones_left_is_an_error_for_ever(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, lambda line: None)
+    for step in (1, 2):
+        checkpoints.save(snapshot(step))
+    break_data(checkpoints.path(2))
+    assert checkpoints.newest().step == 1
+    checkpoints.remove(1)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged.*--fresh"):
+            checkpoints.newest()
+
+
+def test_reading_what_is_no_bundle(tmp_path: Path) -> None:
+    (tmp_path / "x.index").write_text("not an index")
+    for name in ("nothing", "x"):
+        with pytest.raises(CheckpointError, match=f"cannot read the checkpoint .*{name}: "):
+            read_bundle(tmp_path / name)
+
+
+def test_a_checkpoints_directory_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("")
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    with pytest.raises(CheckpointError, match="Not a directory"):
+        checkpoints.newest()
+    with pytest.raises(CheckpointError, match="cannot save step 1 to "):
+        checkpoints.save(snapshot(1))
+
+
+def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file, then the directory, then the rename, then the directory above it."""
+    order: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def noting_fsync(descriptor: int) -> None:
+        order.append(f"fsync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
+        fsync(descriptor)
+
+    def noting_rename(source: Any, target: Any, **more: Any) -> None:
+        if Path(target).name.startswith("step-"):
+            order.append(f"rename to {Path(target).name}")
+        rename(source, target, **more)
+
+    monkeypatch.setattr(files.os, "fsync", noting_fsync)
+    monkeypatch.setattr(os, "rename", noting_rename)
+    Checkpoints(tmp_path / "checkpoints").save(snapshot(1))
+    temporary = f".tmp-step-0000000001-{os.getpid()}"
+    assert order == [
+        f"fsync {tmp_path.name}",
+        "fsync model.data-00000-of-00001",
+        "fsync model.index",
+        "fsync meta.json",
+        f"fsync {temporary}",
+        "rename to step-0000000001",
+        "fsync checkpoints",
+    ]
+
+
+_EVENTS = ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.listdir", "os.scandir", "shutil.rmtree")
+
+
+def plain_snapshot(step: int) -> Snapshot:
+    """One that TensorFlow is not needed for, so that a forked process can write it."""
+    return Snapshot(step, parts={"note": Note("x" * step), "second": Note("y")}, meta={"run_id": "mine"})
+
+
+def test_a_kill_between_any_two_calls_leaves_a_checkpoint_that_verifies(tmp_path: Path) -> None:
+    """Each child is killed at another opening, renaming, making or deleting of a file."""
+    reached = 0
+    for at in range(1, 200):
+        directory = tmp_path / str(at) / "checkpoints"
+        code = _kill_child(directory, at)
+        checkpoints = Checkpoints(directory, lambda line: None, run_id="mine")
+        checkpoints.sweep()
+        newest = checkpoints.newest()
+        assert newest is not None, at
+        assert not [name for name in names(directory) if name.startswith((".tmp-", ".old-"))]
+        if code == 0:
+            assert newest.step == 3 and checkpoints.steps() == [3]
+            break
+        reached = at
+    assert reached > 20
+
+
+def _kill_child(directory: Path, at: int) -> int:
+    """Save, fall back and prune in a child that is killed at its `at`-th file operation; 0 if it came through."""
+    child = os.fork()
+    if child == 0:
+        seen = 0
+
+        def kill(event: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal seen
+            if armed and event in _EVENTS and str(directory) in str(arguments):
+                seen += 1
+                if seen == at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        armed = False
+        sys.addaudithook(kill)
+        checkpoints = Checkpoints(directory, lambda line: None, run_id="mine")
+        for step in (1, 2):
+            checkpoints.save(plain_snapshot(step))
+        (checkpoints.path(2) / "note.txt").write_bytes(b"")  # to save step 2 again moves it aside first
+        armed = True
+        checkpoints.newest()
+        for step in (2, 3):
+            checkpoints.save(plain_snapshot(step))
+        checkpoints.prune(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1]

@@ -1,0 +1,224 @@
+"""What a trainer registers, on its way into a checkpoint and back: all of it or nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
+from prototrain.checkpoint.state import StateEntries, check_fit, plain, random_state, set_random_state, taking
+from prototrain.errors import CheckpointError
+
+
+class Counter:
+    """Has a state of its own."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+def dense() -> keras.layers.Dense:
+    layer = keras.layers.Dense(2, name="dense")
+    layer.build((None, 3))
+    return layer
+
+
+def one_of_each() -> dict[str, Any]:
+    module = tf.Module(name="module")
+    module.v = tf.Variable([1.0], name="v")
+    return {
+        "variable": tf.Variable([1.0, 2.0]),
+        "keras": keras.Variable(np.ones(2, np.float32)),
+        "array": np.arange(3),
+        "layer": dense(),
+        "module": module,
+        "generator": tf.random.Generator.from_seed(1),
+        "iterator": iter(tf.data.Dataset.range(10)),
+        "counter": Counter(3),
+        "value": {"list": [1, 2.5, None, "x"]},
+    }
+
+
+def save(state: dict[str, Any], directory: Path) -> Checkpoint:
+    entries = StateEntries(state)
+    snapshot = Snapshot(1, entries.variables, entries.parts, {"values": entries.values()})
+    checkpoints = Checkpoints(directory)
+    checkpoints.save(snapshot)
+    found = checkpoints.newest()
+    assert found is not None
+    return found
+
+
+def bits(state: dict[str, Any]) -> dict[str, bytes]:
+    return {name: np.asarray(variable).tobytes() for name, variable in StateEntries(state).variables.items()}
+
+
+def test_one_of_each_comes_back(tmp_path: Path) -> None:
+    state = one_of_each()
+    next(state["iterator"])
+    state["generator"].normal([3])
+    saved = save(state, tmp_path)
+    expected = state["generator"].normal([2]).numpy(), next(state["iterator"]).numpy()
+    other = one_of_each()
+    for variable in StateEntries(other).variables.values():
+        if not isinstance(variable, np.ndarray):
+            variable.assign(tf.zeros_like(variable))
+    other["array"], other["value"] = np.zeros(3, np.int64), None
+    other["counter"].count = 0
+    StateEntries(other).restore(saved)
+    assert bits(other) == bits(state)
+    assert other["counter"].count == 3 and other["value"] == state["value"]
+    np.testing.assert_array_equal(other["array"], np.arange(3))
+    np.testing.assert_array_equal(other["generator"].normal([2]).numpy(), expected[0])
+    assert next(other["iterator"]).numpy() == expected[1] == 1
+
+
+def test_variables_are_saved_under_the_names_of_their_entries() -> None:
+    names = list(StateEntries(one_of_each()).variables)
+    assert names == ["variable", "keras", "array", "layer/dense/kernel", "layer/dense/bias", "module/v"]
+
+
+def test_equal_names_are_kept_apart() -> None:
+    module = tf.Module()
+    module.a, module.b = tf.Variable(1.0, name="v"), tf.Variable(2.0, name="v")
+    assert list(StateEntries({"m": module}).variables) == ["m/v", "m/v_1"]
+
+
+def test_what_cannot_be_saved_says_whose_it_is() -> None:
+    with pytest.raises(CheckpointError, match=r"state\['layer'\] has no variables yet"):
+        StateEntries({"layer": keras.layers.Dense(1)})
+    with pytest.raises(CheckpointError, match=r"state\['x'\] cannot be saved: set is neither tensor nor JSON"):
+        StateEntries({"x": {1}}).values()
+    with pytest.raises(CheckpointError, match=r"state\['x'\] cannot be saved: the key 1 is no text"):
+        StateEntries({"x": {1: 2}}).values()
+
+
+class Refuses(Counter):
+    """Cannot take its state back."""
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise KeyError("best")
+
+
+class Part:
+    def write(self, prefix: str) -> None:
+        Path(f"{prefix}.txt").touch()
+
+    def read(self, prefix: str, meta: None) -> None:
+        raise CheckpointError("the data has changed")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda state: state.update(variable=tf.Variable([1.0])),
+            r"variable is float32\[2\] there and float32\[1\] here",
+        ),
+        (
+            lambda state: state.update(variable=tf.Variable([1, 2])),
+            r"variable is float32\[2\] there and int32\[2\] here",
+        ),
+        (lambda state: state.update(more=tf.Variable(0.0)), "more is new in the model"),
+        (lambda state: state.pop("variable"), "variable is no longer in the model"),
+        (lambda state: state.update(new="value"), "has no state for 'new'"),
+        (lambda state: state.update(new=iter(tf.data.Dataset.range(3))), "has no state for 'new'"),
+        (lambda state: state.update(counter=Refuses()), r"state\['counter'\] cannot be taken back: KeyError: 'best'"),
+        (lambda state: state.update(iterator=Part()), "the data has changed"),
+        (lambda state: state.update(generator=iter(tf.data.Dataset.range(3))), "cannot be restored"),
+    ],
+)
+def test_what_does_not_fit_changes_no_variable(
+    tmp_path: Path, change: Callable[[dict[str, Any]], Any], said: str
+) -> None:
+    saved = save(one_of_each(), tmp_path)
+    state = one_of_each()
+    change(state)
+    for variable in StateEntries(state).variables.values():
+        if not isinstance(variable, np.ndarray):
+            variable.assign(tf.ones_like(variable))
+    state["value"] = "as it was"
+    before = bits(state)
+    with pytest.raises(CheckpointError, match=said):
+        StateEntries(state).restore(saved)
+    assert bits(state) == before and state["value"] == "as it was"
+
+
+def test_what_fails_beside_changes_no_variable(tmp_path: Path) -> None:
+    saved = save({"v": tf.Variable(1.0), "value": 1}, tmp_path)
+    state: dict[str, Any] = {"v": tf.Variable(2.0), "value": 2}
+
+    def beside() -> None:
+        raise CheckpointError("on purpose")
+
+    with pytest.raises(CheckpointError, match="on purpose"):
+        StateEntries(state).restore(saved, beside=beside)
+    assert float(state["v"]) == 2.0 and state["value"] == 2
+
+
+def test_variables_of_callbacks_may_come_and_go(tmp_path: Path) -> None:
+    saved = save({"v": tf.Variable(1.0), "callbacks/old": tf.Variable(5.0)}, tmp_path)
+    state = {"v": tf.Variable(0.0), "callbacks/new": tf.Variable(7.0)}
+    StateEntries(state).restore(saved)
+    assert [float(variable) for variable in state.values()] == [1.0, 7.0]
+
+
+def test_a_saved_iterator_that_holds_datasets_is_refused(tmp_path: Path) -> None:
+    nested = tf.data.Dataset.range(20).window(2).shuffle(5, seed=1).flat_map(lambda window: window)
+    iterator = iter(nested)
+    next(iterator)
+    with pytest.raises(CheckpointError, match="an iterator that holds datasets"):
+        save({"iterator": iterator}, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (np.float32(0.5), 0.5),
+        (np.arange(2), [0, 1]),
+        (tf.constant([1]), [1]),
+        ({"1": (np.int64(2), None)}, {"1": [2, None]}),
+        ("text", "text"),
+    ],
+)
+def test_plain(value: Any, expected: Any) -> None:
+    assert plain(value, "x") == expected
+
+
+def test_random_state_comes_back() -> None:
+    state = random_state()
+    expected = random.random(), np.random.random()
+    set_random_state(state)
+    assert (random.random(), np.random.random()) == expected
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("x"), IndexError(), TypeError("t"), AttributeError("a"), OverflowError("o")]
+)
+def test_taking_turns_errors_into_one_line(error: Exception) -> None:
+    with pytest.raises(CheckpointError, match=f"^it cannot be taken back: {type(error).__name__}: "), taking("it"):
+        raise error
+    with pytest.raises(RuntimeError, match="mine"), taking("it"):
+        raise RuntimeError("mine")
+
+
+def test_the_numbers_of_layers_are_only_named_where_they_differ() -> None:
+    one, other = {"dense_1/kernel": np.zeros([2])}, {"dense_1/kernel": np.zeros([3])}
+    with pytest.raises(CheckpointError, match=r"float64\[3\] there and float64\[2\] here; do this$"):
+        check_fit(one, other, "x", cure="do this")
+    with pytest.raises(CheckpointError, match="Keras numbers unnamed layers by process"):
+        check_fit(one, {"dense_2/kernel": np.zeros([2])}, "x")

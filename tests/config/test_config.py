@@ -1,0 +1,190 @@
+"""Tests of the configuration as a mapping: validation, overrides, text and differences."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prototrain.config import Config, ConfigKeyError
+from prototrain.errors import ConfigError
+from tests.conftest import ROOT
+
+REQUIRED = {"trainer.experiment_name": "mine", "model.batch_size": 32, "model.num_steps": 100}
+
+
+def keep_all(variable: object) -> bool:
+    return True
+
+
+def test_mapping_is_over_the_set_keys() -> None:
+    config = Config({"b": 1, "a": 2})
+    assert "trainer.print_interval" not in config
+    assert config["trainer.print_interval"] == 100
+    assert list(config.items()) == [("b", 1), ("a", 2)]
+    assert len(config) == 2
+    assert config == {"a": 2, "b": 1} == config
+    assert config != Config({"a": 2})
+    config.update({"c": 3}, d=4)
+    del config["b"]
+    assert list(config) == ["a", "c", "d"]
+    assert config.pop("a") == 2
+    assert config.pop("a", None) is None
+    for remove in (config.pop, config.__delitem__):
+        with pytest.raises(ConfigKeyError, match=r"trainer.print_interval is not set"):
+            remove("trainer.print_interval")
+    assert config.setdefault("trainer.print_interval", 5) == 5 == config.setdefault("trainer.print_interval", 6)
+    assert config.get("own") is None
+    assert config.get("own", 3) == 3
+    assert repr(Config({"a": 1})) == "Config({'a': 1})"
+
+
+def test_copies_are_apart() -> None:
+    config = Config({"a": 1})
+    for duplicate in (config.copy(), copy.copy(config), copy.deepcopy(config)):
+        duplicate["a"] = 2
+        assert config["a"] == 1
+
+
+STEP = {"model.lr_schedule.method": "step"}
+
+
+BOUNDARIES, VALUES = "model.lr_schedule.step.boundaries", "model.lr_schedule.step.values"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, None),
+        ({"trainer.experiment_name": None}, "trainer.experiment_name is required"),
+        ({"model.batch_size": None}, "model.batch_size is required"),
+        ({"model.num_steps": None}, "model.num_steps is required"),
+        ({"model.lr_schedule.method": "constant"}, r"constant\.value is required"),
+        ({"model.lr_schedule.method": "custom"}, r"custom\.fn is required"),
+        ({"model.lr_schedule.method": "exp", "model.lr_schedule.exp.value": 1}, r"exp\.decay_rate is required"),
+        ({**STEP, VALUES: [1]}, r"step\.boundaries is required"),
+        ({**STEP, BOUNDARIES: [1, 2], VALUES: [1, 2]}, "expected 3 values for 2 boundaries, got 2"),
+        ({**STEP, BOUNDARIES: [1, 1], VALUES: [1, 2, 3]}, "not strictly increasing"),
+        ({**STEP, BOUNDARIES: [1, 2], VALUES: [1, 2, 3]}, None),
+        ({BOUNDARIES: [2, 1]}, None),
+        ({"model.clip_gradients": True, "model.clip_gradients.maxval": -1}, r"clip_gradients\.minval: expected less"),
+        ({"model.clip_gradients.maxval": -1}, None),
+    ],
+)
+def test_validate(changes: dict[str, Any], message: str | None) -> None:
+    config = Config({key: value for key, value in {**REQUIRED, **changes}.items() if value is not None})
+    if message is None:
+        config.validate()
+        return
+    with pytest.raises(ConfigError, match=message):
+        config.validate()
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("model.batch_size=8", "model.batch_size", 8),
+        ("model.weight_decay.value = 1", "model.weight_decay.value", 1.0),
+        ("model.own=relu", "model.own", "relu"),
+        ("model.own=", "model.own", ""),
+        ("model.own=a=b", "model.own", "a=b"),
+        ('model.own={"a": [1, null]}', "model.own", {"a": [1, None]}),
+        ("model.own=NaN", "model.own", "NaN"),
+        ("model.own=" + "[" * 100_000, "model.own", "[" * 100_000),
+        ("model.own=" + "1" * 5000, "model.own", "1" * 5000),
+        ("trainer.steps_per_epoch=null", "trainer.steps_per_epoch", None),
+        ("model.lr_schedule.step.boundaries=[1,2]", "model.lr_schedule.step.boundaries", [1, 2]),
+        ('trainer.experiment_name="7"', "trainer.experiment_name", "7"),
+        (f"model.lr_schedule.custom.fn={__name__}:keep_all", "model.lr_schedule.custom.fn", keep_all),
+    ],
+)
+def test_override(text: str, key: str, value: Any) -> None:
+    config = Config({"model.own": 0})
+    config.override(text)
+    assert config[key] == value
+    assert type(config[key]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model.batch_size", "is not an override; expected KEY=VALUE"),
+        ("=3", "is not an override"),
+        ("", "is not an override"),
+        ("model.batch_sise=3", "unknown key 'model.batch_sise'; the nearest known one is model.batch_size"),
+        ("model.widht=3", "unknown key 'model.widht'; the nearest known one is model.width"),
+        ("model.batch_size=0", "expected int >= 1, got 0"),
+        ("trainer.experiment_name=2024", r'quote a text that reads as JSON: trainer.experiment_name="2024"'),
+    ],
+)
+def test_a_wrong_override_leaves_everything(text: str, message: str) -> None:
+    config = Config({"model.width": 1})
+    with pytest.raises(ConfigError, match=message) as caught:
+        config.override(["model.width=2", text])
+    assert "\n" not in str(caught.value)
+    assert config == {"model.width": 1}
+
+
+def test_json_keeps_the_order() -> None:
+    assert Config({"b": [1], "a": "x"}).to_json() == '{\n  "b": [\n    1\n  ],\n  "a": "x"\n}\n'
+
+
+def test_text_shows_what_is_in_force(tmp_path: Path) -> None:
+    config = Config(
+        {
+            **REQUIRED,
+            "model.width": 128,
+            "model.note": "größer \ud800",
+            "model.optimizer.method": "msgd",
+            "model.lr_schedule.method": "constant",
+            "model.lr_schedule.constant.value": 1e-3,
+        }
+    )
+    config.save(tmp_path)
+    lines = (tmp_path / "config.txt").read_text(encoding="utf-8").split("\n")
+    for line in (
+        'trainer.experiment_name          = "mine"',
+        "trainer.print_interval           = 100  # default",
+        "model.batch_size        = 32",
+        "model.width             = 128",
+        'model.note              = "größer \\ud800"',
+        "model.optimizer.msgd.momentum     = 0.9  # default",
+        "model.lr_schedule.constant.value = 0.001",
+    ):
+        assert line in lines
+    assert not any("adam" in line or "minval" in line for line in lines)
+    assert lines.count("") > 5
+    assert lines[-1] == ""
+    assert lines[-2] != ""
+
+
+def test_differences() -> None:
+    mine = Config({"model.batch_size": 8, "a": 1, "same": keep_all, "trainer.print_interval": 100, "c": None})
+    theirs = Config({"b": [1], "same": keep_all, "model.batch_size": 16, "a": True, "trainer.random_seed": 3})
+    expected = [
+        ("model.batch_size", 8, 16),
+        ("a", 1, True),
+        ("c", None, "(unset)"),
+        ("b", "(unset)", [1]),
+        ("trainer.random_seed", 1337, 3),
+    ]
+    assert mine.differences(theirs) == expected
+    assert mine.differences(json.loads(theirs.to_json())) == expected
+    assert mine.differences(mine.copy()) == []
+
+
+def test_errors_read_plainly() -> None:
+    with pytest.raises(KeyError) as caught:
+        Config()["model.own"]
+    assert isinstance(caught.value, ConfigError)
+    assert str(caught.value).startswith("unknown key 'model.own'; the nearest known one is model.")
+
+
+def test_no_tensorflow() -> None:
+    code = "import sys, prototrain.config; sys.exit(bool({'tensorflow', 'keras'} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -1,0 +1,143 @@
+"""The description of a pipeline: the same for the same code and data, another for any change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from prototrain.data.pipeline import describe_pipeline, first_difference, gives_the_same_again, prefetched, unseeded
+from tests.tiny import tiny_arrays
+
+
+def pipeline(*, examples: int = 40, buffer: int = 10, factor: float = 1.5, batch: int = 8, extra: bool = False) -> Any:
+    def scale(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        return {**example, "x": tf.cond(example["y"] > 0, lambda: example["x"] * factor, lambda: example["x"])}
+
+    tf.random.set_seed(1)
+    dataset = tf.data.Dataset.from_tensor_slices(tiny_arrays(examples)).shuffle(buffer).map(scale).batch(batch)
+    return describe_pipeline(dataset.take(3) if extra else dataset)
+
+
+def test_the_same_code_gives_the_same_description() -> None:
+    assert pipeline() == pipeline()
+    assert first_difference(pipeline(), pipeline()) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"examples": 41}, r"TensorSlice\(.*has become"),
+        ({"buffer": 11}, r"Shuffle\(10, .* has become Shuffle\(11, "),
+        ({"factor": 1.6}, r"Map\(function .* has become Map\(function "),
+        ({"batch": 4}, r"Batch\(8, .* has become Batch\(4, "),
+        ({"extra": True}, r"Take\(3\) is new"),
+    ],
+)
+def test_any_change_is_named(change: dict[str, Any], words: str) -> None:
+    difference = first_difference(pipeline(), pipeline(**change))
+    assert difference is not None
+    with pytest.raises(AssertionError, match=words):
+        raise AssertionError(difference)
+
+
+def test_a_stage_that_is_gone_is_named() -> None:
+    assert first_difference(pipeline(extra=True), pipeline()) == "the pipeline's stage Take(3) is gone"
+
+
+def test_a_generator_is_described_without_what_counts_up() -> None:
+    def one() -> list[str]:
+        spec = tf.TensorSpec((), tf.int32)
+        return describe_pipeline(tf.data.Dataset.from_generator(lambda: iter([1]), output_signature=spec))
+
+    assert one() == one()
+
+
+def test_branches_are_described_by_what_they_do() -> None:
+    def described(factor: float) -> list[str]:
+        def choose(number: tf.Tensor) -> tf.Tensor:
+            return tf.switch_case(number % 3, [lambda: number, lambda: number * factor, lambda: -number])
+
+        return describe_pipeline(tf.data.Dataset.range(9).map(lambda number: choose(tf.cast(number, tf.int32))))
+
+    assert described(2) == described(2) != described(3)
+
+
+NUMBERS = tf.data.Dataset.range(3)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "is_already"),
+    [
+        (NUMBERS, False),
+        (NUMBERS.prefetch(1).batch(2), False),
+        (NUMBERS.prefetch(tf.data.AUTOTUNE), True),
+        (NUMBERS.prefetch(1).repeat(), True),
+        (NUMBERS.prefetch(1).repeat().with_options(tf.data.Options()), True),
+        (NUMBERS.with_options(tf.data.Options()), False),
+    ],
+)
+def test_batches_are_made_ahead_once(dataset: Any, is_already: bool) -> None:
+    assert (prefetched(dataset, 2) is dataset) == is_already
+
+
+def _numbers() -> tf.data.Dataset:
+    return tf.data.Dataset.range(6)
+
+
+def _in_any_order() -> tf.data.Dataset:
+    return _numbers().map(lambda x: x, num_parallel_calls=2, deterministic=False)
+
+
+def _captures_a_dataset() -> tf.data.Dataset:
+    inner = _in_any_order()
+    return _numbers().flat_map(lambda x: inner)
+
+
+def _with_options(**settings: Any) -> tf.data.Dataset:
+    options = tf.data.Options()
+    for name, value in settings.items():
+        setattr(options, name, value)
+    return _numbers().with_options(options)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (_numbers, True),
+        (lambda: _numbers().shuffle(3).map(lambda x: x, num_parallel_calls=2).batch(2).prefetch(2), True),
+        (lambda: _numbers().interleave(lambda x: tf.data.Dataset.range(x)), True),
+        (lambda: tf.data.TextLineDataset(["a", "b"]).skip(1), True),
+        (lambda: _in_any_order().batch(2), False),
+        (lambda: _numbers().batch(2, num_parallel_calls=2, deterministic=False), False),
+        (lambda: _numbers().flat_map(lambda x: _in_any_order()), False),
+        (lambda: tf.data.Dataset.zip((_numbers(), _in_any_order())), False),
+        (lambda: _numbers().interleave(lambda x: _numbers(), num_parallel_calls=2), False),
+        (_captures_a_dataset, False),
+        (lambda: _with_options(deterministic=False).batch(2), False),
+        (lambda: _with_options(deterministic=True), True),
+        (
+            lambda: _with_options(experimental_external_state_policy=tf.data.experimental.ExternalStatePolicy.WARN),
+            False,
+        ),
+        (
+            lambda: tf.data.experimental.from_variant(
+                tf.data.experimental.to_variant(_numbers()), _numbers().element_spec
+            ),
+            False,
+        ),
+    ],
+)
+def test_whether_it_gives_the_same_again(make: Any, expected: bool) -> None:
+    assert gives_the_same_again(make()) is expected
+
+
+def test_what_has_no_seed() -> None:
+    tf.random.set_seed(1)
+    seeded = _numbers().shuffle(3)
+    assert not unseeded(seeded)
+    tf.random.set_seed(None)
+    assert unseeded(_numbers().shuffle(3)) and not unseeded(_numbers().shuffle(3, seed=1))
+    assert unseeded(tf.data.Dataset.sample_from_datasets([_numbers(), _numbers()]))
+    assert not unseeded(tf.data.Dataset.sample_from_datasets([_numbers(), _numbers()], seed=2))

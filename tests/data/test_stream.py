@@ -1,0 +1,257 @@
+"""The training data's position: saved, restored, and gone back to."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from prototrain.data.iterator_state import take_state
+from prototrain.data.stream import STATE_SHARE, TrainingData
+
+
+class Clock:
+    """Advances by a second whenever it is asked."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+def numbers(examples: int = 20) -> dict[str, tf.data.Dataset]:
+    """Batches of three of shuffled numbers, which do not divide evenly."""
+    dataset = tf.data.Dataset.range(examples).shuffle(7)
+    return {"trn": dataset.map(lambda x: {"x": x}, num_parallel_calls=2).batch(3)}
+
+
+def in_any_order() -> dict[str, tf.data.Dataset]:
+    return {"trn": tf.data.Dataset.range(20).map(lambda x: {"x": x}, num_parallel_calls=2, deterministic=False)}
+
+
+def data(make: Callable[[], dict[str, tf.data.Dataset]] = numbers) -> TrainingData:
+    return TrainingData(make, seed=5, announce=lambda line: None, clock=Clock())
+
+
+def read(source: TrainingData, batches: int) -> list[Any]:
+    source.catch_up()
+    found = [next(source.iterator)["x"].numpy().tolist() for _ in range(batches)]
+    source.count(batches)
+    return found
+
+
+def save(source: TrainingData, directory: Path) -> dict[str, Any]:
+    """Write a part of a checkpoint and hear of it."""
+    directory.mkdir()
+    meta = source.write(str(directory / "data"))()
+    source.saved_at(str(directory / "data"), source.offset)
+    return meta
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One entry for each state that was taken."""
+    found: list[None] = []
+
+    def take(iterator: Any) -> tf.Tensor:
+        found.append(None)
+        return take_state(iterator)
+
+    monkeypatch.setattr("prototrain.data.stream.take_state", take)
+    return found
+
+
+def test_saves_in_a_row_take_one_state(tmp_path: Path, taken: list[None]) -> None:
+    source = data()
+    del taken[:]
+    metas = []
+    for index in range(5):
+        read(source, 4)
+        metas.append(save(source, tmp_path / f"{index}"))
+    assert [(meta["offset"], meta["behind"]) for meta in metas] == [(4, 0), (8, 4), (12, 8), (16, 12), (20, 16)]
+    assert len(taken) == 1
+    expected = read(source, 20)
+    other = data()
+    other.read(str(tmp_path / "4" / "data"), metas[4])
+    assert read(other, 20) == expected
+
+
+def test_a_state_is_taken_anew_when_it_was_taken_long_ago(tmp_path: Path, taken: list[None]) -> None:
+    source = data()
+    del taken[:]
+    save(source, tmp_path / "first")  # the clock ticks once while the state is taken
+    for index in range(round(1 / STATE_SHARE) + 1):
+        read(source, 1)
+        assert save(source, tmp_path / f"{index}")["behind"] == (index + 1 if index < 1 / STATE_SHARE else 0)
+    assert len(taken) == 2
+
+
+def test_data_in_any_order_is_never_read_again(tmp_path: Path, taken: list[None]) -> None:
+    source = data(in_any_order)
+    del taken[:]
+    for index in range(3):
+        read(source, 1)
+        assert save(source, tmp_path / f"{index}")["behind"] == 0
+    assert len(taken) == 3
+
+
+def test_a_checkpoint_may_be_deleted_at_any_time(tmp_path: Path) -> None:
+    source = data()
+    save(source, tmp_path / "first")
+    read(source, 4)
+    (tmp_path / "second").mkdir()
+    finish = source.write(str(tmp_path / "second" / "data"))
+    shutil.rmtree(tmp_path / "first")
+    meta = finish()
+    assert meta["behind"] == 4
+    read(source, 1)
+    assert save(source, tmp_path / "third")["behind"] == 0  # the second was not heard of, and the first is gone
+    expected = read(source, 10)
+    other = data()
+    other.read(str(tmp_path / "second" / "data"), meta)
+    assert read(other, 11)[1:] == expected
+
+
+def test_one_that_is_heard_of_late_is_not_gone_back_to(tmp_path: Path) -> None:
+    source = data()
+    save(source, tmp_path / "zeroth")
+    prefixes = []
+    for name in ("first", "second"):
+        read(source, 3)
+        (tmp_path / name).mkdir()
+        prefixes.append(str(tmp_path / name / "data"))
+        assert source.write(prefixes[-1])()["behind"] == source.offset
+    expected = read(source, 5)
+    source.saved_at(prefixes[1], 6)
+    source.saved_at(prefixes[0], 3)
+    shutil.rmtree(tmp_path / "first")
+    source.count(-5)  # as if they had not been trained on
+    source.rewind()
+    assert read(source, 5) == expected
+
+
+def test_saves_that_nobody_hears_of_take_states_of_their_own(tmp_path: Path) -> None:
+    source = data()
+    for index in range(3):
+        read(source, 3)
+        (tmp_path / f"{index}").mkdir()
+        source.write(str(tmp_path / f"{index}" / "data"))()
+    assert save(source, tmp_path / "heard")["behind"] == 0
+
+
+def test_going_back_reads_on_from_the_newest_state(tmp_path: Path) -> None:
+    source = data()
+    for index in range(3):
+        read(source, 4)
+        save(source, tmp_path / f"{index}")
+    expected = read(source, 10)
+    source.count(-10)
+    source.rewind()
+    assert read(source, 10) == expected
+
+
+@pytest.mark.parametrize("share", [float("inf"), 1e-9], ids=["a state each time", "one for all"])
+def test_a_run_that_went_on_with_other_data_is_resumed_exactly(
+    tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prototrain.data.stream.STATE_SHARE", share)
+    before = data()
+    read(before, 3)
+    meta = save(before, tmp_path / "before")
+    source = data(lambda: numbers(23))
+    source.allow_changes = True
+    source.read(str(tmp_path / "before" / "data"), meta)
+    assert source.caveat is not None and "23" in source.caveat
+    first = read(source, 4)
+    source.count(-4)
+    source.rewind()  # before anything was saved
+    assert read(source, 4) == first
+    meta = save(source, tmp_path / "between")
+    read(source, 2)
+    meta = save(source, tmp_path / "after")
+    expected = read(source, 12)
+    source.count(-12)
+    source.rewind()
+    assert read(source, 12) == expected
+    other = data(lambda: numbers(23))
+    other.read(str(tmp_path / "after" / "data"), meta)
+    assert other.caveat is None
+    assert read(other, 12) == expected
+
+
+def concatenated() -> dict[str, tf.data.Dataset]:
+    """Two shuffled parts: the first one is dropped while the second one is read."""
+    parts = [tf.data.Dataset.range(8 * index, 8 * index + 8).shuffle(5) for index in range(2)]
+    return {"trn": parts[0].concatenate(parts[1]).map(lambda x: {"x": x}).batch(3)}
+
+
+def filtered() -> dict[str, tf.data.Dataset]:
+    return {"trn": numbers()["trn"].unbatch().filter(lambda batch: batch["x"] % 3 > 0).batch(4).prefetch(3)}
+
+
+@pytest.mark.parametrize("make", [numbers, concatenated, filtered])
+def test_every_position_is_exact(
+    make: Callable[[], dict[str, tf.data.Dataset]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those at which TensorFlow has dropped the end of a pass, and has not begun the next one."""
+    monkeypatch.setattr("prototrain.data.stream.STATE_SHARE", float("inf"))
+    source, metas, batches = data(make), [], []
+    for index in range(16):
+        metas.append(save(source, tmp_path / f"{index}"))
+        batches += read(source, 1)
+    batches += read(source, 16)
+    for index, meta in enumerate(metas):
+        other = data(make)
+        other.read(str(tmp_path / f"{index}" / "data"), meta)
+        read(other, 1)
+        meta = save(other, tmp_path / f"{index} and one")  # resumed twice
+        other = data(make)
+        other.read(str(tmp_path / f"{index} and one" / "data"), meta)
+        assert read(other, 15) == batches[index + 1 : index + 16], f"after {index} batches"
+        assert other.caveat is None
+
+
+def test_what_cannot_be_read_again_says_where_it_is_not_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, caveats = data(in_any_order), []
+    for found in ({b"a shuffle"}, set(), {b"a shuffle"}):
+        monkeypatch.setattr("prototrain.data.stream.shuffles", lambda prefix, found=found: found)
+        other = data(in_any_order)
+        prefix = tmp_path / f"{len(caveats)}"
+        other.read(str(prefix / "data"), save(source, prefix))
+        caveats.append(other.caveat)
+    assert caveats == [None, "TensorFlow had forgotten how the training data is shuffled in its next pass", None]
+
+
+def two_batches() -> dict[str, tf.data.Dataset]:
+    return {"trn": tf.data.Dataset.range(6).shuffle(6).map(lambda x: {"x": x}).batch(3)}
+
+
+@pytest.mark.parametrize("make", [numbers, two_batches, concatenated])
+def test_the_order_does_not_depend_on_how_far_the_first_look_has_read(
+    make: Callable[[], dict[str, tf.data.Dataset]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(iterator: Any, *, batches: int) -> dict[str, Any]:
+        first, *_ = [dict(next(iterator)) for _ in range(batches)]
+        return first
+
+    orders = []
+    for batches in (1, 2, 9):
+        monkeypatch.setattr("prototrain.data.stream.first_batch", partial(look, batches=batches))
+        orders.append(read(data(make), 12))
+    assert orders[0] == orders[1] == orders[2]
+
+
+@pytest.mark.parametrize("make", [two_batches, concatenated])
+def test_going_back_to_before_a_shuffle_has_begun(make: Callable[[], dict[str, tf.data.Dataset]]) -> None:
+    source = data(make)
+    expected = read(source, 12)
+    source.count(-12)
+    source.rewind()
+    assert read(source, 12) == expected

@@ -1,0 +1,79 @@
+"""Modules imported from copies, which believe to be where they were."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prototrain.experiment import home_of, source_of
+from prototrain.experiment.copies import imported_from_copies
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory with a package, a module and copies of both, from which the present ones differ."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package = tmp_path / "outer_of_snapshot" / "package"
+    (package / "sub").mkdir(parents=True)
+    (package / "__init__.py").write_text("from .part import value as value\n")
+    (package / "part.py").write_text("import sys\nvalue = 'then'\ndef where():\n    return __file__\n")
+    (package / "sub" / "__init__.py").write_text("value = 'sub then'\n")
+    (tmp_path / "single_of_snapshot.py").write_text("value = 'single then'\n")
+    copies = tmp_path / "copies"
+    shutil.copytree(package, copies / "package")
+    shutil.copy(tmp_path / "single_of_snapshot.py", copies)
+    for file in [*package.rglob("*.py"), tmp_path / "single_of_snapshot.py"]:
+        file.write_text(file.read_text().replace("then", "now"))
+    yield tmp_path
+    for name in [name for name in sys.modules if "_of_snapshot" in name]:
+        del sys.modules[name]
+
+
+def test_copies_are_imported_and_forgotten(place: Path) -> None:
+    package, single = place / "outer_of_snapshot/package", place / "single_of_snapshot.py"
+    name = "outer_of_snapshot.package"
+    assert importlib.import_module(name).value == "now"
+    with imported_from_copies(
+        {name: (package, place / "copies/package"), "single_of_snapshot": (single, place / "copies" / single.name)}
+    ):
+        found = importlib.import_module(name)
+        assert found.value == "then" and importlib.import_module(f"{name}.sub").value == "sub then"
+        assert importlib.import_module("single_of_snapshot").value == "single then"
+        part = importlib.import_module(f"{name}.part")
+        assert part.where() == str(package / "part.py")
+        assert "'then'" in inspect.getsource(part) or "def where" in inspect.getsource(part.where)
+        assert inspect.getsourcefile(part.where) == str(place / "copies/package/part.py")
+        assert source_of(found) == place / "copies/package" and home_of(found) == package
+        assert source_of(part) == place / "copies/package/part.py" and home_of(part) == package / "part.py"
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module(f"{name}.nothing")
+    assert importlib.import_module(name).value == "now"
+    assert not list((place / "copies").rglob("*.pyc"))
+
+
+def test_what_is_around_a_copy_may_be_gone(place: Path) -> None:
+    package = place / "outer_of_snapshot/package"
+    shutil.rmtree(place / "outer_of_snapshot")
+    with imported_from_copies({"outer_of_snapshot.package": (package, place / "copies/package")}):
+        assert importlib.import_module("outer_of_snapshot.package.part").value == "then"
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("outer_of_snapshot.package")
+
+
+def test_a_package_without_an_init(place: Path) -> None:
+    package = place / "outer_of_snapshot/package"
+    for path in (package, place / "copies/package"):
+        (path / "__init__.py").unlink()
+    name = "outer_of_snapshot.package"
+    assert source_of(importlib.import_module(name)) == package
+    for gone in (False, True):
+        if gone:
+            shutil.rmtree(package)
+        with imported_from_copies({name: (package, place / "copies/package")}):
+            assert importlib.import_module(f"{name}.part").value == "then"

@@ -1,0 +1,136 @@
+"""run.json: what every way out of a run leaves in it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from prototrain import Callback, StopTraining
+from prototrain.callbacks import SaveOnExit
+from prototrain.errors import CallbackError, CheckpointError, ExperimentError
+from prototrain.experiment.record import Part, read_parts
+from tests.tiny import CountingTrainer, tiny_config
+
+
+class At(Callback):
+    """Raises, or asks for a stop, at step 3."""
+
+    def __init__(self, event: BaseException | signal.Signals) -> None:
+        self.event = event
+
+    def trigger_step(self) -> None:
+        if self.trainer.global_step == 3 and isinstance(self.event, signal.Signals):
+            self.trainer.stop.request(self.event)
+        elif self.trainer.global_step == 3:
+            raise self.event
+
+
+def parts(experiment: Path) -> list[Part]:
+    return read_parts(experiment / "run.json")
+
+
+ENDS = [
+    (StopTraining("good enough"), "finished", "good enough", None),
+    (StopTraining(), "finished", "a callback asked for it", None),
+    (ValueError("two\nlines"), "failed", "ValueError: two lines", ValueError),
+    (CallbackError("not a\nscalar"), "failed", "not a scalar", CallbackError),
+    (signal.SIGINT, "interrupted", "SIGINT", KeyboardInterrupt),
+    (signal.SIGTERM, "interrupted", "SIGTERM", SystemExit),
+    (SystemExit(7), "interrupted", "SystemExit: 7", SystemExit),
+]
+
+
+@pytest.mark.parametrize(("event", "state", "reason", "raised"), ENDS, ids=[f"{end[0]!r}" for end in ENDS])
+def test_every_way_out(
+    event: BaseException | signal.Signals,
+    state: str,
+    reason: str,
+    raised: type[BaseException] | None,
+    experiment: Path,
+) -> None:
+    trainer = CountingTrainer(experiment=experiment)
+    if raised is None:
+        trainer.train([At(event)], max_steps=5)
+    else:
+        with pytest.raises(raised):
+            trainer.train([At(event)], max_steps=5)
+    (part,) = parts(experiment)
+    assert (part.state, part.reason, part.first_step, part.step, part.total_steps) == (state, reason, 0, 3, 5)
+    assert part.seconds is not None and part.start == "fresh" and list(part.callbacks) == ["At"]
+
+
+def test_a_run_says_that_it_is_under_way_and_where_from(experiment: Path) -> None:
+    seen: list[list[Part]] = []
+
+    class Look(Callback):
+        def before_train(self) -> None:
+            seen.append(parts(experiment))
+
+    CountingTrainer(experiment=experiment).train([Look(), SaveOnExit()], max_steps=2)
+    CountingTrainer(experiment=experiment).train([Look(), SaveOnExit()], max_steps=4)
+    assert [[part.state for part in found] for found in seen] == [["running"], ["finished", "running"]]
+    assert [(part.first_step, part.step, part.seconds) for part in seen[1]][1] == (2, None, None)
+    first, second = parts(experiment)
+    assert (first.step, first.reason, second.first_step, second.step) == (2, None, 2, 4)
+    assert second.start == "resumed at step 2, exact"
+
+
+def test_a_run_without_an_end_has_no_number_of_steps(experiment: Path) -> None:
+    CountingTrainer(experiment=experiment).train([At(StopTraining("now"))])
+    assert parts(experiment)[0].total_steps is None
+
+
+def test_a_start_that_fails(experiment: Path) -> None:
+    CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=2)
+    other = CountingTrainer(experiment=experiment)
+    other.state["more"] = 1
+    with pytest.raises(CheckpointError, match="has no state for 'more'"):
+        other.train([SaveOnExit()], max_steps=4)
+    last = parts(experiment)[-1]
+    assert (last.state, last.first_step, last.step, last.start) == ("failed", None, None, None)
+    assert str(last.reason).endswith("has no state for 'more'")
+
+
+def test_what_differs_from_the_models_defaults(experiment: Path) -> None:
+    trainer = CountingTrainer(experiment=experiment)
+    trainer.config = tiny_config()
+    trainer.train(max_steps=1)
+    assert parts(experiment)[0].changes is None
+    trainer.config.keep_defaults()
+    trainer.config["model.num_steps"] = 1
+    trainer.config["own.key"] = [1, 2]
+    trainer.train(max_steps=2)
+    assert parts(experiment)[1].changes == [["model.num_steps", 1, 20], ["own.key", [1, 2], "(unset)"]]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"parts": [3]}', '{"parts": [{}]}', '{"parts": [{"started": "x"}]}',
+                                     '{"parts": [{"started": 1, "state": "lost"}]}',
+                                     '{"parts": [{"started": 1, "changes": [1]}]}'])  # fmt: skip
+def test_a_damaged_record_is_named_and_then_written_anew(content: str, experiment: Path) -> None:
+    experiment.mkdir()
+    (experiment / "run.json").write_text(content)
+    with pytest.raises(ExperimentError, match=r"run\.json is damaged"):
+        parts(experiment)
+    CountingTrainer(experiment=experiment).train(max_steps=1)
+    assert len(parts(experiment)) == 1
+
+
+def test_what_a_later_version_adds_is_left_out(experiment: Path) -> None:
+    experiment.mkdir()
+    (experiment / "run.json").write_text(json.dumps({"parts": [{"started": 1.0, "weather": "fine"}], "format": 2}))
+    assert parts(experiment) == [Part(started=1.0)]
+
+
+def test_a_record_that_cannot_be_written_does_not_end_the_run(
+    experiment: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (experiment / "run.json").mkdir(parents=True)
+    with pytest.raises(ExperimentError, match=r"cannot read .*run\.json: Is a directory"):
+        parts(experiment)
+    trainer = CountingTrainer(experiment=experiment)
+    trainer.train(max_steps=2)
+    assert trainer.global_step == 2
+    assert f"WARNING: cannot write {experiment}/run.json: Is a directory" in capfd.readouterr().out

@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain.errors import ModelError
+from prototrain.model.sharing import VariableStore, base_name
+from tests.tiny import tiny_build, tiny_datasets, tiny_trainer
+
+Build = Callable[[dict[str, tf.Tensor], bool], Any]
+BATCH = {"x": tf.constant(np.random.default_rng(1).normal(size=(6, 4)), tf.float32)}
+SPEC = {"x": tf.TensorSpec([None, 4], tf.float32)}
+
+
+def fresh(build: Build) -> VariableStore:
+    """A store after the calls that a trainer makes before training."""
+    keras.utils.clear_session(free_memory=False)
+    store = VariableStore()
+    with store.creating():
+        build(BATCH, True)
+    store.adopt(lambda inputs: build(inputs, True), SPEC)
+    return store
+
+
+def used_again(store: VariableStore, build: Build, train_phase: bool) -> set[int]:
+    """The ids of the variables that a later call inside a loop uses."""
+
+    def body(count: tf.Tensor) -> tf.Tensor:
+        with store.sharing():
+            build(BATCH, train_phase)
+        return count + 1
+
+    call = tf.function(lambda: tf.while_loop(lambda count: count < 2, body, [0]), autograph=False)
+    return {id(variable) for variable in call.get_concrete_function().graph.variables}
+
+
+def inline(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+    x = keras.layers.Dense(4, name="fc0")(inputs["x"])
+    x = keras.layers.BatchNormalization(name="bn0")(x, training=train_phase)
+    return keras.layers.Dense(4, name="fc1")(x)
+
+
+def unnamed(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+    x = inputs["x"]
+    for _ in range(3):
+        x = keras.layers.Dropout(0.5)(keras.layers.Dense(4)(x), training=train_phase)
+    return x
+
+
+def recurrent(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+    x = keras.layers.LSTM(3, name="lstm", dropout=0.2, return_sequences=True)(
+        inputs["x"][:, :, None], training=train_phase
+    )
+    return keras.layers.Bidirectional(keras.layers.GRU(2), name="both")(x)
+
+
+def nested(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+    given = keras.Input((4,))
+    inner = keras.Model(given, keras.layers.Dense(4, name="q")(given), name="inner")
+    outer = keras.Sequential([inner, keras.layers.Dense(3), keras.layers.Dense(3)], name="outer")
+    return outer(inputs["x"], training=train_phase)
+
+
+def by_hand(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+    scale = tf.Variable(tf.ones([4]), name="scale")
+    with tf.name_scope("inside"):
+        shift = tf.Variable(lambda: tf.zeros([4]), name="shift")
+    return inputs["x"] * scale + shift + tf.Variable(1.0)
+
+
+def in_control_flow(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+    chosen = tf.cond(tf.constant(True), lambda: keras.layers.Dense(4, name="yes")(inputs["x"]), lambda: inputs["x"])
+
+    def body(value: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return value * 2.0, count + 1
+
+    return tf.while_loop(lambda value, count: count < 2, body, [chosen, 0])
+
+
+def auxiliary_head(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+    x = keras.layers.Dense(4, name="head_1")(inputs["x"]) if train_phase else inputs["x"]
+    return keras.layers.Dense(4, name="head_2")(x)
+
+
+def dropout_in_training(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+    x = keras.layers.Dropout(0.5)(inputs["x"], training=True) if train_phase else inputs["x"]
+    return keras.layers.Dropout(0.5)(keras.layers.Dense(3)(x), training=train_phase)
+
+
+def same_name_twice(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+    return keras.layers.Dense(4, name="a")(keras.layers.Dense(4, name="a")(inputs["x"]))
+
+
+def attention(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+    x = inputs["x"][:, :, None]
+    return keras.layers.MultiHeadAttention(2, 3, name="attention", dropout=0.1)(x, x, training=train_phase)
+
+
+def metric_and_optimizer(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+    keras.optimizers.SGD(0.1)
+    return keras.metrics.Mean()(keras.layers.Dense(4)(inputs["x"]))
+
+
+@pytest.mark.parametrize(
+    ("build", "names"),
+    [
+        (inline, "fc0/kernel fc0/bias bn0/gamma bn0/beta bn0/moving_mean bn0/moving_variance fc1/kernel fc1/bias"),
+        (
+            nested,
+            "q/kernel q/bias outer/dense/kernel outer/dense/bias outer/dense_1/kernel outer/dense_1/bias",
+        ),
+        (by_hand, "scale inside/shift Variable"),
+        (in_control_flow, "yes/kernel yes/bias"),
+        (auxiliary_head, "head_1/kernel head_1/bias head_2/kernel head_2/bias"),
+        (same_name_twice, "a/kernel a/bias a/kernel_1 a/bias_1"),
+        (unnamed, None),
+        (recurrent, None),
+        (dropout_in_training, None),
+        (attention, None),
+        (metric_and_optimizer, "sgd/iteration sgd/learning_rate mean/total mean/count dense/kernel dense/bias"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_every_call_shares_the_variables_of_the_first(build: Build, names: str | None) -> None:
+    store = fresh(build)
+    if names is not None:
+        assert list(store.variables) == names.split()
+    mine = {id(variable) for variable in store.variables.values()}
+    trained = {id(variable) for variable in store.variables.values() if variable.trainable}
+    assert trained <= used_again(store, build, True) <= mine
+    assert used_again(store, build, False) <= mine
+    # Another trainer of the same process, which resets Keras's counters, has the same names and does not disturb.
+    assert list(fresh(build).variables) == list(store.variables)
+    assert trained <= used_again(store, build, True) <= mine
+
+
+class WithLayers:
+    """A model of which one layer exists before the first call, one is made in it, and one is made in every call."""
+
+    def __init__(self) -> None:
+        self.body = keras.Sequential(
+            [keras.layers.Dense(5), keras.layers.BatchNormalization(), keras.layers.Dropout(0.1)]
+        )
+        self.body.build((None, 4))
+        self.middle: keras.layers.Layer | None = None
+        self.last = keras.layers.Dense(2, name="last")
+
+    def __call__(self, inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+        if self.middle is None:
+            self.middle = keras.layers.Dense(3, name="middle")
+        x = self.middle(self.body(inputs["x"], training=train_phase))
+        return self.last(keras.layers.Dense(3, name="here")(x))
+
+
+def test_layers_that_exist_before_are_adopted() -> None:
+    model = WithLayers()
+    store = fresh(model)
+    own = [*model.body.variables, *model.middle.variables, *model.last.variables]
+    mine = {id(variable) for variable in store.variables.values()}
+    assert {id(variable.value) for variable in own} < mine
+    assert len(mine) == len(own) + 2
+    assert used_again(store, model, True) <= mine
+    assert used_again(store, model, False) <= mine
+
+
+def eager_only(shape: int, name: str) -> Build:
+    def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+        first = tf.executing_eagerly()
+        return keras.layers.Dense(4 if first else shape, name="a" if first else name)(inputs["x"])
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (eager_only(5, "a"), r"asked for a/kernel \(float32\[4, 5\]\), but its first call made it float32\[4,4\]"),
+        (eager_only(4, "b"), r"asked for b/kernel .* made no such variable"),
+        (lambda inputs, _: None if tf.executing_eagerly() else tf.Variable(1.0, name="new"), "asked for new"),
+    ],
+)
+def test_other_variables_in_a_later_call_are_an_error(build: Build, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        fresh(build)
+
+
+def test_a_layer_left_out_must_be_told_from_those_that_stay() -> None:
+    def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+        x = keras.layers.Dense(4)(inputs["x"]) if train_phase else inputs["x"]
+        return keras.layers.Dense(4)(x)
+
+    store = fresh(build)
+    with pytest.raises(ModelError, match=r"left out dense_1/kernel, which cannot be told .* a name of its own"):
+        used_again(store, build, False)
+
+
+def test_unnamed_layers_keep_their_order_when_keras_counts_anew() -> None:
+    store = fresh(unnamed)
+    keras.utils.clear_session(free_memory=False)
+    keras.layers.Dense(1)  # shifts the numbers of the next call by one
+    mine = {id(variable) for variable in store.variables.values()}
+    assert {id(v) for v in store.variables.values() if v.trainable} <= used_again(store, unnamed, True) <= mine
+
+
+def test_the_first_call_leaves_initial_values() -> None:
+    store = fresh(inline)
+    assert np.all(store.variables["bn0/moving_mean"].numpy() == 0.0)
+
+
+def test_later_calls_do_not_disturb_the_random_generators_of_python_and_numpy() -> None:
+    store = fresh(unnamed)
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    used_again(store, unnamed, True)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
+def test_a_trainer_trains_and_names_layers_that_exist_before() -> None:
+    layer = keras.layers.Dense(2, name="outside")
+    layer.build((None, 4))
+    start = layer.kernel.numpy()
+
+    def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> dict[str, tf.Tensor]:
+        net = tiny_build(inputs, train_phase)
+        net.loss += tf.reduce_mean(layer(inputs["x"]) ** 2)
+        return net
+
+    trainer = tiny_trainer(build=build, datasets=tiny_datasets)
+    trainer.train(max_steps=3)
+    assert {"outside/kernel", "outside/bias"} <= set(trainer.trainable)
+    assert not np.array_equal(layer.kernel.numpy(), start)
+
+
+def test_base_name() -> None:
+    assert base_name(tf.Variable(1.0, name="a/b")) == "a/b"

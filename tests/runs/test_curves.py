@@ -1,0 +1,101 @@
+"""`prototrain plot`: what is in the pictures, and what is said when there is nothing to draw."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from prototrain.cli import main
+from prototrain.runs import read_run
+from prototrain.runs.curves import draw
+from tests.made import ROWS, make
+
+
+@pytest.fixture(autouse=True)
+def _experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two experiments with scalars, and one without, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    make(Path("a"))
+    make(Path("_b$x$"), rows=[{**ROWS[1], "vld/rate": 0.5, "single": 3}, {**ROWS[2], "vld/loss": None}])
+    make(Path("none"), rows=[])
+
+
+def plot(*arguments: str) -> int:
+    return main(["plot", *arguments])
+
+
+def texts(svg: bytes | str) -> list[str]:
+    """What stands in the picture, besides numbers; glyphs are drawn, and their text is in a comment."""
+    text = svg.decode() if isinstance(svg, bytes) else svg
+    return [found for found in re.findall(r"<!-- (.*?) -->", text) if not re.fullmatch(r"[\d.]+", found)]
+
+
+@pytest.mark.parametrize(("name", "start"), [("c.png", b"\x89PNG"), ("c.SVG", b"<?xml"), ("c.pdf", b"%PDF")])
+def test_the_formats(name: str, start: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plot("a", "--scalar", "vld/loss", "-o", name) == 0
+    assert Path(name).read_bytes().startswith(start)
+    assert capsys.readouterr().out == f"{name}\n"
+
+
+def test_scalars_of_several_runs_share_charts() -> None:
+    scalars = ["--scalar", "vld/loss", "--scalar", "vld/rate", "--scalar", "trn/loss", "--scalar", "vld/loss"]
+    assert plot("_b$x$", *scalars, "-o", "c.svg") == 0
+    assert texts(Path("c.svg").read_text()) == [
+        *["step", "loss", " vld/loss", " trn/loss"],
+        *["step", "rate", " vld/rate"],
+    ]
+    assert plot("_b$x$", "a", "--scalar", "vld/loss", "--scalar", "trn/loss", "-o", "c.svg") == 0
+    assert texts(Path("c.svg").read_text()) == [
+        *["step", "loss", " _b$x$ vld/loss", " _b$x$ trn/loss", " a vld/loss", " a trn/loss"],
+    ]
+    ElementTree.parse("c.svg")
+
+
+def test_a_picture_of_the_same_is_the_same() -> None:
+    runs = [read_run("a")]
+    assert draw(runs, ["vld/loss"], "svg") == draw(runs, ["vld/loss"], "svg")
+
+
+def test_a_single_point_of_many_runs_is_seen() -> None:
+    svg = draw([read_run("_b$x$")] * 12, ["single"], "svg").decode()
+    assert texts(svg) == ["step", "single", *[" _b$x$ single"] * 12]
+    assert len(set(re.findall(r"fill: (#\w{6})", svg))) >= 12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a", "_b$x$", "--scalar", "vld/rate"], "a has no scalar 'vld/rate'; it has: trn/loss, vld/loss"),
+        (["none", "--scalar", "vld/loss"], "none has no scalars yet: there is nothing in none/metrics.jsonl"),
+        (["nowhere", "--scalar", "vld/loss"], "there is no directory nowhere"),
+        ([".", "--scalar", "vld/loss"], ". is not an experiment: it has no environment.json"),
+        (["a", "--scalar", "vld/loss", "-o", "nowhere/c.png"], "cannot write nowhere/c.png: No such file or directory"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plot(*arguments, *([] if "-o" in arguments else ["-o", "c.png"])) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"prototrain: error: {message}") and said.count("\n") == 1
+    assert not Path("c.png").exists()
+
+
+def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert plot("a", "--scalar", "vld/loss", "-o", "c.png") == 1
+    said = capsys.readouterr().err
+    assert said == "prototrain: error: curves are drawn with matplotlib; pip install 'prototrain[plot]'\n"
+    assert main(["report", "none"]) == 0  # has no curves
+
+
+@pytest.mark.parametrize(
+    "arguments", [["a", "-o", "c.png"], ["a", "--scalar", "x", "-o", "c.jpg"], ["a", "--scalar", "x"]]
+)
+def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        plot(*arguments)
+    assert exit_.value.code == 2
+    assert "usage: prototrain plot" in capsys.readouterr().err

@@ -1,0 +1,204 @@
+"""`prototrain run --from EXPERIMENT`: the same run again, to the same bits, from what the run has kept."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prototrain.checkpoint import verify
+from prototrain.cli import main
+from prototrain.experiment.rows import read_rows
+
+CONFIG = """
+from prototrain import Config
+
+config = Config({
+    "trainer.experiment_name": "first",
+    "trainer.summary_save_interval": 2,
+    "trainer.validation_step_interval": 3,
+    "model.batch_size": 4,
+    "model.num_steps": 4,
+    "model.units": 3,
+    "model.optimizer.method": "sgd",
+    "model.lr_schedule.method": "custom",
+    "model.lr_schedule.custom.fn": lambda step: 0.1 * 0.9 ** (step / 2),
+})
+"""
+DATASETS = """
+from pathlib import Path
+import numpy as np
+import tensorflow as tf
+from .config import config
+
+def datasets():
+    x = np.loadtxt(Path(__file__).parent / "x.csv", delimiter=",", dtype=np.float32)
+    data = tf.data.Dataset.from_tensor_slices({"x": x[:, :3], "y": x[:, 3:]})
+    return {"trn": data.shuffle(20).batch(config["model.batch_size"]), "vld": data.batch(8)}
+"""
+DEFINITION = """
+import keras
+import tensorflow as tf
+from helping_repeat import factor
+from .config import config
+
+def build(inputs, train_phase):
+    hidden = keras.layers.Dense(config["model.units"], activation="relu", name="hidden")(inputs["x"])
+    hidden = keras.layers.Dropout(0.2, name="dropout")(hidden, training=train_phase)
+    out = keras.layers.Dense(1, name="out")(hidden) * factor
+    return {"loss": tf.reduce_mean((out - inputs["y"]) ** 2)}
+"""
+TRAINER = """
+from prototrain import SyncReplicatedTrainer
+
+class Mine(SyncReplicatedTrainer):
+    pass
+"""
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a model package and its run "first", which was started with settings of its own."""
+    place = tmp_path_factory.mktemp("original")
+    package = place / "outer" / "net_of_repeat"
+    package.mkdir(parents=True)
+    for name, text in {"config": CONFIG, "datasets": DATASETS, "definition": DEFINITION}.items():
+        (package / f"{name}.py").write_text(text)
+    (package / "__init__.py").write_text("")
+    (package / "x.csv").write_text("\n".join(f"{i},{i % 3},1,{i % 2}" for i in range(20)))
+    (place / "trainer_of_repeat.py").write_text(TRAINER)
+    (place / "helping_repeat.py").write_text("factor = 1.0\n")
+    with pytest.MonkeyPatch.context() as patch:
+        enter(place, patch)
+        assert main(["run", *MODEL, "--trainer", "trainer_of_repeat:Mine", "--towers", "cpu:2", *CHANGED]) == 0
+        leave(place)
+    return place
+
+
+MODEL = ["outer.net_of_repeat"]
+CHANGED = ["-s", "model.num_steps=7", "-s", "model.units=5"]
+
+
+def enter(place: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.chdir(place)
+    patch.setattr(sys, "path", list(sys.path))
+    patch.setattr(sys, "dont_write_bytecode", True)
+    patch.setattr(sys, "stdin", io.StringIO())
+
+
+def leave(place: Path) -> None:
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__dict__", {}).get("__file__")).startswith(str(place)) or name == "outer":
+            del sys.modules[name]
+
+
+@pytest.fixture
+def place(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of all that, as the working directory; what is imported from it is forgotten afterwards."""
+    shutil.copytree(original, tmp_path / "here")
+    shutil.rmtree(tmp_path / "here" / "outer")  # the run says that it is still where it was
+    enter(tmp_path / "here", monkeypatch)
+    yield tmp_path / "here"
+    leave(tmp_path / "here")
+    leave(original)
+
+
+def variables(experiment: str) -> dict[str, bytes]:
+    saved = verify(Path(experiment, "checkpoints/step-0000000007")).variables()
+    return {name: value.tobytes() for name, value in saved.items()}
+
+
+def metrics(experiment: str) -> list[dict[str, Any]]:
+    rows = read_rows(Path(experiment, "metrics.jsonl").read_bytes())
+    return [{name: value for name, value in row.items() if name != "time"} for row in rows]
+
+
+def test_a_repeat_has_the_same_bits(place: Path, original: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its settings, trainer and towers too, and a repeat of the repeat as well."""
+    assert main(["run", "--from", "experiments/first"]) == 0
+    assert main(["run", "--from", "experiments/first-repeat/", "-s", "trainer.experiment_name=third"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("trainer         Mine") == 2 and printed.count("2 towers x 2") == 2
+    # Data that lies elsewhere is the same; where the run was started is said.
+    assert f"differs in  working directory was {original} and is {place}\n\n" in printed.replace("\n            ", " ")
+    assert "repeats     experiments/first-repeat\ndiffers in  nothing that is known\n" in printed
+    assert "metrics: the same bits as in experiments/first, at all 5 steps that both have written" in printed
+    for repeated in ("experiments/first-repeat", "experiments/third"):
+        assert variables(repeated) == variables("experiments/first")
+        assert metrics(repeated) == metrics("experiments/first") != []
+    source = Path("experiments/third/source")
+    assert {str(path.relative_to(source)) for path in source.rglob("*.*")} == {
+        *(f"net_of_repeat/{name}.py" for name in ("__init__", "config", "datasets", "definition")),
+        "trainer_of_repeat.py",
+    }
+    assert not list(Path("experiments/first").rglob("*.pyc"))
+
+
+def test_what_differs_is_said(place: Path, original: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The code beside the copies, the data, the versions, the settings."""
+    environment = Path("experiments/first/environment.json")
+    content = json.loads(environment.read_text())
+    content["versions"]["prototrain"] = "0.0"
+    content["callbacks"].append("Mine")
+    content["modules"]["outer.net_of_repeat"] = "/gone/net_of_repeat"
+    environment.write_text(json.dumps(content))
+    shutil.copytree(original / "outer", "outer")
+    for file, more in {"x.csv": "\n1,1,1,1", "definition.py": "\nraise SystemExit\n"}.items():
+        with open(f"outer/net_of_repeat/{file}", "a") as opened:
+            opened.write(more)
+    Path("helping_repeat.py").write_text("factor = 2.0\n")
+    options = ["--towers", "cpu:1", "-s", "model.units=5", "-s", "trainer.print_interval=3"]
+    assert main(["run", "--from", "experiments/first", *options]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "prototrain was 0.0 and is ",
+        "towers was 2 and is 1",
+        "config trainer.print_interval was 100 and is 3",
+        "data file outer/net_of_repeat/x.csv was ",
+        "the pipeline's stage TensorSlice(float32[20,3] ",
+        "helping_repeat is not what it was",
+        "callback Mine is missing",
+        "metrics: they first differ from experiments/first at step 2: trn/loss",
+    ):
+        assert words in printed, words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "spoil", "words"),
+    [
+        (["nowhere"], None, "--from: nowhere is not an experiment: it has no environment.json"),
+        (["experiments/first", "-s", "trainer.experiment_name=first"], None, "cannot be repeated into itself"),
+        (["experiments/first", "other.model"], None, "the model of experiments/first is outer.net_of_repeat, not"),
+        (["experiments/first", "-s", "model.unit=3"], None, "unknown key 'model.unit'; the nearest known one is"),
+        (["experiments/first"], {"model": None}, "is of a script ("),
+        (["experiments/first"], {"trainer": "__main__:Mine"}, "is of a script ("),
+        (["experiments/first"], {"modules": None}, "does not say enough; another version has written it"),
+        (
+            ["experiments/first"],
+            {"modules": {"a.net_of_repeat": "/a/net_of_repeat", "b.net_of_repeat": "/b/net_of_repeat"}},
+            "a.net_of_repeat and b.net_of_repeat have the same file name",
+        ),
+        (["experiments/first"], {"modules": {"x": "/a/x"}}, "experiments/first/source/x is missing, the copy of x"),
+    ],
+)
+def test_what_cannot_be_repeated_is_one_line(
+    arguments: list[str], spoil: dict[str, Any] | None, words: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = Path("experiments/first/environment.json")
+    environment.write_text(json.dumps({**json.loads(environment.read_text()), **(spoil or {})}))
+    assert main(["run", "--from", *arguments]) == 1
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+    assert [path.name for path in Path("experiments").iterdir()] == ["first"]
+
+
+def test_the_model_is_required_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["run"])
+    assert caught.value.code == 2 and "are required: model, or --from EXPERIMENT" in capsys.readouterr().err

@@ -1,0 +1,200 @@
+"""`prototrain report`: what is on the page, and that it needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import tensorflow as tf
+
+from prototrain.callbacks import DumpTensorAsImage, JSONWriter, Summaries, TensorBoardWriter, Validation
+from prototrain.cli import main
+from prototrain.experiment.event_files import read_images, records
+from prototrain.runs.report import _spread
+from tests.made import ENVIRONMENT, make, part, running
+from tests.tiny import tiny_build, tiny_trainer
+
+
+class Page(HTMLParser):
+    """The tags, texts and pictures of a page; what is opened must be closed."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.text = path.read_text(encoding="utf-8")
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.images: list[tuple[str, bytes]] = []
+        self.words: list[str] = []
+        self.feed(self.text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+        for name, value in attrs:
+            assert name not in ("href", "onclick", "onload")
+            if name == "src":
+                kind, _, data = str(value).partition(";base64,")
+                self.images.append((kind, base64.b64decode(data, validate=True)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip() and self.open[-1] != "style":
+            self.words.append(data.strip())
+
+    def after(self, word: str, count: int = 1) -> list[str]:
+        index = self.words.index(word)
+        return self.words[index + 1 : index + 1 + count]
+
+
+def report(experiment: Path) -> Page:
+    assert main(["report", str(experiment)]) == 0
+    return Page(experiment / "report.html")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with validation, curves, dumped tensors and image summaries."""
+
+    def build(inputs: dict[str, Any], train_phase: bool) -> Any:
+        tf.summary.image("points", tf.reshape(inputs["x"], [-1, 2, 2, 1]), max_outputs=2)
+        return tiny_build(inputs, train_phase)
+
+    directory = tmp_path_factory.mktemp("report") / "trained"
+    trainer = tiny_trainer(directory, build=build)
+    dump = DumpTensorAsImage("x", scale=100, max_images=2, map_function=lambda x: x.reshape(-1, 2, 2))
+    trainer.train(
+        [
+            Validation().every(steps=10),
+            Summaries().every(steps=10),
+            dump.every(steps=2),
+            JSONWriter(),
+            TensorBoardWriter(),
+        ],
+        max_steps=20,
+    )
+    return directory
+
+
+@pytest.fixture(scope="module")
+def page(trained: Path) -> Page:
+    return report(trained)
+
+
+def test_a_page_of_a_real_run(page: Page) -> None:
+    headings = ["Curves", "Scalars", "Images", "Config", "Time", "Where the time went", "Environment"]
+    assert [word for word in page.words if word in headings] == headings
+    assert page.words[1:7] == ["trained", "state", "finished", "steps", "20 of 20", "started"]
+    assert page.after("versions.tensorflow") == [tf.__version__]
+    assert page.after("model.batch_size") == ["8"]
+    assert "Validation" in page.words and "everything else" in page.words
+    (curves,) = [content for kind, content in page.images if kind == "data:image/svg+xml"]
+    ElementTree.fromstring(curves)
+    assert {" trn/loss", " vld/loss", " vld/accuracy"} <= set(re.findall(r"<!-- (.*?) -->", curves.decode()))
+
+
+def test_it_has_the_pictures_of_the_run(trained: Path, page: Page) -> None:
+    pictures = [content for kind, content in page.images if kind == "data:image/png"]
+    summaries = read_images(trained / "summaries")
+    assert {name: list(steps) for name, steps in summaries.items()} == {"trn/points": [10, 20]}
+    dumped = [
+        trained / "analysis" / "images" / f"x-step-{step:010d}-{n}.png" for step in (2, 8, 14, 20) for n in (0, 1)
+    ]
+    expected = [image for images in summaries["trn/points"].values() for image in images]
+    assert pictures == [*expected, *(path.read_bytes() for path in dumped)]
+    assert all(tf.io.decode_png(picture).shape == (2, 2, 1) for picture in pictures)
+    assert "(4 of 10 steps)" in page.words
+
+
+def test_nothing_is_fetched_and_nothing_runs(page: Page) -> None:
+    assert page.tags & {"script", "link", "iframe", "object", "a"} == set()
+    assert "default-src 'none'" in page.text
+    assert re.search(r"url\(|@import|https?://", re.sub(r"base64,[^\"]*", "", page.text)) is None
+
+
+def test_what_a_run_holds_is_text_and_not_html(tmp_path: Path) -> None:
+    evil = "<script>alert('&')</script>"
+    make(
+        tmp_path / "<b>&$title",
+        part(state="failed", reason=evil, callbacks={evil: 1.0}, start=evil, changes=[["model.key", evil, evil]]),
+        rows=[{"step": 1, evil: 1.0, "a/$": 2.0}],
+        config={"model.key": evil, "model.fn": "def f(x):\n    return x\n"},
+        environment={**ENVIRONMENT, evil: evil},
+    )
+    (tmp_path / "<b>&$title" / "train.log").write_text(
+        f"{evil}\n" * 150 + "\udcff".encode("utf-8", "surrogateescape").decode("latin-1")
+    )
+    page = report(tmp_path / "<b>&$title")
+    assert page.tags & {"script", "b"} == set()
+    assert page.words[1] == "<b>&$title"
+    assert page.after("model.key", 2) == [evil, evil]
+    assert page.words.count(evil) >= 5
+    assert "The last 100 of 151 lines" in page.words
+
+
+def test_a_run_that_has_nothing_yet(tmp_path: Path) -> None:
+    make(tmp_path / "new", running(), rows=[])
+    (tmp_path / "new" / "config.json").unlink()
+    page = report(tmp_path / "new")
+    assert page.images == []
+    assert [word for word in page.words if word in ("Curves", "Scalars", "Images", "Config", "Time")] == ["Time"]
+    (tmp_path / "new" / "run.json").unlink()
+    assert "Time" not in report(tmp_path / "new").words
+
+
+def test_the_parts_of_a_run(tmp_path: Path) -> None:
+    killed = running(started=2000.0, first_step=150, start="resumed at step 150, exact")
+    again = part(started=3000.0, first_step=150, step=200, seconds=10.0, callbacks={"Validation": 5.0, "New": 1.0})
+    page = report(make(tmp_path / "a", part(state="interrupted", reason="SIGINT"), killed, again))
+    assert page.after("fresh", 4) == ["0 to 150", "40 s", "3.75", "interrupted: SIGINT"]
+    assert page.after("150 to 200", 3) == ["10 s", "5", "finished"]
+    assert page.after("Validation", 2) == ["15.00", "30.0%"]
+    assert page.after("everything else", 2) == ["32.00", "64.0%"]
+
+
+def test_another_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path / "a")
+    assert main(["report", str(tmp_path / "a"), "-o", str(tmp_path / "page.html")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/page.html\n"
+    assert (tmp_path / "page.html").exists() and not (tmp_path / "a" / "report.html").exists()
+    assert main(["report", str(tmp_path)]) == 1
+    assert "is not an experiment" in capsys.readouterr().err
+    (tmp_path / "a" / "train.log").mkdir()
+    assert main(["report", str(tmp_path / "a")]) == 1
+    assert f"cannot read {tmp_path}/a/train.log: Is a directory" in capsys.readouterr().err
+
+
+def test_the_steps_that_are_shown() -> None:
+    assert _spread([1, 2, 3], 4) == [1, 2, 3]
+    assert _spread(list(range(0, 100, 10)), 4) == [0, 30, 60, 90]
+
+
+def test_images_of_a_run_that_went_back(tmp_path: Path) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+    def image(step: int, content: bytes) -> bytes:
+        event = Event(step=step)
+        value = event.summary.value.add(tag="x")
+        value.metadata.plugin_data.plugin_name = "images"
+        value.tensor.string_val.extend([b"2", b"2", content])
+        return event.SerializeToString()
+
+    back = Event(step=6, session_log=SessionLog(status=SessionLog.START)).SerializeToString()
+    (tmp_path / "trn").mkdir()
+    files = {"1": [image(5, b"a"), image(8, b"b"), image(9, b"c")], "2": [back, image(8, b"d")]}
+    for name, events in files.items():
+        with tf.io.TFRecordWriter(str(tmp_path / "trn" / f"events.out.tfevents.{name}.host")) as writer:
+            for event in events:
+                writer.write(event)
+    assert read_images(tmp_path) == {"trn/x": {5: [b"a"], 8: [b"d"]}}
+    whole = (tmp_path / "trn" / "events.out.tfevents.1.host").read_bytes()
+    assert list(records(whole)) == files["1"]
+    assert [list(records(whole[:-cut])) for cut in (1, len(files["1"][2]) + 5)] == [files["1"][:2]] * 2

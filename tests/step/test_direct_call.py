@@ -1,0 +1,55 @@
+"""Calls of a traced function by the op that runs it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain.step.direct_call import DirectCall
+
+
+def read_and_add(total: tf.Variable) -> DirectCall:
+    def function(iterator: tf.data.Iterator, n: tf.Tensor) -> dict[str, tf.Tensor]:
+        for _ in range(2):
+            total.assign_add(next(iterator) * n)
+        return {"total": total.read_value(), "n": n}
+
+    return DirectCall(function)
+
+
+def test_it_does_what_the_function_does() -> None:
+    total = tf.Variable(0, dtype=tf.int64)
+    call = read_and_add(total)
+    iterator = iter(tf.data.Dataset.range(1, 10))
+    for expected in (30, 100):
+        results = call(iterator, tf.constant(10, tf.int64))
+        assert call.pack(results)["total"].numpy() == total.numpy() == expected
+    other = iter(tf.data.Dataset.range(100, 110))
+    assert call.pack(call(other, tf.constant(1, tf.int64)))["total"].numpy() == 100 + 100 + 101
+
+
+def test_it_is_traced_once() -> None:
+    traces = []
+
+    def function(x: tf.Tensor) -> tf.Tensor:
+        traces.append(x.shape)
+        return x * 2
+
+    call = DirectCall(function, [tf.TensorSpec([None])])
+    assert call.graph is None
+    call.trace(tf.zeros([3]))
+    assert [len(call(tf.zeros([size]))[0]) for size in (3, 5)] == [3, 5]
+    assert len(traces) == 1 and "Mul" in [op.type for op in call.graph.get_operations()]
+
+
+def test_errors_come_through() -> None:
+    total = tf.Variable(0, dtype=tf.int64)
+    with pytest.raises(tf.errors.OutOfRangeError):
+        read_and_add(total)(iter(tf.data.Dataset.range(1)), tf.constant(1, tf.int64))
+
+
+def test_for_several_towers_tensorflow_calls_it() -> None:
+    call = DirectCall(lambda x: {"twice": x * 2}, towers=2)
+    results = call.pack(call(tf.constant([1.0, 2.0])))
+    np.testing.assert_array_equal(results["twice"], [2.0, 4.0])

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import ast
+
+import pytest
+import tensorflow as tf
+
+from prototrain.system.tracebacks import cause, format_error, python_in_graph
+from tests.tiny import tiny_trainer
+
+
+def failing_datasets() -> dict[str, tf.data.Dataset]:
+    raise RuntimeError("mine")
+
+
+def test_only_the_users_frames_are_shown() -> None:
+    try:
+        tiny_trainer(datasets=failing_datasets)
+    except RuntimeError as error:
+        text = format_error(error)
+    assert text.endswith("RuntimeError: mine\n")
+    assert "in failing_datasets" in text
+    assert "prototrain" not in text.replace("/prototrain/tests", "")
+
+
+def test_causes_are_shortened_as_well() -> None:
+    try:
+        try:
+            tiny_trainer(datasets=failing_datasets)
+        except RuntimeError as error:
+            raise ValueError("outer") from error
+    except ValueError as error:
+        text = format_error(error)
+    assert "direct cause" in text and "datasets.py" not in text
+
+
+def test_an_error_without_a_users_frame_keeps_all() -> None:
+    for call, argument, shown in (
+        (ast.parse, "def f(:", 'File "<unknown>", line 1'),
+        (ast.literal_eval, "x", "ast.py"),
+    ):
+        with pytest.raises((SyntaxError, ValueError)) as caught:
+            call(argument)
+        trace = caught.value.__traceback__
+        assert trace is not None
+        # This file counts as a user's, Python's own does not.
+        assert shown in format_error(caught.value.with_traceback(trace.tb_next))
+
+
+def test_python_inside_a_graph_shows_its_frames() -> None:
+    def generate() -> object:
+        yield 1.0
+        raise ValueError("bad row")
+
+    dataset = tf.data.Dataset.from_generator(generate, output_signature=tf.TensorSpec([], tf.float32))
+    with pytest.raises(tf.errors.OpError) as caught:
+        list(dataset)
+    text = python_in_graph(caught.value)
+    assert cause(caught.value) == "ValueError: bad row"
+    assert text is not None
+    assert [line.split(", in ")[1] for line in text.splitlines() if " File " in line] == ["generate"]
+    assert text.endswith("ValueError: bad row\n")
+
+
+def test_an_error_of_an_op_is_no_python() -> None:
+    with pytest.raises(tf.errors.OpError) as caught:
+        next(iter(tf.data.TextLineDataset("no/such/file")))
+    assert python_in_graph(caught.value) is None
+    assert cause(caught.value) == "no/such/file; No such file or directory"
+    assert python_in_graph(None) is None
