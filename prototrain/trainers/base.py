@@ -159,6 +159,7 @@ class Trainer(TrainerServices):
             except StopTraining as reason:
                 self.storage.stopped_by = str(reason) or "a callback asked for it"
                 self.log(f"stopped after step {self.global_step}: {self.storage.stopped_by}")
+                self.total_steps = self.global_step
                 self.callbacks.trigger_last()
             except Exception as error:
                 self.record_failure(error)

@@ -58,6 +58,7 @@ class TrainerServices:
     is_chief: bool
     steps_per_epoch: int
     total_steps: int
+    step_is_whole: bool
     evaluation_scopes: list[Callable[[], AbstractContextManager[None]]]
 
     # -- beside training ----------------------------------------------------------------------------------------------
@@ -127,6 +128,15 @@ class TrainerServices:
         """
         return Predictor(self, input_names, output_names)
 
+    def reject_state(self) -> None:
+        """Say that what is in `state` must not be resumed from: the next save goes aside."""
+        self.step_is_whole = False
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether the run has no planned end."""
+        return self.total_steps == ENDLESS
+
     # -- what is printed ----------------------------------------------------------------------------------------------
 
     def log(self, text: str) -> None:
@@ -147,7 +157,7 @@ class TrainerServices:
 
     def describe(self) -> dict[str, Any]:
         """What the table at the start of a run says, by name; rows that are None are left out."""
-        endless = self.total_steps == ENDLESS
+        endless = self.is_endless
         epochs = None if endless else f"{-(-self.total_steps // self.steps_per_epoch)} of {self.steps_per_epoch} steps"
         return {
             "trainer": type(self).__name__,

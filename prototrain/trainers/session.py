@@ -6,7 +6,7 @@ import functools
 import os
 import platform
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from importlib import metadata
 from pathlib import Path
@@ -50,12 +50,21 @@ class Storage:
         self.began_at = 0
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._writing: Future[Path] | None = None
-        self.protected: dict[str, set[int]] = {}  # by callback: steps whose checkpoints no other one may delete
+        self._protected: dict[str, set[int]] = {}
+
+    def protect(self, who: str, steps: Collection[int]) -> None:
+        """Keep the checkpoints of some steps from being deleted.
+
+        Args:
+            who: a callback's state key, for example; what it has named before is forgotten.
+            steps: must stay.
+        """
+        self._protected[who] = set(steps)
 
     @property
     def protected_steps(self) -> set[int]:
         """The steps whose checkpoints must stay."""
-        return set().union(*self.protected.values())
+        return set().union(*self._protected.values())
 
     def __enter__(self) -> Storage:
         experiment = self._trainer.experiment
@@ -167,7 +176,7 @@ class Storage:
             CheckpointError: the checkpoints are damaged or do not fit, or there is none to go back to.
         """
         self.resumed, self.inexact = None, []
-        self.protected.clear()
+        self._protected.clear()
         trainer = self._trainer
         self.began_at = trainer.global_step
         self.wait()

@@ -71,7 +71,7 @@ class BestSaver(Callback):
 
     def _protect(self) -> None:
         step = self.best.step
-        self.trainer.storage.protected[str(self.state_key)] = set() if step is None else {step}
+        self.trainer.storage.protect(str(self.state_key), () if step is None else (step,))
 
     def _write_note(self) -> None:
         step, value = self.best.step, self.best.value

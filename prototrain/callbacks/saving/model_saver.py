@@ -98,7 +98,7 @@ class ModelSaver(Callback):
 
     def _protect(self) -> None:
         if self._keep_seconds is not None:
-            self.trainer.storage.protected[self.state_key or self.name] = set(self._kept)
+            self.trainer.storage.protect(self.state_key or self.name, self._kept)
 
     def state_dict(self) -> dict[str, Any]:
         return {"kept": self._kept, "kept_at": self._kept_at}

@@ -41,7 +41,7 @@ class ProgressBar(Callback):
         trainer = self.trainer
         self._begin = self._shown = self._clock()
         self._first_step = trainer.global_step
-        self._total = trainer.total_steps if trainer.total_steps < sys.maxsize else None
+        self._total = None if trainer.is_endless else trainer.total_steps
         live = is_live()
         self._interval = self._refresh_seconds if live else self._line_seconds
         if live:
