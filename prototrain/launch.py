@@ -100,7 +100,7 @@ def launch(
     made = _make_trainer(trainer, towers)(model, experiment=experiment)
     made.data.allow_changes = allow_changed_data
     chosen = list(default_callbacks(model) if callbacks is None else callbacks)
-    if config["model.weights_load_path"] is not None and (fresh or not made.storage.checkpoints.steps()):
+    if config["model.weights_load_path"] is not None and (fresh or not made.session.checkpoints.steps()):
         made.load_weights(config["model.weights_load_path"])
     if leads and fresh:
         experiment.delete()  # only now: a model that does not build must not cost the run that is there

@@ -149,6 +149,13 @@ class StateEntries:
                 variable.assign(value)
 
 
+def model_variables(state: dict[str, Any]) -> dict[str, Any]:
+    """The variables in a state dict that no callback has added, by name."""
+    entries = StateEntries(state).variables
+    found = {name: entry for name, entry in entries.items() if isinstance(entry, tf.Variable | keras.Variable)}
+    return {name: variable for name, variable in found.items() if not name.startswith(OF_CALLBACKS)}
+
+
 @contextmanager
 def taking(what: str) -> Iterator[None]:
     """Turn what a state of the wrong form makes the code that takes it raise into one clear line.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tabulate import tabulate
 
 if TYPE_CHECKING:
+    from prototrain.experiment import Experiment
     from prototrain.trainers.base import Trainer
 
 _ORDER = ("model", "trainer", "towers", "global batch", "steps", "epochs", "learning rate", "directory", "start")
@@ -24,15 +25,34 @@ def opening(trainer: Trainer) -> str:
     return "\n\n".join([_plain(_wrapped(rows)), *trainer.describe_more()]) + "\n"
 
 
+def describe_run(trainer: Trainer) -> dict[str, Any]:
+    """What any trainer says of a run, by name."""
+    epochs = f"{-(-trainer.total_steps // trainer.steps_per_epoch)} of {trainer.steps_per_epoch} steps"
+    return {
+        "trainer": type(trainer).__name__,
+        "steps": "until something stops the run" if trainer.is_endless else trainer.total_steps,
+        "epochs": None if trainer.is_endless else epochs,
+        "directory": trainer.experiment,
+        "start": trainer.session.resume_line(),
+    }
+
+
 def closing(trainer: Trainer) -> str | None:
-    """Where everything of the run lies, or None if it left nothing."""
-    experiment = trainer.experiment
-    if experiment is None or not experiment.exists():
-        return None
+    """Where the time of the run went and everything of it lies; None if it made no step and left nothing."""
+    said = []
+    if trainer.global_step > trainer.session.began_at:
+        said.append(trainer.times.report(trainer.callbacks.times()))
+    if trainer.experiment is not None and trainer.experiment.exists():
+        said.append(_places(trainer, trainer.experiment))
+    return "\n".join(said) or None
+
+
+def _places(trainer: Trainer, experiment: Experiment) -> str:
     rows = []
-    steps = trainer.storage.checkpoints.steps()
+    checkpoints = trainer.session.checkpoints
+    steps = checkpoints.steps()
     if steps:
-        newest = trainer.storage.checkpoints.path(steps[-1])
+        newest = checkpoints.path(steps[-1])
         rows.append(("checkpoints", f"{experiment.checkpoints} (newest: {newest.name})"))
     if experiment.metrics.exists():
         rows.append(("metrics", str(experiment.metrics)))

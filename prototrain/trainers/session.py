@@ -1,4 +1,4 @@
-"""What a trainer leaves on disk: the experiment directory is taken, checkpoints are written, a run is resumed."""
+"""One `train()` in its directory: it is taken, what is said is kept, checkpoints are written, a run is resumed."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import functools
 import os
 import platform
 import signal
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from tqdm import tqdm
 
 from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
 from prototrain.checkpoint.state import StateEntries, plain, random_state, set_random_state, taking
@@ -22,19 +25,21 @@ from prototrain.experiment import source_of
 from prototrain.experiment.provenance import import_digests, source_digest
 from prototrain.experiment.record import RunRecord, State
 from prototrain.system.tracebacks import cause
-from prototrain.trainers.services import ENDLESS
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
 
-class Storage:
+class Session:
     """Connects a trainer with its experiment directory while a run lasts.
 
     Args:
         trainer: the trainer whose state is saved and restored.
 
     Attributes:
+        resumed: the checkpoint that the run goes on from, or None.
+        inexact: why it does not go on to the bit, in words.
+        began_at: the number of completed steps at its start.
         stopped_by: why the run ends before its last step, if it does.
     """
 
@@ -66,7 +71,7 @@ class Storage:
         """The steps whose checkpoints must stay."""
         return set().union(*self._protected.values())
 
-    def __enter__(self) -> Storage:
+    def __enter__(self) -> Session:
         experiment = self._trainer.experiment
         if experiment is not None and self._trainer.is_chief:
             stale = experiment.lock()
@@ -84,11 +89,10 @@ class Storage:
                 experiment.unlock()
                 raise
             self.stopped_by = None
-            total_steps = self._trainer.total_steps
             self._record = RunRecord(
                 experiment.record,
                 self._trainer.log,
-                total_steps=None if total_steps == ENDLESS else total_steps,
+                total_steps=None if self._trainer.is_endless else self._trainer.total_steps,
                 changes=None if self._trainer.config is None else self._trainer.config.changes(),
             )
         return self
@@ -96,6 +100,8 @@ class Storage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, Exception):  # whoever catches it shows as much as is of use
+            self._write_to_log("".join(traceback.format_exception(error)))
         if self._trainer.experiment is not None:
             try:
                 self.wait()
@@ -112,6 +118,21 @@ class Storage:
     def _origin(self) -> dict[str, Any]:
         found = self._trainer.origin()
         return {**found, "imports": import_digests(map(Path, found["modules"].values()))}
+
+    # -- what is said -------------------------------------------------------------------------------------------------
+
+    def log(self, text: str) -> None:
+        """Print a line, past a progress bar if there is one, and add it to the experiment's train.log."""
+        # A disk that is full must not end the run, least of all by the line that reports it.
+        with suppress(OSError):
+            tqdm.write(text)
+        self._write_to_log(text)
+
+    def _write_to_log(self, text: str) -> None:
+        experiment = self._trainer.experiment
+        if experiment is not None and self._trainer.is_chief and experiment.directory.is_dir():
+            with suppress(OSError), open(experiment.log, "a", encoding="utf-8") as file:
+                file.write(text + "\n")
 
     # -- what became of the run, for others ---------------------------------------------------------------------------
 
@@ -141,7 +162,7 @@ class Storage:
         self.wait()
         trainer = self._trainer
         trainer.monitors.flush()
-        finish = self.checkpoints.start(self._snapshot(), aside=not trainer.step_is_whole)
+        finish = self.checkpoints.start(self._snapshot(), aside=not trainer.state_is_sound)
         self._writing = self._writer.submit(finish)
         return self._writing.result
 
@@ -180,7 +201,7 @@ class Storage:
         trainer = self._trainer
         self.began_at = trainer.global_step
         self.wait()
-        if not trainer.step_is_whole and (trainer.experiment is None or not resume or not self.checkpoints.steps()):
+        if not trainer.state_is_sound and (trainer.experiment is None or not resume or not self.checkpoints.steps()):
             raise CheckpointError(
                 f"step {trainer.global_step + 1} failed half-done, and there is no checkpoint to go back to; "
                 "make a new trainer"
@@ -197,7 +218,7 @@ class Storage:
         if not resume:
             return
         newest = checkpoints.newest()
-        if newest is None or (newest.step < trainer.global_step and trainer.step_is_whole):
+        if newest is None or (newest.step < trainer.global_step and trainer.state_is_sound):
             return
         self._load(newest)
         self.resumed = newest
@@ -207,25 +228,27 @@ class Storage:
 
         def beside() -> None:
             """What may not fit although every file is whole; the variables come behind it."""
-            trainer.global_step = checkpoint.step
-            trainer.epoch_num = max(checkpoint.step - 1, 0) // trainer.steps_per_epoch + 1
+            # An epoch's last step belongs to that epoch.
+            epoch_num = max(checkpoint.step - 1, 0) // trainer.steps_per_epoch + 1
+            trainer.go_to(checkpoint.step, epoch_num=epoch_num)
             self.inexact = trainer.callbacks.load_state_dict(meta["callbacks"])
             with taking("the scalars' history"):
                 trainer.monitors.load_state_dict(meta["monitors"])
             with taking("the last step's outputs"):
-                trainer.outputs = dict(meta["outputs"])
+                trainer.go_to(checkpoint.step, outputs=dict(meta["outputs"]))
             self.inexact += trainer.resume_caveats()
             with taking("the record of versions and settings"):
                 self.inexact += differences(dict(meta["provenance"]), trainer.provenance())
             with taking("the state of the random generators"):
                 set_random_state(meta["random"])
 
-        begun = trainer.global_step, trainer.epoch_num, trainer.outputs
+        step, is_whole = trainer.global_step, trainer.step_is_whole
+        before = {"epoch_num": trainer.epoch_num, "outputs": trainer.outputs}
         try:
             with taking(f"checkpoint {checkpoint.path}"):
                 StateEntries(trainer.state).restore(checkpoint, beside=beside)
         except BaseException:
-            trainer.global_step, trainer.epoch_num, trainer.outputs = begun
+            trainer.go_to(step, is_whole=is_whole, **before)
             raise
 
     def resume_line(self) -> str:
