@@ -17,7 +17,7 @@ from prototrain.errors import DataError, ExperimentError, ModelError
 from prototrain.model import ModelProtocol
 from prototrain.model.evaluation import Evaluation
 from prototrain.system.files import write_atomic
-from prototrain.trainers.banner import plain_table
+from prototrain.system.tables import plain_table
 
 
 def add_arguments(parser: ArgumentParser) -> None:

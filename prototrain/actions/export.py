@@ -12,7 +12,7 @@ from prototrain.actions.saved_model import ServedModel, compare
 from prototrain.errors import ConfigError, ExperimentError
 from prototrain.model import ModelProtocol
 from prototrain.system.files import sync
-from prototrain.trainers.banner import plain_table
+from prototrain.system.tables import plain_table
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from prototrain.callbacks.group import CallbackGroup
 from prototrain.data.elements import batch_size
 from prototrain.launch import default_callbacks
 from prototrain.model import ModelProtocol
-from prototrain.trainers.banner import plain_table
+from prototrain.system.tables import plain_table
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:

@@ -15,9 +15,9 @@ from prototrain.checkpoint import META, Checkpoint, Checkpoints, verify
 from prototrain.checkpoint.state import check_fit
 from prototrain.errors import CheckpointError
 from prototrain.experiment import Experiment
+from prototrain.experiment.provenance import differences
 from prototrain.model import ModelProtocol
 from prototrain.system.signals import StopRequest
-from prototrain.trainers.session import differences
 from prototrain.trainers.tower import SimpleTrainer
 
 _COMPARED = ("config", "model code")

@@ -16,11 +16,10 @@ import tensorflow as tf
 from prototrain.cluster import COLLECTIVES, Exchange, connect, find_cluster
 from prototrain.errors import ConfigError, ExperimentError, NonFiniteError, StepError, StopTraining
 from prototrain.experiment import Experiment
-from prototrain.experiment.provenance import config_provenance, source_digest
+from prototrain.experiment.provenance import config_provenance, differences, source_digest
 from prototrain.system.signals import StopRequest
 from prototrain.towers import components
 from prototrain.trainers.replicated import BatchMeaning, SyncTrainer
-from prototrain.trainers.session import differences
 
 if TYPE_CHECKING:
     from prototrain.callbacks.base import Callback

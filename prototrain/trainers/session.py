@@ -20,11 +20,11 @@ from tqdm import tqdm
 
 from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
 from prototrain.checkpoint.state import StateEntries, plain, random_state, set_random_state, taking
-from prototrain.errors import CheckpointError, PrototrainError
+from prototrain.errors import CheckpointError
 from prototrain.experiment import source_of
-from prototrain.experiment.provenance import import_digests, source_digest
+from prototrain.experiment.provenance import differences, import_digests, source_digest
 from prototrain.experiment.record import RunRecord, State
-from prototrain.system.tracebacks import cause
+from prototrain.system.tracebacks import in_one_line
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
@@ -145,10 +145,10 @@ class Session:
         state: State = "finished"
         reason = self.stopped_by
         if isinstance(error, Exception):
-            state, reason = "failed", _in_one_line(error)
+            state, reason = "failed", in_one_line(error)
         elif error is not None:
             signum = self._trainer.stop.signum
-            state, reason = "interrupted", _in_one_line(error) if signum is None else signal.Signals(signum).name
+            state, reason = "interrupted", in_one_line(error) if signum is None else signal.Signals(signum).name
         if self._record is not None:
             loop = _in_milliseconds(self._trainer.times.loop())
             callbacks = _in_milliseconds(self._trainer.callbacks.times())
@@ -279,21 +279,3 @@ _version = functools.cache(metadata.version)  # which reads files, and is asked 
 
 def _in_milliseconds(seconds: Mapping[str, float]) -> dict[str, float]:
     return {name: round(value, 3) for name, value in seconds.items()}
-
-
-def _in_one_line(error: BaseException) -> str:
-    text = cause(error) if isinstance(error, tf.errors.OpError) else str(error)
-    named = text if isinstance(error, PrototrainError) else f"{type(error).__name__}: {text}"
-    return " ".join(named.split())
-
-
-def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Name what differs between two provenances, in words."""
-    found = []
-    for key in dict.fromkeys([*then, *now]):
-        mine, theirs = now.get(key, "not set"), then.get(key, "not set")
-        if isinstance(mine, dict) and isinstance(theirs, dict):
-            found += [f"{key} {line}" for line in differences(theirs, mine)]
-        elif mine != theirs:
-            found.append(f"{key} was {theirs} and is {mine}")
-    return found
