@@ -42,7 +42,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     final = restored.experiment.directory / "exported" / str(restored.checkpoint.step)
     if final.exists():
         raise ExperimentError(f"{final} is there already; delete it to export this step again")
-    served = ServedModel(restored.trainer, inputs, outputs)
+    served = ServedModel(restored.built, inputs, outputs)
     outcome = write_export(served, final)
     print(plain_table({**restored.describe(), **served.describe(), "compared": outcome}), end="\n\n")
     print(f"exported to {final}")

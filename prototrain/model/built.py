@@ -96,7 +96,7 @@ class BuiltModel:
         self._store = VariableStore()
         self._create_variables(check)
         with self.placement.scope():
-            self.variables = self._store.variables
+            self.variables = dict(self._store.variables)
             weights = {name: variable for name, variable in self.variables.items() if variable.trainable}
             self.trainable: dict[str, Any] = select(weights, self.config, "model.trainable_variables")
             self.decayed: dict[str, Any] = self._choose_decayed()
@@ -236,8 +236,7 @@ class BuiltModel:
     @property
     def source(self) -> Path | None:
         """The package or file that the model was written in."""
-        known = getattr(self.model, "source", None)
-        return known or source_of(self.model)
+        return self.model.source if hasattr(self.model, "source") else source_of(self.model)
 
     @property
     def name(self) -> str:

@@ -71,7 +71,7 @@ class CompiledPass:
             return after
 
         first = (tf.constant(True), tf.constant(0), *(tf.zeros([0], dtype) for dtype in self._dtypes))
-        shapes = [tf.TensorShape([] if value.shape.rank == 0 else [None]) for value in first]
+        shapes = tuple(tf.TensorShape([] if value.shape.rank == 0 else [None]) for value in first)
         _, *found = tf.while_loop(goes_on, body, first, shape_invariants=shapes)
         return tuple(found)
 

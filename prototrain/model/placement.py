@@ -93,7 +93,7 @@ class Placement:
         return results
 
     def mean(self, values: list[Any]) -> list[Any]:
-        """Average tensors, dense or sparse, over all towers, from inside one; traced. Every tower gets the same bits."""
+        """Average tensors, dense or sparse, over all towers, from inside one; traced. All towers get the same bits."""
         return values if self.towers == 1 or not values else _all_reduce_mean(values)
 
     def moving_statistics(self) -> list[tf.Variable]:

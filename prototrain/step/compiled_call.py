@@ -167,12 +167,13 @@ class CompiledCall:
         return self._result(outcome, start, tracing=tracing, waiting=0.0 if tracing else float(outcome.waited))
 
     def _result(self, outcome: Outcome, start: int, **more: Any) -> StepResult:
-        steps = int(outcome.done)
-        outputs = self._packing.unpack((outcome.single, outcome.double))
-        if not outcome.finite:
+        steps, is_finite = int(outcome.done), bool(outcome.finite)
+        # Without a step there are no scalars either, except for those of one that did not count.
+        outputs = self._packing.unpack((outcome.single, outcome.double)) if steps or not is_finite else {}
+        if not is_finite:
             values = ", ".join(f"{name} {value:g}" for name, value in outputs.items())
             raise StepFailure(_non_finite(start + steps, values), StepResult(steps=steps, **more), is_whole=True)
-        return StepResult(steps=steps, outputs=outputs if steps else {}, data_ended=bool(outcome.ended), **more)
+        return StepResult(steps=steps, outputs=outputs, data_ended=bool(outcome.ended), **more)
 
     def _failure(self, error: tf.errors.OpError, start: int) -> StepFailure:
         """What has become of a call that raised an error of TensorFlow."""

@@ -88,7 +88,7 @@ class Guard(ABC):
         """What is to be shown of the values, if the error comes from this guard, else None."""
         return None
 
-    def put_back(self) -> None:
+    def put_back(self) -> None:  # noqa: B027 - only a guard that fails has something to do
         """Undo what a failed step has changed, after `failed_with` has recognised it."""
 
 

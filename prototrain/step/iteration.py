@@ -1,4 +1,4 @@
-"""What one iteration does on all towers, traced: hooks, the towers' steps, the mean over them, and the guarded update."""
+"""What one iteration does on all towers, traced: hooks, the towers' steps, the mean over them, the guard."""
 
 from __future__ import annotations
 

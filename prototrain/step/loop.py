@@ -1,7 +1,8 @@
 """Many iterations as one traced loop over the batches of an iterator.
 
-The loop ends after the number of steps that was asked for, when the data ends, when a stop is requested, and at the very
-step whose loss or gradient is not finite. Where a callback runs after every step it is one iteration without a loop.
+The loop ends after the number of steps that was asked for, when the data ends, when a stop is requested, and at the
+very step whose loss or gradient is not finite. Where a callback runs after every step it is one iteration without a
+loop.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -52,7 +51,7 @@ class StepResult:
     steps: int
     outputs: Mapping[str, float] = field(default_factory=dict)
     data_ended: bool = False
-    watched: Mapping[str, Any] = MappingProxyType({})
+    watched: Mapping[str, Any] = field(default_factory=dict)
     summary_events: Sequence[Any] = ()
     waiting: float = 0.0
     tracing: float = 0.0

@@ -219,12 +219,11 @@ class Trainer:
         self.epoch_num = self.epoch_num if epoch_num is None else epoch_num
         self.outputs = self.outputs if outputs is None else outputs
 
-    def _take(self, result: StepResult, *, is_whole: bool = True) -> int:
-        """Take what a compiled call has done; returns how many steps it was."""
+    def _take(self, result: StepResult, *, is_whole: bool = True) -> None:
+        """Take note of what a compiled call has done."""
         self.go_to(self.global_step + result.steps, outputs=result.outputs or None, is_whole=is_whole)
         self.watched, self.summary_events = result.watched, result.summary_events
         self.times.add_call(tracing=result.tracing, waiting=result.waiting)
-        return result.steps
 
     @property
     def local_step(self) -> int:
@@ -232,8 +231,8 @@ class Trainer:
         return self.global_step - (self.epoch_num - 1) * self.steps_per_epoch
 
     def _set_length(self, length: RunLength) -> None:
-        self.steps_per_epoch, self.max_epoch, self.max_steps = length.steps_per_epoch, length.max_epoch, length.max_steps
-        self.total_steps = length.total_steps
+        self.steps_per_epoch, self.max_epoch = length.steps_per_epoch, length.max_epoch
+        self.max_steps, self.total_steps = length.max_steps, length.total_steps
 
     def _length(self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None) -> RunLength:
         """The length of a run; a subclass may know more of it than the caller has said."""

@@ -12,13 +12,13 @@ import tensorflow as tf
 from prototrain.callbacks.base import Callback
 from prototrain.callbacks.helping.keras_callback import KerasCallback
 from prototrain.callbacks.proxies import innermost
-from prototrain.checkpoint.weights import select, variable_table
 from prototrain.config import Config
 from prototrain.config.json_form import encode
 from prototrain.data.elements import batch_size
 from prototrain.data.pipeline import unseeded
 from prototrain.errors import DataError, ModelError
 from prototrain.experiment import Experiment, source_of
+from prototrain.model.variables import select, variable_table
 from prototrain.trainers.tower import SimpleTrainer
 
 Data: TypeAlias = tf.data.Dataset | Callable[[], tf.data.Dataset]
@@ -123,9 +123,6 @@ class KerasTrainer(SimpleTrainer):
     def provenance(self) -> dict[str, Any]:
         return {**super().provenance(), "compiled with": self.model.compiled_with}
 
-    def _model_source(self) -> Path | None:
-        return None if type(self.keras_model).__module__.startswith("keras.") else source_of(self.keras_model)
-
 
 class _Adapter:
     """A compiled Keras model, as the protocol of models wants it."""
@@ -136,6 +133,7 @@ class _Adapter:
         first = _made(trn)
         self._structure = keras.utils.unpack_x_y_sample_weight(first.element_spec)
         self.name = model.name
+        self.source = None if type(model).__module__.startswith("keras.") else source_of(model)
         self.compiled_with = _settings(model)
         self.config = Config(
             {

@@ -243,12 +243,12 @@ class Session:
                 set_random_state(meta["random"])
 
         step, is_whole = trainer.global_step, trainer.step_is_whole
-        before = {"epoch_num": trainer.epoch_num, "outputs": trainer.outputs}
+        epoch_num, outputs = trainer.epoch_num, trainer.outputs
         try:
             with taking(f"checkpoint {checkpoint.path}"):
                 StateEntries(trainer.state).restore(checkpoint, beside=beside)
         except BaseException:
-            trainer.go_to(step, is_whole=is_whole, **before)
+            trainer.go_to(step, epoch_num=epoch_num, outputs=outputs, is_whole=is_whole)
             raise
 
     def resume_line(self) -> str:

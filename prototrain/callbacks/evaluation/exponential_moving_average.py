@@ -13,7 +13,6 @@ from prototrain.checkpoint.weights import AVERAGES
 from prototrain.errors import CallbackError
 
 
-
 class ExponentialMovingAverage(Callback):
     """Averages the trained weights over the steps, and measures held-out data with the averages in their place.
 
