@@ -154,6 +154,24 @@ class TrainingData:
         self._announce(f"read {read} batches again to get to the place of the run ({seconds:.1f} s)")
         return not self._behind
 
+    def next_batch(self) -> dict[str, Any]:
+        """Read one batch, for training on it.
+
+        Raises:
+            StopTraining: there is no more data.
+        """
+        self.catch_up()
+        for batch in self.iterator:
+            self.count(1)
+            return dict(batch)
+        self.start_next_pass()
+        return self.next_batch()
+
+    def describe(self) -> str:
+        """What becomes of the position on a resume, in words."""
+        exact = {"iterator": "exact", "replay": "exact, by reading again", "restart": "not exact"}[self.mode]
+        return f"{self.mode} ({exact}{'; ' + self.reason if self.reason else ''})"
+
     def count(self, batches: int) -> None:
         """Take note that so many batches were read from the iterator and trained on."""
         self.offset += batches

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from prototrain.actions.export import write_export
 from prototrain.actions.saved_model import ServedModel
-from prototrain.callbacks import Callback, ScalarPrinter, Validation
+from prototrain.callbacks import Callback, ScalarPrinter
 from prototrain.checkpoint import BUNDLE, Checkpoint, Checkpoints, verify
 from prototrain.config import Config
 from prototrain.errors import CheckpointError, ConfigError, ModelError
@@ -24,6 +24,7 @@ from prototrain.estimator.hooks import as_callbacks
 from prototrain.estimator.program import Program, calling
 from prototrain.estimator.serving import ServingInputReceiver
 from prototrain.estimator.specs import EvalSpec, ModeKeys, RunConfig, TrainSpec, positive
+from prototrain.estimator.throttled_validation import ThrottledValidation, prefix, scalars
 from prototrain.estimator.trainers import BuiltProgram, ProgramTrainer, make_trainer
 from prototrain.experiment import Experiment, source_of
 from prototrain.launch import standard_callbacks
@@ -190,12 +191,12 @@ class Estimator:
             measured = built.measure(steps)
             built.stop.check()
         assert measured is not None  # there was no stop
-        writer = tf.summary.create_file_writer(str(self._experiment.summaries / _prefix(name)))
+        writer = tf.summary.create_file_writer(str(self._experiment.summaries / prefix(name)))
         with writer.as_default(step=built.step):
-            for scalar, value in _scalars(measured).items():
+            for scalar, value in scalars(measured).items():
                 tf.summary.scalar(scalar, value)
         writer.close()
-        words = ", ".join(f"{scalar} {in_digits(value)}" for scalar, value in _scalars(measured).items())
+        words = ", ".join(f"{scalar} {in_digits(value)}" for scalar, value in scalars(measured).items())
         print(f"evaluated at step {built.step}: {words}")
         return measured
 
@@ -340,37 +341,6 @@ class Estimator:
         return built
 
 
-class ThrottledValidation(Validation):
-    """Evaluates with the weights of the run, at most as often as an `EvalSpec` allows, and at the end.
-
-    Args:
-        built: evaluates.
-        spec: how much, and how often.
-
-    Attributes:
-        measured: the last outcome.
-    """
-
-    def __init__(self, built: BuiltProgram, spec: EvalSpec, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(prefix=_prefix(spec.name), evaluate=self._measure)
-        self.measured: dict[str, Any] | None = None
-        self._built, self._spec, self._clock = built, spec, clock
-        self._not_before = 0.0
-
-    def before_train(self) -> None:
-        self._not_before = self._clock() + self._spec.start_delay_secs
-
-    def trigger(self) -> None:
-        if self._clock() >= self._not_before or self.trainer.global_step >= self.trainer.total_steps:
-            super().trigger()
-            self._not_before = self._clock() + self._spec.throttle_secs
-
-    def _measure(self, dataset: str, batches: int) -> dict[str, float] | None:
-        self._built.take_over(self.trainer)
-        self.measured = self._built.measure(self._spec.steps)
-        return None if self.measured is None else _scalars(self.measured)
-
-
 def train_and_evaluate(
     estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
 ) -> tuple[dict[str, Any], list[Any]]:
@@ -385,14 +355,6 @@ def train_and_evaluate(
         PrototrainError: the user's mistakes, and what went wrong in a step.
     """
     return estimator.train_and_evaluate(train_spec, eval_spec), []
-
-
-def _prefix(name: str | None) -> str:
-    return "eval" if name is None else f"eval_{name}"
-
-
-def _scalars(measured: Mapping[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in measured.items() if isinstance(value, float)}
 
 
 def _examples(arrays: dict[str, Any]) -> Iterator[dict[str, Any]]:

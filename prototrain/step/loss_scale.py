@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -30,9 +31,14 @@ class LossScale:
         """What a checkpoint holds of it, by name."""
         return {"loss_scale/scale": self.scale, "loss_scale/good_steps": self.good_steps}
 
-    def unscaled(self, gradients: list[Any]) -> list[Any]:
-        """Take the factor out again."""
-        return [divide(gradient, self.scale) for gradient in gradients]
+    def gradient_of(self, tape: tf.GradientTape) -> Callable[[tf.Tensor, list[Any]], list[Any]]:
+        """`tape.gradient` of the loss times the factor, which is taken out of the gradients again."""
+
+        def gradient(loss: tf.Tensor, variables: list[Any]) -> list[Any]:
+            scaled = tape.gradient(loss, variables, output_gradients=tf.cast(self.scale, loss.dtype))
+            return [divide(found, self.scale) for found in scaled]
+
+        return gradient
 
     def is_overflow(self, loss: tf.Tensor) -> tf.Tensor:
         """Whether gradients that are not finite may be so because of the factor alone; traced, before `adjust`."""

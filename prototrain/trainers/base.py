@@ -22,8 +22,8 @@ from prototrain.step.result import StepResult
 from prototrain.system.signals import StopRequest
 from prototrain.trainers.banner import closing, describe_run, opening
 from prototrain.trainers.run_length import ENDLESS, RunLength
+from prototrain.trainers.run_times import RunTimes
 from prototrain.trainers.session import Session
-from prototrain.trainers.times import RunTimes
 
 if TYPE_CHECKING:
     from prototrain.callbacks.base import Callback

@@ -11,12 +11,12 @@ import keras
 import tensorflow as tf
 
 from prototrain.data.batches import check_divides
-from prototrain.errors import ModelError
 from prototrain.experiment import Experiment
 from prototrain.model.built import BuiltModel
 from prototrain.model.net import check_net, scalars
 from prototrain.model.placement import Placement
-from prototrain.optimizers import global_norm, make_optimizer, processors_from_config
+from prototrain.optimizers import make_optimizer, processors_from_config
+from prototrain.step import update
 from prototrain.step.compiled_call import CompiledCall
 from prototrain.step.loss_scale import LossScale
 from prototrain.step.micro_batches import over_micro_batches
@@ -183,10 +183,8 @@ class TowerTrainer(Trainer):
             loss: a scalar.
             variables: with respect to which.
         """
-        if self.loss_scale is None:
-            return list(tape.gradient(loss, variables))
-        scale = tf.cast(self.loss_scale.scale, loss.dtype)
-        return self.loss_scale.unscaled(tape.gradient(loss, variables, output_gradients=scale))
+        scaled = tape.gradient if self.loss_scale is None else self.loss_scale.gradient_of(tape)
+        return list(scaled(loss, variables))
 
     def weight_decay_loss(self) -> tf.Tensor:
         """``model.weight_decay.value`` times the sum of squares of the decaying variables, halved."""
@@ -214,30 +212,19 @@ class TowerTrainer(Trainer):
         Raises:
             ModelError: no variable has a gradient.
         """
-        pairs = [(gradient, variable) for gradient, variable in gradients_and_variables if gradient is not None]
-        if not pairs:
-            raise ModelError("the loss does not depend on any trainable variable")
-        *gradients, loss = self.placement.mean([*(gradient for gradient, _ in pairs), loss])
-        pairs = [(gradient, variable) for gradient, (_, variable) in zip(gradients, pairs, strict=True)]
-        trace, optimizer = tower_trace(), optimizer or self.optimizer
-        if self.record_gradient_norm and trace is not None:
-            trace.add_scalar("gradient_norm", global_norm(pairs))
-        for process in self.gradient_processors:
-            pairs = process(pairs)
-        if self.towers > 1:
-            # Keras would add up the towers' gradients once more.
-            optimizer._all_reduce_sum_gradients = _as_they_are
-        processed, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
-        if trace is None:  # outside of a compiled step there is nobody who could put anything back
-            optimizer.apply(processed, variables)
-        else:
-            trace.guard.apply(trace, optimizer, processed, variables, loss)
+        update.apply_gradients(
+            gradients_and_variables,
+            loss,
+            self.optimizer if optimizer is None else optimizer,
+            placement=self.placement,
+            processors=self.gradient_processors,
+            record_norm=self.record_gradient_norm,
+        )
 
     def register_optimizer(self, name: str, optimizer: keras.optimizers.Optimizer) -> None:
         """Have the variables of a built optimizer saved as ``<name>/...``."""
-        for variable in optimizer.variables:
-            # The path starts with the optimizer's own name, which Keras numbers by process.
-            self.state[f"{name}/{variable.path.partition('/')[2]}"] = variable
+        # The path starts with the optimizer's own name, which Keras numbers by process.
+        self.state.update({f"{name}/{variable.path.partition('/')[2]}": variable for variable in optimizer.variables})
 
     # -- the compiled call --------------------------------------------------------------------------------------------
 
@@ -339,12 +326,7 @@ class TowerTrainer(Trainer):
         Raises:
             StopTraining: there is no more data.
         """
-        self.data.catch_up()
-        for batch in self.data.iterator:
-            self.data.count(1)
-            return dict(batch)
-        self.data.start_next_pass()
-        return self.next_batch()
+        return self.data.next_batch()
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:
         """Average the model's scalars over a dataset; see `BuiltModel.evaluate`."""
@@ -363,13 +345,12 @@ class TowerTrainer(Trainer):
 
     def describe(self) -> dict[str, Any]:
         batch = self.global_batch
-        mode = {"iterator": "exact", "replay": "exact, by reading again", "restart": "not exact"}[self.data.mode]
         return {
             "model": self.built.name,
             **super().describe(),
             "towers": self.towers,
             "global batch": f"{batch} = {self.towers} tower{'s' * (self.towers > 1)} x {batch // self.towers}",
-            "data on resume": f"{self.data.mode} ({mode}{'; ' + self.data.reason if self.data.reason else ''})",
+            "data on resume": self.data.describe(),
             "learning rate": None if self.optimizer is None else f"{rate(self.optimizer):.6g}",
         }
 
@@ -420,7 +401,3 @@ def own_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Opt
 def rate(optimizer: keras.optimizers.Optimizer) -> float:
     """The present learning rate."""
     return float(tf.convert_to_tensor(optimizer.learning_rate))  # a replicated variable is no number by itself
-
-
-def _as_they_are(gradients_and_variables: Any) -> Any:
-    return gradients_and_variables
