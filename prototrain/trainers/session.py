@@ -183,7 +183,7 @@ class Session:
             "random": random_state(),
             "provenance": trainer.provenance(),
         }
-        return Snapshot(trainer.global_step, entries.variables, entries.parts, meta)
+        return Snapshot(trainer.global_step, entries.variables, entries.saveables, meta)
 
     # -- resuming -----------------------------------------------------------------------------------------------------
 

@@ -76,12 +76,12 @@ class ProgressBar(Callback):
     def _line(self) -> str:
         step, total = self.trainer.global_step, self._total
         speed = (step - self._first_step) / max(self._shown - self._begin, 1e-9)
-        parts = [self._epoch(), f"step {step}" + (f" of {total}" if total else ""), f"{speed:.4g} steps/s"]
+        words = [self._epoch(), f"step {step}" + (f" of {total}" if total else ""), f"{speed:.4g} steps/s"]
         if total and step < total and speed:
-            parts.append(f"{tqdm.format_interval((total - step) / speed)} left")
+            words.append(f"{tqdm.format_interval((total - step) / speed)} left")
         if "loss" in self.trainer.outputs:
-            parts.append(f"loss {self._loss()}")
-        return ", ".join(parts)
+            words.append(f"loss {self._loss()}")
+        return ", ".join(words)
 
     def _epoch(self) -> str:
         trainer = self.trainer
