@@ -16,7 +16,7 @@ from prototrain.checkpoint.weights import select, variable_table
 from prototrain.config import Config
 from prototrain.config.json_form import encode
 from prototrain.data.elements import batch_size
-from prototrain.data.pipeline import unseeded
+from prototrain.data.knowledge import unseeded
 from prototrain.errors import DataError, ModelError
 from prototrain.experiment import Experiment, source_of
 from prototrain.trainers.tower import SimpleTrainer

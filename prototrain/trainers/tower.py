@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from prototrain.checkpoint.weights import load_report_table, load_weights, select, variable_table
 from prototrain.data.batches import check_divides, first_part
-from prototrain.data.pipeline import named_files, reshuffles
+from prototrain.data.knowledge import reshuffles
+from prototrain.data.pipeline import named_files
 from prototrain.data.stream import TrainingData
 from prototrain.errors import DataError, ModelError
 from prototrain.experiment import Experiment, home_of, source_of
@@ -289,16 +290,7 @@ class TowerTrainer(PlacedTrainer):
     def start_save(self) -> Callable[[], Path]:
         if self._steps is not None:
             self._steps.settle()
-        offset, whole = self.data.offset, self.step_is_whole
-        finish = super().start_save()
-
-        def finish_and_note() -> Path:
-            path = finish()
-            if whole:
-                self.data.saved_at(str(path / "data"), offset)
-            return path
-
-        return finish_and_note
+        return super().start_save()
 
     # -- beside training ----------------------------------------------------------------------------------------------
 
