@@ -15,7 +15,8 @@ from prototrain.checkpoint.files import Checkpoint
 from prototrain.checkpoint.state import check_fit
 from prototrain.checkpoint.weights import averaged_weights, load_report_table, load_weights
 from prototrain.data.batches import first_part
-from prototrain.data.pipeline import named_files, reshuffles
+from prototrain.data.knowledge import reshuffles
+from prototrain.data.pipeline import named_files
 from prototrain.data.stream import TrainingData
 from prototrain.errors import DataError
 from prototrain.experiment import home_of, source_of

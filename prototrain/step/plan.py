@@ -14,19 +14,19 @@ Batch = dict[str, Any]
 
 
 class Stream(Protocol):
-    """Where batches come from, such as `prototrain.data.stream.TrainingData`.
-
-    Attributes:
-        iterator: gives them; another object after a restore or a new pass.
-        endless: whether the iterator itself never ends.
-        element_spec: of a batch.
-    """
-
-    iterator: Any
-    element_spec: Mapping[str, Any]
+    """Where batches come from, such as `prototrain.data.stream.TrainingData`."""
 
     @property
-    def endless(self) -> bool: ...
+    def iterator(self) -> Any:
+        """Gives them; another object after a restore or a new pass."""
+
+    @property
+    def endless(self) -> bool:
+        """Whether the iterator itself never ends."""
+
+    @property
+    def element_spec(self) -> Mapping[str, Any]:
+        """What a batch looks like, by name."""
 
 
 class Towers(Protocol):

@@ -15,7 +15,7 @@ from prototrain.callbacks.proxies import innermost
 from prototrain.config import Config
 from prototrain.config.json_form import encode
 from prototrain.data.elements import batch_size
-from prototrain.data.pipeline import unseeded
+from prototrain.data.knowledge import unseeded
 from prototrain.errors import DataError, ModelError
 from prototrain.experiment import Experiment, source_of
 from prototrain.model.variables import select, variable_table
