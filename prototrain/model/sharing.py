@@ -94,7 +94,7 @@ class VariableStore:
             yield
         hand_out.check_left_out()
 
-    def adopt(self, build: Callable[[Any], Any], inputs: Any) -> None:
+    def adopt(self, build: Callable[[Any], Any], inputs: Any) -> Any:
         """Call `build` once more, traced and sharing, and add the variables that it uses but has not created.
 
         They are of layers that existed before the first call, such as attributes of a model. Whatever keeps a second
@@ -103,6 +103,9 @@ class VariableStore:
         Args:
             build: called with one batch.
             inputs: the specification of a batch, as `tf.data.Dataset.element_spec`.
+
+        Returns:
+            the traced graph.
 
         Raises:
             ModelError: as `sharing`.
@@ -118,6 +121,7 @@ class VariableStore:
         for handle in map(id, graph.external_captures):  # in the order of their use
             if handle in by_handle and handle not in known:
                 self._add(by_handle[handle])
+        return graph
 
     def _add(self, variable: tf.Variable) -> None:
         name, number = base_name(variable), 0

@@ -22,7 +22,7 @@ from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
 from prototrain.checkpoint.state import StateEntries, plain, random_state, set_random_state, taking
 from prototrain.errors import CheckpointError
 from prototrain.experiment import source_of
-from prototrain.experiment.provenance import differences, import_digests, source_digest
+from prototrain.experiment.provenance import changes_since, import_digests, source_digest
 from prototrain.experiment.record import RunRecord, State
 from prototrain.system.tracebacks import in_one_line
 
@@ -238,7 +238,7 @@ class Session:
                 trainer.go_to(checkpoint.step, outputs=dict(meta["outputs"]))
             self.inexact += trainer.resume_caveats()
             with taking("the record of versions and settings"):
-                self.inexact += differences(dict(meta["provenance"]), trainer.provenance())
+                self.inexact += changes_since(dict(meta["provenance"]), trainer.provenance())
             with taking("the state of the random generators"):
                 set_random_state(meta["random"])
 

@@ -24,6 +24,7 @@ from prototrain.step.result import StepFailure, StepResult
 from prototrain.step.stop_variable import StopVariable
 from prototrain.step.trace import tower_trace
 from prototrain.trainers.base import Trainer
+from prototrain.trainers.optimization import optimization, optimizer_settings
 from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.step_plan import step_plan
 
@@ -91,6 +92,8 @@ class TowerTrainer(Trainer):
         self.element_spec = self.built.element_spec
         self.variables, self.trainable, self.decayed = self.built.variables, self.built.trainable, self.built.decayed
         self.loss_scale = LossScale() if self.built.policy == "mixed_float16" else None
+        self._optimizer_settings: dict[str, dict[str, Any]] = {}
+        self._optimization: dict[str, Any] = {}
         with self.placement.scope():
             self.create_optimizers()
         self.state.update(self.variables)
@@ -223,6 +226,7 @@ class TowerTrainer(Trainer):
 
     def register_optimizer(self, name: str, optimizer: keras.optimizers.Optimizer) -> None:
         """Have the variables of a built optimizer saved as ``<name>/...``."""
+        self._optimizer_settings[name] = optimizer_settings(optimizer)
         # The path starts with the optimizer's own name, which Keras numbers by process.
         self.state.update({f"{name}/{variable.path.partition('/')[2]}": variable for variable in optimizer.variables})
 
@@ -291,6 +295,7 @@ class TowerTrainer(Trainer):
         self._adopt_optimizers()
         self._settle()
         self._call = None  # traced callbacks belong to one list
+        self._optimization = optimization(self._optimizer_settings, self.callbacks)
         # A step in Python is a call of one step, which is as short as it can be.
         with self.stop.telling(self._stop_variable.set) if self.is_compiled else nullcontext():
             yield
@@ -366,7 +371,7 @@ class TowerTrainer(Trainer):
         return list(dict.fromkeys([*([source] if source else []), *super().sources()]))
 
     def provenance(self) -> dict[str, Any]:
-        return {**super().provenance(), **self.built.provenance()}
+        return {**super().provenance(), **self.built.provenance(), **self._optimization}
 
     def origin(self) -> dict[str, Any]:
         found, model = super().origin(), self.built.origin()
