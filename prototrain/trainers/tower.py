@@ -265,7 +265,8 @@ class TowerTrainer(Trainer):
             self._reads_ahead = True  # it has read at least one batch more
             self._take(failure.done, is_whole=failure.is_whole)
             raise failure.error from failure.error.__cause__
-        self._take(result)
+        # Within a `run_step` of the user's own there may be more to come of the step.
+        self._take(result, is_whole=self.is_compiled)
         if result.data_ended and not result.steps:
             self.data.start_next_pass()
         return result.steps
