@@ -14,8 +14,8 @@ environment     versions, command line, machine, git        environment.json: ve
                 commit, devices                             command, host, platform,        but for command, host and
                 (`environment.describe_environment`)        directory, git_commit, devices  commit
 origin          what a run is repeated from and compared    environment.json: trainer,      `runs.repeat`
-                with (`Trainer.origin`), these and those    model, modules, towers,
-                below                                       callbacks
+                with (`origin_of`), these and those below   model, modules, towers,
+                                                            callbacks
 provenance      what must not change between a run and its  meta.json of a checkpoint:      a resume, which is else "not
                 bit-exact continuation                      provenance; without the config  bit-exact"; actions;
                 (`Trainer.provenance`): versions, threads,  environment.json: provenance    `runs.repeat`; all by

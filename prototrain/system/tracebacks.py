@@ -49,7 +49,7 @@ def python_in_graph(error: BaseException | None) -> str | None:
     return f"{_HEADLINE}\n{''.join(own)}{cause(error)}\n"
 
 
-def place(error: BaseException, graph: Any = None) -> str | None:
+def source_line(error: BaseException, graph: Any = None) -> str | None:
     """Where the user's code made the op that failed, such as "model.py, line 12"; None if it cannot be told.
 
     Args:
