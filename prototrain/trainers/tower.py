@@ -18,11 +18,13 @@ from prototrain.model.placement import Placement
 from prototrain.optimizers import make_optimizer, processors_from_config
 from prototrain.step import update
 from prototrain.step.compiled_call import CompiledCall
+from prototrain.step.graph_caveats import graph_caveats
 from prototrain.step.loss_scale import LossScale
 from prototrain.step.micro_batches import over_micro_batches
 from prototrain.step.result import StepFailure, StepResult
 from prototrain.step.stop_variable import StopVariable
 from prototrain.step.trace import tower_trace
+from prototrain.towers import components
 from prototrain.trainers.base import Trainer
 from prototrain.trainers.optimization import optimization, optimizer_settings
 from prototrain.trainers.run_length import RunLength
@@ -104,6 +106,7 @@ class TowerTrainer(Trainer):
         self._reads_ahead = False  # whether the data position is beyond the completed steps
         self._stop_variable = StopVariable()
         self._call: CompiledCall | None = None
+        self._has_looked = False
 
     # -- to override --------------------------------------------------------------------------------------------------
 
@@ -271,9 +274,18 @@ class TowerTrainer(Trainer):
             raise failure.error from failure.error.__cause__
         # Within a `run_step` of the user's own there may be more to come of the step.
         self._take(result, is_whole=self.is_compiled)
+        self._look_at_step()
         if result.data_ended and not result.steps:
             self.data.start_next_pass()
         return result.steps
+
+    def _look_at_step(self) -> None:
+        """Once the step is traced, say what of it a resumed run will not repeat, as far as that was not known."""
+        if not self._has_looked and self.call.graph is not None:
+            self._has_looked = True
+            saved = [entry for entry in self.state.values() if isinstance(entry, (tf.Variable, keras.Variable))]
+            copies = [copy for variable in saved for copy in components(variable)]
+            self.session.weaken(graph_caveats(self.call.graph, copies))
 
     def _take(self, result: StepResult, *, is_whole: bool = True) -> None:
         self.data.count(result.steps)
@@ -294,7 +306,7 @@ class TowerTrainer(Trainer):
     def _around_run(self) -> Iterator[None]:
         self._adopt_optimizers()
         self._settle()
-        self._call = None  # traced callbacks belong to one list
+        self._call, self._has_looked = None, False  # traced callbacks belong to one list
         self._optimization = optimization(self._optimizer_settings, self.callbacks)
         # A step in Python is a call of one step, which is as short as it can be.
         with self.stop.telling(self._stop_variable.set) if self.is_compiled else nullcontext():
@@ -350,13 +362,14 @@ class TowerTrainer(Trainer):
     # -- what it says of itself ----------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
-        batch = self.global_batch
+        batch, caveats = self.global_batch, "; ".join(self.built.graph_caveats)
         return {
             "model": self.built.name,
             **super().describe(),
             "towers": self.towers,
             "global batch": f"{batch} = {self.towers} tower{'s' * (self.towers > 1)} x {batch // self.towers}",
             "data on resume": self.data.describe(),
+            "steps on resume": f"not exact: {caveats}" if caveats else None,
             "learning rate": None if self.optimizer is None else f"{rate(self.optimizer):.6g}",
         }
 
