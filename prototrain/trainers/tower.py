@@ -369,6 +369,7 @@ class TowerTrainer(PlacedTrainer):
         return [variable_table(self.variables, self.trainable, self.decayed)]
 
     def resume_caveats(self) -> list[str]:
+        self.data.catch_up(lambda: self.stop.signum is not None)  # which may find that the data did not repeat
         found = [] if self.data.caveat is None else [self.data.caveat]
         shuffled = [name for name, dataset in self.datasets.items() if name != "trn" and reshuffles(dataset)]
         return found + [f"dataset {name!r} is shuffled anew each time it is read" for name in shuffled]
