@@ -9,7 +9,9 @@ from prototrain.data.cache_files import take_caches, unfinished
 from prototrain.data.elements import first_batch
 from prototrain.data.iterator_state import NOT_SAVABLE
 from prototrain.data.knowledge import Knowledge, knowledge_of, shares_generators
-from prototrain.data.position import Position, ReplayedPosition, RestartedPosition, SavedPosition, iterate
+from prototrain.data.position import Position, RestartedPosition, iterate
+from prototrain.data.replayed_position import ReplayedPosition
+from prototrain.data.saved_position import SavedPosition
 from prototrain.data.source import Source
 from prototrain.data.waiting import patiently
 from prototrain.system.tracebacks import cause

@@ -1,9 +1,4 @@
-"""What is known of each kind of stage in a tf.data pipeline: what TensorFlow's saved state of it is worth, and whether
-building it again repeats it.
-
-Proven or not claimed: what is not in the tables is not known, and no run says "exact" because of it. Each entry that
-claims something has been through `python -m benchmarks.exactness`; docs/resuming.md has the figures.
-"""
+"""What is known of a tf.data pipeline, put together from what is known of its stages."""
 
 from __future__ import annotations
 
@@ -11,166 +6,27 @@ import mmap
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from prototrain.data.stages import graphs, name_of, nodes, operations, shown, sources, stages
-
-
-class Saved(IntEnum):
-    """What TensorFlow's saved state of a stage is worth."""
-
-    WHOLE = 0
-    EXCEPT_BETWEEN_PASSES = 1  # dropped at the end of a pass, it is missing until the next one has begun
-    NOT_WHOLE = 2
-    UNKNOWN = 3
-
-
-class Again(IntEnum):
-    """Whether a stage that is built again gives what it gave before."""
-
-    YES = 0
-    WITH_A_SEED = 1
-    PYTHON_CODE = 2  # nobody knows but whoever wrote that code; it is checked while it is read again
-    NO = 3
-    UNKNOWN = 4
-
-
-class Worth(NamedTuple):
-    """An entry of the tables.
-
-    Attributes:
-        saved: see `Saved`.
-        again: see `Again`.
-        holds: whether the stage keeps what it reads from until that has ended, and then ends itself. Only above such
-            stages is the state of a shuffle there in every state, or everything between two passes is missing at once.
-    """
-
-    saved: Saved = Saved.UNKNOWN
-    again: Again = Again.UNKNOWN
-    holds: bool = False
-
-
-_PLAIN = Worth(Saved.WHOLE, Again.YES, holds=True)
-_SPREAD = Worth(Saved.WHOLE, Again.YES)  # reads ahead of what it gives, or from several places
-_REPEATED = Worth(Saved.NOT_WHOLE, Again.YES)
-_DRAWN = Worth(Saved.NOT_WHOLE, Again.WITH_A_SEED)
-_NOT_KNOWN = Worth()
-
-_STAGES: dict[str, Worth] = {
-    # Where data comes from.
-    "_Range": _PLAIN,
-    "_Tensor": _PLAIN,
-    "_TensorSlice": _PLAIN,
-    "_SparseTensorSlice": _PLAIN,
-    "_List": _PLAIN,
-    "TextLine": _PLAIN,
-    "TFRecord": _PLAIN,
-    "FixedLengthRecord": _PLAIN,
-    "Csv": _PLAIN,
-    # One batch or example after the other.
-    "_Map": _PLAIN,
-    "_ParallelMap": _PLAIN,
-    "_Filter": _PLAIN,
-    "_Batch": _PLAIN,
-    "_ParallelBatch": _PLAIN,
-    "_PaddedBatch": _PLAIN,
-    "_Unbatch": _PLAIN,
-    "_DenseToRagged": _PLAIN,
-    "_Restructured": _PLAIN,
-    "_AssertCardinality": _PLAIN,
-    "_Options": _PLAIN,
-    "_Prefetch": _PLAIN,
-    "_Repeat": _PLAIN,
-    "_Scan": _PLAIN,
-    "_Shard": _PLAIN,
-    "_Skip": _PLAIN,
-    "_Take": _PLAIN,
-    "_TakeWhile": _PLAIN,
-    "_Unique": _PLAIN,
-    "_Rebatch": _PLAIN,
-    "_Zip": _PLAIN,
-    # Several at once, or out of one another.
-    "_Concatenate": _SPREAD,
-    "_FlatMap": _SPREAD,
-    "_Interleave": _SPREAD,
-    "_ParallelInterleave": _SPREAD,
-    "Cache": _SPREAD,
-    "_GroupByWindow": _SPREAD,
-    # What a state does not hold.
-    "_Shuffle": Worth(Saved.EXCEPT_BETWEEN_PASSES, Again.WITH_A_SEED),
-    "_Random": _DRAWN,
-    "_DirectedInterleave": _REPEATED,
-    "_Window": _REPEATED,
-    "_IgnoreErrors": _REPEATED,
-    "ParallelInterleave": _REPEATED,
-}
-
-_PYTHON = Worth(Saved.NOT_WHOLE, Again.PYTHON_CODE)
-
-_RANDOM_OPERATIONS = (
-    "Multinomial",
-    "ParameterizedTruncatedNormal",
-    "RandomGamma",
-    "RandomPoissonV2",
-    "RandomShuffle",
-    "RandomStandardNormal",
-    "RandomUniform",
-    "RandomUniformInt",
-    "SampleDistortedBoundingBoxV2",
-    "TruncatedNormal",
+from prototrain.data.worth import (
+    DATASETS_IN_FUNCTIONS,
+    HARMLESS_OPTIONS,
+    HIDDEN,
+    IN_PARALLEL,
+    IN_WORDS,
+    NOT_KNOWN,
+    PLAIN,
+    RANDOM_OPERATIONS,
+    STAGES,
+    STATEFUL_OPERATIONS,
+    Again,
+    Saved,
+    Worth,
 )
-_STATEFUL_OPERATIONS: dict[str, Worth] = {
-    # Called stateful because they must be run, or run one after the other.
-    **dict.fromkeys(("Assert", "PrintV2", "If", "While", "Case", "StatefulPartitionedCall"), _PLAIN),
-    **dict.fromkeys(("LookupTableFindV2", "LookupTableSizeV2", "AnonymousIteratorV3"), _PLAIN),
-    **dict.fromkeys(_RANDOM_OPERATIONS, _DRAWN),
-    **dict.fromkeys(("PyFunc", "PyFuncStateless", "EagerPyFunc", "GeneratorDataset"), _PYTHON),
-    # Datasets that functions give.
-    **dict.fromkeys(("DummySeedGenerator", "DummyMemoryCache"), Worth(Saved.NOT_WHOLE, Again.YES)),
-}
 
-_DATASETS_IN_FUNCTIONS: dict[str, Worth] = {
-    **dict.fromkeys(
-        (
-            "RangeDataset",
-            "TensorDataset",
-            "TensorSliceDataset",
-            "TextLineDataset",
-            "TFRecordDataset",
-            "TFRecordDatasetV2",
-            "FixedLengthRecordDatasetV2",
-            "MapDataset",
-            "FilterDataset",
-            "BatchDatasetV2",
-            "PaddedBatchDatasetV2",
-            "TakeDataset",
-            "SkipDataset",
-            "RepeatDataset",
-            "ConcatenateDataset",
-            "ZipDataset",
-            "FlatMapDataset",
-            "InterleaveDataset",
-        ),
-        _PLAIN,
-    ),
-    **dict.fromkeys(("ParallelMapDatasetV2", "ParallelBatchDataset", "PrefetchDataset"), _REPEATED),
-    "CacheDatasetV2": _REPEATED,
-    "ShuffleDatasetV3": _DRAWN,
-    "GeneratorDataset": _PYTHON,
-}
-
-_IN_WORDS = {
-    **dict.fromkeys(("PyFunc", "PyFuncStateless", "EagerPyFunc", "GeneratorDataset"), "runs Python code"),
-    **dict.fromkeys(("ReadVariableOp", "RngReadAndSkip"), "reads a variable, which is no part of the data's position"),
-    **dict.fromkeys(("DummySeedGenerator", "ShuffleDatasetV3"), "has a shuffle in it"),
-    **dict.fromkeys(("DummyMemoryCache", "CacheDatasetV2"), "has a cache in it"),
-}
-_IN_PARALLEL = ("_ParallelMap", "_ParallelInterleave", "ParallelInterleave")
-_HIDDEN = ("RangeDataset", "TensorDataset", "RewriteDataset", "Const", "_Retval", "_Arg", "Identity", "NoOp")
-_HARMLESS_OPTIONS = ("autotune", "deterministic", "threading", "experimental_distribute", "dataset_name")
 _GENERATOR = b"@@epoch_num_random_samples"  # what TensorFlow calls a part of a shuffle's state
 _NAME = re.compile(rb"Iterator::[\w:\[\]]+")
 _UNNAMED = "(its name is computed)"
@@ -218,14 +74,14 @@ class _Finding(NamedTuple):
 
 def _findings(dataset: tf.data.Dataset) -> Iterator[_Finding]:
     """Everything that the tables say of a dataset; the first of two that are equally bad is the one that is told."""
-    yield _Finding(_PLAIN, "")
+    yield _Finding(PLAIN, "")
     yield from _of_options(dataset.options())
     for stage in stages(dataset):
         name = shown(stage)
-        worth = _STAGES.get(name_of(stage), _NOT_KNOWN)
-        if name_of(stage) == "_Variant" and {node.op for node in nodes(stage)} <= {*_HIDDEN} and nodes(stage):
-            worth = _PLAIN
-        if worth == _NOT_KNOWN:
+        worth = STAGES.get(name_of(stage), NOT_KNOWN)
+        if name_of(stage) == "_Variant" and {node.op for node in nodes(stage)} <= {*HIDDEN} and nodes(stage):
+            worth = PLAIN
+        if worth == NOT_KNOWN:
             why = "its stage is hidden" if name == "Variant" else f"nothing is known of its stage {name}"
         else:
             why = f"TensorFlow does not save all of its stage {name}"
@@ -244,7 +100,7 @@ def _of_options(options: tf.data.Options) -> Iterator[_Finding]:
     if options.deterministic is False:
         yield _Finding(Worth(Saved.NOT_WHOLE, Again.NO), "its options leave the order open (deterministic=False)")
     for name in _set_options(options):
-        if name not in _HARMLESS_OPTIONS and name != "experimental_external_state_policy":
+        if name not in HARMLESS_OPTIONS and name != "experimental_external_state_policy":
             yield _Finding(Worth(Saved.UNKNOWN, Again.YES), f"nothing is known of saving it with the option {name}")
 
 
@@ -258,25 +114,25 @@ def _set_options(options: Any) -> list[str]:
 
 
 def _of_functions(stage: Any) -> Iterator[_Finding]:
-    parallel = name_of(stage) in _IN_PARALLEL
+    parallel = name_of(stage) in IN_PARALLEL
     for function in stage._functions():
         for tensor in function.function.captured_inputs:
             if tensor.dtype == tf.variant:
-                yield _Finding(_NOT_KNOWN, f"the function of {shown(stage)} uses a dataset from outside of it")
+                yield _Finding(NOT_KNOWN, f"the function of {shown(stage)} uses a dataset from outside of it")
     for op in operations(stage):
-        if "Dataset" in op.type and op.type in _DATASETS_IN_FUNCTIONS:
-            worth = _DATASETS_IN_FUNCTIONS[op.type]
+        if "Dataset" in op.type and op.type in DATASETS_IN_FUNCTIONS:
+            worth = DATASETS_IN_FUNCTIONS[op.type]
         elif "Dataset" in op.type:
-            worth = _NOT_KNOWN
+            worth = NOT_KNOWN
         elif op.op_def is None or not op.op_def.is_stateful:
             continue
         else:
-            worth = _STATEFUL_OPERATIONS.get(op.type, _NOT_KNOWN)
-        what = _IN_WORDS.get(op.type, f"runs the op {op.type}")
-        what += ", of which nothing is known" if worth == _NOT_KNOWN and op.type not in _IN_WORDS else ""
+            worth = STATEFUL_OPERATIONS.get(op.type, NOT_KNOWN)
+        what = IN_WORDS.get(op.type, f"runs the op {op.type}")
+        what += ", of which nothing is known" if worth == NOT_KNOWN and op.type not in IN_WORDS else ""
         why = f"the function of {shown(stage)} {what}"
         yield _Finding(worth, why)
-        if op.type in _RANDOM_OPERATIONS and (parallel or not (op.get_attr("seed") or op.get_attr("seed2"))):
+        if op.type in RANDOM_OPERATIONS and (parallel or not (op.get_attr("seed") or op.get_attr("seed2"))):
             how = "in parallel" if parallel else "without a seed"
             yield _Finding(Worth(Saved.NOT_WHOLE, Again.NO), f"{shown(stage)} draws random numbers {how}")
         if op.type == "ShuffleDatasetV3" and not any(tf.get_static_value(seed) for seed in op.inputs[2:4]):
@@ -310,7 +166,7 @@ def _generators_below(stage: Any, above: str | None) -> tuple[int, str | None]:
     number, why = 0, None
     if _has_generator(stage):
         number, why = 1, None if above is None else f"TensorFlow forgets a shuffle below {above} before the pass ends"
-    if not _STAGES.get(name_of(stage), _NOT_KNOWN).holds:
+    if not STAGES.get(name_of(stage), NOT_KNOWN).holds:
         above = shown(stage)
     for source in sources(stage):
         more, reason = _generators_below(source, above)

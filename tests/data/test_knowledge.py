@@ -129,4 +129,3 @@ def test_caches_in_memory_have_no_files(tmp_path: Path) -> None:
     assert file_caches(numbers().interleave(lambda x: D.range(3).cache()).cache()) == []
     assert file_caches(numbers().interleave(lambda x: D.range(3).cache(file))) == [file]
     assert file_caches(numbers().cache(file)) == [file]
-
