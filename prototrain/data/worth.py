@@ -1,7 +1,8 @@
 """Each kind of stage in a tf.data pipeline: what TensorFlow's saved state of it is worth, and whether it repeats.
 
-Proven or not claimed: what is not in these tables is not known, and no run says "exact" because of it. What claims
-something has been through `python -m benchmarks.exactness`; docs/resuming.md has the figures.
+What is not in these tables is not known, and no run says "exact" because of it. `python -m benchmarks.exactness` draws
+most of the entries; not yet drawn, and entered for being of the kind of others, are the readers of TFRecord, CSV and
+fixed-length files, sparse slices, `assert_cardinality`, and some of the datasets and ops in functions.
 """
 
 from __future__ import annotations
