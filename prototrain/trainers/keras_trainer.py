@@ -116,7 +116,7 @@ class KerasTrainer(SimpleTrainer):
 
     def resume_caveats(self) -> list[str]:
         found = super().resume_caveats()
-        if self.data.mode == "iterator" and unseeded(self.datasets["trn"]):
+        if self.data.caveat is None and unseeded(self.datasets["trn"]):
             found.append("the dataset is shuffled without a seed (give shuffle(seed=...), or a function that makes it)")
         return found
 

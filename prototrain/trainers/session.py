@@ -198,7 +198,7 @@ class Session:
             CheckpointError: the checkpoints are damaged or do not fit, or there is none to go back to.
         """
         self.resumed, self.inexact = None, []
-        self._known = self._trainer.resume_caveats()  # which the tables at the start of a run say
+        self._known = []
         self._protected.clear()
         trainer = self._trainer
         self.began_at = trainer.global_step
@@ -255,7 +255,8 @@ class Session:
 
     def weaken(self, reasons: list[str]) -> None:
         """Take note of why a resume is not exact that shows only while the run goes on, and say so; each once."""
-        new = [reason for reason in reasons if reason not in self._known]
+        known = [*self._known, *self._trainer.resume_caveats()]  # the tables at the start say what is known by then
+        new = [reason for reason in reasons if reason not in known]
         self._known += new
         if new and self.resumed is None:
             self._trainer.log(f"a run that goes on from this one will not be bit-exact, because {'; '.join(new)}")

@@ -377,6 +377,7 @@ class TowerTrainer(Trainer):
         return [self.built.table()]
 
     def resume_caveats(self) -> list[str]:
+        self.data.catch_up(lambda: self.stop.signum is not None)  # which may find that the data did not repeat
         return self.built.resume_caveats()
 
     def sources(self) -> list[Path]:
