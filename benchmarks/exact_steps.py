@@ -2,8 +2,8 @@
 
     python -m benchmarks.exact_steps --steps 200 --seed 1
 
-Each is trained without a break, and once more with a stop in the middle, after which everything is made anew under other
-states of all global random generators. A run that says that it goes on exactly has to end in the same bits.
+Each is trained without a break, and once more with a stop in the middle, after which everything is made anew under
+other states of all global random generators. A run that says that it goes on exactly has to end in the same bits.
 """
 
 from __future__ import annotations
