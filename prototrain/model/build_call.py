@@ -14,9 +14,6 @@ import tensorflow as tf
 from prototrain.errors import ModelError
 from prototrain.model.keras_hooks import STATEFUL, forget_losses, made_by
 
-# Scopes that control flow has in a graph and not when it runs eagerly.
-_GRAPH_SCOPES = {"case", "cond", "foldl", "foldr", "map", "scan", "switch_case", "while"}
-
 Place = tuple[Any, ...]
 """Where an object is made: by which layer, in which name scope, of which class, with which arguments."""
 
@@ -55,7 +52,8 @@ class BuildCall:
         self._objects = objects
         self._is_first = is_first
         self._seeds = {} if seeds is None else seeds
-        self._outer_scope = tf.get_current_name_scope()
+        self._scopes = [""]
+        self._paths: dict[str, str] = {}
         self._frames = [_Frame(0)]
         self._given: Any = None
         self._place: Place | None = None
@@ -75,7 +73,7 @@ class BuildCall:
         frame, self._place = self._frames[-1], None
         if frame.is_aside:
             return None
-        scope = "" if frame.owner else self.scope()
+        scope = "" if frame.owner else self.scope
         place = (frame.owner, scope, kind.__module__, kind.__qualname__, _outline(args), _outline(kwargs))
         made, number = self._objects.get(place, []), frame.counts[place]
         frame.counts[place] += 1
@@ -98,11 +96,18 @@ class BuildCall:
         self._given = None
         return True
 
+    @property
     def scope(self) -> str:
-        """The name scope inside of `build`, without those that only a graph has."""
-        inner = tf.get_current_name_scope().removeprefix(self._outer_scope).removeprefix("/")
-        parts = inner.split("/")
-        return "/".join(part for part in parts if part.rstrip("0123456789").removesuffix("_") not in _GRAPH_SCOPES)
+        """The name scope inside of `build`, as it was written there: graphs number scopes, and control flow adds some."""
+        return self._scopes[-1]
+
+    def enter_scope(self, name: str, full: str) -> None:
+        inner = f"{self.scope}/{name}" if self.scope else name
+        self._scopes.append(self._paths.get(name, name.rstrip("/")) if name.endswith("/") else inner)
+        self._paths[full] = self.scope
+
+    def leave_scope(self) -> None:
+        self._scopes.pop()
 
     def check_left_out(self) -> None:
         """Fail if an object with weights was left out that might have been meant where another one was given.

@@ -1,4 +1,4 @@
-"""Where Keras asks the call of `build` that is under way: whatever touches private parts of Keras stands here.
+"""Where Keras asks the call of `build` that is under way: what touches private parts of Keras or TensorFlow stands here.
 
 Keras has no notion of a function that is called again and means the same layers. So its constructors ask here first,
 and get the object that an earlier call made in their place. The hooks are put in once, when this module is imported;
@@ -62,6 +62,17 @@ class Listener(Protocol):
 
     def note_taken(self, layer: Any, losses: list[Any]) -> None:
         """The losses of a layer were read, so `build` itself takes care of them."""
+
+    def enter_scope(self, name: str, full: str) -> None:
+        """A `tf.name_scope` begins.
+
+        Args:
+            name: as it was given.
+            full: as TensorFlow has made it, which numbers scopes in a graph.
+        """
+
+    def leave_scope(self) -> None:
+        """It ends."""
 
     def seed_state(self, state: Any) -> Any:
         """What the present tower has in place of the state of a `SeedGenerator`, or None."""
@@ -241,6 +252,27 @@ def _drawn(original: Method) -> Method:
     return draw
 
 
+def _entered(original: Method) -> Method:
+    def enter(self: Any) -> Any:
+        full = original(self)
+        listener = _listener()
+        if listener is not None:
+            listener.enter_scope(self.name, full)
+        return full
+
+    return enter
+
+
+def _left(original: Method) -> Method:
+    def leave(self: Any, *error: Any) -> Any:
+        listener = _listener()
+        if listener is not None:
+            listener.leave_scope()
+        return original(self, *error)
+
+    return leave
+
+
 def _outside_of_graphs(original: Method) -> Method:
     def read(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _listener() is None:
@@ -279,6 +311,8 @@ def _hook_keras() -> None:
         _replace(keras.Sequential, name, _once)
     for name in ("Normalization", "Discretization", "TextVectorization", "StringLookup", "IntegerLookup"):
         _replace(getattr(keras.layers, name), "adapt", _once)
+    _replace(tf.name_scope, "__enter__", _entered)
+    _replace(tf.name_scope, "__exit__", _left)
     _hook_properties()
 
 

@@ -216,7 +216,7 @@ class _Given:
             self._rest.setdefault(base_name(variable), []).append(variable)
 
     def __call__(self, make: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
-        name = "/".join(filter(None, (self._call.scope(), arguments.get("name") or "Variable")))
+        name = "/".join(filter(None, (self._call.scope, arguments.get("name") or "Variable")))
         wanted = _kind_of(arguments)
         rest = self._rest.get(name, [])
         if rest and describe_variable(rest[0]) == wanted:
