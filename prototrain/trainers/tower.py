@@ -22,7 +22,7 @@ from prototrain.model import Model
 from prototrain.model.evaluation import Evaluation
 from prototrain.model.outputs import check_net, scalars
 from prototrain.model.sharing import VariableStore
-from prototrain.optimizers import global_norm, make_optimizer, processors_from_config
+from prototrain.optimizers import global_norm, make_optimizer, named_slots, processors_from_config
 from prototrain.step.compiled_call import CompiledSteps
 from prototrain.step.loss_scale import LossScale, dtype_policy, over_micro_batches
 from prototrain.towers import building
@@ -101,9 +101,7 @@ class TowerTrainer(PlacedTrainer):
             self._store.adopt(lambda inputs: self._check_trainable(model.build(inputs, True)), spec)
         with self.strategy.scope():
             self.variables = self._store.variables
-            self.trainable = select(
-                {name: v for name, v in self.variables.items() if v.trainable}, self.config, "model.trainable_variables"
-            )
+            self.trainable = select(self._store.trainable, self.config, "model.trainable_variables")
             self.decayed = self._choose_decayed()
             self.create_optimizers()
         self.state.update(self.variables)
@@ -119,8 +117,7 @@ class TowerTrainer(PlacedTrainer):
     def create_optimizers(self) -> None:
         """Make `self.optimizer` (or several of your own) and register its variables in `state`."""
         self.optimizer = own_optimizer(make_optimizer(self.config))
-        self.optimizer.build(list(self.trainable.values()))
-        self.register_optimizer("optimizer", self.optimizer)
+        self.register_optimizer("optimizer", self.optimizer, self.trainable.values())
 
     def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
         """Do one iteration with one tower's batch; traced.
@@ -140,7 +137,11 @@ class TowerTrainer(PlacedTrainer):
                 net = self.build(inputs, True)
                 outputs = scalars(net)
                 outputs["loss_l2"] = self.weight_decay_loss()
-                loss = outputs["loss_total"] = tf.cast(outputs["loss"], tf.float32) + outputs["loss_l2"]
+                loss = tf.cast(outputs["loss"], tf.float32) + outputs["loss_l2"]
+                if (of_layers := self._store.loss()) is not None:
+                    outputs["loss_layers"] = of_layers
+                    loss += of_layers
+                outputs["loss_total"] = loss
             return outputs, self.gradients(tape, loss, variables)
 
         if self.config["model.jit_compile"] and not self.steps.is_watched:
@@ -217,13 +218,24 @@ class TowerTrainer(PlacedTrainer):
             self.steps.add_output("gradient_norm", global_norm(pairs))
         for process in self.gradient_processors:
             pairs = process(pairs)
+        pairs = [(gradient, self._store.keras_variable(variable)) for gradient, variable in pairs]
         self.steps.update(optimizer or self.optimizer, pairs, loss)
 
-    def register_optimizer(self, name: str, optimizer: keras.optimizers.Optimizer) -> None:
-        """Have the variables of a built optimizer saved as ``<name>/...``."""
-        for variable in optimizer.variables:
-            # The path starts with the optimizer's own name, which Keras numbers by process.
-            self.state[f"{name}/{variable.path.partition('/')[2]}"] = variable
+    def register_optimizer(
+        self, name: str, optimizer: keras.optimizers.Optimizer, variables: Iterable[tf.Variable] | None = None
+    ) -> None:
+        """Have the variables of an optimizer saved as ``<name>/...``.
+
+        Args:
+            name: unique among the trainer's optimizers.
+            optimizer: is built already if there are no `variables`.
+            variables: those of the model that it is to be built for.
+        """
+        pairs = [(self._store.keras_variable(variable), variable) for variable in variables or ()]
+        if variables is not None:
+            optimizer.build([given for given, _ in pairs])
+        for slot, variable in named_slots(optimizer, pairs):
+            self.state[f"{name}/{slot}"] = variable
 
     # -- the loop's part ----------------------------------------------------------------------------------------------
 
@@ -418,7 +430,7 @@ class TowerTrainer(PlacedTrainer):
             if isinstance(optimizer, keras.optimizers.Optimizer) and id(optimizer.variables[0]) not in known:
                 if not optimizer.built:
                     with self.strategy.scope():
-                        optimizer.build(list(self.trainable.values()))
+                        optimizer.build([self._store.keras_variable(v) for v in self.trainable.values()])
                 if id(optimizer) not in known:
                     self.register_optimizer(name, optimizer)
 
