@@ -146,19 +146,25 @@ def _given(method: Any) -> keras.optimizers.Optimizer:
     return optimizer
 
 
-def named_slots(optimizer: keras.optimizers.Optimizer, trained: Sequence[Pair]) -> Iterator[tuple[str, Any]]:
+def named_slots(optimizer: keras.optimizers.Optimizer, trained: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The variables of a built optimizer with the names that checkpoints have for them.
 
     Args:
         optimizer: has the variables.
-        trained: the variables that it was built for, each with the one of TensorFlow after which its slots are named.
+        trained: the variables that it was built for, by their names in a checkpoint; none if its own names are to be
+            taken.
     """
-    stems = {_stem(getattr(given, "path", given.name)): _stem(variable.name) for given, variable in trained}
+    stems = {_stem(getattr(given, "path", given.name)): slot_stem(name) for name, given in trained.items()}
     for variable in optimizer.variables:
         slot = variable.path.partition("/")[2]  # in front of it stands the optimizer's name, numbered by process
         fitting = [stem for stem in stems if slot.startswith(f"{stem}_")]
         longest = max(fitting, key=len, default="")
         yield stems.get(longest, "") + slot.removeprefix(longest), variable
+
+
+def slot_stem(name: str) -> str:
+    """What the names of a variable's slots begin with in a checkpoint."""
+    return f"{_stem(name)}_0"  # as Keras makes them of TensorFlow's names, which end with the number of an output
 
 
 def _stem(name: str) -> str:

@@ -38,7 +38,7 @@ class BuildCall:
 
     Args:
         objects: what the first call made; it fills them.
-        is_first: whether it is this call.
+        take_over: only for the first call: is given each layer that `build` itself calls, before its first call.
         seeds: by the name of a seed state, what the present tower has in its place.
 
     Attributes:
@@ -48,9 +48,16 @@ class BuildCall:
         before: in the first call, by the id of a variable: the variable, and its value before the call changed it.
     """
 
-    def __init__(self, objects: Objects, *, is_first: bool, seeds: Mapping[str, tf.Variable] | None = None) -> None:
+    def __init__(
+        self,
+        objects: Objects,
+        take_over: Callable[[Any], None] | None = None,
+        *,
+        seeds: Mapping[str, tf.Variable] | None = None,
+    ) -> None:
         self._objects = objects
-        self._is_first = is_first
+        self._take_over = take_over
+        self._is_first = take_over is not None
         self._seeds = {} if seeds is None else seeds
         self._scopes = [""]
         self._paths: dict[str, str] = {}
@@ -98,7 +105,7 @@ class BuildCall:
 
     @property
     def scope(self) -> str:
-        """The name scope inside of `build`, as it was written there: graphs number scopes, and control flow adds some."""
+        """The name scope inside of `build` as it is written there; a graph numbers scopes, and control flow adds some."""
         return self._scopes[-1]
 
     def enter_scope(self, name: str, full: str) -> None:
@@ -129,8 +136,10 @@ class BuildCall:
 
     @contextmanager
     def inside(self, layer: Any) -> Iterator[None]:
-        if not self._in_layer:
+        if not self._in_layer and id(layer) not in self.called:
             self.called[id(layer)] = layer
+            if self._take_over is not None:
+                self._take_over(layer)
         with self._frame(_Frame(id(layer))):
             yield
 

@@ -1,4 +1,4 @@
-"""Where Keras asks the call of `build` that is under way: what touches private parts of Keras or TensorFlow stands here.
+"""Where Keras asks the call of `build` that is under way; all that touches private parts of Keras stands here.
 
 Keras has no notion of a function that is called again and means the same layers. So its constructors ask here first,
 and get the object that an earlier call made in their place. The hooks are put in once, when this module is imported;
@@ -117,6 +117,19 @@ def call_by(variable: Any, path: str) -> None:
     variable._path = path
 
 
+def place_again(variable: Any) -> None:
+    """Let a Keras variable hold a new `tf.Variable` with the value of the old one, as the present strategy makes it."""
+    held = variable.value
+    variable._value = tf.Variable(
+        tf.convert_to_tensor(held),
+        dtype=held.dtype,
+        trainable=held.trainable,
+        name=held.name.split(":")[0],
+        aggregation=held.aggregation,
+        synchronization=held.synchronization,
+    )
+
+
 def made_by(tensor: Any) -> Any:
     """The layer or operation that a symbolic tensor of a functional model comes from."""
     return tensor._keras_history.operation
@@ -136,7 +149,7 @@ def _replace(owner: type, name: str, make: Callable[[Method], Method]) -> None:
 
 
 def _hook_constructor(kind: type) -> None:
-    original = kind.__new__
+    original: Any = kind.__new__
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         def make() -> Any:

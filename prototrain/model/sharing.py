@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ import tensorflow as tf
 from prototrain.checkpoint.state import describe_variable
 from prototrain.errors import ModelError
 from prototrain.model.build_call import BuildCall, Objects, assigns_in_every_step
-from prototrain.model.keras_hooks import call_by, has_automatic_name, layers_within, listening, own_weights
+from prototrain.model.keras_hooks import call_by, has_automatic_name, layers_within, listening, own_weights, place_again
 from prototrain.towers import components, tower_index
 
 _ASSIGNS = re.compile(r"Assign(Add|Sub)?VariableOp|ResourceScatter\w*")
@@ -59,9 +60,16 @@ class VariableStore:
                 put them.
             declare: from and to the arguments of a new variable, for what the strategy needs to know of it.
         """
-        call = BuildCall(self._objects, is_first=True)
         strategy = strategy if strategy is not None else tf.distribute.get_strategy()
         placing = False
+
+        def take_over(layer: keras.layers.Layer) -> None:
+            """Let a layer that was made before have its variables where the towers are."""
+            for variable in layer.variables:
+                if not strategy.extended.variable_created_in_scope(variable.value):
+                    place_again(variable)  # by way of `create`
+
+        call = BuildCall(self._objects, take_over)
 
         def create(make: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
             nonlocal placing
@@ -93,7 +101,7 @@ class VariableStore:
             ModelError: `build` wants a variable that the first call did not create, leaves a layer out that cannot be
                 told from one that it uses, or assigns weights anew in every step.
         """
-        call = BuildCall(self._objects, is_first=False, seeds=self.of_tower.get(tower_index()))
+        call = BuildCall(self._objects, seeds=self.of_tower.get(tower_index()))
         given = _Given(self._created, call)
         with _host_random_state_kept(), listening(call), tf.variable_creator_scope(given):
             yield
@@ -170,10 +178,11 @@ class VariableStore:
                 if isinstance(variable, keras.Variable):
                     self._weights.setdefault(id(variable.value), variable)
         self._check_names()
+        paths = Counter(holder.path for holder in self._weights.values())
         for name, variable in self.variables.items():
             holder = self.keras_variable(variable)
-            if holder is not variable and holder.path != name:
-                call_by(holder, name)  # with the name scope, which Keras leaves out
+            if holder is not variable and paths[holder.path] > 1:
+                call_by(holder, name)  # which has the name scope, that Keras leaves out
 
     def _check_names(self) -> None:
         """Fail where two layers that `build` has made under one name got one variable each."""

@@ -231,10 +231,11 @@ class TowerTrainer(PlacedTrainer):
             optimizer: is built already if there are no `variables`.
             variables: those of the model that it is to be built for.
         """
-        pairs = [(self._store.keras_variable(variable), variable) for variable in variables or ()]
+        names = {id(variable): name for name, variable in self.variables.items()}
+        trained = {names[id(variable)]: self._store.keras_variable(variable) for variable in variables or ()}
         if variables is not None:
-            optimizer.build([given for given, _ in pairs])
-        for slot, variable in named_slots(optimizer, pairs):
+            optimizer.build(list(trained.values()))
+        for slot, variable in named_slots(optimizer, trained):
             self.state[f"{name}/{slot}"] = variable
 
     # -- the loop's part ----------------------------------------------------------------------------------------------
@@ -245,6 +246,11 @@ class TowerTrainer(PlacedTrainer):
         if self._steps is None:
             self._steps = CompiledSteps(self)
         return self._steps
+
+    @property
+    def keras_layers(self) -> dict[str, keras.layers.Layer]:
+        """The Keras layers that `build` makes or calls, by name."""
+        return dict(self._store.layers)
 
     @property
     def model_variables(self) -> dict[str, Any]:
