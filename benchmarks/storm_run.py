@@ -15,7 +15,7 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from prototrain import Callback, Config, ModelDict, SimpleTrainer, Trainer, datasets  # noqa: E402
+from prototrain import Callback, Config, ModelDict, SimpleTrainer, Trainer  # noqa: E402
 from prototrain.callbacks import (  # noqa: E402
     JSONWriter,
     LearningRate,
@@ -194,8 +194,6 @@ def main() -> None:
     kind, directory, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     if kind == "towers":
         make_cpu_devices(2)
-    if kind in ("calls", "towers"):
-        datasets.STATE_SHARE = 1e-9  # every checkpoint of a run shares the state of its first one
     trainer = make_trainer(kind, directory, steps)
     schedule = [] if kind == "run_step" else [LearningRate(lambda step: 0.01 * 0.9 ** (step / 100))]
     trainer.train([*schedule, *callbacks(kind)], steps_per_epoch=35, max_steps=steps)

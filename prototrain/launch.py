@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from prototrain.callbacks import (
     Callback,
@@ -32,24 +33,51 @@ def default_callbacks(model: ModelProtocol) -> list[Callback]:
     """The callbacks that a model's config asks for and those of its own, to be used as they are, extended or edited."""
     config = model.config
     own = getattr(model, "callbacks", None)
-    schedule = from_config(config)
-    callbacks: list[Callback] = [] if schedule is None else [LearningRate(schedule)]
+    validation = Validation(batches=config["trainer.validation_batches"])
+    standard = standard_callbacks(
+        schedule=from_config(config),
+        evaluation=[validation.every(steps=config["trainer.validation_step_interval"])],
+        summary_steps=config["trainer.summary_save_interval"],
+        print_steps=config["trainer.print_interval"],
+        save={"steps": config["trainer.checkpoint_save_interval"]},
+        keep=config["trainer.max_checkpoints_to_keep"],
+    )
+    return [*standard, *(() if own is None else own())]
+
+
+def standard_callbacks(
+    *,
+    schedule: Callable[[Any], Any] | None,
+    evaluation: Iterable[Callback],
+    summary_steps: int | None,
+    print_steps: int | None,
+    save: Mapping[str, Any],
+    keep: int,
+    printer: ScalarPrinter | None = None,
+) -> list[Callback]:
+    """What nearly every run wants: scalars recorded, printed and shown, checkpoints, an end at what is not finite.
+
+    Args:
+        schedule: of the learning rate, if the optimizer has none of its own.
+        evaluation: the callbacks that measure held-out data, with their intervals.
+        summary_steps: steps between recorded scalars; None for none.
+        print_steps: steps between printed scalars; None for none.
+        save: when checkpoints are written, as `Callback.every` takes it.
+        keep: how many of them stay.
+        printer: prints the scalars; by default all of them.
+    """
+    printer = ScalarPrinter() if printer is None else printer
     return [
-        *callbacks,
-        Validation(batches=config["trainer.validation_batches"]).every(
-            steps=config["trainer.validation_step_interval"]
-        ),
-        Summaries().every(steps=config["trainer.summary_save_interval"]),
+        *([] if schedule is None else [LearningRate(schedule)]),
+        *evaluation,
+        *([Summaries().every(steps=summary_steps)] if summary_steps else []),
         TensorBoardWriter(),
         JSONWriter(),
-        ScalarPrinter().every(steps=config["trainer.print_interval"]),
+        *([printer.every(steps=print_steps)] if print_steps else []),
         ProgressBar(),
-        ModelSaver(max_to_keep=config["trainer.max_checkpoints_to_keep"], asynchronous=True).every(
-            steps=config["trainer.checkpoint_save_interval"]
-        ),
+        ModelSaver(max_to_keep=keep, asynchronous=True).every(**save),
         SaveOnExit(),
         StopOnNaN(),
-        *(() if own is None else own()),
     ]
 
 
@@ -100,7 +128,7 @@ def launch(
     made = _make_trainer(trainer, towers)(model, experiment=experiment)
     made.data.allow_changes = allow_changed_data
     chosen = list(default_callbacks(model) if callbacks is None else callbacks)
-    if config["model.weights_load_path"] is not None and (fresh or not made.storage.checkpoints.steps()):
+    if config["model.weights_load_path"] is not None and (fresh or not made.session.checkpoints.steps()):
         made.load_weights(config["model.weights_load_path"])
     if leads and fresh:
         experiment.delete()  # only now: a model that does not build must not cost the run that is there

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import ModelError
 
-if TYPE_CHECKING:
-    from prototrain.trainers.services import TrainerServices
+
+class Buildable(Protocol):
+    """What a predictor calls: a trainer, or a model that was built without one.
+
+    Attributes:
+        element_spec: what a training batch looks like, by name, where that is known.
+    """
+
+    @property
+    def element_spec(self) -> Mapping[str, Any] | None: ...
+
+    def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
+        """Return named tensors for a batch."""
 
 
 class Predictor:
@@ -22,7 +33,7 @@ class Predictor:
         (logits,) = predict(images)
 
     Args:
-        trainer: whose `build` is called, not training.
+        built: whose `build` is called, not training.
         input_names: names of inputs, in the order in which the function takes them.
         output_names: names in the model's mapping, in the order in which the function returns them.
 
@@ -30,8 +41,8 @@ class Predictor:
         ModelError: an input is not part of a training batch.
     """
 
-    def __init__(self, trainer: TrainerServices, input_names: Sequence[str], output_names: Sequence[str]) -> None:
-        self._trainer = trainer
+    def __init__(self, built: Buildable, input_names: Sequence[str], output_names: Sequence[str]) -> None:
+        self._built = built
         self.input_names = _names(input_names, "input_names")
         self.output_names = _names(output_names, "output_names")
         self._specs = {name: self._spec(name) for name in self.input_names}
@@ -58,14 +69,14 @@ class Predictor:
         return [value.numpy() if isinstance(value, tf.Tensor) else value for value in self._call(values)]
 
     def _run(self, values: list[Any]) -> list[Any]:
-        net = self._trainer.build(dict(zip(self.input_names, values, strict=True)), False)
+        net = self._built.build(dict(zip(self.input_names, values, strict=True)), False)
         missing = [name for name in self.output_names if name not in net]
         if missing:
             raise ModelError(f"the model has no output {', '.join(map(repr, missing))}; it has: {', '.join(net)}")
         return [net[name] for name in self.output_names]
 
     def _spec(self, name: str) -> Any:
-        specs = self._trainer.element_spec
+        specs = self._built.element_spec
         if specs is not None and name not in specs:
             raise ModelError(f"there is no input {name!r}; a training batch has: {', '.join(specs)}")
         return None if specs is None else specs[name]

@@ -12,7 +12,7 @@ import pytest
 
 import prototrain
 from prototrain import callbacks
-from prototrain.experiment.record import Part
+from prototrain.experiment.record import Attempt
 from tests.conftest import ROOT
 from tests.pages import follow, read_blocks, split_sections
 
@@ -81,4 +81,4 @@ def test_every_exported_name_is_in_the_api() -> None:
 def test_the_page_describes_run_json() -> None:
     table = (DOCS / "experiments.md").read_text(encoding="utf-8").partition("## run.json")[2]
     names = re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines() if row.startswith("| `")))
-    assert sorted(names) == sorted(attribute.name for attribute in fields(Part))
+    assert sorted(names) == sorted(attribute.name for attribute in fields(Attempt))

@@ -24,10 +24,9 @@ LAYERS = [
     ["experiment", "schedules", "towers"],
     ["checkpoint", "optimizers", "readers"],
     ["data"],
+    ["predictor", "step"],
     ["model"],
-    ["predictor"],
-    ["callbacks"],
-    ["cluster", "step"],
+    ["callbacks", "cluster"],
     ["trainers"],
     ["launch", "runs"],
     ["sweeps"],
@@ -35,6 +34,7 @@ LAYERS = [
     ["estimator"],
     ["commands", "template"],
     ["cli"],
+    ["config_json", "config_schema", "files", "quiet", "server_cluster", "tracebacks"],  # earlier names, for users
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 PACKAGE = ROOT / "prototrain"
@@ -84,6 +84,21 @@ def test_a_wrong_name_is_an_attribute_error() -> None:
 def test_every_module_can_be_imported() -> None:
     for module in pkgutil.walk_packages(prototrain.__path__, "prototrain."):
         importlib.import_module(module.name)
+
+
+@pytest.mark.parametrize("face", ["config", "experiment", "runs", "commands", "system", "errors", "cli"])
+def test_a_face_does_not_import_tensorflow(face: str) -> None:
+    program = f"import sys, prototrain.{face}\nassert not {{'tensorflow', 'keras'}} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_nothing_of_a_run_s_directory_needs_tensorflow() -> None:
+    names = sorted(path.stem for path in (PACKAGE / "experiment").glob("[!_]*.py"))
+    lines = "; ".join(f"import prototrain.experiment.{name}" for name in names)
+    program = f"import sys; {lines}\nassert not {{'tensorflow', 'keras'}} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

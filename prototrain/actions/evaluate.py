@@ -15,9 +15,8 @@ from tabulate import tabulate
 from prototrain.actions.restore import Restored, add_checkpoint, restore
 from prototrain.errors import DataError, ExperimentError, ModelError
 from prototrain.model import ModelProtocol
-from prototrain.model.evaluation import Evaluation
 from prototrain.system.files import write_atomic
-from prototrain.trainers.banner import plain_table
+from prototrain.system.tables import plain_table
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -39,17 +38,18 @@ def run(model: ModelProtocol, args: Namespace) -> None:
         ModelError: the model has no scalars.
     """
     restored = restore(model, args.checkpoint)
-    name = _choose(restored.trainer.datasets, args.dataset)
-    with restored.trainer.stop:
-        evaluation = Evaluation(restored.trainer, name)
-        scalars = evaluation.run(0)
-        restored.trainer.stop.check()
+    built = restored.built
+    name = _choose(built.datasets, args.dataset)
+    with built.stop:
+        scalars = built.evaluate(name)
+        built.stop.check()
     if not scalars:
         raise ModelError("build() returned no scalars without training, so there is nothing to evaluate")
-    rows = {**restored.describe(), "dataset": f"{name}, {evaluation.examples:,} examples"}
+    examples = built.evaluation(name).examples
+    rows = {**restored.describe(), "dataset": f"{name}, {examples:,} examples"}
     print(plain_table(rows), end="\n\n")
     print(tabulate(scalars.items(), headers=["scalar", name], floatfmt=".6g"), end="\n\n")
-    print(f"written to {_keep(restored, name, evaluation.examples, scalars)}")
+    print(f"written to {_keep(restored, name, examples, scalars)}")
 
 
 def _choose(datasets: dict[str, tf.data.Dataset], wanted: str | None) -> str:

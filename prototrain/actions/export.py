@@ -12,7 +12,7 @@ from prototrain.actions.saved_model import ServedModel, compare
 from prototrain.errors import ConfigError, ExperimentError
 from prototrain.model import ModelProtocol
 from prototrain.system.files import sync
-from prototrain.trainers.banner import plain_table
+from prototrain.system.tables import plain_table
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     final = restored.experiment.directory / "exported" / str(restored.checkpoint.step)
     if final.exists():
         raise ExperimentError(f"{final} is there already; delete it to export this step again")
-    served = ServedModel(restored.trainer, inputs, outputs)
+    served = ServedModel(restored.built, inputs, outputs)
     outcome = write_export(served, final)
     print(plain_table({**restored.describe(), **served.describe(), "compared": outcome}), end="\n\n")
     print(f"exported to {final}")

@@ -9,12 +9,12 @@ import tensorflow as tf
 from tabulate import tabulate
 
 from prototrain.actions.flops import count_flops
-from prototrain.actions.restore import BuiltModel
-from prototrain.callbacks.group import CallbackGroup
+from prototrain.callbacks.describe import describe
 from prototrain.data.elements import batch_size
 from prototrain.launch import default_callbacks
 from prototrain.model import ModelProtocol
-from prototrain.trainers.banner import plain_table
+from prototrain.model.built import BuiltModel
+from prototrain.system.tables import plain_table
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
@@ -24,33 +24,33 @@ def run(model: ModelProtocol, args: Namespace) -> None:
         model: the model; nothing of it is trained or written.
         args: not used.
     """
-    trainer = BuiltModel(model)
-    net = trainer.build(trainer.data.first_batch, False)
-    batch = [(name, *_describe(tensor)) for name, tensor in trainer.data.first_batch.items()]
+    built = BuiltModel(model)
+    net = built.build(built.data.first_batch, False)
+    batch = [(name, *_describe(tensor)) for name, tensor in built.data.first_batch.items()]
     tensors = [(name, *_describe(tensor)) for name, tensor in net.items()]
-    print(*trainer.describe_more(), sep="\n\n", end="\n\n")
-    print(plain_table(_totals(trainer)), end="\n\n")
+    print(built.table(), end="\n\n")
+    print(plain_table(_totals(built)), end="\n\n")
     print(tabulate(batch, headers=["input", "dtype", "shape"]), end="\n\n")
     print(tabulate(tensors, headers=["tensor", "dtype", "shape"]), end="\n\n")
-    print(CallbackGroup(trainer, default_callbacks(model)).describe())
+    print(describe(sorted(default_callbacks(model), key=lambda callback: callback.priority)))
 
 
-def _totals(trainer: BuiltModel) -> dict[str, str]:
+def _totals(built: BuiltModel) -> dict[str, str]:
     """Numbers of parameters and of floating-point operations."""
     total, trained = (
         sum(variable.shape.num_elements() or 0 for variable in variables.values())
-        for variables in (trainer.variables, trainer.trainable)
+        for variables in (built.variables, built.trainable)
     )
-    return {"parameters": f"{total:,}, {trained:,} of them trained", "FLOPs per example": _flops(trainer)}
+    return {"parameters": f"{total:,}, {trained:,} of them trained", "FLOPs per example": _flops(built)}
 
 
-def _flops(trainer: BuiltModel) -> str:
+def _flops(built: BuiltModel) -> str:
     """What `build` computes for one example of a batch when it is not trained on, in words."""
 
     def build(inputs: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in trainer.build(inputs, False).items() if tf.is_tensor(value)}
+        return {name: value for name, value in built.build(inputs, False).items() if tf.is_tensor(value)}
 
-    batch = trainer.data.first_batch
+    batch = built.data.first_batch
     specs = tf.nest.map_structure(tf.type_spec_from_value, batch)
     counted = count_flops(tf.function(build, autograph=False).get_concrete_function(specs).graph)
     number = f"{counted.number / int(batch_size(batch)):,.0f}"

@@ -6,62 +6,17 @@ import json
 from argparse import ArgumentParser
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import tensorflow as tf
-
-from prototrain.callbacks.evaluation.exponential_moving_average import averaged_weights
 from prototrain.checkpoint import META, Checkpoint, Checkpoints, verify
-from prototrain.checkpoint.state import check_fit
 from prototrain.errors import CheckpointError
 from prototrain.experiment import Experiment
+from prototrain.experiment.provenance import differences
 from prototrain.model import ModelProtocol
-from prototrain.system.signals import StopRequest
-from prototrain.trainers.session import differences
-from prototrain.trainers.tower import SimpleTrainer
+from prototrain.model.built import BuiltModel
+
+__all__ = ["BuiltModel", "Restored", "add_checkpoint", "restore"]
 
 _COMPARED = ("config", "model code")
-
-
-class BuiltModel(SimpleTrainer):
-    """Builds a model and its datasets on one device, to be used and not trained.
-
-    It has no optimizer, so any model will do: one that is trained by a class of its own, one without a "loss".
-
-    Args:
-        model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
-    """
-
-    def __init__(self, model: ModelProtocol) -> None:
-        super().__init__(model)
-        self.stop = StopRequest(lambda text: None)  # nothing has to be finished or saved before it stops
-
-    def create_optimizers(self) -> None:
-        self.optimizer = None
-
-    def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
-        raise NotImplementedError("a built model is not trained")
-
-    def take_weights(self, checkpoint: Checkpoint, *, cure: str) -> bool:
-        """Take over the weights of a checkpoint; moving averages where there are any.
-
-        Args:
-            checkpoint: has them.
-            cure: what to do if it does not fit.
-
-        Returns:
-            whether they are moving averages.
-
-        Raises:
-            CheckpointError: it is damaged, or of another model.
-        """
-        saved = checkpoint.variables() if checkpoint.meta["variables"] else {}
-        averages = averaged_weights(saved)
-        mine = {name: value for name, value in {**saved, **averages}.items() if name in self.variables}
-        check_fit(self.variables, mine, str(checkpoint.path), cure=cure)
-        for name, value in mine.items():
-            self.variables[name].assign(value)
-        return bool(averages)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,23 +24,28 @@ class Restored:
     """A model with the weights of a checkpoint.
 
     Attributes:
-        trainer: has the model's datasets and variables; `evaluate`, `build` and `get_predictor` use them.
+        built: has the model's datasets and variables; `evaluate`, `build` and `get_predictor` use them.
         checkpoint: where the weights are from.
         experiment: the run that the checkpoint is of.
         averaged: whether they are the moving averages of `ExponentialMovingAverage`, which the checkpoint has.
         changes: what is not as it was when the checkpoint was written, in words.
     """
 
-    trainer: BuiltModel
+    built: BuiltModel
     checkpoint: Checkpoint
     experiment: Experiment
     averaged: bool
     changes: list[str]
 
+    @property
+    def trainer(self) -> BuiltModel:
+        """An earlier name of `built`."""
+        return self.built
+
     def describe(self) -> dict[str, str]:
         """What the weights are, for the table at the start of an action."""
         found = {
-            "model": getattr(self.trainer.model, "name", type(self.trainer.model).__name__),
+            "model": self.built.name,
             "checkpoint": str(self.checkpoint.path),
             "weights": "moving averages" if self.averaged else "as trained",
         }
@@ -117,13 +77,13 @@ def restore(model: ModelProtocol, checkpoint: str | None = None) -> Restored:
     own = path.parent.name == "checkpoints"
     experiment = Experiment(path.parent.parent) if own else Experiment.from_config(model.config)
     found = verify(path, run_id=experiment.run_id if own else None)
-    trainer = BuiltModel(model)
-    then, now = found.meta.get("provenance", {}), trainer.provenance()
+    built = BuiltModel(model)
+    then, now = found.meta.get("provenance", {}), built.provenance()
     keys = [key for key in _COMPARED if key in then]
     changes = differences({key: then[key] for key in keys}, {key: now[key] for key in keys})
     cure = f"since it was written, {'; '.join(changes)}" if changes else "name another one with --checkpoint"
-    averaged = trainer.take_weights(found, cure=cure)
-    return Restored(trainer=trainer, checkpoint=found, experiment=experiment, averaged=averaged, changes=changes)
+    averaged = built.take_weights(found, cure=cure)
+    return Restored(built=built, checkpoint=found, experiment=experiment, averaged=averaged, changes=changes)
 
 
 def _find(model: ModelProtocol, checkpoint: str | None) -> Path:

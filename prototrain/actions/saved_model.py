@@ -17,10 +17,10 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.actions import reload_export
-from prototrain.actions.restore import BuiltModel
 from prototrain.checkpoint import first_line, read_bundle
 from prototrain.checkpoint.state import describe_variable
 from prototrain.errors import ExperimentError, ModelError
+from prototrain.model.built import BuiltModel
 from prototrain.model.sharing import base_name
 from prototrain.system.graphs import needed, needed_everywhere
 from prototrain.system.tracebacks import cause
@@ -35,12 +35,12 @@ class ServedModel:
     """The part of a model that leads from some of its tensors to others, without training, for any number of examples.
 
     Args:
-        trainer: has the model, with the weights to be saved.
+        built: has the model, with the weights to be saved.
         inputs: names in a batch, or else in the model's mapping for a batch.
         outputs: names in the model's mapping.
 
     Attributes:
-        trainer: has the model.
+        built: has the model.
         cases: inputs from the training data, with different numbers of examples.
 
     Raises:
@@ -48,11 +48,11 @@ class ServedModel:
             inputs alone.
     """
 
-    def __init__(self, trainer: BuiltModel, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        self.trainer = trainer
+    def __init__(self, built: BuiltModel, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        self.built = built
         self._outputs = outputs
-        first = _real_inputs(trainer, inputs)
-        specs = {name: _free(name, value, trainer.data.element_spec.get(name)) for name, value in first.items()}
+        first = _real_inputs(built, inputs)
+        specs = {name: _free(name, value, built.data.element_spec.get(name)) for name, value in first.items()}
         self._function = tf.function(self._serve, autograph=False, input_signature=[specs])
         self._graph = self._function.get_concrete_function().graph
         _require_certain(self._graph)
@@ -60,9 +60,9 @@ class ServedModel:
 
     def _serve(self, inputs: Tensors) -> Tensors:
         try:
-            net = self.trainer.build(dict(inputs), False)
+            net = self.built.build(dict(inputs), False)
         except KeyError as error:
-            if not error.args or error.args[0] not in self.trainer.data.element_spec:
+            if not error.args or error.args[0] not in self.built.data.element_spec:
                 raise
             raise ModelError(
                 f"actions.export.inputs: build() needs {error.args[0]!r} too when train_phase is False; add it, or use "
@@ -83,7 +83,7 @@ class ServedModel:
 
     def tolerance(self, output: tf.Tensor) -> float:
         """What another device, or operations fused in another way, may do to an output: a part of its largest value."""
-        sixteen_bits = self.trainer.config["model.mixed_precision"] is not None or output.dtype.size == 2
+        sixteen_bits = self.built.config["model.mixed_precision"] is not None or output.dtype.size == 2
         return 2e-2 if sixteen_bits else 1e-4
 
     def results(self) -> list[Tensors]:
@@ -166,10 +166,10 @@ def _difference(expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> 
     return float(np.max(np.abs(one[finite] - two[finite]), initial=0.0)) / largest
 
 
-def _real_inputs(trainer: BuiltModel, names: Sequence[str]) -> Tensors:
+def _real_inputs(built: BuiltModel, names: Sequence[str]) -> Tensors:
     """The first training batch's values, of the batch itself or of what the model makes of it."""
-    batch = trainer.data.first_batch
-    net = batch if all(name in batch for name in names) else {**trainer.build(batch, False), **batch}
+    batch = built.data.first_batch
+    net = batch if all(name in batch for name in names) else {**built.build(batch, False), **batch}
     missing = [name for name in names if name not in net]
     if missing:
         raise ModelError(

@@ -2,7 +2,7 @@
 
 from prototrain.callbacks.base import Callback, Priority, ProxyCallback
 from prototrain.callbacks.best import Best
-from prototrain.callbacks.evaluation.exponential_moving_average import ExponentialMovingAverage, averaged_weights
+from prototrain.callbacks.evaluation.exponential_moving_average import ExponentialMovingAverage
 from prototrain.callbacks.evaluation.inference_runner import InferenceRunner
 from prototrain.callbacks.evaluation.inferencer import (
     BinaryClassificationStats,
@@ -50,6 +50,7 @@ from prototrain.callbacks.watching.host_memory_tracker import HostMemoryTracker
 from prototrain.callbacks.watching.process_tensors import ProcessTensors
 from prototrain.callbacks.watching.progress_bar import ProgressBar
 from prototrain.callbacks.watching.throughput_tracker import ThroughputTracker
+from prototrain.checkpoint.weights import averaged_weights
 
 __all__ = [
     "Best",

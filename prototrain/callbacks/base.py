@@ -39,13 +39,19 @@ class Callback:
 
     Say *what* happens in `trigger`, and let the user say *when* with `every`: ``MyCallback().every(steps=100)``.
 
+    A callback knows the run by `self.trainer`: `global_step`, `epoch_num`, `local_step`, `steps_per_epoch`,
+    `total_steps` and `is_endless` say where it is; `outputs` and `watched` what the last step was like; `state` is what
+    a checkpoint holds, and `callbacks` are all there are. It does things by `monitors.put_scalar`, `log`, `evaluate`,
+    `save`, `session` (the run's checkpoints, and `protect` for those that must stay), `stop` (a request to end the
+    run), and by raising `StopTraining`. `Trainer` explains each of these.
+
     Attributes:
         trainer: the trainer, set before `setup`.
         at_end: whether the end of a run counts as due although the interval or the epoch is not over. A callback whose
             `trigger` changes how training goes on says False: a run that ends here and is then extended must not
             differ from one that never ended.
         chief_only: run only on the chief of several workers.
-        priority: the place within a hook, see `Priority`.
+        priority: when it runs among those of the same hook, see `Priority`.
         state_key: the name of this callback's state in a checkpoint; the class's name if None. Two callbacks with state
             need two keys.
     """

@@ -1,4 +1,4 @@
-"""Runs a list of callbacks: order, schedule, failures, and how long each of them takes."""
+"""Calls a list of callbacks: in which order, with which failures, and how long each of them takes."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from prototrain.callbacks.agenda import Agenda
 from prototrain.callbacks.base import Callback
 from prototrain.callbacks.describe import describe
 from prototrain.callbacks.listing import checked, labels, state_keys
 from prototrain.callbacks.monitor import Monitor
-from prototrain.callbacks.proxies import innermost, periodic_trigger, runs_each_step
-from prototrain.callbacks.trigger import PeriodicTrigger
+from prototrain.callbacks.proxies import innermost
 from prototrain.checkpoint.state import taking
-from prototrain.errors import CallbackError, StopTraining
+from prototrain.errors import StopTraining
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
 
 class CallbackGroup:
-    """The callbacks of one run, ordered by priority, then by their place in the list.
+    """The callbacks of one run, ordered by priority, then as they stand in the list.
 
-    The group remembers which callbacks have still to run for the current step, so that a checkpoint taken in between
-    says so and a resumed run completes the step first.
+    It calls them; its `Agenda` says which of them, and remembers who has still to run for the present step.
 
     Args:
         trainer: what the callbacks belong to.
@@ -45,17 +44,11 @@ class CallbackGroup:
         self.callbacks = sorted(mine, key=lambda callback: callback.priority)
         self._state_keys = state_keys(self.callbacks)
         self._labels = labels(self.callbacks)
-        self._scheduled = [cb for cb in self.callbacks if cb.overrides("trigger_step") or cb.overrides("next_step")]
-        self._by_epoch = [cb for cb in self.callbacks if cb.overrides("trigger_epoch") or cb.overrides("trigger")]
+        self._agenda = Agenda(trainer, self._labels)
         self._set_up: list[Callback] = []
-        self._asked: list[tuple[Callback, int]] = []
-        self._pending: list[Callback] = []
-        self._phase: str | None = None  # "step" or "epoch" while callbacks of that hook have still to run
-        self._running = False
         self._stepped = False
         self._in_epoch = False
         self._outer = sys.exception()  # what the caller is handling, which is no failure of this run
-        self._started = 0.0
         self._watchers: dict[Callback, Collection[str]] = {}
         self.watching = False  # whether the step that `next_step` named last is watched
         self.seconds: dict[Callback, float] = dict.fromkeys(self.callbacks, 0.0)
@@ -74,15 +67,14 @@ class CallbackGroup:
     @property
     def each_step(self) -> bool:
         """Whether some callback runs after every single step."""
-        return any(map(runs_each_step, self._scheduled))
+        return self._agenda.each_step
 
     # -- around the run ---------------------------------------------------------------------------------------------
 
     def setup(self) -> None:
         """Give every callback its trainer and let it prepare."""
-        self._started = self._clock()
         inner = map(innermost, self.callbacks)
-        self._trainer.monitors.listeners = [callback for callback in inner if isinstance(callback, Monitor)]
+        self._trainer.monitors.attach(callback for callback in inner if isinstance(callback, Monitor))
         for callback in self.callbacks:
             callback.trainer = self._trainer
             with self._timed(callback):
@@ -146,78 +138,45 @@ class CallbackGroup:
         Raises:
             CallbackError: a callback named a step that is over.
         """
-        trainer = self._trainer
-        step = trainer.global_step
-        self._asked = []
-        end = nearest = min(step - trainer.local_step + trainer.steps_per_epoch, trainer.total_steps)
-        for callback in self._scheduled:
-            due = callback.next_step(step)
-            if due is None:
-                continue
-            if due <= step:
-                raise CallbackError(
-                    f"{callback.name}.next_step({step}) returned {due!r}, which is not after step {step}"
-                )
-            self._asked.append((callback, due))
-            nearest = min(nearest, due)
-        due_then = [callback for callback, due in self._asked if due == nearest]
-        if nearest == end:  # periodic ones have said what they want of the end of an epoch
-            due_then += [callback for callback in self._by_epoch if not isinstance(callback, PeriodicTrigger)]
+        step, due_then = self._agenda.ask()
         self.watching = any(callback in self._watchers for callback in due_then)
-        return nearest
+        return step
 
     def trigger_step(self) -> None:
         """Run `trigger_step` of the callbacks that asked for this step."""
         self._stepped = True
-        step = self._trainer.global_step
-        self._begin("step", [callback for callback, due in self._asked if due == step])
+        self._agenda.begin_step()
         self._run_pending()
 
     def trigger_epoch(self) -> None:
         """Run `trigger_epoch` of every callback (of those left, where a resumed run was stopped amid them)."""
-        if self._phase != "epoch":
-            self._begin("epoch", self._due_by_epoch())
+        if self._agenda.phase != "epoch":
+            self._agenda.begin_epoch()
         self._run_pending()
 
     def trigger_last(self) -> None:
-        """End the run here, ahead of its end: what is due at the end of a run is due now."""
+        """Run what is due at the end of a run, where it has ended ahead of its end; `total_steps` says so by now."""
         if not self._stepped:
             return
-        self._trainer.total_steps = self._trainer.global_step
         with suppress(StopTraining):
             self._run_pending()
-        between = self._phase is None and (not self._in_epoch or self._trainer.local_step == 0)
+        between = not self.unfinished and (not self._in_epoch or self._trainer.local_step == 0)
         if self._in_epoch:
             self.after_epoch()
-        if between:  # an epoch's callbacks have run; what only the end of the run makes due has not
-            self._begin("epoch", [callback for callback in self._by_epoch if periodic_trigger(callback) is not None])
+        if between:
+            self._agenda.begin_end()
         with suppress(StopTraining):
             self.trigger_epoch()
 
     def finish_step(self) -> None:
         """Complete the step that a restored checkpoint was taken in: run the callbacks that it had not run yet."""
-        if self._phase == "step" or not self._epoch_is_over():
+        if self._agenda.phase == "step" or not self._agenda.epoch_is_over:
             self._run_pending()
 
     @property
     def unfinished(self) -> bool:
         """Whether callbacks of the current step have still to run."""
-        return self._phase is not None
-
-    def _epoch_is_over(self) -> bool:
-        # The last epoch of a run may be cut short.
-        trainer = self._trainer
-        return trainer.local_step == trainer.steps_per_epoch or trainer.global_step >= trainer.total_steps
-
-    def _due_by_epoch(self) -> list[Callback]:
-        """Those that run after an epoch; after one that the run's end cuts short, only those that say so."""
-        if self._trainer.local_step == self._trainer.steps_per_epoch:
-            return self._by_epoch
-        return [callback for callback in self._by_epoch if callback.at_end or periodic_trigger(callback) is not None]
-
-    def _begin(self, phase: str, callbacks: list[Callback]) -> None:
-        self._phase = phase
-        self._pending = list(callbacks)
+        return self._agenda.phase is not None
 
     def _run_pending(self) -> None:
         """Run what the current phase has left. A stop between two of them leaves the rest pending.
@@ -226,22 +185,15 @@ class CallbackGroup:
         its checkpoint is still saved, then the run ends.
         """
         stop: StopTraining | None = None
-        while self._pending:
+        while (callback := self._agenda.current) is not None:
             self._trainer.stop.check()
-            callback = self._pending[0]
             try:
-                self._running = True
-                with self._timed(callback):
-                    callback.trigger_step() if self._phase == "step" else callback.trigger_epoch()
+                with self._agenda.running(), self._timed(callback):
+                    callback.trigger_step() if self._agenda.phase == "step" else callback.trigger_epoch()
             except StopTraining as request:
                 stop = stop or request
-            finally:
-                self._running = False
-            self._pending.pop(0)
-        if self._phase == "step" and self._epoch_is_over():
-            self._begin("epoch", self._due_by_epoch())
-        else:
-            self._phase = None
+            self._agenda.done()
+        self._agenda.end_phase()
         self._trainer.monitors.flush()
         if stop is not None:
             raise stop
@@ -249,19 +201,9 @@ class CallbackGroup:
     # -- what a checkpoint holds ------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The callbacks' states by key, and which callbacks have still to run for the current step.
-
-        A callback that saves is done with its step; one that failed is not, and runs again after a resume.
-        """
-        pending = self._pending[1:] if self._running else self._pending
-        triggers = [(callback, periodic_trigger(callback)) for callback in self.callbacks if callback not in pending]
-        step = self._trainer.global_step
-        return {
-            "states": {key: callback.state_dict() for key, callback in self._state_keys.items()},
-            "phase": self._phase,
-            "pending": [self._labels[callback] for callback in pending],
-            "fired": [self._labels[callback] for callback, trigger in triggers if trigger and trigger.fired_at(step)],
-        }
+        """The callbacks' states by key, and the agenda's: who has still to run for the current step."""
+        states = {key: callback.state_dict() for key, callback in self._state_keys.items()}
+        return {"states": states, **self._agenda.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
         """Give every callback its state back.
@@ -275,13 +217,7 @@ class CallbackGroup:
             if key in states:
                 with taking(f"the state of {key}"):
                     callback.load_state_dict(states[key])
-        by_label = {label: callback for callback, label in self._labels.items()}
-        self._phase = {None: None, "step": "step", "epoch": "epoch"}[state["phase"]]
-        self._pending = [by_label[label] for label in state["pending"] if label in by_label]
-        for label in state["fired"]:
-            trigger = periodic_trigger(by_label[label]) if label in by_label else None
-            if trigger is not None:
-                trigger.mark_fired()
+        self._agenda.load_state_dict(state)
         new = [f"{key} starts without a saved state" for key in self._state_keys if key not in states]
         gone = [f"the saved state of {key} is not used" for key in states if key not in self._state_keys]
         lost = [line for callback in self.callbacks for line in callback.resume_caveats()]

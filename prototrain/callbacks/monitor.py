@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.base import Callback, Priority
@@ -52,7 +53,11 @@ class Monitors:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._history: dict[str, deque[tuple[int, float]]] = {}
-        self.listeners: list[Monitor] = []
+        self._attached: list[Monitor] = []
+
+    def attach(self, monitors: Iterable[Monitor]) -> None:
+        """Send what comes from now on to these monitors, in place of those before."""
+        self._attached = list(monitors)
 
     def put_scalar(self, name: str, value: Any) -> None:
         """Record a scalar of the current step.
@@ -69,18 +74,18 @@ class Monitors:
         number = as_number(name, value)
         step = self._trainer.global_step
         self._history.setdefault(name, deque(maxlen=HISTORY_LENGTH)).append((step, number))
-        for listener in self.listeners:
-            listener.put_scalar(name, number, step)
+        for monitor in self._attached:
+            monitor.put_scalar(name, number, step)
 
     def put_event(self, prefix: str, event: Any) -> None:
         """Hand a TensorBoard event, such as an image, to the monitors that write such events."""
-        for listener in self.listeners:
-            listener.put_event(prefix, event)
+        for monitor in self._attached:
+            monitor.put_event(prefix, event)
 
     def flush(self) -> None:
         """Let every monitor write what it has buffered."""
-        for listener in self.listeners:
-            listener.flush()
+        for monitor in self._attached:
+            monitor.flush()
 
     def names(self) -> list[str]:
         """The names of all scalars seen so far, in the order of their first appearance."""

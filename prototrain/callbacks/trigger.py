@@ -63,8 +63,8 @@ class PeriodicTrigger(ProxyCallback):
     @property
     def schedule(self) -> str:
         """The intervals in words, for tables."""
-        parts = {"steps": self.every_k_steps, "epochs": self.every_k_epochs, "seconds": self.every_n_seconds}
-        words = [f"{unit}={interval}" for unit, interval in parts.items() if interval is not None]
+        intervals = {"steps": self.every_k_steps, "epochs": self.every_k_epochs, "seconds": self.every_n_seconds}
+        words = [f"{unit}={interval}" for unit, interval in intervals.items() if interval is not None]
         return ", ".join(words + ["before_train=True"] * self._before_train)
 
     def setup(self) -> None:

@@ -39,8 +39,11 @@ class UnknownFormatError(CheckpointError):
 
 
 @runtime_checkable
-class Part(Protocol):
-    """Something that writes and reads files of its own in a checkpoint, such as the position in the data."""
+class Saveable(Protocol):
+    """Something that writes and reads files of its own in a checkpoint, such as the position in the data.
+
+    meta.json has what `write` returns under "parts".
+    """
 
     def write(self, prefix: str) -> Any:
         """Write files that start with `prefix`; return what `read` needs besides, as JSON can hold it.
@@ -60,13 +63,13 @@ class Snapshot:
     Attributes:
         step: completed steps.
         variables: tensors or variables by name.
-        parts: objects that write files of their own, by name.
+        saveables: objects that write files of their own, by name.
         meta: everything else, as JSON can hold it.
     """
 
     step: int
     variables: dict[str, Any] = field(default_factory=dict)
-    parts: dict[str, Part] = field(default_factory=dict)
+    saveables: dict[str, Saveable] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
 
 
@@ -94,13 +97,13 @@ class Checkpoint:
         """
         return read_bundle(self.path / BUNDLE)
 
-    def part_prefix(self, name: str) -> str:
-        """Where the part's files start."""
-        return part_prefix(self.path, name)
+    def prefix_of(self, name: str) -> str:
+        """What the names of a saveable's files start with, its directory included."""
+        return prefix_of(self.path, name)
 
 
-def part_prefix(directory: Path, name: str) -> str:
-    """Where the files of a part start: its name, as far as a file can have it and nothing else does."""
+def prefix_of(directory: Path, name: str) -> str:
+    """What the names of a saveable's files start with: its name, as far as a file can have it and nothing else does."""
     quoted = quote(name, safe=" ")
     if quoted.partition(".")[0] in ("", BUNDLE, "meta"):
         quoted = f"%{quoted}"
@@ -114,7 +117,7 @@ def start_snapshot(directory: Path, snapshot: Snapshot) -> Callable[[], None]:
         a function, for any thread, that writes the rest and syncs all files.
 
     Raises:
-        CheckpointError: a part cannot be saved; also from the function.
+        CheckpointError: something cannot be saved; also from the function.
         OSError, tf.errors.OpError: a file cannot be written; also from the function.
     """
     # A tensor that was read from a variable keeps its value: the variable's next update makes a copy.
@@ -122,10 +125,10 @@ def start_snapshot(directory: Path, snapshot: Snapshot) -> Callable[[], None]:
         name: tf.constant(value) if isinstance(value, np.ndarray) else tf.convert_to_tensor(value)
         for name, value in snapshot.variables.items()
     }
-    written = {name: part.write(part_prefix(directory, name)) for name, part in snapshot.parts.items()}
+    written = {name: one.write(prefix_of(directory, name)) for name, one in snapshot.saveables.items()}
 
     def finish() -> None:
-        parts = {name: of_part() if callable(of_part) else of_part for name, of_part in written.items()}
+        parts = {name: rest() if callable(rest) else rest for name, rest in written.items()}
         if tensors:
             with tf.device("CPU:0"):
                 tf.raw_ops.SaveV2(

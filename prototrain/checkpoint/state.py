@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.checkpoint.files import READ_ERRORS, Checkpoint, Part, first_line
+from prototrain.checkpoint.files import READ_ERRORS, Checkpoint, Saveable, first_line
 from prototrain.errors import CheckpointError
 from prototrain.towers import OF_TOWER, is_seed, seed_of_tower
 
@@ -32,7 +32,7 @@ class HasStateDict(Protocol):
     def load_state_dict(self, state: Any) -> None: ...
 
 
-class _TrackablePart:
+class _SaveableTrackable:
     """Saves any TensorFlow trackable, such as an iterator or a random generator, in a bundle of its own."""
 
     def __init__(self, trackable: Any) -> None:
@@ -52,7 +52,7 @@ class StateEntries:
     """The entries of a state dict, sorted by how they are saved.
 
     Variables and NumPy arrays are saved by name; a Keras layer, model or optimizer and a `tf.Module` as its variables,
-    named ``<key>/<path>``; a `Part` and any other trackable in files of its own; what has `state_dict` and
+    named ``<key>/<path>``; a `Saveable` and any other trackable in files of its own; what has `state_dict` and
     `load_state_dict`, and plain values, in meta.json.
 
     Args:
@@ -65,7 +65,7 @@ class StateEntries:
     def __init__(self, state: dict[str, Any]) -> None:
         self._state = state
         self.variables: dict[str, Any] = {}
-        self.parts: dict[str, Part] = {}
+        self.saveables: dict[str, Saveable] = {}
         self._objects: dict[str, HasStateDict] = {}
         self._values: list[str] = []
         for key, entry in state.items():
@@ -84,12 +84,12 @@ class StateEntries:
             for variable in entry.variables:
                 path = getattr(variable, "path", None) or variable.name.split(":")[0]
                 self._add_variable(f"{key}/{path}", variable)
-        elif isinstance(entry, Part):
-            self.parts[key] = entry
+        elif isinstance(entry, Saveable):
+            self.saveables[key] = entry
         elif isinstance(entry, HasStateDict):
             self._objects[key] = entry
         elif isinstance(entry, tf.__internal__.tracking.Trackable):
-            self.parts[key] = _TrackablePart(entry)
+            self.saveables[key] = _SaveableTrackable(entry)
         else:
             self._values.append(key)
 
@@ -130,14 +130,14 @@ class StateEntries:
         check_fit(mine, saved, str(checkpoint.path))
         values = checkpoint.meta["values"]
         missing = [key for key in (*self._values, *self._objects) if key not in values]
-        missing += [key for key in self.parts if key not in checkpoint.meta["parts"]]
+        missing += [key for key in self.saveables if key not in checkpoint.meta["parts"]]
         if missing:
             raise CheckpointError(f"checkpoint {checkpoint.path} has no state for {', '.join(map(repr, missing))}")
-        for key, part in self.parts.items():
-            part.read(checkpoint.part_prefix(key), checkpoint.meta["parts"][key])
-        for key, entry in self._objects.items():
+        for key, entry in self.saveables.items():
+            entry.read(checkpoint.prefix_of(key), checkpoint.meta["parts"][key])
+        for key, holder in self._objects.items():
             with taking(f"state[{key!r}]"):
-                entry.load_state_dict(values[key])
+                holder.load_state_dict(values[key])
         beside()
         for key in self._values:
             self._state[key] = values[key]
@@ -147,6 +147,13 @@ class StateEntries:
                 np.copyto(variable, value)
             else:
                 variable.assign(value)
+
+
+def model_variables(state: dict[str, Any]) -> dict[str, Any]:
+    """The variables in a state dict that no callback has added, by name."""
+    entries = StateEntries(state).variables
+    found = {name: entry for name, entry in entries.items() if isinstance(entry, tf.Variable | keras.Variable)}
+    return {name: variable for name, variable in found.items() if not name.startswith(OF_CALLBACKS)}
 
 
 @contextmanager

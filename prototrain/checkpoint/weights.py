@@ -1,4 +1,4 @@
-"""The variables of a model: chosen by filters, taken over from other checkpoints, shown in a table."""
+"""Weights taken over from other checkpoints."""
 
 from __future__ import annotations
 
@@ -16,38 +16,13 @@ from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectG
 from prototrain.checkpoint.checkpoints import Checkpoints
 from prototrain.checkpoint.files import BUNDLE, META, read_bundle, verify
 from prototrain.checkpoint.state import OF_CALLBACKS, describe_variable
-from prototrain.config import Config
-from prototrain.errors import CheckpointError, ConfigError
+from prototrain.errors import CheckpointError
+
+AVERAGES = f"{OF_CALLBACKS}ExponentialMovingAverage/"
+"""What the names of the variables start with in which `ExponentialMovingAverage` keeps its averages."""
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _KINDS = ("loaded", "excluded", "not in the checkpoint", "not in the model", "shape differs")
-
-
-def select(variables: Mapping[str, tf.Variable], config: Config, namespace: str) -> dict[str, tf.Variable]:
-    """Choose the variables that ``<namespace>.filter_fn`` and ``<namespace>.filter_regex`` accept.
-
-    Args:
-        variables: by name.
-        config: a variable is chosen when the function, if given, returns True for it and the regular expression, if
-            given, matches its name from the start (`re.match`).
-        namespace: such as ``model.trainable_variables``.
-
-    Raises:
-        ConfigError: a filter is set and accepts none of the variables.
-    """
-    filters = {name: config[f"{namespace}.{name}"] for name in ("filter_fn", "filter_regex")}
-    accept, pattern = filters.values()
-    chosen = {
-        name: variable
-        for name, variable in variables.items()
-        if (accept is None or accept(variable)) and (pattern is None or re.match(pattern, name))
-    }
-    used = [f"{namespace}.{name}" for name, value in filters.items() if value is not None]
-    if variables and used and not chosen:
-        value = f" {pattern!r}" if accept is None else ""
-        names = textwrap.shorten(", ".join(variables), 400, placeholder=" ...")
-        raise ConfigError(f"{' and '.join(used)}:{value} accepts none of the variables {names}")
-    return chosen
 
 
 def load_weights(
@@ -127,12 +102,10 @@ def _read_named(prefix: Path) -> dict[str, np.ndarray[Any, Any]]:
     return {keys.get(key) or key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE"): value for key, value in saved.items()}
 
 
-def variable_table(variables: Mapping[str, tf.Variable], trained: Mapping[str, Any], decayed: Mapping[str, Any]) -> str:
-    """Name, shape, number of parameters, and what happens to each variable, as a table."""
-    sizes = {name: variable.shape.num_elements() or 0 for name, variable in variables.items()}
-    rows: list[tuple[object, ...]] = [
-        (name, list(variables[name].shape), size, *("yes" if name in chosen else "" for chosen in (trained, decayed)))
-        for name, size in sizes.items()
-    ]
-    rows.append(("total", "", sum(sizes.values()), "", ""))
-    return tabulate(rows, headers=["variable", "shape", "parameters", "trained", "decays"], intfmt=",")
+def averaged_weights(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The moving averages that a checkpoint holds, under the names of the weights; empty if there are none.
+
+    Args:
+        saved: a checkpoint's variables by name.
+    """
+    return {name.removeprefix(AVERAGES): value for name, value in saved.items() if name.startswith(AVERAGES)}

@@ -97,7 +97,7 @@ def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTr
 
     callbacks = default_callbacks(model)
     if repeat is not None:
-        repeat.check_place(model.config)
+        repeat.check_directory(model.config)
         callbacks.append(repeat.announcement())
     if options.report_to is not None:
         from prototrain.sweeps.reporter import Link, reporter

@@ -3,6 +3,7 @@
 Needs no TensorFlow.
 """
 
-from prototrain.config.config import FUNCTIONS_KEY, Config, ConfigKeyError, differing
+from prototrain.config.config import Config, ConfigKeyError, differing
+from prototrain.config.json_form import FUNCTIONS_KEY
 
 __all__ = ["FUNCTIONS_KEY", "Config", "ConfigKeyError", "differing"]

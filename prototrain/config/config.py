@@ -9,12 +9,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Self
 
-from prototrain.config.json_form import decode, encode, json_or_text, read_object
+from prototrain.config.json_form import (
+    FUNCTIONS_KEY,
+    decode,
+    encode,
+    json_or_text,
+    marks_of,
+    read_saved,
+    stands_for_other,
+)
 from prototrain.config.schema import SCHEMA, UNSET, checked, is_strict, nearest, show
+from prototrain.config.text_form import as_lines
 from prototrain.errors import ConfigError
 from prototrain.system.files import write_atomic
 
-FUNCTIONS_KEY: Final = "prototrain.functions"
 _KEY: Final = re.compile(r"[\w-]+(\.[\w-]+)*")
 _SCHEDULE_KEYS: Final = {
     "step": ("boundaries", "values"),
@@ -186,28 +194,7 @@ class Config(MutableMapping[str, Any]):
 
     def to_text(self) -> str:
         """Return what is in force, defaults included, as aligned `key = value` lines grouped by namespace."""
-        groups: dict[str, list[tuple[str, str]]] = {}
-        plain = self.to_plain()
-        for key in dict.fromkeys([*SCHEMA, *self]):
-            if key not in self and (SCHEMA[key].default is UNSET or not self._in_force(key)):
-                continue
-            group = ".".join(key.split(".")[:-1][:2])
-            value = json.dumps(plain[key] if key in self else SCHEMA[key].default, ensure_ascii=False)
-            groups.setdefault(group, []).append((key, value if key in self else f"{value}  # default"))
-        blocks = []
-        for lines in groups.values():
-            width = max(len(key) for key, _ in lines)
-            blocks.append("".join(f"{key:<{width}} = {value}\n" for key, value in lines))
-        # A lone surrogate is a text in Python and in JSON, but not in UTF-8.
-        return "\n".join(blocks).encode("utf-8", "backslashreplace").decode("utf-8")
-
-    def _in_force(self, key: str) -> bool:
-        """Tell whether the default of `key` means anything beside the other settings."""
-        owner, _, rest = key.rpartition(".")
-        namespace, _, method = owner.rpartition(".")
-        if namespace in ("model.optimizer", "model.lr_schedule"):
-            return bool(self.get(f"{namespace}.method") == method)
-        return owner != "model.clip_gradients" or rest == "global_norm" or bool(self[owner])
+        return as_lines(self, self.to_plain())
 
     def save(self, directory: str | Path) -> None:
         """Write `config.json`, to be read by `Config.load`, and `config.txt`, to be read by people.
@@ -229,10 +216,10 @@ class Config(MutableMapping[str, Any]):
             ConfigError: the file is missing, malformed or wrong, or holds something that has no name to look up.
         """
         path = Path(path)
-        plain, marks = _read(path)
+        plain, marks = read_saved(path)
         config = cls()
         for key, value in plain.items():
-            named = _stands_for_other(key, value)
+            named = stands_for_other(key, value)
             try:
                 config[key] = decode(value, key, {*marks, key} if named else {*marks})
             except ConfigError as error:
@@ -249,13 +236,13 @@ class Config(MutableMapping[str, Any]):
             ConfigError: as `load`.
         """
         path = Path(path)
-        plain, marks = _read(path)
+        plain, marks = read_saved(path)
         mine = self.to_plain()
         own_marks = mine.pop(FUNCTIONS_KEY, [])
         read = type(self)()
         for key, value in plain.items():
-            same = json.dumps([value, _below(key, marks)]) == json.dumps([mine.get(key), _below(key, own_marks)])
-            named = _stands_for_other(key, value)
+            same = json.dumps([value, marks_of(key, marks)]) == json.dumps([mine.get(key), marks_of(key, own_marks)])
+            named = stands_for_other(key, value)
             try:
                 if key in self and same:
                     read._values[key] = self._values[key]
@@ -307,24 +294,3 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]
         if len({json.dumps(value, sort_keys=True) for value in values}) > 1:
             found.append((key, values))
     return found
-
-
-def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Read a `config.json`: the values by key, and the paths of those that stand for others."""
-    plain = read_object(path)
-    marks = plain.pop(FUNCTIONS_KEY, [])
-    if not isinstance(marks, list) or not all(isinstance(mark, str) for mark in marks):
-        raise ConfigError(f"{path}: {FUNCTIONS_KEY}: expected list[str], got {show(marks)}")
-    return plain, marks
-
-
-def _below(key: str, marks: list[str]) -> list[str]:
-    return [mark for mark in marks if mark == key or mark.startswith(f"{key}/")]
-
-
-def _stands_for_other(key: str, value: Any) -> bool:
-    """Tell whether the saved `value` of a schema key is the name of a function or the description of an object."""
-    spec = SCHEMA.get(key)
-    if spec is None or spec.type not in ("function", "optimizer"):
-        return False
-    return isinstance(value, (str, dict)) and value not in spec.choices

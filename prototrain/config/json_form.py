@@ -13,14 +13,17 @@ import textwrap
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import FunctionType, MethodType
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
-from prototrain.config.schema import REFERENCE, HasConfig, show
+from prototrain.config.schema import REFERENCE, SCHEMA, HasConfig, show
 from prototrain.errors import ConfigError
+
+FUNCTIONS_KEY: Final = "prototrain.functions"
+"""The key of a `config.json` that lists the paths of values which only stand for what they were."""
 
 
 def encode(value: Any, path: str, marks: list[str]) -> Any:
-    """Return `value` as JSON data; append to `marks` the path of each part that only stands for what it was.
+    """Return `value` as JSON data; append to `marks` the path of each item that only stands for what it was.
 
     Args:
         value: anything.
@@ -34,9 +37,9 @@ def encode(value: Any, path: str, marks: list[str]) -> Any:
     if isinstance(value, numbers.Real) and math.isfinite(value) and float(value) == value:
         return float(value)
     if isinstance(value, (list, tuple)):
-        return [encode(part, f"{path}/{index}", marks) for index, part in enumerate(value)]
+        return [encode(item, f"{path}/{index}", marks) for index, item in enumerate(value)]
     if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
-        return {name: encode(part, _step(path, name), marks) for name, part in value.items()}
+        return {name: encode(item, _step(path, name), marks) for name, item in value.items()}
     marks.append(path)
     if isinstance(value, HasConfig) and not isinstance(value, type):
         config = _own_config(value)
@@ -46,17 +49,17 @@ def encode(value: Any, path: str, marks: list[str]) -> Any:
 
 
 def decode(value: Any, path: str, marks: Collection[str]) -> Any:
-    """Turn the data that `encode` made back into the value; `marks` are the paths of the parts that stand for others.
+    """Turn the data that `encode` made back into the value; `marks` are the paths of the items that stand for others.
 
     Raises:
-        ConfigError: a marked part has no name, or its name is not to be found in an imported module.
+        ConfigError: a marked item has no name, or its name is not to be found in an imported module.
     """
     if path in marks:
         return _find(value, path)
     if isinstance(value, list):
-        return [decode(part, f"{path}/{index}", marks) for index, part in enumerate(value)]
+        return [decode(item, f"{path}/{index}", marks) for index, item in enumerate(value)]
     if isinstance(value, dict):
-        return {name: decode(part, _step(path, name), marks) for name, part in value.items()}
+        return {name: decode(item, _step(path, name), marks) for name, item in value.items()}
     return value
 
 
@@ -91,6 +94,32 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected a JSON object, got {show(content)}")
     return content
+
+
+def read_saved(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Read a `config.json`: the values by key, and the paths of those that stand for others.
+
+    Raises:
+        ConfigError: as `read_object`, or the paths are no list of texts.
+    """
+    plain = read_object(path)
+    marks = plain.pop(FUNCTIONS_KEY, [])
+    if not isinstance(marks, list) or not all(isinstance(mark, str) for mark in marks):
+        raise ConfigError(f"{path}: {FUNCTIONS_KEY}: expected list[str], got {show(marks)}")
+    return plain, marks
+
+
+def marks_of(key: str, marks: Collection[str]) -> list[str]:
+    """The paths among `marks` that are of `key` or of what is inside of its value."""
+    return [mark for mark in marks if mark == key or mark.startswith(f"{key}/")]
+
+
+def stands_for_other(key: str, value: Any) -> bool:
+    """Tell whether the saved `value` of a schema key is the name of a function or the description of an object."""
+    spec = SCHEMA.get(key)
+    if spec is None or spec.type not in ("function", "optimizer"):
+        return False
+    return isinstance(value, (str, dict)) and value not in spec.choices
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -166,7 +195,7 @@ def _holds(body: ast.expr, function: FunctionType) -> bool:
     start, end = (body.lineno, body.col_offset), (body.end_lineno or 0, body.end_col_offset or 0)
     for line, end_line, column, end_column in function.__code__.co_positions():
         if line is None or end_line is None or column is None or end_column is None or column == end_column == 0:
-            continue  # bookkeeping of the interpreter, from no place in the source
+            continue  # bookkeeping of the interpreter, from no line of the source
         if (line, column) < start or (end_line, end_column) > end:
             return False
     return True

@@ -31,6 +31,9 @@ STRICT_NAMESPACES: Final = (
     "model.clip_gradients",
 )
 
+LOCATION_KEYS: Final = ("trainer.experiment_base_dir", "trainer.experiment_name")
+"""The keys that say where a run lies, and nothing of what it does."""
+
 
 @runtime_checkable
 class HasConfig(Protocol):

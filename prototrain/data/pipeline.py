@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-_UNNAMED = "(its name is computed)"
 _LOOKED_AT = 100_000
 _LONGEST_PATH = 4096
 _HASHED_BYTES = 64 * 2**20  # contents of more than this are known by shape only: hashing them would delay every start
@@ -77,36 +76,6 @@ def graphs(part: Any) -> Iterator[Any]:
         yield graph
 
 
-def gives_the_same_again(dataset: tf.data.Dataset) -> bool:
-    """Whether what is read behind a restored state is for certain what was read there before, and in that order."""
-    options = dataset.options()
-    forgets = options.experimental_external_state_policy not in (None, tf.data.experimental.ExternalStatePolicy.FAIL)
-    return not forgets and options.deterministic is not False and not any(map(_may_change, parts(dataset)))
-
-
-def _may_change(part: Any) -> bool:
-    # A parallel interleave does not say whether it may change the order, nor a variant what dataset it stands for.
-    hidden = type(part).__name__ in ("_ParallelInterleaveDataset", "_VariantDataset") or any(
-        tensor.dtype == tf.variant for function in part._functions() for tensor in function.function.captured_inputs
-    )
-    ops = (op for op in _ops(part) if "deterministic" in op.node_def.attr)
-    return (
-        hidden
-        or getattr(part, "_deterministic", "") == "false"
-        or any(op.get_attr("deterministic") == b"false" for op in ops)
-    )
-
-
-def file_caches(dataset: tf.data.Dataset) -> list[str]:
-    """The names that a dataset gives to the files of its `cache(filename)`, wherever in it they are; often none."""
-    found: set[str] = set()
-    for part in parts(dataset):
-        if type(part).__name__ == "CacheDataset":
-            found.add(_name(part._filename))
-        found.update(_name(op.inputs[1]) for op in _ops(part) if op.type.startswith("CacheDataset"))
-    return sorted(found - {""})  # a cache in memory has an empty name
-
-
 def named_files(datasets: Iterable[tf.data.Dataset]) -> set[str]:
     """The absolute paths of the files whose names stand in the datasets' graphs."""
     found: set[str] = set()
@@ -132,22 +101,6 @@ def _existing(tensor: Any) -> Iterator[str]:
             yield os.path.abspath(os.fsdecode(text))
 
 
-def reshuffles(dataset: Any) -> bool:
-    """Whether each reading of a dataset gives another order."""
-    return any(_is_shuffle(part) and part._reshuffle_each_iteration is not False for part in parts(dataset))
-
-
-def unseeded(dataset: Any) -> bool:
-    """Whether a dataset is shuffled, or sampled from others, in another order in every process."""
-    drawn = (part for part in parts(dataset) if _is_shuffle(part) or type(part).__name__ == "_RandomDataset")
-    return not all(int(part._seed) or int(part._seed2) for part in drawn)
-
-
-def count_shuffles(dataset: tf.data.Dataset) -> int:
-    """The number of shuffles in a dataset; one in a function keeps its iterator from being saved at all."""
-    return sum(map(_is_shuffle, parts(dataset)))
-
-
 def first_difference(then: list[str], now: list[str]) -> str | None:
     """Name the first stage in which two pipelines differ, or None."""
     for before, after in zip(then, now, strict=False):
@@ -157,19 +110,6 @@ def first_difference(then: list[str], now: list[str]) -> str | None:
     if not longer:
         return None
     return f"the pipeline's stage {longer[0]} is {'gone' if len(then) > len(now) else 'new'}"
-
-
-def _is_shuffle(part: Any) -> bool:
-    return type(part).__name__.startswith("_Shuffle")
-
-
-def _ops(part: Any) -> Iterator[Any]:
-    return (op for graph in graphs(part) for op in graph.get_operations())
-
-
-def _name(tensor: Any) -> str:
-    value = tf.get_static_value(tensor)
-    return _UNNAMED if value is None else bytes(value).decode(errors="replace")
 
 
 def _show(name: str, value: Any) -> str | None:

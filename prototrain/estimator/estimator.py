@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,19 +16,7 @@ import tensorflow as tf
 
 from prototrain.actions.export import write_export
 from prototrain.actions.saved_model import ServedModel
-from prototrain.callbacks import (
-    Callback,
-    JSONWriter,
-    LearningRate,
-    ModelSaver,
-    ProgressBar,
-    SaveOnExit,
-    ScalarPrinter,
-    StopOnNaN,
-    Summaries,
-    TensorBoardWriter,
-    Validation,
-)
+from prototrain.callbacks import Callback, ScalarPrinter
 from prototrain.checkpoint import BUNDLE, Checkpoint, Checkpoints, verify
 from prototrain.config import Config
 from prototrain.errors import CheckpointError, ConfigError, ModelError
@@ -37,10 +24,12 @@ from prototrain.estimator.hooks import as_callbacks
 from prototrain.estimator.program import Program, calling
 from prototrain.estimator.serving import ServingInputReceiver
 from prototrain.estimator.specs import EvalSpec, ModeKeys, RunConfig, TrainSpec, positive
+from prototrain.estimator.throttled_validation import ThrottledValidation, prefix, scalars
 from prototrain.estimator.trainers import BuiltProgram, ProgramTrainer, make_trainer
 from prototrain.experiment import Experiment, source_of
+from prototrain.launch import standard_callbacks
 from prototrain.system.wording import in_digits
-from prototrain.trainers.services import ENDLESS
+from prototrain.trainers.run_length import ENDLESS
 
 InputFn = Callable[..., tf.data.Dataset]
 
@@ -143,24 +132,33 @@ class Estimator:
         return trainer
 
     def _run(self, trainer: ProgramTrainer, spec: TrainSpec, *more: Callback) -> None:
-        config, rate = self.config, trainer.model.spec.train_op.learning_rate
-        printer = ScalarPrinter(blacklist=["trn/loss_(l2|total)$"])
-        periods = ((Summaries(), config.save_summary_steps), (printer, config.log_step_count_steps))
-        callbacks: list[Callback] = [
-            *([] if rate is None else [LearningRate(rate)]),
-            *more,
-            *(callback.every(steps=steps) for callback, steps in periods if steps),
-            TensorBoardWriter(),
-            JSONWriter(),
-            ProgressBar(),
-            ModelSaver(max_to_keep=config.keep_checkpoint_max or sys.maxsize, asynchronous=True).every(
-                **config.checkpoint_interval
-            ),
-            SaveOnExit(),
-            StopOnNaN(),
-            *as_callbacks(spec.hooks),
-        ]
+        config = self.config
+        callbacks = standard_callbacks(
+            schedule=trainer.model.spec.train_op.learning_rate,
+            evaluation=more,
+            summary_steps=config.save_summary_steps,
+            print_steps=config.log_step_count_steps,
+            save=config.checkpoint_interval,
+            keep=config.keep_checkpoint_max or ENDLESS,
+            printer=ScalarPrinter(blacklist=["trn/loss_(l2|total)$"]),
+        )
+        callbacks += as_callbacks(spec.hooks)
         trainer.train(callbacks, max_steps=spec.max_steps or ENDLESS)
+
+    def train_and_evaluate(self, train_spec: TrainSpec, eval_spec: EvalSpec) -> dict[str, Any]:
+        """Train, evaluating whenever a checkpoint is due and at the end; see `train_and_evaluate`.
+
+        Returns:
+            what the last evaluation measured.
+        """
+        measured = None
+        if (trainer := self._trainer(train_spec, self._newest_step())) is not None:
+            built = BuiltProgram(self._program(ModeKeys.EVAL, eval_spec.input_fn))
+            built.take_over(trainer)  # so that what does not fit shows now
+            evaluation = ThrottledValidation(built, eval_spec)
+            self._run(trainer, train_spec, evaluation.every(**self.config.checkpoint_interval))
+            measured = evaluation.measured
+        return measured or self.evaluate(eval_spec.input_fn, eval_spec.steps, eval_spec.name)
 
     # -- using what was trained ---------------------------------------------------------------------------------------
 
@@ -193,13 +191,13 @@ class Estimator:
             measured = built.measure(steps)
             built.stop.check()
         assert measured is not None  # there was no stop
-        writer = tf.summary.create_file_writer(str(self._experiment.summaries / _prefix(name)))
-        with writer.as_default(step=built.global_step):
-            for scalar, value in _scalars(measured).items():
+        writer = tf.summary.create_file_writer(str(self._experiment.summaries / prefix(name)))
+        with writer.as_default(step=built.step):
+            for scalar, value in scalars(measured).items():
                 tf.summary.scalar(scalar, value)
         writer.close()
-        words = ", ".join(f"{scalar} {in_digits(value)}" for scalar, value in _scalars(measured).items())
-        print(f"evaluated at step {built.global_step}: {words}")
+        words = ", ".join(f"{scalar} {in_digits(value)}" for scalar, value in scalars(measured).items())
+        print(f"evaluated at step {built.step}: {words}")
         return measured
 
     def predict(
@@ -274,7 +272,7 @@ class Estimator:
         seconds = int(time.time())
         while (final := Path(export_dir_base) / str(seconds)).exists():
             seconds += 1
-        print(f"exported step {built.global_step} to {final}, compared {write_export(served, final)}")
+        print(f"exported step {built.step} to {final}, compared {write_export(served, final)}")
         return str(final)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
@@ -340,39 +338,7 @@ class Estimator:
         checkpoint = self._checkpoint(checkpoint_path)
         built = BuiltProgram(program)
         built.take_weights(checkpoint, cure="train anew in another model_dir, or undo the change of model_fn")
-        built.global_step = checkpoint.step
         return built
-
-
-class ThrottledValidation(Validation):
-    """Evaluates with the weights of the run, at most as often as an `EvalSpec` allows, and at the end.
-
-    Args:
-        built: evaluates.
-        spec: how much, and how often.
-
-    Attributes:
-        measured: the last outcome.
-    """
-
-    def __init__(self, built: BuiltProgram, spec: EvalSpec, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(prefix=_prefix(spec.name), evaluate=self._measure)
-        self.measured: dict[str, Any] | None = None
-        self._built, self._spec, self._clock = built, spec, clock
-        self._not_before = 0.0
-
-    def before_train(self) -> None:
-        self._not_before = self._clock() + self._spec.start_delay_secs
-
-    def trigger(self) -> None:
-        if self._clock() >= self._not_before or self.trainer.global_step >= self.trainer.total_steps:
-            super().trigger()
-            self._not_before = self._clock() + self._spec.throttle_secs
-
-    def _measure(self, dataset: str, batches: int) -> dict[str, float] | None:
-        self._built.take_over(self.trainer)
-        self.measured = self._built.measure(self._spec.steps)
-        return None if self.measured is None else _scalars(self.measured)
 
 
 def train_and_evaluate(
@@ -388,22 +354,7 @@ def train_and_evaluate(
     Raises:
         PrototrainError: the user's mistakes, and what went wrong in a step.
     """
-    measured = None
-    if (trainer := estimator._trainer(train_spec, estimator._newest_step())) is not None:
-        built = BuiltProgram(estimator._program(ModeKeys.EVAL, eval_spec.input_fn))
-        built.take_over(trainer)  # so that what does not fit shows now
-        evaluation = ThrottledValidation(built, eval_spec)
-        estimator._run(trainer, train_spec, evaluation.every(**estimator.config.checkpoint_interval))
-        measured = evaluation.measured
-    return measured or estimator.evaluate(eval_spec.input_fn, eval_spec.steps, eval_spec.name), []
-
-
-def _prefix(name: str | None) -> str:
-    return "eval" if name is None else f"eval_{name}"
-
-
-def _scalars(measured: Mapping[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in measured.items() if isinstance(value, float)}
+    return estimator.train_and_evaluate(train_spec, eval_spec), []
 
 
 def _examples(arrays: dict[str, Any]) -> Iterator[dict[str, Any]]:

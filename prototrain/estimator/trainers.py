@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from prototrain.actions.restore import BuiltModel
-from prototrain.checkpoint.state import check_fit
-from prototrain.checkpoint.weights import select
 from prototrain.data.elements import batch_size
 from prototrain.errors import ConfigError, DataError
 from prototrain.estimator.program import Program
 from prototrain.estimator.specs import OptimizerSpec
+from prototrain.model.built import BuiltModel
+from prototrain.model.variables import select
 from prototrain.optimizers import ClipByGlobalNorm
 from prototrain.towers import components
 from prototrain.trainers.base import Trainer
@@ -28,7 +27,7 @@ class ProgramTrainer(TowerTrainer):
     repeats_data = False
 
     def create_optimizers(self) -> None:
-        settle(self)
+        settle(self.built)
         spec: OptimizerSpec = self.model.spec.train_op
         if spec.variables is not None:
             self.config["model.trainable_variables.filter_regex"] = spec.variables
@@ -38,8 +37,7 @@ class ProgramTrainer(TowerTrainer):
         self.gradient_processors += spec.processors
         # A new one: the variables of that in the model_fn are shared between its calls.
         self.optimizer = type(spec.optimizer).from_config(spec.optimizer.get_config())
-        self.optimizer.build(list(self.trainable.values()))
-        self.register_optimizer("optimizer", self.optimizer)
+        self.register_optimizer("optimizer", self.optimizer, self.trainable.values())
 
     def describe_more(self) -> list[str]:
         return [] if self.global_step else super().describe_more()
@@ -54,13 +52,16 @@ class ReplicatedEstimatorTrainer(ProgramTrainer, SyncReplicatedTrainer):
 
 
 class BuiltProgram(BuiltModel):
-    """A `Program` with the weights of a checkpoint, to evaluate and to predict."""
+    """A `Program` with the weights of a checkpoint, to evaluate and to predict.
+
+    Args:
+        program: in the mode that it is to be used in.
+    """
 
     model: Program
-    repeats_data = False
 
-    def create_optimizers(self) -> None:
-        super().create_optimizers()
+    def __init__(self, program: Program) -> None:
+        super().__init__(program, repeats_data=False)
         settle(self)
 
     def measure(self, steps: int | None) -> dict[str, Any] | None:
@@ -85,7 +86,7 @@ class BuiltProgram(BuiltModel):
             return None
         results = {name: np.asarray(metric.result()) for name, metric in metrics.items()}
         measured = {name: value if value.ndim else float(value) for name, value in results.items()}
-        return {**found, **measured, "global_step": self.global_step}
+        return {**found, **measured, "global_step": self.step}
 
     def take_over(self, trainer: Trainer) -> None:
         """Take over the present weights of a trainer, and what stops it.
@@ -94,13 +95,8 @@ class BuiltProgram(BuiltModel):
             CheckpointError: it has others.
         """
         theirs = {name: components(variable)[0] for name, variable in trainer.model_variables.items()}
-        mine = {name: value for name, value in theirs.items() if name in self.variables}
-        check_fit(
-            self.variables, mine, "of the run", cure="model_fn must make the same layers in the modes TRAIN and EVAL"
-        )
-        for name, value in mine.items():
-            self.variables[name].assign(value)
-        self.global_step, self.stop = trainer.global_step, trainer.stop
+        self.assign(theirs, "of the run", cure="model_fn must make the same layers in the modes TRAIN and EVAL")
+        self.step, self.stop = trainer.global_step, trainer.stop
 
 
 def make_trainer(program: Program, experiment: str, distribute: Any) -> ProgramTrainer:
@@ -123,13 +119,11 @@ def make_trainer(program: Program, experiment: str, distribute: Any) -> ProgramT
     return ReplicatedEstimatorTrainer(program, towers, batch="per_tower", experiment=experiment)
 
 
-def settle(trainer: TowerTrainer) -> None:
-    """Complete a trainer whose model was built: note the batch size, forget variables of metrics and optimizers."""
-    kept = {}  # not those that it builds with, which later calls of the model_fn are told apart from
-    for name, variable in trainer.variables.items():
+def settle(built: BuiltModel) -> None:
+    """Complete a model that was built: note the batch size, forget variables of metrics and optimizers."""
+    for name, variable in list(built.variables.items()):
         is_metric = variable.synchronization == tf.VariableSynchronization.ON_READ
         once = variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
-        if not (is_metric or (once and name.rpartition("/")[2].startswith(("iteration", "learning_rate")))):
-            kept[name] = variable
-    trainer.variables = kept
-    trainer.config["model.batch_size"] = max(1, int(batch_size(trainer.data.first_batch)) // trainer.towers)
+        if is_metric or (once and name.rpartition("/")[2].startswith(("iteration", "learning_rate"))):
+            del built.variables[name]
+    built.config["model.batch_size"] = max(1, int(batch_size(built.data.first_batch)) // built.placement.towers)

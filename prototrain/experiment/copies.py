@@ -1,4 +1,4 @@
-"""Importing modules from the copies that a run has kept of them."""
+"""The copies that a run keeps of its sources: made when it starts, imported from when it is done again."""
 
 from __future__ import annotations
 
@@ -11,14 +11,42 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
-Places = tuple[Path, Path]
-"""Where a module is or was, and where its copy is: two files, or a package's two directories."""
+from prototrain.system.files import write_atomic
+
+
+class ModuleCopy(NamedTuple):
+    """A module that a run has kept a copy of.
+
+    Attributes:
+        original: where it is, or was: a file, or a package's directory.
+        copy: the same of its copy.
+    """
+
+    original: Path
+    copy: Path
+
+
+def copy_source(source: Path, target: Path) -> None:
+    """Copy Python files, each whole or not at all; data files beside them are left out.
+
+    Args:
+        source: a package's directory or a file.
+        target: the directory of the copies; made if it is not there.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
+    files = [source] if source.is_file() else sorted(source.rglob("*.py"))
+    for file in files:
+        copy = target / source.name / file.relative_to(source) if source.is_dir() else target / file.name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(copy, file.read_bytes())
 
 
 @contextmanager
-def imported_from_copies(modules: Mapping[str, Places]) -> Iterator[None]:
+def imported_from_copies(modules: Mapping[str, ModuleCopy]) -> Iterator[None]:
     """Import modules, and what is inside of packages, from copies; afterwards they are forgotten.
 
     A copy does not know that it is one: its `__file__` is where the module was, so it finds the data files beside it.
@@ -38,7 +66,7 @@ def imported_from_copies(modules: Mapping[str, Places]) -> Iterator[None]:
         _forget(modules)
 
 
-def _forget(modules: Mapping[str, Places]) -> None:
+def _forget(modules: Mapping[str, ModuleCopy]) -> None:
     for name in list(sys.modules):
         if any(f"{name}.".startswith(f"{root}.") for root in modules):
             del sys.modules[name]
@@ -47,7 +75,7 @@ def _forget(modules: Mapping[str, Places]) -> None:
 class _Copies(MetaPathFinder):
     """Finds copies, before anything else is looked for."""
 
-    def __init__(self, modules: Mapping[str, Places]) -> None:
+    def __init__(self, modules: Mapping[str, ModuleCopy]) -> None:
         self._modules = modules
 
     def find_spec(
@@ -68,7 +96,7 @@ class _Copies(MetaPathFinder):
 class _Parents(MetaPathFinder):
     """Stands for packages that are not there any more: those around the copies, and copied ones without __init__.py."""
 
-    def __init__(self, modules: Mapping[str, Places]) -> None:
+    def __init__(self, modules: Mapping[str, ModuleCopy]) -> None:
         self._modules = modules
 
     def find_spec(

@@ -1,23 +1,58 @@
-"""What decides whether a continued run is bit for bit the run it continues."""
+"""What a run was made from: the words for it, and the functions that tell one state of it from another.
+
+Each word has one meaning in the whole package:
+
+==============  ==========================================  ==============================  ============================
+term            what it means                               where it is kept                who compares it
+==============  ==========================================  ==============================  ============================
+source          the package or file that a model, a         ``source/``: its .py files      nobody; ``run --from``
+                trainer or a script was written in, as it   (`copies.copy_source`)          imports it (`copies`)
+                is run (`source_of`)
+home            where that package or file lies, or lay if  environment.json: modules       nobody; ``run --from`` looks
+                a kept copy is what is run (`home_of`)                                      there first
+environment     versions, command line, machine, git        environment.json: versions,     ``compare``; `runs.repeat`,
+                commit, devices                             command, host, platform,        but for command, host and
+                (`environment.describe_environment`)        directory, git_commit, devices  commit
+origin          what a run is repeated from and compared    environment.json: trainer,      `runs.repeat`
+                with (`Trainer.origin`), these and those    model, modules, towers,
+                below                                       callbacks
+provenance      what must not change between a run and its  meta.json of a checkpoint:      a resume, which is else "not
+                bit-exact continuation                      provenance; without the config  bit-exact"; actions;
+                (`Trainer.provenance`): versions, threads,  environment.json: provenance    `runs.repeat`; all by
+                towers, config (`config_provenance`), code                                  `differences`
+                (`source_digest`)
+import digests  short hashes of the imported modules of     environment.json: imports       `runs.repeat`
+                the user's own that no copy is kept of
+                (`import_digests`)
+data files      size and hash of each file that the data    environment.json: data.files    `runs.repeat`
+                comes from (`data_files.describe_files`)                                    (`data_files.file_changes`)
+fingerprint     what must be the same for a saved position  meta.json of a checkpoint:      a resume, which refuses
+                in the data to mean the same batches:       parts.data.fingerprint; the     another one unless told to
+                elements, seed, the pipeline's stages       stages also environment.json:   go on with changed data;
+                                                            data.pipeline                   `runs.repeat`
+==============  ==========================================  ==============================  ============================
+"""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from prototrain.config import Config
+from prototrain.config.schema import LOCATION_KEYS
 from prototrain.system.code_paths import is_installed
 
 # Keys that change neither data nor updates: how long, where, how often it is looked at.
 _HARMLESS = {
+    *LOCATION_KEYS,
     "model.num_steps",
     "model.weights_load_path",
-    "trainer.experiment_base_dir",
-    "trainer.experiment_name",
     "trainer.validation_step_interval",
     "trainer.validation_batches",
     "trainer.summary_save_interval",
@@ -25,6 +60,55 @@ _HARMLESS = {
     "trainer.checkpoint_save_interval",
     "trainer.max_checkpoints_to_keep",
 }
+
+
+def source_of(thing: object) -> Path | None:
+    """The package directory or the file that a module, or an object's class, was written in: the text that is run."""
+    module = thing if isinstance(thing, ModuleType) else inspect.getmodule(type(thing))
+    return _package_or_file(module, getattr(module, "__source__", None) or getattr(module, "__file__", None))
+
+
+def home_of(module: ModuleType | None) -> Path | None:
+    """Where a module's package or file lies; or lay, if what is run is the copy that a run has kept of it."""
+    return _package_or_file(module, getattr(module, "__file__", None))
+
+
+def _package_or_file(module: ModuleType | None, file: str | None) -> Path | None:
+    if file is None:  # a package without an __init__.py has only its directory
+        return next(map(Path, getattr(module, "__path__", ())), None)
+    return Path(file).parent if Path(file).name == "__init__.py" else Path(file)
+
+
+def sources_of(trainer: object) -> list[Path]:
+    """The files and packages that a run keeps a copy of: where its trainer was written, and the script."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    script = Path(main) if main and main.endswith(".py") else None
+    own = None if type(trainer).__module__.startswith("prototrain.") else source_of(trainer)
+    found = [path for path in (own, script) if path is not None and path.is_file()]
+    return list(dict.fromkeys(path.resolve() for path in found))
+
+
+def origin_of(trainer: object, callbacks: Iterable[str], provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run is repeated from and compared with, as JSON can hold it.
+
+    Args:
+        trainer: of the run.
+        callbacks: their names.
+        provenance: the trainer's.
+
+    Returns:
+        "trainer", its class; "modules", where the modules lie that copies are kept of, by name; "callbacks"; and of
+        "provenance" what no other file says.
+    """
+    own = type(trainer).__module__
+    home = None if own.startswith("prototrain.") or own == "__main__" else home_of(sys.modules.get(own))
+    return {
+        "trainer": f"{own}:{type(trainer).__qualname__}",
+        "modules": {} if home is None else {own: str(home.resolve())},
+        # One of a private class is not of the user's choice.
+        "callbacks": [name for name in callbacks if not name.startswith("_")],
+        "provenance": {name: value for name, value in provenance.items() if name != "config"},
+    }
 
 
 def config_provenance(config: Config) -> dict[str, Any]:
@@ -55,7 +139,7 @@ def import_digests(besides: Iterable[Path]) -> dict[str, str]:
 
 
 def source_digest(source: Path | None) -> str | None:
-    """A short hash of the Python files that a model was written in; None if they are not known."""
+    """A short hash of the Python files of a source; None if they are not known."""
     if source is None or not source.exists():
         return None
     files = [source] if source.is_file() else sorted(source.rglob("*.py"))
@@ -63,3 +147,15 @@ def source_digest(source: Path | None) -> str | None:
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Name what differs between two provenances, in words."""
+    found = []
+    for key in dict.fromkeys([*then, *now]):
+        mine, theirs = now.get(key, "not set"), then.get(key, "not set")
+        if isinstance(mine, dict) and isinstance(theirs, dict):
+            found += [f"{key} {line}" for line in differences(theirs, mine)]
+        elif mine != theirs:
+            found.append(f"{key} was {theirs} and is {mine}")
+    return found

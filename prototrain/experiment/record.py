@@ -1,7 +1,7 @@
 """run.json: what became of a run, for those who look at it from outside.
 
-It has a part for each time that the run was started or went on. A part says "running" until its end is written: one
-that still says so while no process has the directory was killed.
+A run has an attempt for each time that it was started or went on. An attempt says "running" until its end is written:
+one that still says so while no process has the directory was killed. The file has called them "parts" from the start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ State = Literal["running", "finished", "interrupted", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class Attempt:
     """A run from one start to the next stop.
 
     Attributes:
@@ -52,80 +52,79 @@ class Part:
 
 
 class RunRecord:
-    """Writes the part of a run.json that belongs to this process. What a full disk refuses is reported, and no more.
+    """Writes this process's attempt into a run.json. What a full disk refuses is reported, and no more.
 
     Args:
         path: the file.
         announce: called with a line of text when it cannot be written.
-        facts: what is known of the part from the start, as attributes of `Part`.
+        facts: what is known of the attempt from the start, as attributes of `Attempt`.
     """
 
     def __init__(self, path: Path, announce: Callable[[str], None], **facts: Any) -> None:
         self._path = path
         self._announce = announce
-        self._earlier: list[Part] = []
+        self._earlier: list[Attempt] = []
         with suppress(ExperimentError):  # a damaged record is written anew
-            self._earlier = read_parts(path)
-        self._part = Part(started=round(time.time(), 3), **facts)
+            self._earlier = read_attempts(path)
+        self._attempt = Attempt(started=round(time.time(), 3), **facts)
         self._began = time.monotonic()
 
     def begin(self, *, first_step: int, start: str) -> None:
         """Leave word that the run is under way."""
-        self._part = replace(self._part, first_step=first_step, start=start)
+        self._attempt = replace(self._attempt, first_step=first_step, start=start)
         self._write()
 
     def end(
         self, state: State, reason: str | None, *, step: int, loop: dict[str, float], callbacks: dict[str, float]
     ) -> None:
         """Leave word of the end."""
-        known = None if self._part.first_step is None else step
+        known = None if self._attempt.first_step is None else step
         seconds = round(time.monotonic() - self._began, 3)
-        ended = replace(self._part, state=state, reason=reason, step=known, seconds=seconds)
-        self._part = replace(ended, loop=loop, callbacks=callbacks)
+        ended = replace(self._attempt, state=state, reason=reason, step=known, seconds=seconds)
+        self._attempt = replace(ended, loop=loop, callbacks=callbacks)
         self._write()
 
     def _write(self) -> None:
-        content = {"parts": [asdict(part) for part in [*self._earlier, self._part]]}
+        content = {"parts": [asdict(attempt) for attempt in [*self._earlier, self._attempt]]}
         try:
             write_atomic(self._path, json.dumps(content, indent=1) + "\n")
         except OSError as error:
             self._announce(f"WARNING: cannot write {self._path}: {error.strerror}")
 
 
-def read_parts(path: Path) -> list[Part]:
-    """Read a run.json, oldest part first; none if there is no such file.
+def read_attempts(path: Path) -> list[Attempt]:
+    """Read a run.json, oldest attempt first; none if there is no such file.
 
     Raises:
         ExperimentError: it cannot be read, or is not what a run writes.
     """
-    known = {attribute.name for attribute in fields(Part)}
+    known = {attribute.name for attribute in fields(Attempt)}
     try:
         found = json.loads(path.read_bytes())["parts"]
         # What a later version may have added is left out.
-        parts = [Part(**{name: value for name, value in part.items() if name in known}) for part in found]
+        attempts = [Attempt(**{name: value for name, value in one.items() if name in known}) for one in found]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise ExperimentError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ExperimentError(f"{path} is damaged: it does not hold the parts of a run") from error
-    if not all(_is_sound(part) for part in parts):
+    if not all(map(_is_sound, attempts)):
         raise ExperimentError(f"{path} is damaged: a part of the run has a wrong value")
-    return parts
+    return attempts
 
 
-def _is_sound(part: Part) -> bool:
-    parts_of_time = (part.loop, part.callbacks)
-    if not all(isinstance(times, dict) for times in parts_of_time):
+def _is_sound(attempt: Attempt) -> bool:
+    if not all(isinstance(times, dict) for times in (attempt.loop, attempt.callbacks)):
         return False
-    numbers = [part.started, *part.loop.values(), *part.callbacks.values()]
-    maybe_numbers = (part.first_step, part.step, part.total_steps, part.seconds)
-    changes = part.changes or []
+    numbers = [attempt.started, *attempt.loop.values(), *attempt.callbacks.values()]
+    maybe_numbers = (attempt.first_step, attempt.step, attempt.total_steps, attempt.seconds)
+    changes = attempt.changes or []
     return (
         all(isinstance(number, int | float) for number in numbers)
         and all(number is None or isinstance(number, int | float) for number in maybe_numbers)
-        and all(text is None or isinstance(text, str) for text in (part.reason, part.start))
-        and part.state in get_args(State)
+        and all(text is None or isinstance(text, str) for text in (attempt.reason, attempt.start))
+        and attempt.state in get_args(State)
         and isinstance(changes, list)
         and all(isinstance(change, list) and len(change) == 3 for change in changes)
     )

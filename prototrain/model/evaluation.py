@@ -1,96 +1,138 @@
-"""A compiled pass over held-out data."""
+"""Compiled passes over held-out data."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from prototrain.data.elements import batch_size
 from prototrain.data.pipeline import prefetched
 from prototrain.errors import DataError, StepError
-from prototrain.step.calls import Packing, StopVariable, stage
+from prototrain.step.packing import Packing
+from prototrain.step.result import stage
+from prototrain.step.stop_variable import StopVariable
+from prototrain.system.signals import StopRequest
 from prototrain.system.tracebacks import cause
 
-if TYPE_CHECKING:
-    from prototrain.trainers.tower import TowerTrainer
+Batch = dict[str, Any]
 
 
-class Evaluation:
-    """A compiled pass over a dataset, or over its first batches, that averages the model's scalars.
+class CompiledPass:
+    """A compiled pass over a dataset, or over its first batches, that adds up what each batch gives.
 
     Args:
-        trainer: whose model is evaluated.
-        name: the dataset.
-
-    Attributes:
-        examples: how many examples the last pass was over.
+        dataset: of batches.
+        measure: from a batch to as many vectors as there are `dtypes`, always of the same lengths; traced.
+        dtypes: of the vectors.
     """
 
-    examples = 0
-
-    def __init__(self, trainer: TowerTrainer, name: str) -> None:
-        self._trainer = trainer
-        self._name = name
-        self._dataset = prefetched(trainer.datasets[name], 1)
-        self._packing = Packing()
+    def __init__(
+        self, dataset: tf.data.Dataset, measure: Callable[[Batch], Sequence[Any]], dtypes: Sequence[tf.DType]
+    ) -> None:
+        self._dataset = prefetched(dataset, 1)
+        self._measure = measure
+        self._dtypes = list(dtypes)
         self._stop = StopVariable()
         self._call = tf.function(self._run, autograph=False)
 
-    def run(self, batches: int) -> dict[str, float] | None:
-        """Evaluate; see `TowerTrainer.evaluate`."""
-        trainer = self._trainer
-        self._stop.set(trainer.stop.signum is not None)
-        trainer.stop.listeners.append(self._stop.set)
+    def run(self, stop: StopRequest, batches: int = 0) -> tuple[int, list[tf.Tensor]] | None:
+        """Go through the data.
+
+        Args:
+            stop: ends the pass when it is requested.
+            batches: how many from the start; 0 for all.
+
+        Returns:
+            the number of batches and the sums, or None if a stop was requested before the end.
+
+        Raises:
+            tf.errors.OpError: reading or measuring failed.
+        """
+        self._stop.set(stop.signum is not None)
         dataset = self._dataset.take(batches) if batches else self._dataset
-        try:
-            weight, *sums = self._call(iter(dataset))
-        except tf.errors.OpError as error:
-            raise StepError(
-                f"evaluating {self._name!r} at step {trainer.global_step} failed in the {stage(error)}: {cause(error)}"
-            ) from error
-        finally:
-            trainer.stop.listeners.remove(self._stop.set)
-        if trainer.stop.signum is not None:
-            return None
-        if not weight:
-            raise DataError(f"dataset {self._name!r} is empty")
-        self.examples = int(weight)
-        return self._packing.unpack((sums[0] / tf.cast(weight, tf.float32), sums[1] / weight))
+        with stop.telling(self._stop.set):
+            count, *sums = self._call(iter(dataset))
+        return None if stop.signum is not None else (int(count), sums)
 
     def _run(self, iterator: Any) -> tuple[tf.Tensor, ...]:
         def goes_on(more: Any, *_: Any) -> Any:
             return more & ~self._stop.value
 
-        def body(more: Any, weight: Any, single: Any, double: Any) -> tuple[Any, ...]:
+        def body(more: Any, count: Any, *sums: Any) -> tuple[Any, ...]:
             batch = iterator.get_next_as_optional()
 
             def add() -> tuple[Any, ...]:
-                inputs = batch.get_value()
-                outputs = self._trainer.evaluate_batch(inputs)
-                size = tf.cast(batch_size(inputs), tf.float64)
-                packed = self._packing.pack(outputs)
-                return (
-                    tf.constant(True),
-                    weight + size,
-                    _add(single, packed[0] * tf.cast(size, tf.float32)),
-                    _add(double, packed[1] * size),
-                )
+                found = self._measure(batch.get_value())
+                return (tf.constant(True), count + 1, *map(_add, sums, found))
 
-            ended = (tf.constant(False), weight, single, double)
-            after: tuple[Any, ...] = tf.cond(batch.has_value(), add, lambda: ended)
+            after: tuple[Any, ...] = tf.cond(batch.has_value(), add, lambda: (tf.constant(False), count, *sums))
             return after
 
-        scalar, vector = tf.TensorShape([]), tf.TensorShape([None])
-        _, *sums = tf.while_loop(
-            goes_on,
-            body,
-            (tf.constant(True), tf.constant(0.0, tf.float64), tf.zeros([0]), tf.zeros([0], tf.float64)),
-            shape_invariants=(scalar, scalar, vector, vector),
-        )
-        return tuple(sums)
+        first = (tf.constant(True), tf.constant(0), *(tf.zeros([0], dtype) for dtype in self._dtypes))
+        shapes = tuple(tf.TensorShape([] if value.shape.rank == 0 else [None]) for value in first)
+        _, *found = tf.while_loop(goes_on, body, first, shape_invariants=shapes)
+        return tuple(found)
 
 
 def _add(sums: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    # The sums begin as an empty vector: how many scalars a model has is known only once it is traced.
+    # The sums begin as an empty vector: how many numbers there are is known only once the model is traced.
     return tf.cond(tf.size(sums) > 0, lambda: sums + values, lambda: values)
+
+
+class Evaluation:
+    """Averages a model's scalars over a dataset, weighted by the size of each batch.
+
+    Args:
+        name: the dataset's, for messages.
+        dataset: of batches.
+        evaluate_batch: from a batch to the model's scalars by name; traced.
+
+    Attributes:
+        examples: how many examples the last pass was over.
+    """
+
+    def __init__(
+        self, name: str, dataset: tf.data.Dataset, evaluate_batch: Callable[[Batch], dict[str, tf.Tensor]]
+    ) -> None:
+        self.examples = 0
+        self._name = name
+        self._evaluate_batch = evaluate_batch
+        self._packing = Packing()
+        self._pass = CompiledPass(dataset, self._measure, [tf.float64, tf.float32, tf.float64])
+
+    def run(self, stop: StopRequest, batches: int, *, step: int) -> dict[str, float] | None:
+        """Evaluate.
+
+        Args:
+            stop: ends the pass when it is requested.
+            batches: how many from the start; 0 for all.
+            step: the number of completed steps, for messages.
+
+        Returns:
+            the scalars by name, or None if a stop was requested before the end.
+
+        Raises:
+            DataError: the dataset is empty.
+            StepError: reading or evaluating failed.
+        """
+        try:
+            found = self._pass.run(stop, batches)
+        except tf.errors.OpError as error:
+            raise StepError(
+                f"evaluating {self._name!r} at step {step} failed in the {stage(error)}: {cause(error)}"
+            ) from error
+        if found is None:
+            return None
+        _, (weights, single, double) = found
+        weight = weights[0] if tf.size(weights) else tf.constant(0.0, tf.float64)
+        if not weight:
+            raise DataError(f"dataset {self._name!r} is empty")
+        self.examples = int(weight)
+        return self._packing.unpack((single / tf.cast(weight, tf.float32), double / weight))
+
+    def _measure(self, inputs: Batch) -> tuple[Any, ...]:
+        size = tf.cast(batch_size(inputs), tf.float64)
+        single, double = self._packing.pack(self._evaluate_batch(inputs))
+        return tf.reshape(size, [1]), single * tf.cast(size, tf.float32), double * size

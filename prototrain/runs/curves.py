@@ -69,8 +69,8 @@ def draw(runs: Sequence[Run], names: Sequence[str], file_format: str) -> bytes:
     with matplotlib.rc_context(_SETTINGS):
         # Without pyplot there is no window and nothing global.
         figure = Figure(figsize=(8.0, 3.2 * len(charts)), layout="constrained")
-        places = figure.subplots(len(charts), squeeze=False)[:, 0]
-        legends = [_draw_chart(axes, *chart, runs) for axes, chart in zip(places, charts.items(), strict=True)]
+        all_axes = figure.subplots(len(charts), squeeze=False)[:, 0]
+        legends = [_draw_chart(axes, *chart, runs) for axes, chart in zip(all_axes, charts.items(), strict=True)]
         figure.savefig(
             file,
             format=file_format,

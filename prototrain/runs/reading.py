@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from prototrain.config.json_form import read_object
+from prototrain.config.schema import LOCATION_KEYS
 from prototrain.errors import ExperimentError
 from prototrain.experiment import Experiment, checkpoint_steps
-from prototrain.experiment.record import Part, State, read_parts
+from prototrain.experiment.record import Attempt, State, read_attempts
 from prototrain.experiment.rows import read_rows
 
-_PLACE = ("trainer.experiment_base_dir", "trainer.experiment_name")
 _NO_END = "killed, no end was recorded"
 
 Curve = list[tuple[int, float]]
@@ -54,7 +54,7 @@ class Run:
         changes: (key, value, default) of what is not the model's own default; None if not known.
         config: the content of config.json; empty if there is none.
         environment: the content of environment.json.
-        parts: of the run, each from one start to the next stop.
+        attempts: of the run, each from one start to the next stop.
         scalars: (step, value) pairs by name.
     """
 
@@ -70,13 +70,18 @@ class Run:
     changes: list[tuple[str, Any, Any]] | None
     config: dict[str, Any]
     environment: dict[str, Any]
-    parts: list[Part]
+    attempts: list[Attempt]
     scalars: dict[str, Curve]
 
     @cached_property
     def ranges(self) -> dict[str, Range]:
         """Every scalar's last value and extremes, by name."""
         return {name: _range(curve) for name, curve in self.scalars.items()}
+
+    @property
+    def parts(self) -> list[Attempt]:
+        """The earlier name of `attempts`."""
+        return self.attempts
 
     @property
     def steps(self) -> str:
@@ -105,11 +110,11 @@ def find_runs(directory: str | Path, complain: Callable[[OSError], None] = _fail
         directory: where to look.
         complain: called for a directory that cannot be read; by default the error is raised.
     """
-    for place, below, _ in os.walk(directory, onerror=complain):
+    for path, below, _ in os.walk(directory, onerror=complain):
         below.sort()
-        if is_experiment(Path(place)):
+        if is_experiment(Path(path)):
             below.clear()
-            yield Path(place)
+            yield Path(path)
 
 
 def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[[], float] = time.time) -> Run:
@@ -135,13 +140,13 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
     try:
         rows = list(read_rows(experiment.metrics.read_bytes())) if experiment.metrics.exists() else []
         checkpoints = checkpoint_steps(experiment.checkpoints)
-        parts = read_parts(experiment.record)
-        running = (not parts or parts[-1].state == "running") and experiment.is_running()
+        attempts = read_attempts(experiment.record)
+        running = (not attempts or attempts[-1].state == "running") and experiment.is_running()
     except OSError as error:
         raise ExperimentError(f"cannot read {error.filename or directory}: {error.strerror}") from error
     has_config = (directory / "config.json").exists()
     traces = [*(row["step"] for row in rows[-1:]), *checkpoints[-1:]]
-    last = parts[-1] if parts else Part(started=math.nan)
+    last = attempts[-1] if attempts else Attempt(started=math.nan)
     ended = last.state != "running"
     return Run(
         directory=directory,
@@ -150,20 +155,20 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
         reason=last.reason if ended or running else _NO_END,
         step=max(traces, default=0) if last.step is None else last.step,
         total_steps=last.total_steps,
-        started=last.started if parts else None,
-        seconds=_seconds(parts, rows, clock() if running else None),
+        started=last.started if attempts else None,
+        seconds=_seconds(attempts, rows, clock() if running else None),
         checkpoint=checkpoints[-1] if checkpoints else None,
-        changes=_without_place(last.changes),
+        changes=_without_location(last.changes),
         config=read_object(directory / "config.json") if has_config else {},
         environment=read_object(experiment.environment),
-        parts=parts,
+        attempts=attempts,
         scalars=_curves(rows),
     )
 
 
 def settings(run: Run) -> dict[str, Any]:
     """A run's config without the keys that only say where the run lies."""
-    return {key: value for key, value in run.config.items() if key not in _PLACE}
+    return {key: value for key, value in run.config.items() if key not in LOCATION_KEYS}
 
 
 def flat(entries: dict[str, Any]) -> dict[str, Any]:
@@ -171,13 +176,13 @@ def flat(entries: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in entries.items():
         found |= (
-            {f"{key}.{name}": part for name, part in flat(value).items()} if isinstance(value, dict) else {key: value}
+            {f"{key}.{name}": inner for name, inner in flat(value).items()} if isinstance(value, dict) else {key: value}
         )
     return found
 
 
-def _without_place(changes: Any) -> list[tuple[str, Any, Any]] | None:
-    return None if changes is None else [tuple(change) for change in changes if change[0] not in _PLACE]
+def _without_location(changes: Any) -> list[tuple[str, Any, Any]] | None:
+    return None if changes is None else [tuple(change) for change in changes if change[0] not in LOCATION_KEYS]
 
 
 def _curves(rows: list[dict[str, Any]]) -> dict[str, Curve]:
@@ -197,16 +202,16 @@ def _range(curve: Curve) -> Range:
     return Range(curve[-1][1], min(extremes), max(extremes, key=lambda pair: (pair[0], -pair[1])))
 
 
-def _seconds(parts: list[Part], rows: list[dict[str, Any]], now: float | None) -> float:
-    """What all parts took. One that has no end counts up to now if it is the last and goes on, else to its last row."""
+def _seconds(attempts: list[Attempt], rows: list[dict[str, Any]], now: float | None) -> float:
+    """What all attempts took; one without an end up to now, if it is the last and goes on, else to its last row."""
     times = [row["time"] for row in rows if isinstance(row.get("time"), int | float)]
     total = 0.0
-    for number, part in enumerate(parts):
-        if part.seconds is not None:
-            total += part.seconds
+    for number, attempt in enumerate(attempts):
+        if attempt.seconds is not None:
+            total += attempt.seconds
             continue
-        is_last = number == len(parts) - 1
-        until = math.inf if is_last else parts[number + 1].started
+        is_last = number == len(attempts) - 1
+        until = math.inf if is_last else attempts[number + 1].started
         seen = [now] if is_last and now is not None else [moment for moment in times if moment < until]
-        total += max(0.0, max(seen, default=0.0) - part.started)
+        total += max(0.0, max(seen, default=0.0) - attempt.started)
     return total

@@ -9,17 +9,17 @@ from typing import Any
 from prototrain.callbacks.base import Callback
 from prototrain.config import Config, differing
 from prototrain.config.json_form import read_object
+from prototrain.config.schema import LOCATION_KEYS
 from prototrain.data.pipeline import first_difference
 from prototrain.errors import ConfigError, ExperimentError
 from prototrain.experiment import Experiment
-from prototrain.experiment.copies import Places
+from prototrain.experiment.copies import ModuleCopy
 from prototrain.experiment.data_files import file_changes
-from prototrain.experiment.record import read_parts
+from prototrain.experiment.provenance import differences
+from prototrain.experiment.record import read_attempts
 from prototrain.experiment.rows import read_rows
-from prototrain.trainers.banner import plain_table
-from prototrain.trainers.session import differences
+from prototrain.system.tables import plain_table
 
-_PLACE = ("trainer.experiment_base_dir", "trainer.experiment_name")
 _FORM = {"trainer": str, "modules": dict, "callbacks": list, "provenance": dict, "versions": dict, "data": dict}
 
 
@@ -34,7 +34,7 @@ class Repeat:
         model: the name of its model.
         trainer: its trainer's class, as ``module:name``.
         towers: what it was trained on, for a trainer that takes towers, else None.
-        modules: by name, where those lie that it has copies of, and the copies.
+        modules: those that it has copies of, by name.
 
     Raises:
         ExperimentError: it is no experiment, or does not say enough.
@@ -60,20 +60,21 @@ class Repeat:
         self.model: str = found["model"]
         self.trainer: str = found["trainer"]
         self.towers = _as_option(found.get("towers"))
-        self.modules = {name: self._places(name, Path(home)) for name, home in found["modules"].items()}
-        if len({copy for _, copy in self.modules.values()}) < len(self.modules):
+        self.modules = {name: self._kept(name, Path(home)) for name, home in found["modules"].items()}
+        if len({kept.copy for kept in self.modules.values()}) < len(self.modules):
             raise ExperimentError(
                 f"--from: {' and '.join(self.modules)} have the same file name, so {directory}/source has only one of "
                 "them"
             )
 
-    def _places(self, name: str, home: Path) -> Places:
+    def _kept(self, name: str, home: Path) -> ModuleCopy:
         copy = self._experiment.directory / "source" / home.name
         if not copy.exists():
             raise ExperimentError(f"--from: {copy} is missing, the copy of {name}")
         here = Path(*name.split("."))
         candidates = (home, Path.cwd() / here, Path.cwd() / here.with_suffix(".py"))
-        return next((path for path in candidates if path.exists()), copy.absolute()), copy.absolute()
+        original = next((path for path in candidates if path.exists()), copy.absolute())
+        return ModuleCopy(original, copy.absolute())
 
     def __str__(self) -> str:
         return str(self._experiment)
@@ -81,12 +82,12 @@ class Repeat:
     def configure(self, config: Config) -> None:
         """Make a model's config that of the run; the experiment is called ``<name>-repeat`` and lies beside it."""
         config.restore(self._experiment.directory / "config.json")
-        place = Path(os.path.normpath(self._experiment.directory))
-        place = place if place.name not in ("", "..") else place.resolve()
-        config["trainer.experiment_base_dir"] = str(place.parent)
-        config["trainer.experiment_name"] = f"{place.name}-repeat"
+        directory = Path(os.path.normpath(self._experiment.directory))
+        directory = directory if directory.name not in ("", "..") else directory.resolve()
+        config["trainer.experiment_base_dir"] = str(directory.parent)
+        config["trainer.experiment_name"] = f"{directory.name}-repeat"
 
-    def check_place(self, config: Config) -> None:
+    def check_directory(self, config: Config) -> None:
         """Check that a config does not name the run itself.
 
         Raises:
@@ -109,7 +110,7 @@ class Repeat:
         then, now = self._environment, environment
         found = differences(_settings(then), _settings(now))
         changed = differing([read_object(self._experiment.directory / "config.json"), config])
-        found += [f"config {key} was {was} and is {value}" for key, (was, value) in changed if key not in _PLACE]
+        found += [f"config {key} was {was} and is {value}" for key, (was, value) in changed if key not in LOCATION_KEYS]
         found += file_changes(then["data"].get("files", {}), now["data"]["files"])
         stages = first_difference(then["data"].get("pipeline", []), now["data"]["pipeline"])
         found += [stages] if stages is not None and "pipeline" in then["data"] else []
@@ -117,7 +118,7 @@ class Repeat:
         found += [f"{name} is not what it was" for name in imports if imports[name] != now["imports"][name]]
         found += [f"callback {name} is missing" for name in then["callbacks"] if name not in now["callbacks"]]
         found += [f"callback {name} is new" for name in now["callbacks"] if name not in then["callbacks"]]
-        resumed = [part.start for part in read_parts(self._experiment.record) if "not bit-exact" in (part.start or "")]
+        resumed = [one.start for one in read_attempts(self._experiment.record) if "not bit-exact" in (one.start or "")]
         return found + [f"the run itself was {line}" for line in resumed]
 
     def compare_metrics(self, experiment: Experiment) -> str:

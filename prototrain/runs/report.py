@@ -18,7 +18,7 @@ from tabulate import tabulate
 from prototrain.config.json_form import as_text
 from prototrain.experiment import Experiment
 from prototrain.experiment.event_files import read_images
-from prototrain.experiment.record import Part
+from prototrain.experiment.record import Attempt
 from prototrain.runs import Run, flat
 from prototrain.runs.curves import draw
 from prototrain.system.wording import in_digits, in_words
@@ -135,30 +135,31 @@ def _environment(run: Run) -> str:
 
 
 def _time(run: Run) -> str:
-    parts = _table([_part_row(part) for part in run.parts], ["started", "start", "steps", "time", "steps/s", "end"])
-    ended = [part for part in run.parts if part.seconds is not None]
-    total = sum(part.seconds or 0.0 for part in ended)
+    headers = ["started", "start", "steps", "time", "steps/s", "end"]
+    attempts = _table([_row_of(attempt) for attempt in run.attempts], headers)
+    ended = [attempt for attempt in run.attempts if attempt.seconds is not None]
+    total = sum(attempt.seconds or 0.0 for attempt in ended)
     seconds: Counter[str] = Counter()
-    for part in ended:
-        seconds.update(part.callbacks)
-        seconds.update({name: taken for name, taken in part.loop.items() if name != "waiting for input"})
-    waiting = sum(part.loop.get("waiting for input", 0.0) for part in ended)
+    for attempt in ended:
+        seconds.update(attempt.callbacks)
+        seconds.update({name: taken for name, taken in attempt.loop.items() if name != "waiting for input"})
+    waiting = sum(attempt.loop.get("waiting for input", 0.0) for attempt in ended)
     if not total:
-        return parts
+        return attempts
     shares = [*seconds.most_common(), ("everything else", max(total - sum(seconds.values()), 0.0))]
     shares.append(("waiting for input, a part of the steps", waiting))
     rows = [[name, f"{taken:.2f}", f"{taken / total:.1%}"] for name, taken in shares]
-    return f"{parts}\n<h3>Where the time went</h3>\n{_table(rows, ['', 'seconds', 'share'])}"
+    return f"{attempts}\n<h3>Where the time went</h3>\n{_table(rows, ['', 'seconds', 'share'])}"
 
 
-def _part_row(part: Part) -> list[Any]:
+def _row_of(attempt: Attempt) -> list[Any]:
     speed = steps = None
-    if part.first_step is not None and part.step is not None:
-        steps = f"{part.first_step} to {part.step}"
-        speed = in_digits((part.step - part.first_step) / part.seconds) if part.seconds else None
-    taken = None if part.seconds is None else in_words(part.seconds)
-    end = part.state if part.reason is None else f"{part.state}: {part.reason}"
-    return [_moment(part.started), part.start, steps, taken, speed, end]
+    if attempt.first_step is not None and attempt.step is not None:
+        steps = f"{attempt.first_step} to {attempt.step}"
+        speed = in_digits((attempt.step - attempt.first_step) / attempt.seconds) if attempt.seconds else None
+    taken = None if attempt.seconds is None else in_words(attempt.seconds)
+    end = attempt.state if attempt.reason is None else f"{attempt.state}: {attempt.reason}"
+    return [_moment(attempt.started), attempt.start, steps, taken, speed, end]
 
 
 # -- images -----------------------------------------------------------------------------------------------------------

@@ -1,12 +1,23 @@
-"""Steps that are not finite: how one is noticed, and kept from changing anything."""
+"""What becomes of a step whose loss or gradients are not finite: nothing, or it changes nothing and says so.
+
+A guard is asked three times in each traced iteration: `begin` before anything happens, `apply` for each update from
+inside a tower, `finish` behind all towers. What a step changes before it can be known to be finite, such as batch
+statistics and seeds, is copied in `begin` and put back where it proves not to be.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import keras
 import tensorflow as tf
+
+if TYPE_CHECKING:
+    from prototrain.step.loss_scale import LossScale
+    from prototrain.step.trace import TowerTrace
 
 _MARK = "prototrain: a value is not finite"
 _SHOWN = re.compile(re.escape(_MARK) + r"\] \[(\d+)\] \[([^\]]*)\]")
@@ -21,11 +32,94 @@ def all_finite(tensors: Sequence[Any]) -> tf.Tensor:
     return tf.math.is_finite(tf.add_n(sums)) if sums else tf.constant(True)
 
 
-class FailingGuard:
-    """Lets the call itself fail at a step that is not finite, ahead of its update.
+class Guard(ABC):
+    """What becomes of a step that is not finite.
 
-    A conditional around the update costs a tenth of a small model's step; an op that fails costs next to nothing. What
-    the step changes before it can know, such as batch statistics, is copied first and put back when it has failed.
+    Attributes:
+        may_end: whether an iteration can say that it was not finite, which ends the call.
+    """
+
+    may_end = False
+
+    @abstractmethod
+    def begin(self, variables: Sequence[tf.Variable], step: tf.Tensor) -> None:
+        """A step begins that may change these variables before it is known to be finite; traced.
+
+        Args:
+            variables: towers' own copies.
+            step: the number of completed steps, a tensor of the iteration's own graph.
+        """
+
+    @abstractmethod
+    def apply(
+        self,
+        trace: TowerTrace,
+        optimizer: keras.optimizers.Optimizer,
+        gradients: list[Any],
+        variables: list[Any],
+        loss: tf.Tensor,
+    ) -> None:
+        """Update variables from inside a tower; traced.
+
+        Args:
+            trace: the tower's.
+            optimizer: applies the gradients.
+            gradients: the same in all towers.
+            variables: as many.
+            loss: the mean over all towers.
+        """
+
+    @abstractmethod
+    def finish(
+        self, outputs: Mapping[str, tf.Tensor], finite: tf.Tensor, after_run: Callable[[], None] | None
+    ) -> tf.Tensor:
+        """All towers are done: let `after_run` follow, or put back what the step has changed; traced.
+
+        Args:
+            outputs: scalars that have to be finite as well.
+            finite: whether all updates of the step were.
+            after_run: what follows a step that counts.
+
+        Returns:
+            whether the step counts.
+        """
+
+    def failed_with(self, error: tf.errors.OpError) -> str | None:
+        """What is to be shown of the values, if the error comes from this guard, else None."""
+        return None
+
+    def put_back(self) -> None:  # noqa: B027 - only a guard that fails has something to do
+        """Undo what a failed step has changed, after `failed_with` has recognised it."""
+
+
+class Unguarded(Guard):
+    """Looks at nothing."""
+
+    def begin(self, variables: Sequence[tf.Variable], step: tf.Tensor) -> None:
+        pass
+
+    def apply(
+        self,
+        trace: TowerTrace,
+        optimizer: keras.optimizers.Optimizer,
+        gradients: list[Any],
+        variables: list[Any],
+        loss: tf.Tensor,
+    ) -> None:
+        optimizer.apply(gradients, variables)
+
+    def finish(
+        self, outputs: Mapping[str, tf.Tensor], finite: tf.Tensor, after_run: Callable[[], None] | None
+    ) -> tf.Tensor:
+        if after_run is not None:
+            after_run()
+        return tf.constant(True)
+
+
+class FailingGuard(Guard):
+    """Lets the call itself fail at a step that is not finite, ahead of its update; for one tower.
+
+    A conditional around the update costs a tenth of a small model's step; an op that fails costs next to nothing.
     """
 
     def __init__(self) -> None:
@@ -33,11 +127,12 @@ class FailingGuard:
         self._shown: list[list[str]] = []  # by check, over all traces: the names of what its message shows
         self._begun: list[Any] = []
         self._checks: list[tf.Operation] = []
+        self._graph: Any = None
 
-    def begin(self, variables: Sequence[tf.Variable]) -> None:
-        """A step begins that may change these variables before it knows; traced."""
+    def begin(self, variables: Sequence[tf.Variable], step: tf.Tensor) -> None:
         self._checks = []
         self._begun = []
+        self._graph = step.graph
         for variable in variables:
             if id(variable) not in self._shadows:
                 with tf.init_scope(), tf.device(variable.device):
@@ -45,27 +140,40 @@ class FailingGuard:
             with tf.device(variable.device):
                 self._begun.append(self._shadows[id(variable)][1].assign(tf.identity(variable)))
 
-    def require(self, finite: tf.Tensor, shown: Mapping[str, tf.Tensor]) -> tf.Operation:
-        """Make the op that fails unless the step is finite; the update has to wait for it. Traced.
+    def apply(
+        self,
+        trace: TowerTrace,
+        optimizer: keras.optimizers.Optimizer,
+        gradients: list[Any],
+        variables: list[Any],
+        loss: tf.Tensor,
+    ) -> None:
+        with tf.control_dependencies([self._require(all_finite([*gradients, loss]), {"loss": loss})]):
+            optimizer.apply(gradients, variables)
 
-        Args:
-            finite: a bool scalar.
-            shown: scalars to appear in the message.
-        """
+    def finish(
+        self, outputs: Mapping[str, tf.Tensor], finite: tf.Tensor, after_run: Callable[[], None] | None
+    ) -> tf.Tensor:
+        if outputs:
+            self._require(all_finite(list(outputs.values())), outputs)
+        # Those that stand in the iteration's own graph, not inside a loop of a user's own.
+        with tf.control_dependencies([check for check in self._checks if check.graph is self._graph]):
+            if after_run is not None:
+                after_run()
+            return tf.constant(True)
+
+    def _require(self, finite: tf.Tensor, shown: Mapping[str, tf.Tensor]) -> tf.Operation:
+        """Make the op that fails unless the step is finite, with scalars to appear in its message."""
         with tf.control_dependencies(self._begun):
             values = tf.stack([tf.cast(value, tf.float32) for value in shown.values()])
-            place = tf.constant(len(self._shown))
-            check = tf.raw_ops.Assert(condition=finite, data=[tf.constant(_MARK), place, values], summarize=len(shown))
+            number = tf.constant(len(self._shown))
+            data = [tf.constant(_MARK), number, values]
+            check = tf.raw_ops.Assert(condition=finite, data=data, summarize=len(shown))
         self._shown.append(list(shown))
         self._checks.append(check)
         return check
 
-    def checks(self, graph: Any) -> list[tf.Operation]:
-        """The ops of the present step that stand in this graph itself, not inside a loop of a user's own."""
-        return [check for check in self._checks if check.graph is graph]
-
     def failed_with(self, error: tf.errors.OpError) -> str | None:
-        """What was to be shown, if the error comes from such an op."""
         found = _SHOWN.search(str(error.message))
         if found is None:
             return None
@@ -73,6 +181,79 @@ class FailingGuard:
         return ", ".join(f"{name} {float(value):g}" for name, value in pairs)
 
     def put_back(self) -> None:
-        """Undo what the failed step has changed."""
         for variable, shadow in self._shadows.values():
             variable.assign(shadow)
+
+
+class ConditionalGuard(Guard):
+    """Updates on condition that everything is finite; for any number of towers.
+
+    Args:
+        loss_scale: is adapted to what was finite; a gradient that overflows because of it costs its update only.
+        ends: whether a step that is not finite ends the call; otherwise only its update is left out.
+    """
+
+    def __init__(self, loss_scale: LossScale | None = None, *, ends: bool = True) -> None:
+        self._loss_scale = loss_scale
+        self.may_end = ends
+        self._before: list[tuple[tf.Variable, tf.Tensor]] = []
+
+    def begin(self, variables: Sequence[tf.Variable], step: tf.Tensor) -> None:
+        self._before = [(variable, _read(variable)) for variable in variables] if self.may_end else []
+
+    def apply(
+        self,
+        trace: TowerTrace,
+        optimizer: keras.optimizers.Optimizer,
+        gradients: list[Any],
+        variables: list[Any],
+        loss: tf.Tensor,
+    ) -> None:
+        scale = self._loss_scale
+
+        def apply_everywhere(
+            strategy: tf.distribute.Strategy, finite: Any, gradients: list[Any], loss: Any
+        ) -> tf.Tensor:
+            def apply() -> tf.Tensor:
+                strategy.run(lambda given: optimizer.apply(given, variables), args=(gradients,))
+                return tf.constant(True)
+
+            # The condition stands between the towers: an update inside one tower cannot be conditional.
+            good = strategy.experimental_local_results(finite)[0]
+            applied = tf.cond(good, apply, lambda: tf.constant(False))
+            if scale is not None:
+                applied |= scale.is_overflow(strategy.experimental_local_results(loss)[0])
+                scale.adjust(good)
+            return applied
+
+        tower = tf.distribute.get_replica_context()
+        arguments = (all_finite([*gradients, loss]), gradients, loss)
+        trace.applied.append(tower.merge_call(apply_everywhere, args=arguments))
+
+    def finish(
+        self, outputs: Mapping[str, tf.Tensor], finite: tf.Tensor, after_run: Callable[[], None] | None
+    ) -> tf.Tensor:
+        if not self.may_end:
+            if after_run is not None:
+                after_run()
+            return tf.constant(True)
+        if outputs:
+            finite &= all_finite(list(outputs.values()))
+        before = self._before
+
+        def goes_on() -> tf.Tensor:
+            if after_run is not None:
+                after_run()
+            return tf.constant(True)
+
+        def put_back() -> tf.Tensor:
+            for variable, value in before:
+                variable.assign(value)
+            return tf.constant(False)
+
+        return tf.cond(finite, goes_on, put_back) if before or after_run is not None else finite
+
+
+def _read(variable: tf.Variable) -> tf.Tensor:
+    with tf.device(variable.device):
+        return tf.identity(variable)

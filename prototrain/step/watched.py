@@ -13,54 +13,65 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
 from prototrain.errors import ModelError
 from prototrain.experiment.event_files import records
 from prototrain.step.direct_call import DirectCall
-
-if TYPE_CHECKING:
-    from prototrain.trainers.tower import TowerTrainer
+from prototrain.step.plan import Stream
+from prototrain.step.result import Outcome
 
 Traced = Callable[[dict[str, Any], tf.Tensor], tuple[tuple[Any, ...], dict[str, tf.Tensor]]]
 
 
-class WatchedStep:
-    """One step that leaves `trainer.watched` and `trainer.summary_events` behind.
+class Seen(NamedTuple):
+    """What a watched step has shown.
 
-    Args:
-        trainer: whose step it is.
-        traced: from a batch and the number of completed steps to what the long call returns, and tensors by name.
+    Attributes:
+        outcome: what a step of the long call returns.
+        tensors: by name.
+        events: what `tf.summary` calls in it made.
     """
 
-    def __init__(self, trainer: TowerTrainer, traced: Traced) -> None:
-        self._trainer = trainer
+    outcome: Outcome
+    tensors: dict[str, tf.Tensor]
+    events: list[Event]
+
+
+class WatchedStep:
+    """One step of which its tensors and summaries are seen.
+
+    Args:
+        data: gives the batches.
+        traced: from a batch and the number of completed steps to what the long call returns, and tensors by name.
+        towers: on how many towers it runs.
+    """
+
+    def __init__(self, data: Stream, traced: Traced, towers: int) -> None:
+        self._data = data
         self._traced = traced
         self._directory = Path(tempfile.mkdtemp(prefix="prototrain-"))
         weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
         self._writer = tf.summary.create_file_writer(str(self._directory))
         self._offset = 0
-        signature = (dict(trainer.data.element_spec), tf.TensorSpec([], tf.int64))
-        self._call = DirectCall(self._run, signature, towers=trainer.towers)
+        signature = (dict(data.element_spec), tf.TensorSpec([], tf.int64))
+        self._call = DirectCall(self._run, signature, towers=towers)
 
-    def __call__(self, start: tf.Tensor) -> tuple[Any, ...]:
+    def __call__(self, start: int) -> Seen:
         """Do the step, if there is a batch.
 
         Args:
-            start: the number of completed steps, int64.
-
-        Returns:
-            what the long call returns.
+            start: the number of completed steps.
         """
-        batch = self._trainer.data.iterator.get_next_as_optional()
+        batch = self._data.iterator.get_next_as_optional()
         if not batch.has_value():
-            return 0, True, True, 0.0, tf.zeros([0]), tf.zeros([0], tf.float64)
-        outcome, self._trainer.watched = self._call.pack(self._call(batch.get_value(), start))
-        self._trainer.summary_events = self._new_events()
-        return tuple(outcome)
+            return Seen(Outcome(0, True, True, 0.0, tf.zeros([0]), tf.zeros([0], tf.float64)), {}, [])
+        outcome, seen = self._call.pack(self._call(batch.get_value(), tf.constant(np.int64(start))))
+        return Seen(Outcome(*outcome), seen, self._new_events())
 
     def _run(self, inputs: dict[str, Any], start: tf.Tensor) -> tuple[tuple[Any, ...], dict[str, tf.Tensor]]:
         with self._writer.as_default(step=start + 1), tf.summary.record_if(True):

@@ -92,11 +92,11 @@ def sweep(
         command = _command(model, plan, {"--trainer": trainer, "--towers": named})
     elif jobs > 1:
         raise SweepError("several jobs need the model's name, such as 'models.simple', in place of the model itself")
-    place = sqlite_url(plan.directory / f"{plan.name}.sweep.db") if storage is None else storage
+    where = sqlite_url(plan.directory / f"{plan.name}.sweep.db") if storage is None else storage
     stop = StopRequest(_say)
-    with _quiet_optuna(), reporting_failures(place):
-        study = Study(plan, storage=place, pruner=pruner or ("none" if trials is None else "median"))
-        _say(f"sweep {plan.name}: {plan.total} trials, {len(study.outcomes())} of them begun, in {shown(place)}")
+    with _quiet_optuna(), reporting_failures(where):
+        study = Study(plan, storage=where, pruner=pruner or ("none" if trials is None else "median"))
+        _say(f"sweep {plan.name}: {plan.total} trials, {len(study.outcomes())} of them begun, in {shown(where)}")
         with study:
             if command is None:
                 _run_here(study, found, callbacks, trainer=trainer, towers=towers)

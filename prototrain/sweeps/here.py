@@ -8,12 +8,12 @@ from typing import Any
 
 from prototrain.callbacks.base import Callback
 from prototrain.config import Config
-from prototrain.errors import PrototrainError, SweepError
+from prototrain.errors import SweepError
 from prototrain.launch import launch
 from prototrain.model import ModelProtocol
 from prototrain.sweeps.reporter import reporter
 from prototrain.sweeps.study import Study
-from prototrain.system.tracebacks import format_error
+from prototrain.system.tracebacks import format_error, in_one_line
 
 
 def run_here(
@@ -48,18 +48,13 @@ def run_here(
                 trial.release()
                 raise
             except Exception as error:  # whatever the model does is the trial's outcome
-                ending = trial.fail(_in_one_line(error), format_error(error))
+                ending = trial.fail(in_one_line(error), format_error(error))
             except BaseException:
                 trial.release()
                 raise
             else:
                 ending = trial.finish()
         say(f"trial {trial.number} {ending}")
-
-
-def _in_one_line(error: Exception) -> str:
-    said = " ".join(str(error).split())
-    return said if isinstance(error, PrototrainError) else f"{type(error).__name__}: {said}"
 
 
 @contextmanager

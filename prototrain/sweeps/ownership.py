@@ -21,6 +21,7 @@ from typing import IO, Any, Final
 import psutil
 
 from prototrain.errors import SweepError
+from prototrain.experiment.lock import is_locked
 
 BEAT_SECONDS: Final = 60.0
 GRACE_SECONDS: Final = 5 * BEAT_SECONDS
@@ -83,14 +84,7 @@ class TrialLock:
 
     def is_taken(self) -> bool:
         """Whether another process has the lock."""
-        try:
-            with open(self.path, encoding="utf-8") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        return False
+        return is_locked(self.path)
 
     def fileno(self) -> int:
         """The descriptor for a child process to inherit."""

@@ -222,10 +222,10 @@ def _split(key: str, text: str, separator: str) -> Iterator[Any]:
             rest = text[json_end:].lstrip()
             if not rest or rest.startswith(separator):
                 end = len(text) - len(rest) if rest else -1
-        part = (text if end < 0 else text[:end]).strip()
-        if not part or (end >= 0 and not text[end + 1 :].strip()):
+        value = (text if end < 0 else text[:end]).strip()
+        if not value or (end >= 0 and not text[end + 1 :].strip()):
             raise SweepError(f"{key}: a value is missing beside {show(separator)}")
-        yield json_or_text(part)
+        yield json_or_text(value)
         if end < 0:
             return
         text = text[end + 1 :]

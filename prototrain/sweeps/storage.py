@@ -25,21 +25,21 @@ def sqlite_url(path: Path) -> str:
     return f"sqlite:///{path}".replace("{", "{{").replace("}", "}}")  # Optuna takes URLs for format strings
 
 
-def open_storage(place: str) -> BaseStorage:
+def open_storage(where: str) -> BaseStorage:
     """Open a storage, and make it if it is not there.
 
     Args:
-        place: a URL such as ``postgresql://user@host/database``, or the path of a journal file.
+        where: a URL such as ``postgresql://user@host/database``, or the path of a journal file.
 
     Raises:
         SweepError: it cannot be reached or opened; the message has no password in it.
     """
     try:
-        return _open_database(place) if "://" in place else JournalStorage(JournalFileBackend(place))
+        return _open_database(where) if "://" in where else JournalStorage(JournalFileBackend(where))
     except ImportError as error:
-        raise SweepError(f"the storage {shown(place)} needs a database driver: {error.__cause__ or error}") from error
+        raise SweepError(f"the storage {shown(where)} needs a database driver: {error.__cause__ or error}") from error
     except FAILURES as error:
-        raise SweepError(f"cannot open the storage {shown(place)}: {cause(error)}") from error
+        raise SweepError(f"cannot open the storage {shown(where)}: {reason(error)}") from error
 
 
 def _open_database(url: str) -> BaseStorage:
@@ -61,15 +61,15 @@ def _was_outrun(error: Exception) -> bool:
     return isinstance(error, AssertionError) or any(word in text for word in ("already exists", "unique", "duplicate"))
 
 
-def shown(place: str) -> str:
+def shown(where: str) -> str:
     """A storage's URL without its password."""
     try:
-        return make_url(place).render_as_string(hide_password=True)
+        return make_url(where).render_as_string(hide_password=True)
     except ArgumentError:
-        return place
+        return where
 
 
-def cause(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """The line of a storage's error that says what happened."""
     while isinstance(error.__cause__, Exception):
         error = error.__cause__
@@ -78,7 +78,7 @@ def cause(error: BaseException) -> str:
 
 
 @contextmanager
-def reporting_failures(place: str) -> Iterator[None]:
+def reporting_failures(where: str) -> Iterator[None]:
     """Turn failures of a storage that was open before into an error with one clear line.
 
     Raises:
@@ -88,5 +88,5 @@ def reporting_failures(place: str) -> Iterator[None]:
         yield
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         raise SweepError(
-            f"the storage {shown(place)} failed: {cause(error)}; the same command goes on once it is back"
+            f"the storage {shown(where)} failed: {reason(error)}; the same command goes on once it is back"
         ) from error

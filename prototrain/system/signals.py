@@ -76,6 +76,15 @@ class StopRequest:
             if listening:
                 self._listen()
 
+    @contextmanager
+    def telling(self, listener: Callable[[bool], None]) -> Iterator[None]:
+        """Call `listener` with True when a stop is requested, and with False when a run begins, for a while."""
+        self.listeners.append(listener)
+        try:
+            yield
+        finally:
+            self.listeners.remove(listener)
+
     def request(self, signum: int) -> None:
         """Ask the run to stop after its step, as if `signum` had arrived."""
         if self.signum is None:

@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from prototrain.errors import PrototrainError
 from prototrain.system.code_paths import OURS, STANDARD_LIBRARY
 from prototrain.system.graphs import all_operations
 
@@ -26,12 +27,12 @@ def format_error(error: BaseException) -> str:
     Where nothing would be left, because no code of the user has to do with it, all frames are kept.
     """
     whole = traceback.TracebackException.from_exception(error)
-    part: traceback.TracebackException | None = whole
-    while part is not None:
-        own = [frame for frame in part.stack if not _is_noise(frame.filename)]
-        if own or isinstance(error, SyntaxError):  # a syntax error names its place itself
-            part.stack = traceback.StackSummary.from_list(own)
-        part = part.__cause__ or (None if part.__suppress_context__ else part.__context__)
+    link: traceback.TracebackException | None = whole
+    while link is not None:
+        own = [frame for frame in link.stack if not _is_noise(frame.filename)]
+        if own or isinstance(error, SyntaxError):  # a syntax error names its line itself
+            link.stack = traceback.StackSummary.from_list(own)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return "".join(whole.format())
 
 
@@ -71,6 +72,17 @@ def cause(error: BaseException) -> str:
     noise = ("Detected at node", "Graph execution error", "File ", "Traceback")
     said = [line for line in lines if not line.startswith(noise)] or lines[:1] or [type(error).__name__]
     return _GRAPH_NOISE.sub("", said[-1])
+
+
+def in_one_line(error: BaseException) -> str:
+    """What an error says, in one line; with its type, unless it is one of prototrain's own, which need none."""
+    text = cause(error) if _is_of_tensorflow(error) else str(error)
+    said = text if isinstance(error, PrototrainError) else f"{type(error).__name__}: {text}"
+    return " ".join(said.split())
+
+
+def _is_of_tensorflow(error: BaseException) -> bool:
+    return any(kind.__module__.startswith("tensorflow.") for kind in type(error).__mro__)
 
 
 def _is_noise(file: str) -> bool:

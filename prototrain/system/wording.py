@@ -12,12 +12,12 @@ def in_words(seconds: float) -> str:
     rest = round(seconds)
     if rest >= 3600:
         rest = round(rest / 60) * 60
-    parts = []
+    words = []
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         amount, rest = divmod(rest, length)
         if amount:
-            parts.append(f"{amount} {unit}")
-    return " ".join(parts[:2]) or "0 s"
+            words.append(f"{amount} {unit}")
+    return " ".join(words[:2]) or "0 s"
 
 
 def in_digits(value: float) -> str:

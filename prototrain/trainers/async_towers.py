@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,94 +12,104 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.experiment import Experiment
-from prototrain.model.sharing import base_name
-from prototrain.step.compiled_call import CompiledSteps
-from prototrain.step.loss_scale import divide
-from prototrain.towers import OF_TOWER, choose_devices, is_seed, seed_of_tower
-from prototrain.trainers.tower import TowerTrainer
+from prototrain.step.compiled_call import CompiledCall
+from prototrain.step.loop import CompiledLoop
+from prototrain.step.packing import Packing
+from prototrain.step.plan import Batch, StepPlan
+from prototrain.step.result import Outcome
+from prototrain.step.stop_variable import StopVariable
+from prototrain.step.watched import Seen
+from prototrain.towers import choose_devices
+from prototrain.trainers.own_pace import OwnPaceTrainer
+from prototrain.trainers.placement import OwnPacePlacement
+from prototrain.trainers.step_plan import step_plan
 
 if TYPE_CHECKING:
     from prototrain.model import ModelProtocol
 
 
-class AsyncSteps(CompiledSteps):
-    """One compiled call per tower, run at the same time, each in a thread of its own.
+class LoopsInThreads:
+    """One compiled loop per tower, all run at the same time, each in a thread of its own.
 
     Args:
-        trainer: whose steps they are.
+        plan: what an iteration is.
+        placement: the towers.
+        stop: ends all loops.
+        packing: takes the scalars apart.
     """
 
-    can_fail = False  # the other towers' calls go on
-    _trainer: AsyncTrainer
+    def __init__(self, plan: StepPlan, placement: OwnPacePlacement, stop: StopVariable, packing: Packing) -> None:
+        self._plan = plan
+        self._stop = stop
+        self._completed = 0
+        towers = len(placement.devices)
+        self._pool = ThreadPoolExecutor(towers, thread_name_prefix="tower")
 
-    def __init__(self, trainer: AsyncTrainer) -> None:
-        super().__init__(trainer)
-        self._total = self._completed
-        self._counts = [tf.Variable(0, dtype=tf.int64, trainable=False) for _ in trainer.devices]
-        self._calls: list[Any] = []
-        self._pool = ThreadPoolExecutor(len(trainer.devices), thread_name_prefix="tower")
-        self._stride = len(trainer.devices)
-        self._call = self._call_all
+        def on_tower(index: int) -> CompiledLoop:
+            def train_step(inputs: Batch) -> Any:
+                with placement.on_tower(index):
+                    return plan.train_step(inputs)
 
-    @property
-    def can_be_watched(self) -> bool:
-        return False  # towers that go at their own pace have no last step in common
+            # Variables and ops lie on several devices, which only `tf.function` itself can call for.
+            return CompiledLoop(replace(plan, train_step=train_step), stop, packing, stride=towers, towers=towers)
 
-    def _call_all(self, iterator: Any, n: tf.Tensor) -> tuple[Any, ...]:
-        if not self._calls:
-            self._trace(iterator, n)
-        start = self._trainer.global_step
-        share, rest = divmod(int(n), len(self._calls))
+        self._loops = [on_tower(index) for index in range(towers)]
+
+    def run(self, iterator: Any, n: int, start: int) -> Outcome:
+        self._completed = start
+        share, rest = divmod(n, len(self._loops))
+        quotas = [tf.constant(np.int32(share + (index < rest))) for index in range(len(self._loops))]
+        # One after the other: the towers' names and seeds must not depend on which thread is faster.
+        for loop, quota in zip(self._loops, quotas, strict=True):
+            loop.trace(iterator, quota)
         futures = []
-        for index, (call, count) in enumerate(zip(self._calls, self._counts, strict=True)):
-            count.assign(np.int64(start + index))
-            quota = tf.constant(np.int32(share + (index < rest)))
-            futures.append(self._pool.submit(self._call_one, call, iterator, quota))
+        for index, (loop, quota) in enumerate(zip(self._loops, quotas, strict=True)):
+            loop.completed.assign(np.int64(start + index))
+            futures.append(self._pool.submit(self._run_one, loop, iterator, quota))
         errors = [error for future in futures if (error := future.exception())]
         # What was asked to stop because of another tower goes on in the next call, unless a signal has come.
-        self._stop.set(self._trainer.stop.signum is not None)
-        made = [int(count) - start - index for index, count in enumerate(self._counts)]
-        self._total.assign(np.int64(start + sum(made)))
+        self._stop.set(self._plan.stop_requested())
+        made = [int(loop.completed) - start - index for index, loop in enumerate(self._loops)]
+        self._completed = start + sum(made)
         if errors:
             raise errors[0]
         outcomes = [future.result() for future in futures]
-        bad = [outcome for outcome in outcomes if not outcome[1]]
-        shown = bad or [outcome for outcome in outcomes if int(outcome[0])] or outcomes
-        vectors = [
-            tf.reduce_mean(tf.stack(parts), 0) for parts in zip(*(outcome[4:] for outcome in shown), strict=True)
-        ]
-        waited = max(float(outcome[3]) for outcome in outcomes)
-        return (sum(made), not bad, any(bool(outcome[2]) for outcome in outcomes), waited, *vectors)
+        bad = [outcome for outcome in outcomes if not outcome.finite]
+        shown = bad or [outcome for outcome in outcomes if int(outcome.done)] or outcomes
+        return Outcome(
+            done=sum(made),
+            finite=not bad,
+            ended=any(bool(outcome.ended) for outcome in outcomes),
+            waited=max(float(outcome.waited) for outcome in outcomes),
+            single=tf.reduce_mean(tf.stack([outcome.single for outcome in shown]), 0),
+            double=tf.reduce_mean(tf.stack([outcome.double for outcome in shown]), 0),
+        )
 
-    def _call_one(self, call: Any, iterator: Any, n: tf.Tensor) -> Any:
+    def _run_one(self, loop: CompiledLoop, iterator: Any, n: tf.Tensor) -> Outcome:
         try:
-            outcome = call(iterator, n)
+            outcome = loop(iterator, n)
         except BaseException:
             self._stop.set(True)
             raise
-        if not outcome[1]:
+        if not outcome.finite:
             self._stop.set(True)
         return outcome
 
-    def _prepare_watched(self, arguments: tuple[Any, ...]) -> Any:
-        if not self._calls:
-            self._trace(*arguments)
-        self._completed = self._total
-        return super()._prepare_watched(arguments)
+    def completed(self) -> int:
+        return self._completed
 
-    def _trace(self, *arguments: Any) -> None:
-        # One after the other: the towers' names and seeds must not depend on which thread is faster.
-        for index, count in enumerate(self._counts):
-            self._trainer.tracing_tower, self._completed = index, count
-            self._calls.append(tf.function(self._run, autograph=False).get_concrete_function(*arguments))
-        self._trainer.tracing_tower, self._completed = 0, self._total
+    def watch(self, start: int) -> Seen:
+        raise NotImplementedError("towers that go at their own pace have no last step in common")
 
-    def _tower(self, inputs: dict[str, Any]) -> Any:
-        with tf.device(self._trainer.devices[self._trainer.tracing_tower]):
-            return super()._tower(inputs)
+    def has_summaries(self, iterator: Any) -> bool:
+        return False
+
+    @property
+    def graph(self) -> Any:
+        return self._loops[0].graph
 
 
-class AsyncTrainer(TowerTrainer):
+class AsyncTrainer(OwnPaceTrainer):
     """Trains on several devices at once; each tower applies the gradients of its own batches as soon as it has them.
 
     A step is one update by one tower, with a whole batch of ``model.batch_size`` examples. The towers read and write
@@ -119,6 +129,7 @@ class AsyncTrainer(TowerTrainer):
     """
 
     takes_towers = True
+    placement: OwnPacePlacement
 
     def __init__(
         self,
@@ -129,56 +140,22 @@ class AsyncTrainer(TowerTrainer):
         experiment: Experiment | str | Path | None = None,
     ) -> None:
         self.devices = choose_devices(towers)
-        self.tracing_tower = 0
-        self._order = uuid.uuid4().hex[:8]
-        super().__init__(model, experiment=experiment)
-        if scale_gradient and len(self.devices) > 1:
-            self.gradient_processors.insert(0, DivideGradients(len(self.devices)))
+        placement = OwnPacePlacement(self.devices)
+        super().__init__(model, len(self.devices), placement, scale_gradient=scale_gradient, experiment=experiment)
 
-    @property
-    def steps(self) -> CompiledSteps:
-        if self._steps is None:
-            self._steps = AsyncSteps(self)
-        return self._steps
-
-    def tower_to_build(self) -> int | None:
-        return self.tracing_tower
+    def make_call(self) -> CompiledCall:
+        # The other towers' loops go on when one fails, and always do several steps.
+        plan = replace(step_plan(self, may_fail=False, may_be_watched=False), alone=False)
+        packing = Packing()
+        runner = LoopsInThreads(plan, self.placement, self._stop_variable, packing)
+        return CompiledCall(plan, self._stop_variable, packing, runner)
 
     def describe(self) -> dict[str, Any]:
-        return {
-            **super().describe(),
-            "towers": f"{len(self.devices)}, each with batches of its own",
-            "global batch": None,
-            "batch": self.global_batch,
-            "devices": ", ".join(self.devices),
-        }
+        found = {**super().describe(), "towers": f"{len(self.devices)}, each with batches of its own"}
+        return {**found, "devices": ", ".join(self.devices)}
 
     def provenance(self) -> dict[str, Any]:
         found = {**super().provenance(), "towers": len(self.devices)}
         if len(self.devices) > 1:
-            found["order of the towers' updates"] = f"that of run {self._order}"  # no other run has the same
+            found["order of the towers' updates"] = self.order_of_updates
         return found
-
-    def _separate_towers(self) -> None:
-        for name, variable in self.variables.items():
-            if is_seed(name, variable):
-                first = variable.numpy()
-                for index in range(1, len(self.devices)):
-                    own = tf.Variable(seed_of_tower(first, index), trainable=False, name=base_name(variable))
-                    self.variables_of_towers.setdefault(index, {})[base_name(variable)] = own
-                    self.state[f"{name}{OF_TOWER}{index}"] = own
-
-
-class DivideGradients:
-    """A gradient processor for updates that come from several places at once.
-
-    Args:
-        places: how many; gradients are divided by this.
-    """
-
-    def __init__(self, places: int) -> None:
-        self._places = places
-
-    def __call__(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        divisor = tf.constant(np.float32(self._places))
-        return [(divide(gradient, divisor), variable) for gradient, variable in pairs]

@@ -1,30 +1,36 @@
-"""The training loop."""
+"""The training loop, and below it the face that callbacks use."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.group import CallbackGroup
 from prototrain.callbacks.monitor import Monitors
-from prototrain.errors import NonFiniteError, StopTraining
+from prototrain.checkpoint.state import model_variables
+from prototrain.errors import ExperimentError, NonFiniteError, StopTraining
 from prototrain.experiment import Experiment
+from prototrain.experiment.provenance import origin_of, sources_of
+from prototrain.predictor import Predictor
+from prototrain.step.call_length import CALL_SECONDS
+from prototrain.step.result import StepResult
 from prototrain.system.signals import StopRequest
-from prototrain.trainers.banner import closing, opening
-from prototrain.trainers.services import ENDLESS, TrainerServices
-from prototrain.trainers.session import Storage
-from prototrain.trainers.times import RunTimes
+from prototrain.trainers.banner import closing, describe_run, opening
+from prototrain.trainers.run_length import ENDLESS, RunLength
+from prototrain.trainers.run_times import RunTimes
+from prototrain.trainers.session import Session
 
 if TYPE_CHECKING:
     from prototrain.callbacks.base import Callback
+    from prototrain.config import Config
 
-CALL_SECONDS = 0.2
 
-
-class Trainer(TrainerServices):
+class Trainer:
     """Runs anything that is done step by step. Subclass it and override `run_step`.
 
         setup callbacks, restore the newest checkpoint
@@ -45,43 +51,54 @@ class Trainer(TrainerServices):
         epoch_num: the present epoch, from 1.
         steps_per_epoch, max_epoch, max_steps, total_steps: the length of the run; `total_steps` is where it ends.
         outputs: the last step's scalars by name.
-        monitors: take scalars from anywhere (`monitors.put_scalar`) to the writers in the callback list.
-        callbacks: the callbacks of the run.
+        watched, summary_events: tensors of the last step by name, and TensorBoard events that `tf.summary` calls in it
+            made, if a callback watches it; see `Callback.watches`.
+        step_in_run: completed steps, for the hooks along with an iteration; a tensor where they are traced.
+        step_is_whole: False while a step is under way, and after one failed half-done.
         state: what a checkpoint holds, by name: variables, trackable objects, objects with `state_dict` and
             `load_state_dict`, and plain JSON values. A subclass registers here what a resumed run needs.
+        callbacks: the callbacks of the run.
+        monitors: take scalars from anywhere (`monitors.put_scalar`) to the writers in the callback list.
+        experiment: the directory of the run, or None.
+        session: the present run in its directory: its checkpoints, how it was resumed. `storage` is its earlier name.
+        stop: asks the run to stop, and says whether somebody has.
+        times: where the time of the run goes.
         is_chief: whether this process writes the experiment directory.
         record_gradient_norm: whether a compiled step has the scalar "gradient_norm".
         check_finite: whether a non-finite scalar of a step ends the run with an error.
-        step_in_run: completed steps, for the hooks along with an iteration; a tensor where they are traced.
-        times: where the time of the run goes.
-        step_is_whole: False while a step is under way, and after one failed half-done.
-
-    `TrainerServices` has what else a trainer offers: printing, saving, evaluating.
+        evaluation_scopes: functions that return a context manager; an evaluation takes place inside of them.
+        config, optimizer, datasets, element_spec, keras_model: what a subclass has of it, else None.
     """
+
+    config: Config | None = None
+    optimizer: Any = None
+    datasets: Mapping[str, Any] | None = None
+    element_spec: Mapping[str, Any] | None = None
+    keras_model: Any = None
 
     def __init__(self, *, experiment: Experiment | str | Path | None = None) -> None:
         self.experiment = Experiment(experiment) if isinstance(experiment, (str, Path)) else experiment
         self.global_step = 0
         self.epoch_num = 1
-        self.steps_per_epoch = self.max_epoch = self.max_steps = self.total_steps = ENDLESS
+        self._set_length(RunLength())
         self.outputs: Mapping[str, Any] = {}
+        self.watched: Mapping[str, Any] = MappingProxyType({})
+        self.summary_events: Sequence[Any] = ()
+        self.step_in_run: Any = 0
+        self.step_is_whole = True
+        self._is_rejected = False
         self.state: dict[str, Any] = {}
         self.is_chief = True
-        self.step_is_whole = True
-        self.check_finite = False
-        self.record_gradient_norm = False
-        self.step_in_run: Any = 0
-        self.evaluation_scopes = []
+        self.check_finite = self.record_gradient_norm = False
+        self.evaluation_scopes: list[Callable[[], AbstractContextManager[None]]] = []
         self.stop = StopRequest(self.log)
         self.monitors = Monitors(self)
         self.callbacks = CallbackGroup(self)
-        self.storage = Storage(self)
+        self.session = self.storage = Session(self)
         self.times = RunTimes()
 
-    # -- to override --------------------------------------------------------------------------------------------------
-
     def run_step(self) -> Mapping[str, Any] | None:
-        """Do one iteration.
+        """Do one iteration; this is what a subclass defines.
 
         Returns:
             the step's scalars by name, if there are any.
@@ -100,18 +117,18 @@ class Trainer(TrainerServices):
             self.step_is_whole, self.step_in_run = False, self.global_step
             try:
                 self.callbacks.before_run()
-                self.outputs = self._checked(self.run_step())
+                self.outputs = _checked(self.run_step())
             except StopTraining:
                 self.step_is_whole = True  # raised in place of a step, such as at the end of the data
                 raise
             if self.check_finite:
-                self._require_finite()
+                _require_finite(self.outputs, self.global_step + 1)
             try:
                 self.callbacks.after_run(dict(self.outputs))
             except StopTraining:
-                self.step_is_whole, self.global_step = True, start + done
+                self.go_to(start + done)
                 raise
-            self.step_is_whole, self.global_step = True, start + done
+            self.go_to(start + done)
             if self.stop.signum is not None or time.perf_counter() > until:
                 break
         return self.global_step - start
@@ -131,9 +148,10 @@ class Trainer(TrainerServices):
 
         Args:
             callbacks: everything that is to happen besides the iterations.
-            steps_per_epoch: the length of an epoch; by default the whole run is one epoch.
+            steps_per_epoch: the length of an epoch; by default ``trainer.steps_per_epoch`` of a config, else the
+                number of batches in the data, else the number of steps.
             max_epoch: the number of epochs.
-            max_steps: the number of steps.
+            max_steps: the number of steps; by default ``model.num_steps`` of a config if `max_epoch` is None.
             resume: go on from the experiment's newest checkpoint, if there is one.
 
         Raises:
@@ -141,37 +159,39 @@ class Trainer(TrainerServices):
             KeyboardInterrupt: after Ctrl-C, once everything is saved.
             SystemExit: after SIGTERM, with exit code 143, once everything is saved.
         """
-        self._set_length(steps_per_epoch, max_epoch, max_steps)
+        self._set_length(self._length(steps_per_epoch, max_epoch, max_steps))
         self.times.start()
         self.callbacks = CallbackGroup(self, callbacks)
         self.evaluation_scopes = []
         self.check_finite = self.record_gradient_norm = False
-        with self.storage, self.stop:
+        with self._around_run(), self.session, self.stop:
             try:
                 with self.setup_scope():
                     self.callbacks.setup()
-                self.storage.restore(resume)
-                self.storage.record_start()
-                self.step_is_whole = True
+                self.session.restore(resume)
+                self.session.record_start()
+                self.step_is_whole, self._is_rejected = True, False
                 self.log(opening(self))
                 self.callbacks.before_train()
                 self._run_epochs()
             except StopTraining as reason:
-                self.storage.stopped_by = str(reason) or "a callback asked for it"
-                self.log(f"stopped after step {self.global_step}: {self.storage.stopped_by}")
+                self.session.stopped_by = str(reason) or "a callback asked for it"
+                self.log(f"stopped after step {self.global_step}: {self.session.stopped_by}")
+                self.total_steps = self.global_step
                 self.callbacks.trigger_last()
-            except Exception as error:
-                self.record_failure(error)
-                raise
             finally:
                 self.stop.stage = "saving"
                 self.callbacks.after_train()
-                self._say_where()
+                said = closing(self)
+                if said is not None:
+                    self.log(said)
             self.stop.check()
 
     def _run_epochs(self) -> None:
         while self.callbacks.unfinished or self.global_step < self.total_steps:
-            self.epoch_num = self._epoch_to_enter()
+            # A step that a resumed run has to finish first belongs to the epoch that it ends.
+            completed = self.global_step - self.callbacks.unfinished
+            self.go_to(self.global_step, epoch_num=max(completed, 0) // self.steps_per_epoch + 1)
             self.callbacks.before_epoch()
             self.callbacks.finish_step()
             while self.local_step < self.steps_per_epoch and self.global_step < self.total_steps:
@@ -183,48 +203,183 @@ class Trainer(TrainerServices):
     def _advance(self, n: int) -> None:
         start, begin = self.global_step, self.times.clock()
         self.stop.check()
-        self.global_step = start + self.run_steps(n)
+        self.go_to(start + self.run_steps(n))
         self.times.steps += self.times.clock() - begin
+
+    def go_to(
+        self,
+        step: int,
+        *,
+        epoch_num: int | None = None,
+        outputs: Mapping[str, Any] | None = None,
+        is_whole: bool = True,
+    ) -> None:
+        """Be at a completed step; nobody else writes the counters."""
+        self.global_step, self.step_is_whole = step, is_whole
+        self.epoch_num = self.epoch_num if epoch_num is None else epoch_num
+        self.outputs = self.outputs if outputs is None else outputs
+
+    def _take(self, result: StepResult, *, is_whole: bool = True) -> None:
+        """Take note of what a compiled call has done."""
+        self.go_to(self.global_step + result.steps, outputs=result.outputs or None, is_whole=is_whole)
+        self.watched, self.summary_events = result.watched, result.summary_events
+        self.times.add_call(tracing=result.tracing, waiting=result.waiting)
 
     @property
     def local_step(self) -> int:
         """Completed steps of the present epoch."""
         return self.global_step - (self.epoch_num - 1) * self.steps_per_epoch
 
-    def _say_where(self) -> None:
-        if self.global_step > self.storage.began_at:
-            self.log(self.times.report(self.callbacks.times()))
-        where = closing(self)
-        if where is not None:
-            self.log(where)
+    def _set_length(self, length: RunLength) -> None:
+        self.steps_per_epoch, self.max_epoch = length.steps_per_epoch, length.max_epoch
+        self.max_steps, self.total_steps = length.max_steps, length.total_steps
 
-    def _checked(self, outputs: Mapping[str, Any] | None) -> dict[str, Any]:
-        if outputs is None:
-            return {}
-        if not isinstance(outputs, Mapping) or not all(isinstance(name, str) for name in outputs):
-            raise TypeError(f"run_step() must return a dict of scalars by name, or None; it returned {outputs!r}")
-        return dict(outputs)
+    def _length(self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None) -> RunLength:
+        """The length of a run; a subclass may know more of it than the caller has said."""
+        return RunLength.of(steps_per_epoch, max_epoch, max_steps)
 
-    def _require_finite(self) -> None:
-        for name, value in self.outputs.items():
-            if not math.isfinite(float(value)):
-                raise NonFiniteError(f"{name} is {float(value)} in step {self.global_step + 1}")
+    def _around_run(self) -> AbstractContextManager[None]:
+        """What a whole run takes place in, for a subclass that has to begin and to end something."""
+        return nullcontext()
 
-    def _epoch_to_enter(self) -> int:
-        # A step that a resumed run has to finish first belongs to the epoch that it ends.
-        completed = self.global_step - 1 if self.callbacks.unfinished else self.global_step
-        return max(completed, 0) // self.steps_per_epoch + 1
+    # -- what a subclass may offer to callbacks -----------------------------------------------------------------------
 
-    def _set_length(self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None) -> None:
-        lengths = {"steps_per_epoch": steps_per_epoch, "max_epoch": max_epoch, "max_steps": max_steps}
-        for name, value in lengths.items():
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-                raise ValueError(f"{name} must be a whole number and not negative, got {value!r}")
-        if steps_per_epoch == 0:
-            raise ValueError("steps_per_epoch must be at least 1")
-        if max_epoch is not None and steps_per_epoch is None:
-            raise ValueError("max_epoch needs steps_per_epoch: this trainer does not know how long an epoch is")
-        self.max_steps = ENDLESS if max_steps is None else max_steps
-        self.max_epoch = ENDLESS if max_epoch is None else max_epoch
-        self.steps_per_epoch = (self.max_steps or 1) if steps_per_epoch is None else steps_per_epoch
-        self.total_steps = min(self.max_steps, self.max_epoch * self.steps_per_epoch)
+    def evaluate(self, dataset: str, batches: int = 0) -> Mapping[str, float] | None:
+        """Measure scalars on a dataset of held-out data, by its name; what the `Validation` callback calls.
+
+        Returns:
+            the scalars of so many batches (0: of all) by name, or None if a stop was requested before the end.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define evaluate() to be validated")
+
+    def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
+        """Build the model on a batch, to be trained on it or not; what predictors and `InferenceRunner` call.
+
+        Returns:
+            tensors by name.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define build() for predictors and InferenceRunner")
+
+    def setup_scope(self) -> AbstractContextManager[Any]:
+        """What callbacks are set up in; a subclass decides with it where the variables lie that they make."""
+        return nullcontext()
+
+    @property
+    def can_evaluate(self) -> bool:
+        """Whether a subclass has defined `evaluate`."""
+        return type(self).evaluate is not Trainer.evaluate
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the hooks along with an iteration are traced."""
+        return False
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether the run has no planned end."""
+        return self.total_steps == ENDLESS
+
+    @property
+    def model_variables(self) -> dict[str, Any]:
+        """The variables of what is trained, by name: those in `state` that no callback has added."""
+        return model_variables(self.state)
+
+    def get_predictor(self, input_names: Sequence[str], output_names: Sequence[str]) -> Predictor:
+        """A function from arrays to arrays that shares the training variables; see `Predictor` for its arguments."""
+        return Predictor(self, input_names, output_names)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """What held-out data is measured in: all `evaluation_scopes`."""
+        with ExitStack() as stack:
+            for scope in self.evaluation_scopes:
+                stack.enter_context(scope())
+            yield
+
+    # -- what lasts ---------------------------------------------------------------------------------------------------
+
+    def require_experiment(self, who: str) -> Experiment:
+        """The experiment, for a callback that writes files; an ExperimentError names the callback if there is none."""
+        if self.experiment is None:
+            raise ExperimentError(f"{who} needs a directory: give the trainer one with experiment='experiments/NAME'")
+        return self.experiment
+
+    def save(self) -> Path:
+        """Write a checkpoint of the present step, whole or not at all; one that exists already stays as it is.
+
+        Returns:
+            its directory. A state that must not be resumed from is written aside, where no resume finds it.
+
+        Raises:
+            ExperimentError: the trainer has no experiment directory.
+            CheckpointError: it cannot be written.
+        """
+        return self.start_save()()
+
+    def start_save(self) -> Callable[[], Path]:
+        """Begin to write a checkpoint of the present step, see `save`; training can go on while the rest is written.
+
+        Returns:
+            a function that waits for the end of it and returns the directory.
+        """
+        return self.session.start_save()
+
+    def reject_state(self) -> None:
+        """Say that what is in `state` must not be resumed from: what is saved from now on goes aside."""
+        self._is_rejected = True
+
+    @property
+    def state_is_sound(self) -> bool:
+        """Whether a run may go on from `state`: no step is half-done, and nobody has rejected it."""
+        return self.step_is_whole and not self._is_rejected
+
+    # -- what is said -------------------------------------------------------------------------------------------------
+
+    def log(self, text: str) -> None:
+        """Print a line, past a progress bar if there is one, and add it to the experiment's train.log."""
+        self.session.log(text)
+
+    def describe(self) -> dict[str, Any]:
+        """What the table at the start of a run says, by name; rows that are None are left out."""
+        return describe_run(self)
+
+    def describe_more(self) -> list[str]:
+        """Further tables for the start of a run."""
+        return []
+
+    def provenance(self) -> dict[str, Any]:
+        """What must not change between a run and its bit-exact continuation, as JSON can hold it, by name."""
+        return self.session.provenance()
+
+    def make_room(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
+        """Prepare `state` for a checkpoint that is about to be restored.
+
+        Args:
+            saved: "shape" and "dtype" of the variables that it holds, by name.
+        """
+
+    def resume_caveats(self) -> list[str]:
+        """Why what has just been restored is not exactly what was saved, in words."""
+        return []
+
+    def sources(self) -> list[Path]:
+        """The files and packages that the experiment keeps a copy of: where the trainer was written, and the script."""
+        return sources_of(self)
+
+    def origin(self) -> dict[str, Any]:
+        """What a run is repeated from and compared with, for environment.json; see `origin_of`."""
+        return origin_of(self, [callback.name for callback in self.callbacks], self.provenance())
+
+
+def _checked(outputs: Mapping[str, Any] | None) -> dict[str, Any]:
+    if outputs is None:
+        return {}
+    if not isinstance(outputs, Mapping) or not all(isinstance(name, str) for name in outputs):
+        raise TypeError(f"run_step() must return a dict of scalars by name, or None; it returned {outputs!r}")
+    return dict(outputs)
+
+
+def _require_finite(outputs: Mapping[str, Any], step: int) -> None:
+    for name, value in outputs.items():
+        if not math.isfinite(float(value)):
+            raise NonFiniteError(f"{name} is {float(value)} in step {step}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,12 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from prototrain.cluster.servers import connect, find_servers, serve
+from prototrain.cluster.servers import ServerCluster, connect, find_servers, serve
 from prototrain.errors import ConfigError
 from prototrain.experiment import Experiment
-from prototrain.step.compiled_call import CompiledSteps
-from prototrain.trainers.async_towers import DivideGradients
-from prototrain.trainers.tower import TowerTrainer
+from prototrain.step.compiled_call import CompiledCall
+from prototrain.step.iteration import Iteration
+from prototrain.step.packing import Packing
+from prototrain.step.plan import StepPlan
+from prototrain.step.result import Outcome
+from prototrain.step.watched import Seen
+from prototrain.trainers.own_pace import OwnPaceTrainer
+from prototrain.trainers.placement import Placement
+from prototrain.trainers.step_plan import step_plan
 
 if TYPE_CHECKING:
     from prototrain.model import ModelProtocol
@@ -26,52 +31,64 @@ POLL_SECONDS = 0.001
 SILENCE_SECONDS = 20.0
 
 
-class ScheduledSteps(CompiledSteps):
+class ScheduledSteps:
     """Steps that the coordinator hands, each with its batch, to whichever worker is free.
 
     Args:
-        trainer: whose steps they are.
+        plan: what an iteration is.
+        packing: takes the scalars apart.
+        coordinator: hands the steps out.
+        cluster: the workers.
+        count_updates: called with the number of completed steps.
         clock: returns the time in seconds.
     """
 
-    can_fail = False  # the other workers' steps go on
-    _trainer: DistributedAsyncTrainer
-
-    def __init__(self, trainer: DistributedAsyncTrainer, *, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(trainer)
+    def __init__(
+        self,
+        plan: StepPlan,
+        packing: Packing,
+        coordinator: Any,
+        cluster: ServerCluster,
+        count_updates: Callable[[int], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._plan = plan
+        self._packing = packing
+        self._coordinator = coordinator
+        self._cluster = cluster
+        self._count_updates = count_updates
         self._clock = clock
-        self._call = self._schedule_all
+        self._completed = 0
+        self._iteration = Iteration(plan)
         self._on_worker = tf.function(self._run_on_worker, autograph=False)
 
-    @property
-    def can_be_watched(self) -> bool:
-        return False  # a step takes place elsewhere, and several of them at once
-
-    def _schedule_all(self, iterator: Any, n: tf.Tensor) -> tuple[Any, ...]:
+    def run(self, iterator: Any, n: int, start: int) -> Outcome:
         results: list[Any] = []
-        first, ended = self._trainer.global_step, False
+        self._completed, ended = start, False
         try:
-            while len(results) < int(n) and not ended and not self._stop_requested():
+            while len(results) < n and not ended and not self._plan.stop_requested():
                 batch = iterator.get_next_as_optional()
                 if batch.has_value():
-                    step = tf.constant(np.int64(first + len(results)))
-                    results.append(self._trainer.coordinator.schedule(self._on_worker, (batch.get_value(), step)))
+                    step = tf.constant(np.int64(start + len(results)))
+                    results.append(self._coordinator.schedule(self._on_worker, (batch.get_value(), step)))
                 else:
                     ended = True
         finally:
             try:
                 self._wait()
             except tf.errors.OpError:
-                self._trainer.cluster.require_alive()  # has a clearer word than the network, if that is what failed
+                self._cluster.require_alive()  # has a clearer word than the network, if that is what failed
                 raise
             finally:
                 made = [values for result in results if (values := _get(result)) is not None]
                 good = [values for values in made if values[0]]
-                self._completed.assign(np.int64(first + len(good)))
-        # Workers count at the same time without a lock, so that the optimizer's own count falls behind.
-        self._trainer.optimizer.iterations.assign(np.int64(first + len(good)))
+                self._completed = start + len(good)
+        self._count_updates(self._completed)
         bad = [values for values in made if not values[0]]
-        return (len(good), not bad, ended, 0.0, *(bad or good or [()])[-1][1:])
+        nothing = (True, tf.zeros([0]), tf.zeros([0], tf.float64))
+        _, single, double = (bad or good or [nothing])[-1]
+        return Outcome(done=len(good), finite=not bad, ended=ended, waited=0.0, single=single, double=double)
 
     def _wait(self) -> None:
         """Wait until the workers have done all that was scheduled.
@@ -81,18 +98,31 @@ class ScheduledSteps(CompiledSteps):
             tf.errors.OpError: what failed on a worker.
         """
         asked = self._clock()
-        while not self._trainer.coordinator.done():
+        while not self._coordinator.done():
             time.sleep(POLL_SECONDS)
             if self._clock() - asked > SILENCE_SECONDS:
-                self._trainer.cluster.require_alive()
+                self._cluster.require_alive()
                 asked = self._clock()
 
     def _run_on_worker(self, inputs: dict[str, Any], step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        outputs, finite = self._iterate(inputs, step)
-        return finite, *self._packing.pack(outputs)
+        iterated = self._iteration(inputs, step)
+        return iterated.counts, *self._packing.pack(iterated.outputs)
+
+    def completed(self) -> int:
+        return self._completed
+
+    def watch(self, start: int) -> Seen:
+        raise NotImplementedError("a step takes place elsewhere, and several of them at once")
+
+    def has_summaries(self, iterator: Any) -> bool:
+        return False
+
+    @property
+    def graph(self) -> Any:
+        return None
 
 
-class DistributedAsyncTrainer(TowerTrainer):
+class DistributedAsyncTrainer(OwnPaceTrainer):
     """Trains with several processes at once; each worker applies the gradients of its batches as soon as it has them.
 
     Start the same command in every process. ``TF_CONFIG`` says who is who: one ``chief``, which runs the loop, reads
@@ -128,10 +158,9 @@ class DistributedAsyncTrainer(TowerTrainer):
             )
         strategy, self.cluster = connect()
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        self._order = uuid.uuid4().hex[:8]
-        super().__init__(model, experiment=experiment, strategy=strategy)
-        if scale_gradient and self.cluster.workers > 1:
-            self.gradient_processors.insert(0, DivideGradients(self.cluster.workers))
+        super().__init__(
+            model, self.cluster.workers, Placement(strategy), scale_gradient=scale_gradient, experiment=experiment
+        )
 
     @classmethod
     def prepare(cls) -> None:
@@ -140,11 +169,15 @@ class DistributedAsyncTrainer(TowerTrainer):
         else:
             serve()
 
-    @property
-    def steps(self) -> CompiledSteps:
-        if self._steps is None:
-            self._steps = ScheduledSteps(self)
-        return self._steps
+    def make_call(self) -> CompiledCall:
+        plan = step_plan(self, may_fail=False, may_be_watched=False)  # the other workers' steps go on
+        packing = Packing()
+        runner = ScheduledSteps(plan, packing, self.coordinator, self.cluster, self._count_updates)
+        return CompiledCall(plan, self._stop_variable, packing, runner)
+
+    def _count_updates(self, completed: int) -> None:
+        # Workers count at the same time without a lock, so that the optimizer's own count falls behind.
+        self.optimizer.iterations.assign(np.int64(completed))
 
     def setup_scope(self) -> AbstractContextManager[Any]:
         scope: AbstractContextManager[Any] = self.strategy.scope()
@@ -156,13 +189,10 @@ class DistributedAsyncTrainer(TowerTrainer):
             "towers": None,
             "workers": f"{self.cluster.workers}, each with batches of its own",
             "parameter servers": self.cluster.parameter_servers,
-            "global batch": None,
-            "batch": self.global_batch,
         }
 
     def provenance(self) -> dict[str, Any]:
-        # No other run has the same order.
-        return {**super().provenance(), "order of the workers' updates": f"that of run {self._order}"}
+        return {**super().provenance(), "order of the workers' updates": self.order_of_updates}
 
 
 def _get(result: Any) -> tuple[Any, ...] | None:

@@ -12,13 +12,13 @@ import tensorflow as tf
 from prototrain.callbacks.base import Callback
 from prototrain.callbacks.helping.keras_callback import KerasCallback
 from prototrain.callbacks.proxies import innermost
-from prototrain.checkpoint.weights import select, variable_table
 from prototrain.config import Config
 from prototrain.config.json_form import encode
 from prototrain.data.elements import batch_size
-from prototrain.data.pipeline import unseeded
+from prototrain.data.knowledge import unseeded
 from prototrain.errors import DataError, ModelError
 from prototrain.experiment import Experiment, source_of
+from prototrain.model.variables import select, variable_table
 from prototrain.trainers.tower import SimpleTrainer
 
 Data: TypeAlias = tf.data.Dataset | Callable[[], tf.data.Dataset]
@@ -69,12 +69,9 @@ class KerasTrainer(SimpleTrainer):
     ) -> None:
         _check(model)
         self.keras_model = model
+        self._may_train: set[str] = set()
         adapter = _Adapter(model, dataset, validation, config or {})
-        # The first call trains nothing, but would move statistics and seeds on.
-        before = [(variable, tf.identity(variable)) for variable in model.non_trainable_variables]
         super().__init__(adapter, experiment=experiment)
-        for variable, value in before:
-            variable.assign(value)
         model.reset_metrics()
 
     def create_optimizers(self) -> None:
@@ -87,6 +84,12 @@ class KerasTrainer(SimpleTrainer):
         self.optimizer = getattr(self.keras_model.optimizer, "inner_optimizer", self.keras_model.optimizer)
         if not self.optimizer.built:
             self.optimizer.build(self.keras_model.trainable_variables)
+        elif self._may_train and not self.trainable.keys() <= self._may_train:
+            raise ModelError(
+                f"layers of {self.keras_model.name} are trainable now that were not when its optimizer was built; "
+                "compile it again, as for fit, and make a new KerasTrainer"
+            )
+        self._may_train = self._may_train or set(self.trainable)
         self.register_optimizer("optimizer", self.optimizer)
 
     def train(self, callbacks: Any = (), **length: Any) -> None:
@@ -123,9 +126,6 @@ class KerasTrainer(SimpleTrainer):
     def provenance(self) -> dict[str, Any]:
         return {**super().provenance(), "compiled with": self.model.compiled_with}
 
-    def _model_source(self) -> Path | None:
-        return None if type(self.keras_model).__module__.startswith("keras.") else source_of(self.keras_model)
-
 
 class _Adapter:
     """A compiled Keras model, as the protocol of models wants it."""
@@ -136,6 +136,7 @@ class _Adapter:
         first = _made(trn)
         self._structure = keras.utils.unpack_x_y_sample_weight(first.element_spec)
         self.name = model.name
+        self.source = None if type(model).__module__.startswith("keras.") else source_of(model)
         self.compiled_with = _settings(model)
         self.config = Config(
             {

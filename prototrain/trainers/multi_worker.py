@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,14 +16,15 @@ import tensorflow as tf
 from prototrain.cluster import COLLECTIVES, Exchange, connect, find_cluster
 from prototrain.errors import ConfigError, ExperimentError, NonFiniteError, StepError, StopTraining
 from prototrain.experiment import Experiment
-from prototrain.experiment.provenance import config_provenance, source_digest
+from prototrain.experiment.provenance import config_provenance, differences
+from prototrain.step.compiled_call import CompiledCall
 from prototrain.system.signals import StopRequest
 from prototrain.towers import components
+from prototrain.trainers.placement import Placement
 from prototrain.trainers.replicated import BatchMeaning, SyncTrainer
-from prototrain.trainers.session import differences
+from prototrain.trainers.step_plan import step_plan
 
 if TYPE_CHECKING:
-    from prototrain.callbacks.base import Callback
     from prototrain.model import ModelProtocol
 
 BACKUP_SECONDS = 5.0
@@ -115,15 +116,14 @@ class MultiWorkerTrainer(SyncTrainer):
         strategy, self.worker = connect() if reduction == "auto" else connect(reduction)
         self._exchange = Exchange(strategy, self.worker)
         self._require_same("the config", config_provenance(model.config))
-        self.first_tower = strategy.num_replicas_in_sync // self.worker.count * self.worker.index
-        super().__init__(model, experiment=experiment, strategy=strategy, batch=batch)
+        first_tower = strategy.num_replicas_in_sync // self.worker.count * self.worker.index
+        placement = Placement(strategy, first_tower=first_tower)
+        super().__init__(model, experiment=experiment, placement=placement, batch=batch)
         self.is_chief = self.worker.is_chief
         self.stop = AgreedStop(self.log)
         self._backup = Backup(self)
         self._parted = self._connection_broken = False
-        self._require_same(
-            "the model", {"code": source_digest(self._model_source()), "variables": list(self.variables)}
-        )
+        self._require_same("the model", {"code": self.built.code, "variables": list(self.variables)})
 
     @classmethod
     def prepare(cls) -> None:
@@ -133,30 +133,22 @@ class MultiWorkerTrainer(SyncTrainer):
     def leads(cls) -> bool:
         return find_cluster()[1].is_chief
 
-    def train(
-        self,
-        callbacks: Iterable[Callback] = (),
-        *,
-        steps_per_epoch: int | None = None,
-        max_epoch: int | None = None,
-        max_steps: int | None = None,
-        resume: bool = True,
-    ) -> None:
+    @contextmanager
+    def _around_run(self) -> Iterator[None]:
         self._parted = self._connection_broken = False
         self._exchange.numbers(0)  # nobody looks for a checkpoint before the chief has cleared the directory
         try:
-            super().train(
-                callbacks, steps_per_epoch=steps_per_epoch, max_epoch=max_epoch, max_steps=max_steps, resume=resume
-            )
+            with super()._around_run():
+                yield
         finally:
             self._part()
             self._say_goodbye()
 
     def run_steps(self, n: int) -> int:
-        agreed = self._agree(min(n, self.steps.longest_call))
+        agreed = self._agree(min(n, self.call.longest))
         self._backup.take()
         try:
-            return self.steps.run(agreed)
+            return self._run_call(agreed)
         except NonFiniteError:
             self._parted = True  # averaged gradients are the same everywhere: all workers end here
             raise
@@ -165,6 +157,10 @@ class MultiWorkerTrainer(SyncTrainer):
             if isinstance(error.__cause__, tf.errors.OpError) and "ollective" in str(error.__cause__):
                 raise self._after_loss(error) from error
             raise
+
+    def make_call(self) -> CompiledCall:
+        # Several workers have no step that is seen alone: its graph would be another one on each of them.
+        return CompiledCall(step_plan(self, may_be_watched=False), self._stop_variable)
 
     def model_state(self) -> list[Any]:
         """The variables in `state`."""
@@ -234,8 +230,8 @@ class MultiWorkerTrainer(SyncTrainer):
         lost = self.global_step
         step = self._backup.put_back()
         self.data.count(step - lost)
-        self.steps.read_ahead()
-        self.global_step, self.step_is_whole = step, True
+        self._reads_ahead = True
+        self.go_to(step)
         back = f"; back to step {step}, {lost - step} steps earlier" if lost > step else ""
         return StepError(f"{_LOST} in step {lost + 1}{back}: {error}")
 

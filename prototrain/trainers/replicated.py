@@ -11,6 +11,7 @@ import tensorflow as tf
 from prototrain.errors import ConfigError
 from prototrain.experiment import Experiment
 from prototrain.towers import choose_devices
+from prototrain.trainers.placement import Placement
 from prototrain.trainers.tower import TowerTrainer
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class SyncTrainer(TowerTrainer):
     Args:
         model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
         experiment: the directory of the run, if it is to leave anything behind.
-        strategy: how towers are placed.
+        placement: the towers.
         batch: whether ``model.batch_size`` is that of a step ("global", split evenly) or that of a tower ("per_tower").
 
     Raises:
@@ -44,13 +45,13 @@ class SyncTrainer(TowerTrainer):
         model: ModelProtocol,
         *,
         experiment: Experiment | str | Path | None = None,
-        strategy: tf.distribute.Strategy,
+        placement: Placement,
         batch: BatchMeaning = "global",
     ) -> None:
         if batch not in ("global", "per_tower"):
             raise ConfigError(f'batch must be "global" or "per_tower", not {batch!r}')
         self.batch = batch
-        super().__init__(model, experiment=experiment, strategy=strategy)
+        super().__init__(model, experiment=experiment, placement=placement)
 
     @property
     def global_batch(self) -> int:
@@ -104,7 +105,7 @@ class SyncReplicatedTrainer(SyncTrainer):
             reduction = "one_device"
         combine = None if reduction == "auto" else _REDUCTIONS[reduction]()
         strategy = tf.distribute.MirroredStrategy(self.devices, cross_device_ops=combine)
-        super().__init__(model, experiment=experiment, strategy=strategy, batch=batch)
+        super().__init__(model, experiment=experiment, placement=Placement(strategy), batch=batch)
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "devices": ", ".join(self.devices)}

@@ -1,4 +1,4 @@
-"""What a trainer leaves on disk: the experiment directory is taken, checkpoints are written, a run is resumed."""
+"""One `train()` in its directory: it is taken, what is said is kept, checkpoints are written, a run is resumed."""
 
 from __future__ import annotations
 
@@ -6,35 +6,40 @@ import functools
 import os
 import platform
 import signal
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from tqdm import tqdm
 
 from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
 from prototrain.checkpoint.state import StateEntries, plain, random_state, set_random_state, taking
-from prototrain.errors import CheckpointError, PrototrainError
+from prototrain.errors import CheckpointError
 from prototrain.experiment import source_of
-from prototrain.experiment.provenance import import_digests, source_digest
+from prototrain.experiment.provenance import differences, import_digests, source_digest
 from prototrain.experiment.record import RunRecord, State
-from prototrain.system.tracebacks import cause
-from prototrain.trainers.services import ENDLESS
+from prototrain.system.tracebacks import in_one_line
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
 
-class Storage:
+class Session:
     """Connects a trainer with its experiment directory while a run lasts.
 
     Args:
         trainer: the trainer whose state is saved and restored.
 
     Attributes:
+        resumed: the checkpoint that the run goes on from, or None.
+        inexact: why it does not go on to the bit, in words.
+        began_at: the number of completed steps at its start.
         stopped_by: why the run ends before its last step, if it does.
     """
 
@@ -50,14 +55,23 @@ class Storage:
         self.began_at = 0
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._writing: Future[Path] | None = None
-        self.protected: dict[str, set[int]] = {}  # by callback: steps whose checkpoints no other one may delete
+        self._protected: dict[str, set[int]] = {}
+
+    def protect(self, who: str, steps: Collection[int]) -> None:
+        """Keep the checkpoints of some steps from being deleted.
+
+        Args:
+            who: a callback's state key, for example; what it has named before is forgotten.
+            steps: must stay.
+        """
+        self._protected[who] = set(steps)
 
     @property
     def protected_steps(self) -> set[int]:
         """The steps whose checkpoints must stay."""
-        return set().union(*self.protected.values())
+        return set().union(*self._protected.values())
 
-    def __enter__(self) -> Storage:
+    def __enter__(self) -> Session:
         experiment = self._trainer.experiment
         if experiment is not None and self._trainer.is_chief:
             stale = experiment.lock()
@@ -75,11 +89,10 @@ class Storage:
                 experiment.unlock()
                 raise
             self.stopped_by = None
-            total_steps = self._trainer.total_steps
             self._record = RunRecord(
                 experiment.record,
                 self._trainer.log,
-                total_steps=None if total_steps == ENDLESS else total_steps,
+                total_steps=None if self._trainer.is_endless else self._trainer.total_steps,
                 changes=None if self._trainer.config is None else self._trainer.config.changes(),
             )
         return self
@@ -87,6 +100,8 @@ class Storage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, Exception):  # whoever catches it shows as much as is of use
+            self._write_to_log("".join(traceback.format_exception(error)))
         if self._trainer.experiment is not None:
             try:
                 self.wait()
@@ -104,6 +119,21 @@ class Storage:
         found = self._trainer.origin()
         return {**found, "imports": import_digests(map(Path, found["modules"].values()))}
 
+    # -- what is said -------------------------------------------------------------------------------------------------
+
+    def log(self, text: str) -> None:
+        """Print a line, past a progress bar if there is one, and add it to the experiment's train.log."""
+        # A disk that is full must not end the run, least of all by the line that reports it.
+        with suppress(OSError):
+            tqdm.write(text)
+        self._write_to_log(text)
+
+    def _write_to_log(self, text: str) -> None:
+        experiment = self._trainer.experiment
+        if experiment is not None and self._trainer.is_chief and experiment.directory.is_dir():
+            with suppress(OSError), open(experiment.log, "a", encoding="utf-8") as file:
+                file.write(text + "\n")
+
     # -- what became of the run, for others ---------------------------------------------------------------------------
 
     def record_start(self) -> None:
@@ -115,10 +145,10 @@ class Storage:
         state: State = "finished"
         reason = self.stopped_by
         if isinstance(error, Exception):
-            state, reason = "failed", _in_one_line(error)
+            state, reason = "failed", in_one_line(error)
         elif error is not None:
             signum = self._trainer.stop.signum
-            state, reason = "interrupted", _in_one_line(error) if signum is None else signal.Signals(signum).name
+            state, reason = "interrupted", in_one_line(error) if signum is None else signal.Signals(signum).name
         if self._record is not None:
             loop = _in_milliseconds(self._trainer.times.loop())
             callbacks = _in_milliseconds(self._trainer.callbacks.times())
@@ -132,7 +162,7 @@ class Storage:
         self.wait()
         trainer = self._trainer
         trainer.monitors.flush()
-        finish = self.checkpoints.start(self._snapshot(), aside=not trainer.step_is_whole)
+        finish = self.checkpoints.start(self._snapshot(), aside=not trainer.state_is_sound)
         self._writing = self._writer.submit(finish)
         return self._writing.result
 
@@ -153,7 +183,7 @@ class Storage:
             "random": random_state(),
             "provenance": trainer.provenance(),
         }
-        return Snapshot(trainer.global_step, entries.variables, entries.parts, meta)
+        return Snapshot(trainer.global_step, entries.variables, entries.saveables, meta)
 
     # -- resuming -----------------------------------------------------------------------------------------------------
 
@@ -167,11 +197,11 @@ class Storage:
             CheckpointError: the checkpoints are damaged or do not fit, or there is none to go back to.
         """
         self.resumed, self.inexact = None, []
-        self.protected.clear()
+        self._protected.clear()
         trainer = self._trainer
         self.began_at = trainer.global_step
         self.wait()
-        if not trainer.step_is_whole and (trainer.experiment is None or not resume or not self.checkpoints.steps()):
+        if not trainer.state_is_sound and (trainer.experiment is None or not resume or not self.checkpoints.steps()):
             raise CheckpointError(
                 f"step {trainer.global_step + 1} failed half-done, and there is no checkpoint to go back to; "
                 "make a new trainer"
@@ -188,7 +218,7 @@ class Storage:
         if not resume:
             return
         newest = checkpoints.newest()
-        if newest is None or (newest.step < trainer.global_step and trainer.step_is_whole):
+        if newest is None or (newest.step < trainer.global_step and trainer.state_is_sound):
             return
         self._load(newest)
         self.resumed = newest
@@ -198,25 +228,28 @@ class Storage:
 
         def beside() -> None:
             """What may not fit although every file is whole; the variables come behind it."""
-            trainer.global_step = checkpoint.step
-            trainer.epoch_num = max(checkpoint.step - 1, 0) // trainer.steps_per_epoch + 1
+            # An epoch's last step belongs to that epoch.
+            epoch_num = max(checkpoint.step - 1, 0) // trainer.steps_per_epoch + 1
+            trainer.go_to(checkpoint.step, epoch_num=epoch_num)
             self.inexact = trainer.callbacks.load_state_dict(meta["callbacks"])
             with taking("the scalars' history"):
                 trainer.monitors.load_state_dict(meta["monitors"])
             with taking("the last step's outputs"):
-                trainer.outputs = dict(meta["outputs"])
+                trainer.go_to(checkpoint.step, outputs=dict(meta["outputs"]))
             self.inexact += trainer.resume_caveats()
             with taking("the record of versions and settings"):
                 self.inexact += differences(dict(meta["provenance"]), trainer.provenance())
             with taking("the state of the random generators"):
                 set_random_state(meta["random"])
 
-        begun = trainer.global_step, trainer.epoch_num, trainer.outputs
+        step, is_whole = trainer.global_step, trainer.step_is_whole
+        epoch_num, outputs = trainer.epoch_num, trainer.outputs
         try:
             with taking(f"checkpoint {checkpoint.path}"):
+                trainer.make_room(meta["variables"])
                 StateEntries(trainer.state).restore(checkpoint, beside=beside)
         except BaseException:
-            trainer.global_step, trainer.epoch_num, trainer.outputs = begun
+            trainer.go_to(step, epoch_num=epoch_num, outputs=outputs, is_whole=is_whole)
             raise
 
     def resume_line(self) -> str:
@@ -247,21 +280,3 @@ _version = functools.cache(metadata.version)  # which reads files, and is asked 
 
 def _in_milliseconds(seconds: Mapping[str, float]) -> dict[str, float]:
     return {name: round(value, 3) for name, value in seconds.items()}
-
-
-def _in_one_line(error: BaseException) -> str:
-    text = cause(error) if isinstance(error, tf.errors.OpError) else str(error)
-    named = text if isinstance(error, PrototrainError) else f"{type(error).__name__}: {text}"
-    return " ".join(named.split())
-
-
-def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Name what differs between two provenances, in words."""
-    found = []
-    for key in dict.fromkeys([*then, *now]):
-        mine, theirs = now.get(key, "not set"), then.get(key, "not set")
-        if isinstance(mine, dict) and isinstance(theirs, dict):
-            found += [f"{key} {line}" for line in differences(theirs, mine)]
-        elif mine != theirs:
-            found.append(f"{key} was {theirs} and is {mine}")
-    return found

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain.checkpoint import META, Checkpoints, Snapshot, read_bundle, verify
-from prototrain.checkpoint.files import UnknownFormatError, checksum, part_prefix
+from prototrain.checkpoint.files import UnknownFormatError, checksum, prefix_of
 from prototrain.errors import CheckpointError
 from prototrain.system import files
 
@@ -35,9 +35,9 @@ class Note:
         assert meta == {"length": len(self.text)}
 
 
-def snapshot(step: int, run_id: str | None = "mine", **parts: Any) -> Snapshot:
+def snapshot(step: int, run_id: str | None = "mine", **saveables: Any) -> Snapshot:
     variables = {"w/kernel": tf.Variable(np.full((2, 3), step, np.float32)), "count": np.int64(step)}
-    return Snapshot(step, variables, parts, {"run_id": run_id})
+    return Snapshot(step, variables, saveables, {"run_id": run_id})
 
 
 def rewrite_meta(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -63,7 +63,7 @@ def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read["w/kernel"], np.full((2, 3), 7, np.float32))
     assert read["count"].dtype == np.int64 and read["count"] == 7
     note = Note("")
-    note.read(found.part_prefix("note"), found.meta["parts"]["note"])
+    note.read(found.prefix_of("note"), found.meta["parts"]["note"])
     assert note.text == "hello"
     # Others' tools read it as well.
     assert sorted(name for name, _ in tf.train.list_variables(str(path / "model"))) == ["count", "w/kernel"]
@@ -72,17 +72,17 @@ def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["model", "model.index", "meta", "meta.json", "", ".", "..", "../../x", "/etc/x", "a/b", "%"]
 )
-def test_a_part_may_have_any_name(tmp_path: Path, name: str) -> None:
+def test_a_saveable_may_have_any_name(tmp_path: Path, name: str) -> None:
     path = Checkpoints(tmp_path / "checkpoints").save(snapshot(1, **{name: Note("x")}))
     found = verify(path)
     assert sorted(found.variables()) == ["count", "w/kernel"]
-    assert Path(found.part_prefix(name)).parent == path
+    assert Path(found.prefix_of(name)).parent == path
     assert names(tmp_path) == ["checkpoints"] and len(names(path)) == 4
 
 
-def test_parts_have_files_of_their_own(tmp_path: Path) -> None:
+def test_saveables_have_files_of_their_own(tmp_path: Path) -> None:
     odd = ["model", "%model", "meta", "a/b", "a%2Fb", "", "%", ".", "data"]
-    assert len({part_prefix(tmp_path, name) for name in odd}) == len(odd)
+    assert len({prefix_of(tmp_path, name) for name in odd}) == len(odd)
 
 
 def test_one_that_is_good_is_not_written_again(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ _EVENTS = ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.listdir
 
 def plain_snapshot(step: int) -> Snapshot:
     """One that TensorFlow is not needed for, so that a forked process can write it."""
-    return Snapshot(step, parts={"note": Note("x" * step), "second": Note("y")}, meta={"run_id": "mine"})
+    return Snapshot(step, saveables={"note": Note("x" * step), "second": Note("y")}, meta={"run_id": "mine"})
 
 
 def test_a_kill_between_any_two_calls_leaves_a_checkpoint_that_verifies(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def one_of_each() -> dict[str, Any]:
 
 def save(state: dict[str, Any], directory: Path) -> Checkpoint:
     entries = StateEntries(state)
-    snapshot = Snapshot(1, entries.variables, entries.parts, {"values": entries.values()})
+    snapshot = Snapshot(1, entries.variables, entries.saveables, {"values": entries.values()})
     checkpoints = Checkpoints(directory)
     checkpoints.save(snapshot)
     found = checkpoints.newest()

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from prototrain.data.iterator_state import StateFiles, read_state, shuffles, take_state, why_not_saved, write_state
-from prototrain.data.pipeline import file_caches
+from prototrain.data.iterator_state import mapped, read_state, restore_state, take_state, write_state
+from prototrain.data.knowledge import generators, knowledge_of, why_not_saved
 
 
 def numbers() -> tf.data.Dataset:
@@ -22,22 +22,22 @@ def test_a_state_does_not_move_on_with_its_iterator(tmp_path: Path) -> None:
     write_state(str(tmp_path / "data"), state)
     del iterator
     other = iter(numbers())
-    read_state(str(tmp_path / "data"), other)
+    restore_state(other, read_state(str(tmp_path / "data")))
     assert [next(other).numpy().tolist() for _ in range(10)] == expected
 
 
 def test_a_state_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(tf.errors.NotFoundError):
-        read_state(str(tmp_path / "data"), iter(numbers()))
+        read_state(str(tmp_path / "data"))
     tf.train.Checkpoint(other=tf.Variable(1)).write(str(tmp_path / "other"))
     with pytest.raises(tf.errors.NotFoundError):
-        read_state(str(tmp_path / "other"), iter(numbers()))
+        read_state(str(tmp_path / "other"))
 
 
 def test_a_state_of_another_dataset(tmp_path: Path) -> None:
     write_state(str(tmp_path / "data"), take_state(iter(numbers())))
     with pytest.raises(tf.errors.OpError):
-        read_state(str(tmp_path / "data"), iter(tf.data.Dataset.range(3).shuffle(2)))
+        restore_state(iter(tf.data.Dataset.range(3).shuffle(2)), read_state(str(tmp_path / "data")))
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,10 @@ def test_a_state_of_another_dataset(tmp_path: Path) -> None:
     ],
     ids=["plain", "generator", "datasets"],
 )
-def test_what_may_be_saved(dataset: tf.data.Dataset, why: str | None, tmp_path: Path) -> None:
+def test_what_may_be_saved(dataset: tf.data.Dataset, why: str | None) -> None:
     iterator = iter(dataset)
     next(iterator)
-    found = why_not_saved(iterator, file_caches(dataset), str(tmp_path))
+    found = why_not_saved(iterator, knowledge_of(dataset).caches)
     assert (found is None) if why is None else (found is not None and why in found)
 
 
@@ -63,7 +63,7 @@ def test_the_shuffles_that_a_state_holds(tmp_path: Path) -> None:
     found = []
     for step in range(5):
         write_state(str(tmp_path / f"{step}"), take_state(iterator))
-        found.append(shuffles(str(tmp_path / f"{step}")))
+        found.append(generators(mapped(str(tmp_path / f"{step}"))))
         next(iterator)
     one = {b"Iterator::Root::ForeverRepeat[]::BatchV2::Shuffle"}
     assert found == [one, one, one, set(), one]  # dropped with the last batch
@@ -74,20 +74,4 @@ def test_words_in_an_example_are_no_shuffle(tmp_path: Path) -> None:
     iterator = iter(tf.data.Dataset.from_tensor_slices(words).repeat().shuffle(4))
     next(iterator)
     write_state(str(tmp_path / "data"), take_state(iterator))
-    assert len(shuffles(str(tmp_path / "data"))) == 1
-
-
-def test_the_files_of_a_state_outlive_their_names(tmp_path: Path) -> None:
-    iterator = iter(numbers())
-    for prefix in (str(tmp_path / "one"), "ram://prototrain-test/one"):
-        write_state(prefix, take_state(iterator))
-        files = StateFiles(prefix)
-        for path in tmp_path.glob("one*"):
-            path.unlink()
-        files.copy(str(tmp_path / "two"))
-        other = iter(numbers())
-        read_state(str(tmp_path / "two"), other)
-        assert next(other).numpy().tolist() == next(iterator).numpy().tolist()
-    for prefix in (str(tmp_path / "three"), "ram://prototrain-test/three"):
-        with pytest.raises((OSError, tf.errors.NotFoundError)):
-            StateFiles(prefix)
+    assert len(generators(mapped(str(tmp_path / "data")))) == 1

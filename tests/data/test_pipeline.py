@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from prototrain.data.pipeline import describe_pipeline, first_difference, gives_the_same_again, prefetched, unseeded
+from prototrain.data.knowledge import gives_the_same_again, unseeded
+from prototrain.data.pipeline import describe_pipeline, first_difference, prefetched
 from tests.tiny import tiny_arrays
 
 

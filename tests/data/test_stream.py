@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from prototrain.data.iterator_state import take_state
-from prototrain.data.stream import STATE_SHARE, TrainingData
+from prototrain.data.stream import TrainingData
 
 
 class Clock:
@@ -48,102 +47,27 @@ def read(source: TrainingData, batches: int) -> list[Any]:
 
 
 def save(source: TrainingData, directory: Path) -> dict[str, Any]:
-    """Write a part of a checkpoint and hear of it."""
+    """Write a part of a checkpoint."""
     directory.mkdir()
-    meta = source.write(str(directory / "data"))()
-    source.saved_at(str(directory / "data"), source.offset)
-    return meta
+    return source.write(str(directory / "data"))()
 
 
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """One entry for each state that was taken."""
-    found: list[None] = []
-
-    def take(iterator: Any) -> tf.Tensor:
-        found.append(None)
-        return take_state(iterator)
-
-    monkeypatch.setattr("prototrain.data.stream.take_state", take)
-    return found
-
-
-def test_saves_in_a_row_take_one_state(tmp_path: Path, taken: list[None]) -> None:
-    source = data()
-    del taken[:]
-    metas = []
+def test_each_save_takes_a_state_of_its_own(tmp_path: Path) -> None:
+    source = data(lambda: numbers(21))  # which has no partial batch
     for index in range(5):
         read(source, 4)
-        metas.append(save(source, tmp_path / f"{index}"))
-    assert [(meta["offset"], meta["behind"]) for meta in metas] == [(4, 0), (8, 4), (12, 8), (16, 12), (20, 16)]
-    assert len(taken) == 1
-    expected = read(source, 20)
-    other = data()
-    other.read(str(tmp_path / "4" / "data"), metas[4])
-    assert read(other, 20) == expected
-
-
-def test_a_state_is_taken_anew_when_it_was_taken_long_ago(tmp_path: Path, taken: list[None]) -> None:
-    source = data()
-    del taken[:]
-    save(source, tmp_path / "first")  # the clock ticks once while the state is taken
-    for index in range(round(1 / STATE_SHARE) + 1):
-        read(source, 1)
-        assert save(source, tmp_path / f"{index}")["behind"] == (index + 1 if index < 1 / STATE_SHARE else 0)
-    assert len(taken) == 2
-
-
-def test_data_in_any_order_is_never_read_again(tmp_path: Path, taken: list[None]) -> None:
-    source = data(in_any_order)
-    del taken[:]
-    for index in range(3):
-        read(source, 1)
         assert save(source, tmp_path / f"{index}")["behind"] == 0
-    assert len(taken) == 3
 
 
-def test_a_checkpoint_may_be_deleted_at_any_time(tmp_path: Path) -> None:
+def test_a_state_that_is_not_whole_is_replaced_by_the_one_before(tmp_path: Path) -> None:
     source = data()
-    save(source, tmp_path / "first")
-    read(source, 4)
-    (tmp_path / "second").mkdir()
-    finish = source.write(str(tmp_path / "second" / "data"))
-    shutil.rmtree(tmp_path / "first")
-    meta = finish()
-    assert meta["behind"] == 4
-    read(source, 1)
-    assert save(source, tmp_path / "third")["behind"] == 0  # the second was not heard of, and the first is gone
-    expected = read(source, 10)
-    other = data()
-    other.read(str(tmp_path / "second" / "data"), meta)
-    assert read(other, 11)[1:] == expected
-
-
-def test_one_that_is_heard_of_late_is_not_gone_back_to(tmp_path: Path) -> None:
-    source = data()
-    save(source, tmp_path / "zeroth")
-    prefixes = []
-    for name in ("first", "second"):
-        read(source, 3)
-        (tmp_path / name).mkdir()
-        prefixes.append(str(tmp_path / name / "data"))
-        assert source.write(prefixes[-1])()["behind"] == source.offset
-    expected = read(source, 5)
-    source.saved_at(prefixes[1], 6)
-    source.saved_at(prefixes[0], 3)
-    shutil.rmtree(tmp_path / "first")
-    source.count(-5)  # as if they had not been trained on
-    source.rewind()
-    assert read(source, 5) == expected
-
-
-def test_saves_that_nobody_hears_of_take_states_of_their_own(tmp_path: Path) -> None:
-    source = data()
-    for index in range(3):
-        read(source, 3)
-        (tmp_path / f"{index}").mkdir()
-        source.write(str(tmp_path / f"{index}" / "data"))()
-    assert save(source, tmp_path / "heard")["behind"] == 0
+    metas = []
+    for index in range(15):
+        metas.append(save(source, tmp_path / f"{index}"))
+        read(source, 1)
+        shutil.rmtree(tmp_path / f"{index}")  # what serves again is in memory
+    assert all(meta["whole"] for meta in metas)
+    assert 0 < max(meta["behind"] for meta in metas) < 7  # batches of a pass
 
 
 def test_going_back_reads_on_from_the_newest_state(tmp_path: Path) -> None:
@@ -157,11 +81,7 @@ def test_going_back_reads_on_from_the_newest_state(tmp_path: Path) -> None:
     assert read(source, 10) == expected
 
 
-@pytest.mark.parametrize("share", [float("inf"), 1e-9], ids=["a state each time", "one for all"])
-def test_a_run_that_went_on_with_other_data_is_resumed_exactly(
-    tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("prototrain.data.stream.STATE_SHARE", share)
+def test_a_run_that_went_on_with_other_data_is_resumed_exactly(tmp_path: Path) -> None:
     before = data()
     read(before, 3)
     meta = save(before, tmp_path / "before")
@@ -197,11 +117,8 @@ def filtered() -> dict[str, tf.data.Dataset]:
 
 
 @pytest.mark.parametrize("make", [numbers, concatenated, filtered])
-def test_every_position_is_exact(
-    make: Callable[[], dict[str, tf.data.Dataset]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_position_is_exact(make: Callable[[], dict[str, tf.data.Dataset]], tmp_path: Path) -> None:
     """Also those at which TensorFlow has dropped the end of a pass, and has not begun the next one."""
-    monkeypatch.setattr("prototrain.data.stream.STATE_SHARE", float("inf"))
     source, metas, batches = data(make), [], []
     for index in range(16):
         metas.append(save(source, tmp_path / f"{index}"))
@@ -221,7 +138,7 @@ def test_every_position_is_exact(
 def test_what_cannot_be_read_again_says_where_it_is_not_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, caveats = data(in_any_order), []
     for found in ({b"a shuffle"}, set(), {b"a shuffle"}):
-        monkeypatch.setattr("prototrain.data.stream.shuffles", lambda prefix, found=found: found)
+        monkeypatch.setattr("prototrain.data.position.generators", lambda content, found=found: found)
         other = data(in_any_order)
         prefix = tmp_path / f"{len(caveats)}"
         other.read(str(prefix / "data"), save(source, prefix))
@@ -243,7 +160,7 @@ def test_the_order_does_not_depend_on_how_far_the_first_look_has_read(
 
     orders = []
     for batches in (1, 2, 9):
-        monkeypatch.setattr("prototrain.data.stream.first_batch", partial(look, batches=batches))
+        monkeypatch.setattr("prototrain.data.choice.first_batch", partial(look, batches=batches))
         orders.append(read(data(make), 12))
     assert orders[0] == orders[1] == orders[2]
 
@@ -255,3 +172,14 @@ def test_going_back_to_before_a_shuffle_has_begun(make: Callable[[], dict[str, t
     source.count(-12)
     source.rewind()
     assert read(source, 12) == expected
+
+
+def test_a_checkpoint_with_batches_behind_its_state_is_resumed(tmp_path: Path) -> None:
+    """As earlier versions wrote them where saves followed each other quickly."""
+    source = data()
+    read(source, 4)
+    meta = {**save(source, tmp_path / "state"), "offset": 9, "behind": 5}
+    expected = read(source, 12)[5:]
+    other = data()
+    other.read(str(tmp_path / "state" / "data"), meta)
+    assert read(other, 7) == expected

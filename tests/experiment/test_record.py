@@ -11,7 +11,7 @@ import pytest
 from prototrain import Callback, StopTraining
 from prototrain.callbacks import SaveOnExit
 from prototrain.errors import CallbackError, CheckpointError, ExperimentError
-from prototrain.experiment.record import Part, read_parts
+from prototrain.experiment.record import Attempt, read_attempts
 from tests.tiny import CountingTrainer, tiny_config
 
 
@@ -28,8 +28,8 @@ class At(Callback):
             raise self.event
 
 
-def parts(experiment: Path) -> list[Part]:
-    return read_parts(experiment / "run.json")
+def parts(experiment: Path) -> list[Attempt]:
+    return read_attempts(experiment / "run.json")
 
 
 ENDS = [
@@ -63,7 +63,7 @@ def test_every_way_out(
 
 
 def test_a_run_says_that_it_is_under_way_and_where_from(experiment: Path) -> None:
-    seen: list[list[Part]] = []
+    seen: list[list[Attempt]] = []
 
     class Look(Callback):
         def before_train(self) -> None:
@@ -121,7 +121,7 @@ def test_a_damaged_record_is_named_and_then_written_anew(content: str, experimen
 def test_what_a_later_version_adds_is_left_out(experiment: Path) -> None:
     experiment.mkdir()
     (experiment / "run.json").write_text(json.dumps({"parts": [{"started": 1.0, "weather": "fine"}], "format": 2}))
-    assert parts(experiment) == [Part(started=1.0)]
+    assert parts(experiment) == [Attempt(started=1.0)]
 
 
 def test_a_record_that_cannot_be_written_does_not_end_the_run(

@@ -77,9 +77,7 @@ def test_it_learns_what_it_learns_in_keras(name: str, inline: bool, towers: int)
     trainer = make_trainer(write_inline if inline else attributes(), towers)
     whole = Whole(attributes())
     pairs = [
-        pair
-        for part in whole.parts
-        for pair in zip(trainer.keras_layers[part.name].weights, part.weights, strict=True)
+        pair for part in whole.parts for pair in zip(trainer.keras_layers[part.name].weights, part.weights, strict=True)
     ]
     for mine, theirs in pairs:
         theirs.assign(tf.convert_to_tensor(mine))

@@ -5,7 +5,8 @@ import ast
 import pytest
 import tensorflow as tf
 
-from prototrain.system.tracebacks import cause, format_error, python_in_graph
+from prototrain.errors import DataError
+from prototrain.system.tracebacks import cause, format_error, in_one_line, python_in_graph
 from tests.tiny import tiny_trainer
 
 
@@ -68,3 +69,15 @@ def test_an_error_of_an_op_is_no_python() -> None:
     assert python_in_graph(caught.value) is None
     assert cause(caught.value) == "no/such/file; No such file or directory"
     assert python_in_graph(None) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("two\n lines"), "ValueError: two lines"),
+        (DataError("said plainly"), "said plainly"),
+        (tf.errors.InvalidArgumentError(None, None, "{{node x}} bad row [Op:Add]"), "InvalidArgumentError: bad row"),
+    ],
+)
+def test_an_error_in_one_line(error: Exception, line: str) -> None:
+    assert in_one_line(error) == line

@@ -17,7 +17,7 @@ from prototrain.actions.restore import BuiltModel
 from prototrain.errors import DataError, ExperimentError
 from prototrain.model import ModelProtocol
 from prototrain.system.files import write_atomic
-from prototrain.trainers.banner import plain_table
+from prototrain.system.tables import plain_table
 
 from ..config import positive
 from ..faults import answerable, usable

@@ -1,1 +1,1 @@
-"""Measuring on held-out data."""
+"""Callbacks that measure on held-out data, and what they measure it with."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
-from prototrain.checkpoint.state import OF_CALLBACKS
+from prototrain.checkpoint.weights import AVERAGES
 from prototrain.errors import CallbackError
-
-_PREFIX = f"{OF_CALLBACKS}ExponentialMovingAverage/"
 
 
 class ExponentialMovingAverage(Callback):
@@ -42,10 +40,10 @@ class ExponentialMovingAverage(Callback):
         weights = {name: v for name, v in self.trainer.model_variables.items() if _is_averaged(v)}
         if not weights:
             raise CallbackError(f"ExponentialMovingAverage: {type(self.trainer).__name__} has no trainable variables")
-        self._to_begin = any(_PREFIX + name not in state for name in weights)
+        self._to_begin = any(AVERAGES + name not in state for name in weights)
         for name, weight in weights.items():
-            state.setdefault(_PREFIX + name, tf.Variable(tf.convert_to_tensor(weight), trainable=False))
-        self._pairs = [(weight, state[_PREFIX + name]) for name, weight in weights.items()]
+            state.setdefault(AVERAGES + name, tf.Variable(tf.convert_to_tensor(weight), trainable=False))
+        self._pairs = [(weight, state[AVERAGES + name]) for name, weight in weights.items()]
         self.trainer.evaluation_scopes.append(self.applied)
 
     def before_train(self) -> None:
@@ -74,15 +72,6 @@ class ExponentialMovingAverage(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._to_begin = False
-
-
-def averaged_weights(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The averages that a checkpoint holds, under the names of the weights; empty if there are none.
-
-    Args:
-        saved: a checkpoint's variables by name.
-    """
-    return {name.removeprefix(_PREFIX): value for name, value in saved.items() if name.startswith(_PREFIX)}
 
 
 def _is_averaged(variable: Any) -> bool:

@@ -10,8 +10,8 @@ import tensorflow as tf
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.evaluation.inferencer import Inferencer
 from prototrain.data.elements import batch_size
-from prototrain.data.pipeline import prefetched
 from prototrain.errors import CallbackError, DataError, StepError
+from prototrain.model.evaluation import CompiledPass
 from prototrain.system.tracebacks import cause
 
 
@@ -60,26 +60,22 @@ class InferenceRunner(Callback):
                     f"InferenceRunner: datasets() gives no {found!r}; it gives {', '.join(known) or 'none'}"
                 )
             found = known[found]
-        self._data = prefetched(found.take(self.batches) if self.batches else found, 1)
-        self._stop = tf.Variable(False, trainable=False, name="stop")
         self._counts: list[int] = []
-        self._call = tf.function(self._run, autograph=False)
+        self._pass = CompiledPass(found, self._look_at, [tf.float64])
 
     def trigger(self) -> None:
         stop = self.trainer.stop
         for inferencer in self.inferencers:
             inferencer.reset()
-        self._set_stop(stop.signum is not None)
-        stop.listeners.append(self._set_stop)
         try:
             with self.trainer.evaluating():
-                batches, sums = self._call(iter(self._data))
+                found = self._pass.run(stop, self.batches)
         except tf.errors.OpError as error:
             step = self.trainer.global_step
             raise StepError(f"InferenceRunner on {self.prefix!r} failed at step {step}: {cause(error)}") from error
-        finally:
-            stop.listeners.remove(self._set_stop)
         stop.check()
+        assert found is not None  # there was no stop
+        batches, (sums,) = found
         if not batches:
             raise DataError(f"InferenceRunner: the dataset {self.dataset!r} is empty")
         rest = sums.numpy().tolist()
@@ -88,36 +84,10 @@ class InferenceRunner(Callback):
                 self.trainer.monitors.put_scalar(f"{self.prefix}/{name}", value)
             rest = rest[count:]
 
-    def _set_stop(self, stop: bool) -> None:
-        # A signal may come while the pass is traced; the assignment must not become a part of it.
-        with tf.init_scope():
-            self._stop.assign(stop)
-
-    def _run(self, iterator: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        def body(more: Any, batches: Any, sums: Any) -> tuple[Any, ...]:
-            batch = iterator.get_next_as_optional()
-
-            def add() -> tuple[Any, ...]:
-                found = self._look_at(batch.get_value())
-                # How many sums there are is known only here, where the model is traced.
-                return tf.constant(True), batches + 1, tf.cond(batches > 0, lambda: sums + found, lambda: found)
-
-            after: tuple[Any, ...] = tf.cond(batch.has_value(), add, lambda: (tf.constant(False), batches, sums))
-            return after
-
-        scalar, vector = tf.TensorShape([]), tf.TensorShape([None])
-        _, batches, sums = tf.while_loop(
-            lambda more, *_: more & ~self._stop,
-            body,
-            (tf.constant(True), tf.constant(0), tf.zeros([0], tf.float64)),
-            shape_invariants=(scalar, scalar, vector),
-        )
-        return batches, sums
-
-    def _look_at(self, inputs: dict[str, Any]) -> tf.Tensor:
+    def _look_at(self, inputs: dict[str, Any]) -> list[tf.Tensor]:
         net = self.trainer.build(inputs, False)
         size = tf.cast(batch_size(inputs), tf.float64)
         found = [list(inferencer.sums({**inputs, **net}, size)) for inferencer in self.inferencers]
         self._counts = [len(sums) for sums in found]
         flat = [tf.cast(value, tf.float64) for sums in found for value in sums]
-        return tf.stack(flat) if flat else tf.zeros([0], tf.float64)
+        return [tf.stack(flat) if flat else tf.zeros([0], tf.float64)]

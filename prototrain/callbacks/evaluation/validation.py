@@ -48,7 +48,7 @@ class Validation(Callback):
                 f"Validation needs a trainer with evaluate(dataset, batches), which {type(self.trainer).__name__} has "
                 "not; define it, or give Validation(evaluate=...)"
             )
-        # Data of another origin is no concern of the model's.
+        # Data from elsewhere is no concern of the model's.
         known = self.trainer.datasets if self._evaluate is None else None
         self._off = known is not None and self.dataset not in known
         if self._off:

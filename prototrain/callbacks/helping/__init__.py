@@ -1,1 +1,1 @@
-"""Shells, processes, and callbacks from elsewhere."""
+"""Callbacks that stand beside training: shells, processes and threads, and callbacks of Keras."""

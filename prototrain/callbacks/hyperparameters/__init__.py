@@ -1,1 +1,1 @@
-"""Changing a value while training, the learning rate above all."""
+"""Callbacks that change a value while training, above all the learning rate."""

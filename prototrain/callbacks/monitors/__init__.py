@@ -1,1 +1,1 @@
-"""Writing down scalars, and making them from steps."""
+"""Callbacks that write scalars and summaries down, or add scalars for the others to write."""

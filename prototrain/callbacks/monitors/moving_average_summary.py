@@ -40,9 +40,9 @@ class MovingAverageSummary(Callback):
         self.state_key = f"MovingAverageSummary/{decay}"
 
     def setup(self) -> None:
-        state, place = self.trainer.state, f"{OF_CALLBACKS}{self.state_key}"
+        state, key = self.trainer.state, f"{OF_CALLBACKS}{self.state_key}"
         # For each scalar the weighted sum of its values, and behind them the sum of the weights.
-        self._sums = state.setdefault(place, tf.Variable(tf.zeros([len(self.names) + 1], tf.float64), trainable=False))
+        self._sums = state.setdefault(key, tf.Variable(tf.zeros([len(self.names) + 1], tf.float64), trainable=False))
 
     def after_run(self, outputs: dict[str, Any]) -> None:
         missing = [name for name in self.names if name not in outputs]

@@ -80,7 +80,7 @@ class TensorBoardWriter(Monitor):
             sub_run.close()
 
     def _open(self) -> dict[str, _SubRun]:
-        """The sub-runs by prefix; the first time, those that an earlier part of the run has left get their mark."""
+        """The sub-runs by prefix; the first time, those that an earlier attempt at the run has left get their mark."""
         if self._sub_runs is None:
             self._sub_runs = {}
             for directory in sorted({path.parent for path in self._directory.rglob("events.out.tfevents.*")}):

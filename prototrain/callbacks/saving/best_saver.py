@@ -56,7 +56,7 @@ class BestSaver(Callback):
         if not self.best.update(self.trainer.monitors.latest(self.stat, at_step=step), step):
             return
         # The checkpoint holds the state that this callback has after it.
-        checkpoints = self.trainer.storage.checkpoints
+        checkpoints = self.trainer.session.checkpoints
         self._own = None if checkpoints.path(step).exists() else step
         try:
             self.trainer.save()
@@ -67,11 +67,11 @@ class BestSaver(Callback):
         self._protect()
         self._write_note()
         if superseded is not None and superseded != step and not self._has_saver:
-            checkpoints.remove(superseded, protected=self.trainer.storage.protected_steps)
+            checkpoints.remove(superseded, protected=self.trainer.session.protected_steps)
 
     def _protect(self) -> None:
         step = self.best.step
-        self.trainer.storage.protected[str(self.state_key)] = set() if step is None else {step}
+        self.trainer.session.protect(str(self.state_key), () if step is None else (step,))
 
     def _write_note(self) -> None:
         step, value = self.best.step, self.best.value
@@ -81,7 +81,7 @@ class BestSaver(Callback):
             "stat": self.stat,
             "value": value,
             "step": step,
-            "checkpoint": self.trainer.storage.checkpoints.path(step).name,
+            "checkpoint": self.trainer.session.checkpoints.path(step).name,
         }
         write_atomic(self._checkpoints / name, json.dumps(note) + "\n")
 

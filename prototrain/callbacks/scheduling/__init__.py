@@ -1,1 +1,1 @@
-"""When other callbacks run, and callbacks made of a function."""
+"""Callbacks that decide when, or whether, others run, and those that are made of a function."""

@@ -20,7 +20,7 @@ class CallbackFactory(Callback):
         before_train: see `Callback.before_train`.
         trigger: see `Callback.trigger`.
         after_train: see `Callback.after_train`.
-        priority: the place within a hook, see `Priority`.
+        priority: when it runs among those of the same hook, see `Priority`.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Ending a run."""
+"""Callbacks that end a run: after a time, when nothing gets better, and when numbers are not finite."""

@@ -33,7 +33,7 @@ class CheckNumerics(Callback):
         finite = self._check().numpy()
         bad = [name for name, fine in zip(self._names, finite, strict=True) if not fine]
         if bad:
-            self.trainer.step_is_whole = False
+            self.trainer.reject_state()
             raise NonFiniteError(f"after step {self.trainer.global_step}, {', '.join(bad)} is not finite")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -33,5 +32,5 @@ class EstimatedTimeLeft(Callback):
         self._seen.append((step, now))
         first_step, begin = self._seen[0]
         left = self.trainer.total_steps - step
-        if self.trainer.total_steps < sys.maxsize and left > 0 and step > first_step:
+        if not self.trainer.is_endless and left > 0 and step > first_step:
             self.trainer.log(f"time left: {in_words((now - begin) / (step - first_step) * left)}")

@@ -41,7 +41,7 @@ class ProgressBar(Callback):
         trainer = self.trainer
         self._begin = self._shown = self._clock()
         self._first_step = trainer.global_step
-        self._total = trainer.total_steps if trainer.total_steps < sys.maxsize else None
+        self._total = None if trainer.is_endless else trainer.total_steps
         live = is_live()
         self._interval = self._refresh_seconds if live else self._line_seconds
         if live:
@@ -76,12 +76,12 @@ class ProgressBar(Callback):
     def _line(self) -> str:
         step, total = self.trainer.global_step, self._total
         speed = (step - self._first_step) / max(self._shown - self._begin, 1e-9)
-        parts = [self._epoch(), f"step {step}" + (f" of {total}" if total else ""), f"{speed:.4g} steps/s"]
+        words = [self._epoch(), f"step {step}" + (f" of {total}" if total else ""), f"{speed:.4g} steps/s"]
         if total and step < total and speed:
-            parts.append(f"{tqdm.format_interval((total - step) / speed)} left")
+            words.append(f"{tqdm.format_interval((total - step) / speed)} left")
         if "loss" in self.trainer.outputs:
-            parts.append(f"loss {self._loss()}")
-        return ", ".join(parts)
+            words.append(f"loss {self._loss()}")
+        return ", ".join(words)
 
     def _epoch(self) -> str:
         trainer = self.trainer

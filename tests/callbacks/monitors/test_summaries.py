@@ -102,7 +102,7 @@ def test_a_model_without_summaries_is_traced_once() -> None:
 def test_nothing_is_left_in_the_other_steps() -> None:
     trainer = tiny_trainer(build=build)
     trainer.train([], max_steps=3)
-    graph = trainer.steps._call.graph
+    graph = trainer.call.graph
     names = {node.op for function in graph.as_graph_def().library.function for node in function.node_def}
     assert not {name for name in names if "Summary" in name}
     assert np.isfinite(trainer.outputs["loss"])

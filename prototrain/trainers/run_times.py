@@ -34,6 +34,12 @@ class RunTimes:
         self.began = self.clock()
         self.steps = self.tracing = self.input = 0.0
 
+    def add_call(self, *, tracing: float, waiting: float) -> None:
+        """A compiled call ends; what it spent on tracing is no time of the steps that it was called for."""
+        self.tracing += tracing
+        self.steps -= tracing
+        self.input += waiting
+
     def loop(self) -> dict[str, float]:
         """The parts by name."""
         return {"steps": self.steps, "waiting for input": self.input, "tracing": self.tracing}

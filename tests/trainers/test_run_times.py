@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Callback
-from prototrain.experiment.record import read_parts
-from prototrain.trainers.times import RunTimes
+from prototrain.experiment.record import read_attempts
+from prototrain.trainers.run_times import RunTimes
 from tests.tiny import CountingTrainer, tiny_datasets, tiny_trainer
 
 
@@ -56,6 +56,6 @@ def test_a_slow_dataset_is_noticed(experiment: Path, capsys: pytest.CaptureFixtu
     trainer = tiny_trainer(experiment, datasets=lambda: {"trn": tiny_datasets()["trn"].map(work)})
     trainer.train([], max_steps=40)
     assert "of their time waiting for input" in capsys.readouterr().out
-    (part,) = read_parts(experiment / "run.json")
+    (part,) = read_attempts(experiment / "run.json")
     assert part.loop["waiting for input"] > 0.25 * part.loop["steps"] > 0
     assert part.loop["tracing"] > 0

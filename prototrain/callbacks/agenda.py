@@ -1,0 +1,157 @@
+"""Which callbacks of a run have still to run for the present step, also across a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from prototrain.callbacks.base import Callback
+from prototrain.callbacks.proxies import periodic_trigger, runs_each_step
+from prototrain.callbacks.trigger import PeriodicTrigger
+from prototrain.errors import CallbackError
+
+if TYPE_CHECKING:
+    from prototrain.trainers.base import Trainer
+
+
+class Agenda:
+    """What the callbacks of one run have asked for, and what of it is still to be done.
+
+    A step goes through up to two phases. In "step" those callbacks run that had asked for it; if it ends an epoch,
+    "epoch" follows, with those that run after one. A checkpoint can be taken, and a run can end, between any two
+    callbacks: what is left then is `pending`, is saved, and is done first when the run goes on.
+
+    Args:
+        trainer: says at which step the run is.
+        labels: the run's callbacks, in the order in which they run, and what each is called in a checkpoint.
+    """
+
+    def __init__(self, trainer: Trainer, labels: Mapping[Callback, str]) -> None:
+        self._trainer = trainer
+        self._labels = labels
+        self._scheduled = [cb for cb in labels if cb.overrides("trigger_step") or cb.overrides("next_step")]
+        self._by_epoch = [cb for cb in labels if cb.overrides("trigger_epoch") or cb.overrides("trigger")]
+        self._asked: list[tuple[Callback, int]] = []
+        self._pending: list[Callback] = []
+        self._phase: str | None = None  # "step" or "epoch" while callbacks of it have still to run
+        self._running = False  # whether the first of the pending ones is under way
+
+    # -- what comes next ----------------------------------------------------------------------------------------------
+
+    @property
+    def each_step(self) -> bool:
+        """Whether some callback runs after every single step."""
+        return any(map(runs_each_step, self._scheduled))
+
+    def ask(self) -> tuple[int, Sequence[Callback]]:
+        """Ask every callback for its next step.
+
+        Returns:
+            the nearest one, at most the end of the epoch or of the run, and the callbacks that are due then.
+
+        Raises:
+            CallbackError: a callback named a step that is over.
+        """
+        trainer = self._trainer
+        step = trainer.global_step
+        self._asked = []
+        end = nearest = min(step - trainer.local_step + trainer.steps_per_epoch, trainer.total_steps)
+        for callback in self._scheduled:
+            due = callback.next_step(step)
+            if due is None:
+                continue
+            if due <= step:
+                raise CallbackError(
+                    f"{callback.name}.next_step({step}) returned {due!r}, which is not after step {step}"
+                )
+            self._asked.append((callback, due))
+            nearest = min(nearest, due)
+        due_then = [callback for callback, due in self._asked if due == nearest]
+        if nearest == end:  # periodic ones have said what they want of the end of an epoch
+            due_then += [callback for callback in self._by_epoch if not isinstance(callback, PeriodicTrigger)]
+        return nearest, due_then
+
+    # -- the phases of a step -----------------------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> str | None:
+        """What callbacks have still to run of for the present step, "step" or "epoch"; None if all is done."""
+        return self._phase
+
+    @property
+    def current(self) -> Callback | None:
+        """The callback whose turn it is, or None if the phase has none left."""
+        return self._pending[0] if self._pending else None
+
+    @property
+    def epoch_is_over(self) -> bool:
+        """Whether the present step ends its epoch; the last one of a run may be cut short."""
+        trainer = self._trainer
+        return trainer.local_step == trainer.steps_per_epoch or trainer.global_step >= trainer.total_steps
+
+    def begin_step(self) -> None:
+        """Begin the phase of those that asked for this step."""
+        step = self._trainer.global_step
+        self._begin("step", [callback for callback, due in self._asked if due == step])
+
+    def begin_epoch(self) -> None:
+        """Begin the phase of those that run after an epoch; after one that is cut short, only those that say so."""
+        due = self._by_epoch
+        if self._trainer.local_step != self._trainer.steps_per_epoch:
+            due = [callback for callback in due if callback.at_end or periodic_trigger(callback) is not None]
+        self._begin("epoch", due)
+
+    def begin_end(self) -> None:
+        """Begin the phase of those that only the end of the run makes due, behind an epoch whose own have run."""
+        self._begin("epoch", [callback for callback in self._by_epoch if periodic_trigger(callback) is not None])
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Have `current` run inside: a checkpoint that it takes counts it as done, one taken after its failure not."""
+        self._running = True
+        try:
+            yield
+        finally:
+            self._running = False
+
+    def done(self) -> None:
+        """Cross out `current`."""
+        self._pending.pop(0)
+
+    def end_phase(self) -> None:
+        """Go on to the next phase of this step, if it has one."""
+        if self._phase == "step" and self.epoch_is_over:
+            self.begin_epoch()
+        else:
+            self._phase = None
+
+    def _begin(self, phase: str, callbacks: Sequence[Callback]) -> None:
+        self._phase = phase
+        self._pending = list(callbacks)
+
+    # -- what a checkpoint holds --------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The phase, who has still to run in it, and whose periodic trigger has fired at this step, by their labels.
+
+        A callback that saves is done with its step; one that failed is not, and runs again after a resume.
+        """
+        pending = self._pending[1:] if self._running else self._pending
+        triggers = [(callback, periodic_trigger(callback)) for callback in self._labels if callback not in pending]
+        step = self._trainer.global_step
+        return {
+            "phase": self._phase,
+            "pending": [self._labels[callback] for callback in pending],
+            "fired": [self._labels[callback] for callback, trigger in triggers if trigger and trigger.fired_at(step)],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned when the checkpoint was written; labels of no callback are left out."""
+        by_label = {label: callback for callback, label in self._labels.items()}
+        self._phase = {None: None, "step": "step", "epoch": "epoch"}[state["phase"]]
+        self._pending = [by_label[label] for label in state["pending"] if label in by_label]
+        for label in state["fired"]:
+            trigger = periodic_trigger(by_label[label]) if label in by_label else None
+            if trigger is not None:
+                trigger.mark_fired()

@@ -1,0 +1,109 @@
+"""The lock that keeps two runs out of one directory.
+
+It is the operating system's lock on a file, so it is free again when the process that has it ends, however it ends. The
+file says who that is, for messages only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from prototrain.errors import ExperimentError
+
+LOCK = ".lock"
+"""The name of the file."""
+
+
+class DirectoryLock:
+    """The lock of an experiment's directory, from the side of one run.
+
+    Args:
+        directory: what is locked, as messages name it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._file: IO[str] | None = None
+
+    def take(self) -> str | None:
+        """Make the directory if need be and take it for this process; once more does nothing.
+
+        Returns:
+            a line about a run that died with the lock, or None.
+
+        Raises:
+            ExperimentError: another run has the directory, or it cannot be made or written.
+        """
+        if self._file is not None:
+            return None
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            file = open(self._directory / LOCK, "a+", encoding="utf-8")  # noqa: SIM115 - held while the run lasts
+        except OSError as error:
+            raise ExperimentError(f"cannot use the experiment directory {self._directory}: {error.strerror}") from error
+        file.seek(0)
+        holder, _, inode = file.read().strip().partition("\n")
+        own_inode = str(os.fstat(file.fileno()).st_ino)
+        try:
+            self._lock(file, holder)
+        except ExperimentError:
+            file.close()
+            raise
+        self._file = file
+        with suppress(OSError):  # a full disk has no room for who holds it
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()}\n{own_inode}\n")
+            file.flush()
+        # In a copy of a run's directory, what the lock says is about the original.
+        stale = holder and inode == own_inode
+        return f"took over the lock of {holder}, which ended without giving it back" if stale else None
+
+    def give_back(self) -> None:
+        """Let the lock go, if this process has it."""
+        if self._file is not None:
+            with suppress(OSError), self._file:
+                self._file.truncate(0)
+            self._file = None
+
+    def check_free(self) -> None:
+        """Fail early if another run has the directory.
+
+        Raises:
+            ExperimentError: another run has it.
+        """
+        path = self._directory / LOCK
+        if self._file is None and path.is_file():
+            with open(path, encoding="utf-8") as file:
+                self._lock(file, file.read().partition("\n")[0])
+
+    def _lock(self, file: IO[str], holder: str) -> None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ExperimentError(
+                f"{self._directory} is in use by another run ({holder or 'unknown process'}); "
+                "wait for it, stop it, or choose another trainer.experiment_name"
+            ) from error
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a live process has the lock on a file; nobody has that on one that is not there.
+
+    Looking keeps others from taking the lock at that very moment, so it is for those that need to know.
+
+    Raises:
+        OSError: the file cannot be looked at.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False

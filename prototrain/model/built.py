@@ -1,0 +1,316 @@
+"""A model built on some towers: its datasets, its variables, and what can be asked of it without training."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from prototrain.checkpoint.files import Checkpoint
+from prototrain.checkpoint.state import check_fit
+from prototrain.checkpoint.weights import averaged_weights, load_report_table, load_weights
+from prototrain.data.batches import first_part
+from prototrain.data.knowledge import reshuffles
+from prototrain.data.pipeline import named_files
+from prototrain.data.stream import TrainingData
+from prototrain.errors import DataError
+from prototrain.experiment import home_of, source_of
+from prototrain.experiment.data_files import describe_files, noting_files
+from prototrain.experiment.provenance import config_provenance, source_digest
+from prototrain.model.evaluation import Evaluation
+from prototrain.model.loading import Model
+from prototrain.model.net import check_net, scalars
+from prototrain.model.placement import Placement
+from prototrain.model.sharing import VariableStore
+from prototrain.model.variables import select, variable_table
+from prototrain.predictor import Predictor
+from prototrain.system.signals import StopRequest
+from prototrain.towers import building
+
+if TYPE_CHECKING:
+    from prototrain.model.loading import ModelProtocol
+
+
+class BuiltModel:
+    """A model that was built once on some towers, whether it is going to be trained or only used.
+
+    Any model will do that has a `config`, `datasets` and `build`: one that is trained by a class of its own, one
+    without a "loss".
+
+    Args:
+        model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
+        placement: the towers; one on the default device if None.
+        datasets: in place of the model's `datasets`.
+        repeats_data: whether training data with an end begins anew there, or ends the training.
+        check: called with what `build` returns for training, to say what is wrong with it.
+        stop: what ends an evaluation; one that prints nothing if None.
+        log: prints a line for the user.
+
+    Attributes:
+        model, config, placement: what was given.
+        data: the training data and its position.
+        datasets: everything that the model's `datasets` returned, by name.
+        variables: the model's variables by name; `trainable` and `decayed` are the chosen ones among them.
+        policy: the name of the Keras policy that says in which precision layers compute.
+        step: the number of completed steps that the variables are of.
+        stop: what ends an evaluation.
+
+    Raises:
+        ModelError, DataError, ConfigError: the model does not keep to the protocol.
+    """
+
+    def __init__(
+        self,
+        model: ModelProtocol,
+        placement: Placement | None = None,
+        *,
+        datasets: Callable[[], dict[str, tf.data.Dataset]] | None = None,
+        repeats_data: bool = True,
+        check: Callable[[Any], object] = check_net,
+        stop: StopRequest | None = None,
+        log: Callable[[str], None] = print,
+    ) -> None:
+        self.model = model
+        self.config = model.config
+        self.placement = Placement() if placement is None else placement
+        self.stop = StopRequest(lambda text: None) if stop is None else stop
+        self.step = 0
+        self._evaluations: dict[str, Evaluation] = {}
+        # Kept here, since Keras has it per thread (towers are traced in threads of their own) and clears it below.
+        self.policy: str = self.config["model.mixed_precision"] or keras.config.dtype_policy().name
+        seed = self.config["trainer.random_seed"]
+        # Layer names count up per process; a run's variables must have the same names in every process.
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(seed)
+        self.code = source_digest(self.source)  # before anyone edits what this process has imported
+        self._files: set[str] = set()
+        with noting_files(self._files):
+            make = model.datasets if datasets is None else datasets
+            self.data = TrainingData(make, seed=seed, announce=log, repeat=repeats_data)
+        self.datasets = self.data.datasets
+        keras.utils.set_random_seed(seed)
+        self._store = VariableStore()
+        self._create_variables(check)
+        self.variables = dict(self._store.variables)
+        self._weights: dict[str, tf.Variable] = {}
+        self.trainable: dict[str, Any] = {}
+        self.decayed: dict[str, Any] = {}
+        self.choose_trained()
+
+    def _create_variables(self, check: Callable[[Any], object]) -> None:
+        """Call `build` on a real batch, which creates the variables, and once more, which must find all of them."""
+        parts = self.placement.towers * self.config["model.accumulate_steps"]
+        first, spec = first_part(self.data.first_batch, parts), self.data.element_spec
+        spec = spec if parts == 1 else tf.nest.map_structure(tf.type_spec_from_value, first)
+        with building(self.placement.towers, training=True), dtype_policy(self.policy):
+            with self._store.creating(self.placement.strategy, self.placement.declare_variable):
+                check(self.model.build(first, True))
+            self._store.adopt(lambda inputs: check(self.model.build(inputs, True)), spec)
+
+    def choose_trained(self) -> bool:
+        """Choose the variables that are trained and those that decay: layers may have been frozen or thawed.
+
+        Returns:
+            whether they are others than before.
+        """
+        weights = self._store.trainable
+        if weights.keys() == self._weights.keys():
+            return False
+        self._weights = weights
+        with self.placement.scope():
+            self.trainable = select(weights, self.config, "model.trainable_variables")
+            decays = bool(self.config["model.weight_decay.value"])
+            self.decayed = select(self.trainable, self.config, "model.weight_decay") if decays else {}
+        return True
+
+    def separate_towers(self) -> dict[str, tf.Variable]:
+        """Start the random layers of every tower elsewhere.
+
+        Returns:
+            by name, for a checkpoint, what each tower has of its own.
+        """
+        return self.placement.adopt(self.variables, self._store)
+
+    # -- Keras's part -------------------------------------------------------------------------------------------------
+
+    @property
+    def keras_layers(self) -> dict[str, keras.layers.Layer]:
+        """The Keras layers that `build` makes or calls, by name."""
+        return dict(self._store.layers)
+
+    def keras_variables(self, variables: Iterable[Any]) -> dict[str, Any]:
+        """Variables of the model by name, as optimizers want them: those that hold them in Keras, if there are."""
+        names = {id(variable): name for name, variable in self.variables.items()}
+        return {names[id(variable)]: self._store.keras_variable(variable) for variable in variables}
+
+    def with_keras_variables(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """A gradient processor that puts variables of Keras, which know their constraints, in place of TensorFlow's."""
+        return [(gradient, self._store.keras_variable(variable)) for gradient, variable in pairs]
+
+    def layer_loss(self) -> tf.Tensor | None:
+        """The sum of the layers' losses in the last `build` of this tower; None if there are none; traced."""
+        return self._store.loss()
+
+    # -- using it -----------------------------------------------------------------------------------------------------
+
+    @property
+    def element_spec(self) -> Mapping[str, Any]:
+        """What a training batch looks like, by name."""
+        spec: Mapping[str, Any] = self.data.element_spec
+        return spec
+
+    def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
+        """Build one tower, with the variables that all towers and modes share.
+
+        Args:
+            inputs: the tower's batch.
+            train_phase: whether to train on it.
+
+        Returns:
+            tensors by name.
+        """
+        tower = building(self.placement.towers, train_phase, self.placement.tower_to_build())
+        with tower, self._store.sharing(), dtype_policy(self.policy):
+            return check_net(self.model.build(inputs, train_phase))
+
+    def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:
+        """Average the model's scalars over a dataset, weighted by batch size, without training.
+
+        Args:
+            dataset: its name, such as "vld".
+            batches: how many batches from the start; 0 for all.
+
+        Returns:
+            the scalars by name, or None if a stop was requested before the end.
+
+        Raises:
+            DataError: there is no such dataset, or it is empty.
+            StepError: reading or evaluating failed.
+        """
+        return self.evaluation(dataset).run(self.stop, batches, step=self.step)
+
+    def evaluation(self, dataset: str) -> Evaluation:
+        """The compiled evaluation of a dataset.
+
+        Raises:
+            DataError: there is no such dataset.
+        """
+        if dataset not in self.datasets:
+            raise DataError(f"datasets() gives no {dataset!r}; it gives {', '.join(self.datasets)}")
+        if dataset not in self._evaluations:
+            self._evaluations[dataset] = Evaluation(dataset, self.datasets[dataset], self._scalars)
+        return self._evaluations[dataset]
+
+    def _scalars(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+        return scalars(self.build(inputs, False), require_loss=False)
+
+    def get_predictor(self, input_names: Sequence[str], output_names: Sequence[str]) -> Predictor:
+        """A function from arrays to arrays; see `Predictor`."""
+        return Predictor(self, input_names, output_names)
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    def load_weights(self, path: str | Path) -> str:
+        """Take over what matches from a checkpoint.
+
+        Returns:
+            a table of what became of each variable.
+
+        Raises:
+            CheckpointError: there is no readable checkpoint, or nothing in it matches.
+        """
+        with noting_files(self._files):
+            report = load_weights(self.variables, path)
+        return f"weights from {path}\n{load_report_table(report)}"
+
+    def take_weights(self, checkpoint: Checkpoint, *, cure: str) -> bool:
+        """Take over the weights of a checkpoint of the same model; moving averages where there are any.
+
+        Args:
+            checkpoint: has them.
+            cure: what to do if it does not fit.
+
+        Returns:
+            whether they are moving averages.
+
+        Raises:
+            CheckpointError: it is damaged, or of another model.
+        """
+        saved = checkpoint.variables() if checkpoint.meta["variables"] else {}
+        averages = averaged_weights(saved)
+        self.assign({**saved, **averages}, str(checkpoint.path), cure=cure)
+        self.step = checkpoint.step
+        return bool(averages)
+
+    def assign(self, values: Mapping[str, Any], where: str, *, cure: str) -> None:
+        """Give every variable its value among these, by name.
+
+        Args:
+            values: of this model's variables and perhaps of others.
+            where: what they are called in messages.
+            cure: what to do if they do not fit.
+
+        Raises:
+            CheckpointError: one is missing or has another shape.
+        """
+        mine = {name: value for name, value in values.items() if name in self.variables}
+        check_fit(self.variables, mine, where, cure=cure)
+        for name, value in mine.items():
+            self.variables[name].assign(value)
+
+    # -- what it says of itself ---------------------------------------------------------------------------------------
+
+    @property
+    def source(self) -> Path | None:
+        """The package or file that the model was written in."""
+        return self.model.source if hasattr(self.model, "source") else source_of(self.model)
+
+    @property
+    def name(self) -> str:
+        """What tables call the model."""
+        return str(getattr(self.model, "name", type(self.model).__name__))
+
+    def table(self) -> str:
+        """The variables, and what happens to each of them."""
+        return variable_table(self.variables, self.trainable, self.decayed)
+
+    def provenance(self) -> dict[str, Any]:
+        """What must not change between a run and its bit-exact continuation, by name."""
+        return {
+            "towers": self.placement.towers,
+            "config": config_provenance(self.config),
+            "model code": self.code,
+            "data mode": self.data.mode,
+        }
+
+    def origin(self) -> dict[str, Any]:
+        """What the model and its data were made from: the "model" by name with its "modules", and the "data"."""
+        files = describe_files(self._files | named_files(self.datasets.values()))
+        found: dict[str, Any] = {"data": {"files": files, "pipeline": self.data.fingerprint()["pipeline"]}}
+        if isinstance(self.model, Model):
+            home = home_of(sys.modules.get(self.model.name))
+            modules = {} if home is None else {self.model.name: str(home.resolve())}
+            found.update(model=self.model.name, modules=modules)
+        return found
+
+    def resume_caveats(self) -> list[str]:
+        """Why the data will not be exactly what it was, in words."""
+        found = [] if self.data.caveat is None else [self.data.caveat]
+        shuffled = [name for name, dataset in self.datasets.items() if name != "trn" and reshuffles(dataset)]
+        return found + [f"dataset {name!r} is shuffled anew each time it is read" for name in shuffled]
+
+
+@contextmanager
+def dtype_policy(name: str) -> Iterator[None]:
+    """Let layers that are made meanwhile, in this thread, compute as a Keras policy says."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)

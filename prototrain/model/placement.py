@@ -1,0 +1,200 @@
+"""How one batch, its gradients and the variables are divided among towers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from prototrain.data.batches import Batch, split_batch
+from prototrain.model.sharing import VariableStore, base_name
+from prototrain.towers import OF_TOWER, components, is_local, is_seed, seed_of_tower
+
+
+class Placement:
+    """Towers as a TensorFlow strategy places them, each with its own copy of the variables.
+
+    Args:
+        strategy: how towers are placed; one tower on the default device if None.
+        first_tower: the index of this process's first tower among those of all processes.
+
+    Attributes:
+        towers: how many there are, in all processes.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy | None = None, *, first_tower: int = 0) -> None:
+        self.strategy = tf.distribute.get_strategy() if strategy is None else strategy
+        self.towers: int = self.strategy.num_replicas_in_sync
+        self.first_tower = first_tower
+        self._store: VariableStore | None = None
+        self._variables: Mapping[str, tf.Variable] = {}
+
+    # -- building -----------------------------------------------------------------------------------------------------
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """What variables are made in."""
+        scope: AbstractContextManager[Any] = self.strategy.scope()
+        return scope
+
+    def declare_variable(self, **arguments: Any) -> dict[str, Any]:
+        """Change the arguments that a variable of the model is made with, where the strategy needs to know more."""
+        return arguments
+
+    def tower_to_build(self) -> int | None:
+        """The index of the tower that `build` is called for, or None if TensorFlow's strategy knows it."""
+        return None
+
+    def adopt(self, variables: dict[str, tf.Variable], store: VariableStore) -> dict[str, tf.Variable]:
+        """Take a model that was built: start the random layers of every tower elsewhere.
+
+        Args:
+            variables: the model's, by name; one that lies elsewhere from now on is replaced.
+            store: hands them out.
+
+        Returns:
+            by name, for a checkpoint, what each tower has of its own.
+        """
+        self._variables, self._store = variables, store
+        return self._separate(variables, store)
+
+    def _separate(self, variables: dict[str, tf.Variable], store: VariableStore) -> dict[str, tf.Variable]:
+        found = {}
+        for name, variable in variables.items():
+            copies = components(variable)
+            if self.towers == 1 or not is_local(variable) or variable.dtype.is_floating:
+                continue
+            initial = copies[0].numpy()
+            for index, copy in enumerate(copies, self.first_tower):
+                if index > 0:
+                    copy.assign(seed_of_tower(initial, index) if is_seed(name, copy) else initial)
+                    found[f"{name}{OF_TOWER}{index}"] = copy
+        return found
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def run(self, function: Callable[[Any], Any], inputs: Batch) -> Any:
+        """Call a function in every tower with its part of a global batch; traced."""
+        return self.strategy.run(function, args=(self._split(inputs),))
+
+    def _split(self, inputs: Batch) -> Any:
+        if self.towers == 1:
+            return inputs
+        with tf.device("CPU:0"):  # where it was read: only its own part goes to each tower
+            parts = split_batch(inputs, self.towers)
+        return self.strategy.experimental_distribute_values_from_function(
+            lambda context: parts[context.replica_id_in_sync_group]
+        )
+
+    def local_results(self, value: Any) -> Sequence[Any]:
+        """What each tower of this process has returned."""
+        results: Sequence[Any] = self.strategy.experimental_local_results(value)
+        return results
+
+    def mean(self, values: list[Any]) -> list[Any]:
+        """Average tensors, dense or sparse, over all towers, from inside one; traced. All towers get the same bits."""
+        return values if self.towers == 1 or not values else _all_reduce_mean(values)
+
+    def moving_statistics(self) -> list[tf.Variable]:
+        """The variables that each tower assigns from its own part of a batch, and that are averaged after each step."""
+        frozen = set() if self._store is None else self._store.frozen
+        found = self._variables.values()
+        return [v for v in found if v.dtype.is_floating and is_local(v) and id(v) not in frozen]
+
+    def own_variables(self) -> list[tf.Variable]:
+        """The variables that only one tower has, in place of one that all share."""
+        by_tower = {} if self._store is None else self._store.of_tower
+        return [variable for own in by_tower.values() for variable in own.values()]
+
+
+class CentralPlacement(Placement):
+    """Towers that read one copy of the variables, on a device of its own or on that of the first tower.
+
+    Args:
+        devices: of the towers, such as ``CPU:0``.
+        parameter_device: where the variables lie.
+    """
+
+    def __init__(self, devices: Sequence[str], parameter_device: str) -> None:
+        super().__init__(tf.distribute.experimental.CentralStorageStrategy(list(devices), parameter_device))
+
+    def declare_variable(self, **arguments: Any) -> dict[str, Any]:
+        # There is one copy that all towers assign, so TensorFlow asks how to combine what they assign.
+        if arguments.get("trainable") is False and arguments.get("aggregation") in (None, tf.VariableAggregation.NONE):
+            kind = tf.as_dtype(arguments.get("dtype") or tf.float32)
+            mean, first = tf.VariableAggregation.MEAN, tf.VariableAggregation.ONLY_FIRST_REPLICA
+            arguments["aggregation"] = mean if kind.is_floating else first
+        return arguments
+
+    def _separate(self, variables: dict[str, tf.Variable], store: VariableStore) -> dict[str, tf.Variable]:
+        found = seeds_of_towers(variables, store, range(self.towers)) if self.towers > 1 else {}
+        for name, variable in list(variables.items()):
+            if self.towers > 1 and is_seed(name, variable):
+                variables[name] = found[name]  # the first tower's, which stands where the shared one stood
+        return found
+
+
+class OwnPacePlacement(Placement):
+    """Towers that share one copy of the variables and wait for nobody; each sees a whole batch.
+
+    For TensorFlow's strategies this is one tower; which of them is being built is said by `on_tower`.
+
+    Args:
+        devices: of the towers, such as ``CPU:0``.
+    """
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        super().__init__()
+        self.devices = list(devices)
+        self._building = 0
+
+    @contextmanager
+    def on_tower(self, index: int) -> Iterator[None]:
+        """Trace what follows for one of the towers."""
+        outer, self._building = self._building, index
+        try:
+            with tf.device(self.devices[index]):
+                yield
+        finally:
+            self._building = outer
+
+    def tower_to_build(self) -> int | None:
+        return self._building
+
+    def _separate(self, variables: dict[str, tf.Variable], store: VariableStore) -> dict[str, tf.Variable]:
+        return seeds_of_towers(variables, store, range(1, len(self.devices)))
+
+
+def seeds_of_towers(
+    variables: Mapping[str, tf.Variable], store: VariableStore, towers: range
+) -> dict[str, tf.Variable]:
+    """Give towers random seeds of their own where the variables lie in one place for all of them.
+
+    Returns:
+        by name, for a checkpoint, the new variables.
+    """
+    found = {}
+    for name, variable in variables.items():
+        if is_seed(name, variable):
+            first = tf.convert_to_tensor(variable).numpy()
+            for index in towers:
+                own = tf.Variable(seed_of_tower(first, index), trainable=False, name=base_name(variable))
+                store.of_tower.setdefault(index, {})[base_name(variable)] = own
+                found[f"{name}{OF_TOWER}{index}" if index else name] = own
+    return found
+
+
+def _all_reduce_mean(values: list[Any]) -> list[Any]:
+    """Average tensors over all towers of the strategy whose tower this is called in."""
+    # Identities, since a tensor has to be known to be on the tower's device, whatever made it.
+    found: list[Any] = [tf.nest.map_structure(tf.identity, value, expand_composites=True) for value in values]
+    context = tf.distribute.get_replica_context()
+    # Collective ops pack tensors of one kind only.
+    kinds = [(isinstance(value, tf.IndexedSlices), value.dtype) for value in found]
+    for kind in dict.fromkeys(kinds):
+        places = [place for place, other in enumerate(kinds) if other == kind]
+        averaged = context.all_reduce(tf.distribute.ReduceOp.MEAN, [found[place] for place in places])
+        for place, value in zip(places, averaged, strict=True):
+            found[place] = value
+    return found

@@ -1,0 +1,72 @@
+"""What a tower trainer and its callbacks ask of a compiled call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from prototrain.step.guard import ConditionalGuard, FailingGuard, Guard, Unguarded
+from prototrain.step.plan import StepPlan
+
+if TYPE_CHECKING:
+    from prototrain.trainers.tower import TowerTrainer
+
+
+def step_plan(trainer: TowerTrainer, *, may_fail: bool = True, may_be_watched: bool = True) -> StepPlan:
+    """The plan of a trainer's present run.
+
+    Args:
+        trainer: its callbacks are set up.
+        may_fail: whether a call can end with an error where a step is not finite; not if others go on meanwhile.
+        may_be_watched: whether there is one last step of a call, to be seen.
+    """
+    callbacks = trainer.callbacks
+    follows = trainer.is_compiled and any(callback.overrides("after_run") for callback in callbacks)
+    each_step = callbacks.each_step or not trainer.is_compiled
+
+    def before_run(step: tf.Tensor) -> None:
+        trainer.step_in_run = step
+        if trainer.is_compiled:
+            callbacks.before_run()
+
+    return StepPlan(
+        train_step=trainer.train_step,
+        placement=trainer.placement,
+        data=trainer.data,
+        guard=_guard(trainer, may_fail),
+        changed_early=lambda: _changed_early(trainer) if trainer.check_finite else [],
+        must_be_finite=trainer.check_finite and trainer.has_own_train_step,
+        before_run=before_run,
+        after_run=callbacks.after_run if follows else None,
+        watched_names=frozenset(callbacks.watched_names),
+        may_be_watched=may_be_watched,
+        # With several towers a loop's convolutions may differ in the last bits from those of a step outside of one.
+        alone=trainer.towers == 1 and each_step,
+        stop_requested=trainer.leaves_off,
+        log=trainer.log,
+    )
+
+
+def _guard(trainer: TowerTrainer, may_fail: bool) -> Guard:
+    if trainer.loss_scale is not None:
+        return ConditionalGuard(trainer.loss_scale, ends=trainer.check_finite)
+    if not trainer.check_finite:
+        return Unguarded()
+    return FailingGuard() if may_fail and trainer.towers == 1 else ConditionalGuard()
+
+
+def _changed_early(trainer: TowerTrainer) -> list[Any]:
+    """The variables that a step may have changed by the time it proves not to be finite.
+
+    A single guarded update leaves those that the forward pass itself assigns: batch statistics and seeds. A
+    `train_step` of the user's own may update anything before it fails.
+    """
+    if trainer.has_own_train_step:
+        return [entry for entry in trainer.state.values() if isinstance(entry, (tf.Variable, keras.Variable))]
+    changed: list[Any] = [variable for variable in trainer.variables.values() if not variable.trainable]
+    changed += trainer.placement.own_variables()
+    if any(callback.overrides("before_run") for callback in trainer.callbacks):
+        changed += [v for v in trainer.optimizer.variables if v is trainer.optimizer.learning_rate]
+    return changed

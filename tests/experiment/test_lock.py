@@ -1,0 +1,44 @@
+"""The lock of an experiment's directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from prototrain.errors import ExperimentError
+from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
+
+
+def test_one_has_it_at_a_time(tmp_path: Path) -> None:
+    first, second = DirectoryLock(tmp_path / "run"), DirectoryLock(tmp_path / "run")
+    path = tmp_path / "run" / LOCK
+    assert not is_locked(path)
+    assert first.take() is None and first.take() is None
+    assert is_locked(path)
+    with pytest.raises(ExperimentError, match=f"run is in use by another run \\(process {os.getpid()} on "):
+        second.take()
+    with pytest.raises(ExperimentError, match="in use"):
+        second.check_free()
+    first.give_back()
+    assert not is_locked(path)
+    second.check_free()
+    assert second.take() is None
+    second.give_back()
+
+
+def test_who_has_died_with_it_is_named(tmp_path: Path) -> None:
+    path = tmp_path / LOCK
+    path.touch()
+    path.write_text(f"process 1 on there\n{path.stat().st_ino}\n")
+    lock = DirectoryLock(tmp_path)
+    assert lock.take() == "took over the lock of process 1 on there, which ended without giving it back"
+    lock.give_back()
+
+
+def test_a_lock_in_a_copy_is_about_the_original(tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text("process 1 on there\n0\n")
+    lock = DirectoryLock(tmp_path)
+    assert lock.take() is None
+    lock.give_back()
