@@ -105,7 +105,7 @@ class BuildCall:
 
     @property
     def scope(self) -> str:
-        """The name scope inside of `build` as it is written there; a graph numbers scopes, and control flow adds some."""
+        """The name scope inside of `build` as it is written there: a graph numbers scopes, control flow adds some."""
         return self._scopes[-1]
 
     def enter_scope(self, name: str, full: str) -> None:

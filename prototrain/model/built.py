@@ -143,6 +143,11 @@ class BuiltModel:
         """The Keras layers that `build` makes or calls, by name."""
         return dict(self._store.layers)
 
+    @property
+    def frozen(self) -> dict[str, bool]:
+        """False for each weight whose layer is not trainable, by name."""
+        return {name: False for name, v in self.variables.items() if v.trainable and name not in self._weights}
+
     def keras_variables(self, variables: Iterable[Any]) -> dict[str, Any]:
         """Variables of the model by name, as optimizers want them: those that hold them in Keras, if there are."""
         names = {id(variable): name for name, variable in self.variables.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,15 +56,31 @@ class OptimizerSlots:
             else:
                 self._state[name].assign(value)
 
-    def make_room(self, saved: Mapping[str, Mapping[str, Any]], others: Iterable[str]) -> None:
-        """Let slots rest in the state that a checkpoint has of weights that are not trained now.
+    @contextmanager
+    def fitted_to(self, saved: Mapping[str, Mapping[str, Any]], weights: Mapping[str, bool]) -> Iterator[None]:
+        """Let the state be that of a checkpoint which was written while other weights were trained.
+
+        Slots of weights that are not trained now come to rest in the state. Those of weights that were not trained then
+        are out of the state meanwhile, and keep their values.
 
         Args:
             saved: "shape" and "dtype" of what the checkpoint holds, by name.
-            others: the names of weights that are not trained.
+            weights: whether a weight is trained, by name.
         """
-        starts = tuple(f"{name}/{slot_stem(other)}_" for name in self._optimizers for other in others)
-        for name, kind in saved.items():
-            if name.startswith(starts) and name not in self._state:
-                self._state[name] = np.zeros(kind["shape"], kind["dtype"])
-                self._resting.add(name)
+        kept: dict[str, Any] = {}
+        for optimizer in self._optimizers:
+            starts = {weight: f"{optimizer}/{slot_stem(weight)}_" for weight in weights}
+            then = {weight for weight, start in starts.items() if any(name.startswith(start) for name in saved)}
+            rest = tuple(starts[weight] for weight in then if not weights[weight])
+            for name in saved:
+                if name.startswith(rest) and name not in self._state:
+                    self._state[name] = np.zeros(saved[name]["shape"], saved[name]["dtype"])
+                    self._resting.add(name)
+            fresh = tuple(starts[weight] for weight in weights.keys() - then) if then else ()
+            kept.update({name: self._state[name] for name in self._in_use if name.startswith(fresh)})
+        for name in kept:
+            del self._state[name]
+        try:
+            yield
+        finally:
+            self._state.update(kept)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -365,8 +365,8 @@ class TowerTrainer(Trainer):
         """The Keras layers that `build` makes or calls, by name."""
         return self.built.keras_layers
 
-    def make_room(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
-        self._slots.make_room(saved, self.variables.keys() - self.trainable.keys())
+    def fitted_to(self, saved: Mapping[str, Mapping[str, Any]]) -> AbstractContextManager[None]:
+        return self._slots.fitted_to(saved, self.built.frozen | dict.fromkeys(self.trainable, True))
 
     # -- what it says of itself ----------------------------------------------------------------------------------------
 
