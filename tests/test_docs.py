@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from prototrain import callbacks
 from prototrain.experiment.record import Attempt
 from tests.conftest import ROOT
 from tests.pages import follow, read_blocks, split_sections
+from tests.test_package import RANK
 
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if read_blocks(page))
@@ -82,3 +83,20 @@ def test_the_page_describes_run_json() -> None:
     table = (DOCS / "experiments.md").read_text(encoding="utf-8").partition("## run.json")[2]
     names = re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines() if row.startswith("| `")))
     assert sorted(names) == sorted(attribute.name for attribute in fields(Attempt))
+
+
+def test_the_picture_of_the_folders_points_down() -> None:
+    page = (DOCS / "inside.md").read_text(encoding="utf-8").partition("## The folders")[2]
+    picture = page.partition("```text\n")[2].partition("```")[0]
+    rows = [[name for name in re.findall(r"\w+", line[:47]) if name in RANK] for line in picture.splitlines()]
+    ranks = [[RANK[name] for name in row] for row in rows if row]
+    assert all(min(upper) > max(lower) for upper, lower in pairwise(ranks))
+    folders = {path.parent.name for path in (ROOT / "prototrain").glob("*/__init__.py")}
+    assert folders - {name for row in rows for name in row} == set()
+
+
+def test_the_page_about_the_code_names_files_that_are_there() -> None:
+    page = (DOCS / "inside.md").read_text(encoding="utf-8")
+    files = set(re.findall(r"[ `]((?:\w+/)+\w+\.py)", page))
+    assert len(files) > 20
+    assert [file for file in files if not any((base / file).is_file() for base in (ROOT, ROOT / "prototrain"))] == []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from prototrain.system.graphs import graph_digest, short_digest
 
 _LOOKED_AT = 100_000
 _LONGEST_PATH = 4096
@@ -36,7 +37,7 @@ def describe_pipeline(dataset: tf.data.Dataset) -> list[str]:
         for source in part._inputs():
             visit(source)
         settings = [shown for name, value in sorted(vars(part).items()) if (shown := _show(name, value)) is not None]
-        functions = [f"function {_digest_of_graph(function.function.graph)}" for function in part._functions()]
+        functions = [f"function {graph_digest(function.function.graph)}" for function in part._functions()]
         name = type(part).__name__.strip("_").removesuffix("Dataset")
         lines.append(f"{name}({', '.join(settings + functions)})")
 
@@ -128,35 +129,10 @@ def _show_tensor(tensor: Any) -> str:
     value = tensor.numpy()
     if tensor.shape.rank == 0:
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-    return f"{tensor.dtype.name}[{','.join(map(str, tensor.shape))}] {_digest(_content(value))}"
+    return f"{tensor.dtype.name}[{','.join(map(str, tensor.shape))}] {short_digest(_content(value))}"
 
 
 def _content(value: np.ndarray[Any, Any]) -> bytes:
     if value.nbytes > _HASHED_BYTES:
         return str(value.shape).encode()
     return repr(value.tolist()).encode() if value.dtype == object else value.tobytes()
-
-
-def _digest_of_graph(graph: Any) -> str:
-    """A digest of a function's ops, their attributes and constants; names, which count up by process, are left out."""
-    parts: list[str] = []
-    order: dict[str, int] = {}
-    for op in graph.get_operations():
-        attributes = []
-        for name in sorted(op.node_def.attr):
-            attribute = op.node_def.attr[name]
-            functions = [attribute.func] if attribute.HasField("func") else attribute.list.func
-            if functions:
-                nested = [graph._get_function(function.name) for function in functions]
-                digests = [_digest_of_graph(function.graph) if function is not None else "" for function in nested]
-                attributes.append(f"{name}={','.join(digests)}")
-            elif not name.startswith("_") and name not in ("token", "shared_name", "container"):
-                attributes.append(f"{name}={_digest(attribute.SerializeToString(deterministic=True))}")
-        inputs = [str(order.get(tensor.op.name, "captured")) for tensor in op.inputs]
-        order[op.name] = len(order)
-        parts.append(f"{op.type}({','.join(inputs)}) {' '.join(attributes)}")
-    return _digest("\n".join(parts).encode())
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:8]

@@ -14,8 +14,8 @@ environment     versions, command line, machine, git        environment.json: ve
                 commit, devices                             command, host, platform,        but for command, host and
                 (`environment.describe_environment`)        directory, git_commit, devices  commit
 origin          what a run is repeated from and compared    environment.json: trainer,      `runs.repeat`
-                with (`Trainer.origin`), these and those    model, modules, towers,
-                below                                       callbacks
+                with (`origin_of`), these and those below   model, modules, towers,
+                                                            callbacks
 provenance      what must not change between a run and its  meta.json of a checkpoint:      a resume, which is else "not
                 bit-exact continuation                      provenance; without the config  bit-exact"; actions;
                 (`Trainer.provenance`): versions, threads,  environment.json: provenance    `runs.repeat`; all by
@@ -147,6 +147,43 @@ def source_digest(source: Path | None) -> str | None:
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
+
+
+_ADDED_LATER = ("model graph", "optimizers", "schedule")  # which checkpoints of earlier versions do not say
+# What is seen in two ways is said once, in the words that are nearer to what was edited.
+_SAID_BY = {
+    "model graph ": ("model code", "trainer code", "config"),
+    "optimizers ": ("config model.optimizer", "config model.lr_schedule", "compiled with optimizer"),
+    "schedule ": ("config model.lr_schedule",),
+}
+
+
+def changes_since(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Name what differs between the provenance of a checkpoint and that of the run which goes on from it, in words."""
+    known = {key: value for key, value in now.items() if key in then or key not in _ADDED_LATER}
+    found = differences(_comparable(then), _comparable(known))
+    return [line.removeprefix("optimizers ") for line in found if not _is_said(line, found)]
+
+
+def _is_said(line: str, found: list[str]) -> bool:
+    others = next((others for start, others in _SAID_BY.items() if line.startswith(start)), None)
+    return others is not None and any(other.startswith(others) for other in found)
+
+
+def _comparable(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """A provenance without what says nothing of the training: names of optimizers, which Keras counts up by process,
+    and the rate of one that was given with the config, which a schedule may change and "optimizers" has."""
+    found = dict(provenance)
+    config = dict(found.get("config") or {})
+    method = config.get("model.optimizer.method")
+    if isinstance(method, Mapping) and isinstance(method.get("config"), Mapping):
+        kept = {key: value for key, value in method["config"].items() if key not in ("name", "learning_rate")}
+        found["config"] = {**config, "model.optimizer.method": {**method, "config": kept}}
+    compiled = found.get("compiled with")
+    if isinstance(compiled, Mapping) and isinstance(compiled.get("optimizer"), Mapping):
+        kept = {key: value for key, value in compiled["optimizer"].items() if key != "name"}
+        found["compiled with"] = {**compiled, "optimizer": kept}
+    return found
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -29,6 +29,8 @@ from prototrain.model.placement import Placement
 from prototrain.model.sharing import VariableStore
 from prototrain.model.variables import select, variable_table
 from prototrain.predictor import Predictor
+from prototrain.step.graph_caveats import graph_caveats
+from prototrain.system.graphs import graph_digest
 from prototrain.system.signals import StopRequest
 from prototrain.towers import building
 
@@ -57,6 +59,8 @@ class BuiltModel:
         datasets: everything that the model's `datasets` returned, by name.
         variables: the model's variables by name; `trainable` and `decayed` are the chosen ones among them.
         policy: the name of the Keras policy that says in which precision layers compute.
+        graph_digest: of what `build` does for training.
+        graph_caveats: what of that a resumed run does not repeat, in words.
         step: the number of completed steps that the variables are of.
         stop: what ends an evaluation.
 
@@ -110,7 +114,9 @@ class BuiltModel:
         with building(self.placement.towers, training=True), dtype_policy(self.policy):
             with self._store.creating(self.placement.strategy, self.placement.declare_variable):
                 check(self.model.build(first, True))
-            self._store.adopt(lambda inputs: check(self.model.build(inputs, True)), spec)
+            graph = self._store.adopt(lambda inputs: check(self.model.build(inputs, True)), spec)
+        self.graph_digest = graph_digest(graph)
+        self.graph_caveats = graph_caveats(graph, graph.variables)
 
     def choose_trained(self) -> bool:
         """Choose the variables that are trained and those that decay: layers may have been frozen or thawed.
@@ -290,6 +296,7 @@ class BuiltModel:
             "towers": self.placement.towers,
             "config": config_provenance(self.config),
             "model code": self.code,
+            "model graph": self.graph_digest,
             "data mode": self.data.mode,
         }
 
@@ -304,8 +311,8 @@ class BuiltModel:
         return found
 
     def resume_caveats(self) -> list[str]:
-        """Why the data will not be exactly what it was, in words."""
-        found = [] if self.data.caveat is None else [self.data.caveat]
+        """Why what follows will not be exactly what it would have been, in words."""
+        found = [*self.graph_caveats, *([] if self.data.caveat is None else [self.data.caveat])]
         shuffled = [name for name, dataset in self.datasets.items() if name != "trn" and reshuffles(dataset)]
         return found + [f"dataset {name!r} is shuffled anew each time it is read" for name in shuffled]
 

@@ -109,7 +109,7 @@ class VariableStore:
         call.check_left_out()
         self._thread.call = call
 
-    def adopt(self, build: Callable[[Any], Any], inputs: Any) -> None:
+    def adopt(self, build: Callable[[Any], Any], inputs: Any) -> Any:
         """Call `build` once more, traced and sharing, and add the variables that it uses but has not created.
 
         They are of layers that existed before the first call, such as attributes of a model. Whatever keeps a second
@@ -118,6 +118,9 @@ class VariableStore:
         Args:
             build: called with one batch.
             inputs: the specification of a batch, as `tf.data.Dataset.element_spec`.
+
+        Returns:
+            the traced graph.
 
         Raises:
             ModelError: as `sharing`; or two layers have one name.
@@ -135,6 +138,7 @@ class VariableStore:
                 self._add(by_handle[handle])
         self._find_layers(self._thread.call)
         self._check_assignments(graph)
+        return graph
 
     # -- what Keras knows of the variables ----------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from prototrain.step.plan import StepPlan
 from prototrain.step.result import Outcome, StepFailure, StepResult, stage
 from prototrain.step.stop_variable import StopVariable
 from prototrain.step.watched import Seen, WatchedStep
-from prototrain.system.tracebacks import cause, place
+from prototrain.system.tracebacks import cause, source_line
 
 
 class Runner(Protocol):
@@ -186,7 +186,7 @@ class CompiledCall:
         # Only an iterator that should never end is read without asking first whether there is a batch.
         where = "data" if isinstance(error, tf.errors.OutOfRangeError) else stage(error)
         # A dataset's ops are not in the graph, but others there may have their names.
-        found = place(error, self.graph if where == "model" else None)
+        found = source_line(error, self.graph if where == "model" else None)
         said = f"{cause(error)} ({found})" if found else cause(error)
         failure = StepError(f"step {completed + 1} failed in the {where}: {said}")
         failure.__cause__ = error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,3 +43,29 @@ def all_operations(graph: Any) -> Iterator[Any]:
         yield op
         for function in called(op):
             yield from all_operations(function)
+
+
+def graph_digest(graph: Any) -> str:
+    """A digest of a graph's ops, their attributes and constants; names, which count up by process, are left out."""
+    parts: list[str] = []
+    order: dict[str, int] = {}
+    for op in graph.get_operations():
+        attributes = []
+        for name in sorted(op.node_def.attr):
+            attribute = op.node_def.attr[name]
+            functions = [attribute.func] if attribute.HasField("func") else attribute.list.func
+            if functions:
+                nested = [graph._get_function(function.name) for function in functions]
+                digests = [graph_digest(function.graph) if function is not None else "" for function in nested]
+                attributes.append(f"{name}={','.join(digests)}")
+            elif not name.startswith("_") and name not in ("token", "shared_name", "container"):
+                attributes.append(f"{name}={short_digest(attribute.SerializeToString(deterministic=True))}")
+        inputs = [str(order.get(tensor.op.name, "captured")) for tensor in op.inputs]
+        order[op.name] = len(order)
+        parts.append(f"{op.type}({','.join(inputs)}) {' '.join(attributes)}")
+    return short_digest("\n".join(parts).encode())
+
+
+def short_digest(content: bytes) -> str:
+    """The first characters of a hash."""
+    return hashlib.sha256(content).hexdigest()[:8]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def python_in_graph(error: BaseException | None) -> str | None:
     return f"{_HEADLINE}\n{''.join(own)}{cause(error)}\n"
 
 
-def place(error: BaseException, graph: Any = None) -> str | None:
+def source_line(error: BaseException, graph: Any = None) -> str | None:
     """Where the user's code made the op that failed, such as "model.py, line 12"; None if it cannot be told.
 
     Args:
@@ -61,8 +62,13 @@ def place(error: BaseException, graph: Any = None) -> str | None:
         ops = [op for op in all_operations(graph) if f"/{nodes[-1]}".endswith(f"/{op.name}")]
         made = max(ops, key=lambda op: len(op.name)).traceback if ops else []
         frames = [(frame.filename, frame.lineno) for frame in made]
-    own = [(file, line) for file, line in frames if not _is_noise(file)]
+    own = users_own(frames)
     return f"{Path(own[-1][0]).name}, line {own[-1][1]}" if own else None
+
+
+def users_own(frames: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The frames, each a file and a line in it, that are of the user's own code."""
+    return [(file, line) for file, line in frames if not _is_noise(file)]
 
 
 def cause(error: BaseException) -> str:

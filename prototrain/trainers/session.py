@@ -22,7 +22,7 @@ from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
 from prototrain.checkpoint.state import StateEntries, plain, random_state, set_random_state, taking
 from prototrain.errors import CheckpointError
 from prototrain.experiment import source_of
-from prototrain.experiment.provenance import differences, import_digests, source_digest
+from prototrain.experiment.provenance import changes_since, import_digests, source_digest
 from prototrain.experiment.record import RunRecord, State
 from prototrain.system.tracebacks import in_one_line
 
@@ -50,6 +50,7 @@ class Session:
         self._trainer_code = None if own.startswith("prototrain.") else source_digest(source_of(trainer))
         self.resumed: Checkpoint | None = None
         self.inexact: list[str] = []
+        self._known: list[str] = []  # of what was said
         self.stopped_by: str | None = None
         self._record: RunRecord | None = None
         self.began_at = 0
@@ -197,6 +198,7 @@ class Session:
             CheckpointError: the checkpoints are damaged or do not fit, or there is none to go back to.
         """
         self.resumed, self.inexact = None, []
+        self._known = self._trainer.resume_caveats()  # which the tables at the start of a run say
         self._protected.clear()
         trainer = self._trainer
         self.began_at = trainer.global_step
@@ -238,7 +240,7 @@ class Session:
                 trainer.go_to(checkpoint.step, outputs=dict(meta["outputs"]))
             self.inexact += trainer.resume_caveats()
             with taking("the record of versions and settings"):
-                self.inexact += differences(dict(meta["provenance"]), trainer.provenance())
+                self.inexact += changes_since(dict(meta["provenance"]), trainer.provenance())
             with taking("the state of the random generators"):
                 set_random_state(meta["random"])
 
@@ -250,6 +252,18 @@ class Session:
         except BaseException:
             trainer.go_to(step, epoch_num=epoch_num, outputs=outputs, is_whole=is_whole)
             raise
+
+    def weaken(self, reasons: list[str]) -> None:
+        """Take note of why a resume is not exact that shows only while the run goes on, and say so; each once."""
+        new = [reason for reason in reasons if reason not in self._known]
+        self._known += new
+        if new and self.resumed is None:
+            self._trainer.log(f"a run that goes on from this one will not be bit-exact, because {'; '.join(new)}")
+        elif new:
+            self.inexact += new
+            self._trainer.log(f"WARNING: {self.resume_line()}")
+            if self._record is not None:
+                self._record.begin(first_step=self.began_at, start=self.resume_line())
 
     def resume_line(self) -> str:
         """Whether, from where and how exactly this run goes on, in one line."""

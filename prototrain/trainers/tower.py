@@ -18,12 +18,15 @@ from prototrain.model.placement import Placement
 from prototrain.optimizers import make_optimizer, processors_from_config
 from prototrain.step import update
 from prototrain.step.compiled_call import CompiledCall
+from prototrain.step.graph_caveats import graph_caveats
 from prototrain.step.loss_scale import LossScale
 from prototrain.step.micro_batches import over_micro_batches
 from prototrain.step.result import StepFailure, StepResult
 from prototrain.step.stop_variable import StopVariable
 from prototrain.step.trace import tower_trace
+from prototrain.towers import components
 from prototrain.trainers.base import Trainer
+from prototrain.trainers.optimization import optimization, optimizer_settings
 from prototrain.trainers.optimizer_slots import OptimizerSlots
 from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.step_plan import step_plan
@@ -93,6 +96,8 @@ class TowerTrainer(Trainer):
         self.variables, self.trainable, self.decayed = self.built.variables, self.built.trainable, self.built.decayed
         self.loss_scale = LossScale() if self.built.policy == "mixed_float16" else None
         self._slots = OptimizerSlots(self.state)
+        self._optimizer_settings: dict[str, dict[str, Any]] = {}
+        self._optimization: dict[str, Any] = {}
         with self.placement.scope():
             self.create_optimizers()
         self.state.update(self.variables)
@@ -103,6 +108,7 @@ class TowerTrainer(Trainer):
         self._reads_ahead = False  # whether the data position is beyond the completed steps
         self._stop_variable = StopVariable()
         self._call: CompiledCall | None = None
+        self._has_looked = False
 
     # -- to override --------------------------------------------------------------------------------------------------
 
@@ -243,6 +249,7 @@ class TowerTrainer(Trainer):
         if variables is not None:
             optimizer.build(list(trained.values()))
         self._slots.register(name, optimizer, trained)
+        self._optimizer_settings.setdefault(name, optimizer_settings(optimizer))  # as it was made first
 
     # -- the compiled call --------------------------------------------------------------------------------------------
 
@@ -283,10 +290,20 @@ class TowerTrainer(Trainer):
             self._reads_ahead = True  # it has read at least one batch more
             self._take(failure.done, is_whole=failure.is_whole)
             raise failure.error from failure.error.__cause__
-        self._take(result)
+        # Within a `run_step` of the user's own there may be more to come of the step.
+        self._take(result, is_whole=self.is_compiled)
+        self._look_at_step()
         if result.data_ended and not result.steps:
             self.data.start_next_pass()
         return result.steps
+
+    def _look_at_step(self) -> None:
+        """Once the step is traced, say what of it a resumed run will not repeat, as far as that was not known."""
+        if not self._has_looked and self.call.graph is not None:
+            self._has_looked = True
+            saved = [entry for entry in self.state.values() if isinstance(entry, (tf.Variable, keras.Variable))]
+            copies = [copy for variable in saved for copy in components(variable)]
+            self.session.weaken(graph_caveats(self.call.graph, copies))
 
     def _take(self, result: StepResult, *, is_whole: bool = True) -> None:
         self.data.count(result.steps)
@@ -311,7 +328,8 @@ class TowerTrainer(Trainer):
                 self.create_optimizers()
         self._adopt_optimizers()
         self._settle()
-        self._call = None  # traced callbacks belong to one list
+        self._call, self._has_looked = None, False  # traced callbacks belong to one list
+        self._optimization = optimization(self._optimizer_settings, self.callbacks)
         # A step in Python is a call of one step, which is as short as it can be.
         with self.stop.telling(self._stop_variable.set) if self.is_compiled else nullcontext():
             yield
@@ -371,13 +389,14 @@ class TowerTrainer(Trainer):
     # -- what it says of itself ----------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
-        batch = self.global_batch
+        batch, caveats = self.global_batch, "; ".join(self.built.graph_caveats)
         return {
             "model": self.built.name,
             **super().describe(),
             "towers": self.towers,
             "global batch": f"{batch} = {self.towers} tower{'s' * (self.towers > 1)} x {batch // self.towers}",
             "data on resume": self.data.describe(),
+            "steps on resume": f"not exact: {caveats}" if caveats else None,
             "learning rate": None if self.optimizer is None else f"{rate(self.optimizer):.6g}",
         }
 
@@ -392,7 +411,7 @@ class TowerTrainer(Trainer):
         return list(dict.fromkeys([*([source] if source else []), *super().sources()]))
 
     def provenance(self) -> dict[str, Any]:
-        return {**super().provenance(), **self.built.provenance()}
+        return {**super().provenance(), **self.built.provenance(), **self._optimization}
 
     def origin(self) -> dict[str, Any]:
         found, model = super().origin(), self.built.origin()

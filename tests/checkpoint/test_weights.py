@@ -1,3 +1,5 @@
+"""Weights that are taken over from other checkpoints."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -8,10 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import Config
 from prototrain.callbacks import SaveOnExit
-from prototrain.checkpoint.weights import load_report_table, load_weights, select, variable_table
-from prototrain.errors import CheckpointError, ConfigError
+from prototrain.checkpoint.weights import load_report_table, load_weights
+from prototrain.errors import CheckpointError
 from tests.tiny import tiny_trainer
 
 
@@ -21,63 +22,6 @@ def variables(**shapes: list[int]) -> dict[str, tf.Variable]:
 
 
 NET = {"fc0__kernel": [4, 6], "fc0__bias": [6], "logits__kernel": [6, 2]}
-
-
-# -- filters ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("filters", "chosen"),
-    [
-        ({}, ["fc0/kernel", "fc0/bias", "logits/kernel"]),
-        ({"filter_regex": "fc0"}, ["fc0/kernel", "fc0/bias"]),
-        ({"filter_regex": ".*kernel"}, ["fc0/kernel", "logits/kernel"]),
-        ({"filter_regex": "kernel|logits"}, ["logits/kernel"]),  # from the start of the name, as re.match
-        ({"filter_fn": lambda variable: len(variable.shape) == 1}, ["fc0/bias"]),
-        ({"filter_fn": lambda variable: len(variable.shape) == 2, "filter_regex": "fc0"}, ["fc0/kernel"]),
-    ],
-)
-def test_select(filters: dict[str, Any], chosen: list[str]) -> None:
-    config = Config({f"model.trainable_variables.{name}": value for name, value in filters.items()})
-    assert list(select(variables(**NET), config, "model.trainable_variables")) == chosen
-
-
-@pytest.mark.parametrize(
-    ("filters", "message"),
-    [
-        (
-            {"filter_regex": "conv"},
-            "^model.weight_decay.filter_regex: 'conv' accepts none of the variables fc0/kernel,",
-        ),
-        ({"filter_fn": lambda variable: False}, "^model.weight_decay.filter_fn: accepts none"),
-        ({"filter_fn": lambda v: False, "filter_regex": "f"}, "filter_fn and model.weight_decay.filter_regex: accepts"),
-    ],
-)
-def test_a_filter_that_accepts_nothing_is_an_error(filters: dict[str, Any], message: str) -> None:
-    config = Config({f"model.weight_decay.{name}": value for name, value in filters.items()})
-    with pytest.raises(ConfigError, match=message):
-        select(variables(**NET), config, "model.weight_decay")
-
-
-def test_only_trainable_variables_decay() -> None:
-    trainer = tiny_trainer(
-        model__trainable_variables__filter_regex="fc0|logits",
-        model__weight_decay__value=0.1,
-        model__weight_decay__filter_regex=".*(kernel|gamma)",
-    )
-    assert list(trainer.trainable) == ["fc0/kernel", "fc0/bias", "logits/kernel", "logits/bias"]
-    assert list(trainer.decayed) == ["fc0/kernel", "logits/kernel"]
-
-
-def test_variable_table() -> None:
-    net = variables(**NET)
-    lines = variable_table(net, {"fc0/kernel": net["fc0/kernel"]}, {}).splitlines()
-    assert lines[0].split() == ["variable", "shape", "parameters", "trained", "decays"]
-    assert lines[2].split() == ["fc0/kernel", "[4,", "6]", "24", "yes"]
-    assert lines[-1].split() == ["total", "42"]
-
-
-# -- weights from elsewhere -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -439,3 +439,18 @@ def test_an_own_train_step_may_name_its_scalars_as_it_likes() -> None:
 
     with pytest.raises(NonFiniteError, match=r"not finite in step 1 \(a \[b\] c [\d.]+, d inf\)"):
         Own(tiny_model()).train([StopOnNaN()], max_steps=3)
+
+
+def test_a_step_in_python_is_not_whole_before_its_end(tmp_path: Path) -> None:
+    class Fails(SimpleTrainer):
+        def run_step(self) -> Any:
+            outputs = super().run_step()
+            if self.global_step == 4:
+                raise ValueError("behind the compiled part of the step")
+            return outputs
+
+    trainer = Fails(tiny_model(), experiment=tmp_path)
+    with pytest.raises(ValueError, match="behind the compiled part"):
+        trainer.train([SaveOnExit()])
+    assert not trainer.step_is_whole
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["failed-0000000004"]

@@ -1,0 +1,83 @@
+"""What in a traced step no checkpoint brings back: ops with a hidden state, variables that nobody saves.
+
+It works by a list of what is known to repeat. A stateful op that is not on it counts as one that may not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from prototrain.step.scratch import is_scratch
+from prototrain.system.graphs import all_operations
+from prototrain.system.tracebacks import users_own
+
+# Stateful for TensorFlow, and yet they repeat: what they read and write is in variables, or they keep nothing.
+_REPEATS = re.compile(
+    "|".join(
+        (
+            r"(Read|Assign|AssignAdd|AssignSub)VariableOp|VarHandleOp|VarIsInitializedOp|VariableShape|DestroyResourceOp",
+            r"Resource(Gather|Scatter|Apply|SparseApply|StridedSlice)\w*|DisableCopyOnRead|GuaranteeConst|Empty",
+            r"(Stateful)?PartitionedCall|RemoteCall|If|While|Case|TensorArray\w*|Stack\w*|DeviceIndex",
+            r"Assert|CheckNumerics\w*|Print\w*|Timestamp|\w*Summary\w*",
+            r"Iterator\w*|MakeIterator",
+            r"Collective\w*|Nccl\w*|CrossReplicaSum|SyncDevice|Xla\w*",
+            r"HashTableV2|AnonymousHashTable|InitializeTable\w*|LookupTable(Find|Size|Export)V2",
+            r"StatelessRandomGetAlg|CudnnRNN\w*|(Add|Take)Many\w*TensorsMap",
+        )
+    )
+)
+_OF_GENERATOR = re.compile(r"Stateful(Uniform\w*|StandardNormal\w*|TruncatedNormal|RandomBinomial)|Rng\w+")
+_DRAWS = {
+    "RandomStandardNormal": "tf.random.normal",
+    "RandomUniform": "tf.random.uniform",
+    "RandomUniformInt": "tf.random.uniform",
+    "TruncatedNormal": "tf.random.truncated_normal",
+    "ParameterizedTruncatedNormal": "tf.random.truncated_normal",
+    "RandomShuffle": "tf.random.shuffle",
+    "Multinomial": "tf.random.categorical",
+    "RandomGamma": "tf.random.gamma",
+    "RandomPoissonV2": "tf.random.poisson",
+}
+_CURE = "use keras.random with a SeedGenerator, or a tf.random.stateless_* function of the step"
+
+
+def graph_caveats(graph: Any, saved: Collection[Any]) -> list[str]:
+    """Say what keeps a graph from repeating after a resume, in words; each kind and place once.
+
+    Args:
+        graph: traced, such as that of a step.
+        saved: the variables that a checkpoint holds, towers' own copies.
+    """
+    found = [said for op in all_operations(graph) if (said := _caveat(op)) is not None]
+    held = {id(variable.handle) for variable in saved}
+    captured = {id(tensor) for tensor in graph.external_captures}
+    for variable in graph.variables:
+        if id(variable.handle) in captured and id(variable.handle) not in held and not is_scratch(variable):
+            found.append(
+                f"the step uses the variable {variable.name.split(':')[0]!r}, which no checkpoint holds; put it into "
+                "trainer.state"
+            )
+    return list(dict.fromkeys(found))
+
+
+def _caveat(op: Any) -> str | None:
+    kind = op.type
+    if not op.op_def.is_stateful or _REPEATS.fullmatch(kind) or _OF_GENERATOR.fullmatch(kind):
+        return None  # a generator's state is a variable, which is looked for as such
+    frames = users_own((frame.filename, frame.lineno) for frame in op.traceback)
+    where = f" ({_shown(*frames[-1])})" if frames else ""
+    if kind in _DRAWS:
+        dropout = any(frame.name.startswith("dropout") for frame in op.traceback)
+        return f"the step draws from {'tf.nn.dropout' if dropout else _DRAWS[kind]}{where}; {_CURE}"
+    if "PyFunc" in kind:
+        return f"the step calls Python code{where}, whose state no checkpoint holds; write it with TensorFlow ops"
+    return f"the step has the op {kind}{where}, which may have a state that no checkpoint holds"
+
+
+def _shown(file: str, line: int) -> str:
+    here = os.getcwd() + os.sep
+    return f"{os.path.relpath(file) if file.startswith(here) else Path(file).name}, line {line}"

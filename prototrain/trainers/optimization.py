@@ -1,0 +1,55 @@
+"""How a run optimises, as far as a continuation has to do the same: its optimizers and its learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from prototrain.callbacks.base import Callback
+from prototrain.callbacks.hyperparameters.learning_rate import LearningRate
+from prototrain.callbacks.proxies import innermost
+from prototrain.config.json_form import encode
+from prototrain.errors import PrototrainError
+from prototrain.system.graphs import graph_digest
+
+
+def optimizer_settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """What an optimizer was made with, as JSON can hold it.
+
+    Without its name, which Keras counts up by process, and with the learning rate that it has at present: that of a
+    run changes, so this is asked before the first step.
+    """
+    config = {name: value for name, value in optimizer.get_config().items() if name != "name"}
+    settings: dict[str, Any] = encode(config, "optimizer", [])
+    rate = settings.get("learning_rate")
+    if isinstance(rate, float):
+        settings["learning_rate"] = float(f"{rate:.7g}")  # it was kept as a float32
+    return {"class": type(optimizer).__name__, **settings}
+
+
+def optimization(settings: Mapping[str, dict[str, Any]], callbacks: Iterable[Callback]) -> dict[str, Any]:
+    """What must not change of the optimization between a run and its bit-exact continuation.
+
+    Args:
+        settings: of the optimizers, by the names that they are saved under.
+        callbacks: of the run; with a `LearningRate` among them the schedule counts in place of the first rate.
+    """
+    schedules = [cb.schedule for cb in map(innermost, callbacks) if isinstance(cb, LearningRate)]
+    found: dict[str, Any] = {"schedule": ", ".join(map(_digest, schedules)) or None}
+    optimizers = {}
+    for name, of_one in settings.items():
+        hidden = "learning_rate" if schedules and isinstance(of_one.get("learning_rate"), float) else None
+        optimizers[name] = {key: value for key, value in of_one.items() if key != hidden}
+    return {**found, "optimizers": optimizers}
+
+
+def _digest(schedule: Any) -> str:
+    step = tf.TensorSpec([], tf.int64)
+    try:
+        traced = tf.function(lambda step: tf.convert_to_tensor(schedule(step)), autograph=False)
+        return graph_digest(traced.get_concrete_function(step).graph)
+    except (PrototrainError, tf.errors.OperatorNotAllowedInGraphError, TypeError, ValueError):
+        return "not known"  # the step, which is traced next, has the better word for what is wrong with it
