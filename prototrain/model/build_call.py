@@ -31,7 +31,7 @@ class _Frame:
 
 
 class BuildCall:
-    """A call of `build` that is under way; see `keras_hooks.Listener`.
+    """A call of `build` that is under way; `keras_hooks` tells it what Keras does.
 
     Objects are found again by their class, their arguments (and so by their names, if they are given), the name scope
     and, among those that agree in all of it, by their order. Another layer's children belong to that layer.
@@ -77,6 +77,7 @@ class BuildCall:
     # -- what is made -------------------------------------------------------------------------------------------------
 
     def earlier(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The object that an earlier call made in this place, or None if a new one is to be made."""
         frame, self._place = self._frames[-1], None
         if frame.is_aside:
             return None
@@ -91,6 +92,7 @@ class BuildCall:
         return None
 
     def note_new(self, made: Any) -> None:
+        """A new object was made where `earlier` has given None; it is not initialised yet."""
         self._new[id(made)] = made
         # What only a later call makes has no variables, and may hold tensors of that call's graph.
         if self._place is not None and self._is_first:
@@ -98,6 +100,7 @@ class BuildCall:
             self._frames[-1].counts[self._place] = len(self._objects[self._place])
 
     def is_initialised(self, given: Any) -> bool:
+        """Whether an object whose class is about to initialise it comes from `earlier`; asked once for each."""
         if given is not self._given:
             return False
         self._given = None
@@ -109,11 +112,18 @@ class BuildCall:
         return self._scopes[-1]
 
     def enter_scope(self, name: str, full: str) -> None:
+        """A `tf.name_scope` begins.
+
+        Args:
+            name: as it was given.
+            full: as TensorFlow has made it.
+        """
         inner = f"{self.scope}/{name}" if self.scope else name
         self._scopes.append(self._paths.get(name, name.rstrip("/")) if name.endswith("/") else inner)
         self._paths[full] = self.scope
 
     def leave_scope(self) -> None:
+        """It ends."""
         self._scopes.pop()
 
     def check_left_out(self) -> None:
@@ -136,6 +146,7 @@ class BuildCall:
 
     @contextmanager
     def inside(self, layer: Any) -> Iterator[None]:
+        """Until the end of the context a layer is called: what is made meanwhile belongs to it."""
         if not self._in_layer and id(layer) not in self.called:
             self.called[id(layer)] = layer
             if self._take_over is not None:
@@ -145,6 +156,7 @@ class BuildCall:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
+        """Until the end of the context an object is initialised or built, which no later call repeats."""
         with self._frame(_Frame(0, is_aside=True)):
             yield
 
@@ -164,9 +176,15 @@ class BuildCall:
     # -- what happens once --------------------------------------------------------------------------------------------
 
     def is_done(self, changed: Any) -> bool:
+        """Whether an earlier call has made a change of this object that is made once only."""
         return not (self._is_first or self._in_layer or id(changed) in self._new)
 
     def assign(self, variable: Any, value: Any, make: Callable[[], Any]) -> Any:
+        """Let `make` assign a value to a variable, unless the first call has done so for good.
+
+        Raises:
+            ModelError: it would be repeated in every step.
+        """
         for_good = not self._in_layer and not tf.is_tensor(value) and not isinstance(value, keras.Variable)
         if self._is_first:
             return self._assign_first(variable, for_good, make)
@@ -193,13 +211,16 @@ class BuildCall:
     # -- losses and seeds ---------------------------------------------------------------------------------------------
 
     def note_losses(self, losses: list[Any]) -> None:
+        """A layer has added losses."""
         self.losses += losses
 
     def note_taken(self, layer: Any, losses: list[Any]) -> None:
+        """The losses of a layer were read, so `build` itself takes care of them."""
         if not self._in_layer:
             self.taken |= {id(loss) for loss in losses} | {id(weight) for weight in layer.trainable_weights}
 
     def seed_state(self, state: Any) -> Any:
+        """What the present tower has in place of the state of a `SeedGenerator`, or None."""
         return self._seeds.get(str(state.name).split(":")[0]) if self._seeds else None
 
 

@@ -12,14 +12,17 @@ import inspect
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.models.functional import Functional
 from keras.src.utils.naming import to_snake_case
+
+if TYPE_CHECKING:
+    from prototrain.model.build_call import BuildCall
 
 Method = Callable[..., Any]
 
@@ -33,56 +36,11 @@ STATEFUL = (
 """The kinds of Keras objects that have variables, and so are made once."""
 
 
-class Listener(Protocol):
-    """A call of `build` that is under way in this thread."""
-
-    def earlier(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The object that an earlier call made in this place, or None if a new one is to be made."""
-
-    def note_new(self, made: Any) -> None:
-        """A new object was made where `earlier` has given None; it is not initialised yet."""
-
-    def is_initialised(self, given: Any) -> bool:
-        """Whether an object whose class is about to initialise it comes from `earlier`; asked once for each."""
-
-    def inside(self, layer: Any) -> AbstractContextManager[None]:
-        """Until the end of the context a layer is called: what is made meanwhile belongs to it."""
-
-    def aside(self) -> AbstractContextManager[None]:
-        """Until the end of the context an object is initialised or built, which no later call repeats."""
-
-    def is_done(self, changed: Any) -> bool:
-        """Whether an earlier call has made a change of this object that is made once only."""
-
-    def assign(self, variable: Any, value: Any, make: Callable[[], Any]) -> Any:
-        """Let `make` assign a value to a variable, unless an earlier call has done so for good."""
-
-    def note_losses(self, losses: list[Any]) -> None:
-        """A layer has added losses."""
-
-    def note_taken(self, layer: Any, losses: list[Any]) -> None:
-        """The losses of a layer were read, so `build` itself takes care of them."""
-
-    def enter_scope(self, name: str, full: str) -> None:
-        """A `tf.name_scope` begins.
-
-        Args:
-            name: as it was given.
-            full: as TensorFlow has made it, which numbers scopes in a graph.
-        """
-
-    def leave_scope(self) -> None:
-        """It ends."""
-
-    def seed_state(self, state: Any) -> Any:
-        """What the present tower has in place of the state of a `SeedGenerator`, or None."""
-
-
 _thread = threading.local()  # towers are traced in threads of their own
 
 
 @contextmanager
-def listening(listener: Listener) -> Iterator[None]:
+def listening(listener: BuildCall) -> Iterator[None]:
     """Let a call of `build` hear what Keras does in this thread."""
     outer = _listener()
     _thread.listener = listener
@@ -138,8 +96,8 @@ def made_by(tensor: Any) -> Any:
 # -- the hooks --------------------------------------------------------------------------------------------------------
 
 
-def _listener() -> Listener | None:
-    listener: Listener | None = getattr(_thread, "listener", None)
+def _listener() -> BuildCall | None:
+    listener: BuildCall | None = getattr(_thread, "listener", None)
     return listener
 
 

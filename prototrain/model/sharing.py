@@ -164,7 +164,9 @@ class VariableStore:
         These are what layers have added, and the regularizers of all weights that are trainable; without those that
         `build` has asked for itself, which it will have added to its loss.
         """
-        call: BuildCall = self._thread.call
+        call: BuildCall | None = getattr(self._thread, "call", None)
+        if call is None:
+            return None
         weights = [v for v in self._weights.values() if v.trainable and v.regularizer is not None]
         losses = [loss for loss in call.losses if id(loss) not in call.taken]
         losses += [v.regularizer(v) for v in weights if id(v) not in call.taken]
@@ -190,7 +192,11 @@ class VariableStore:
 
     def _check_names(self) -> None:
         """Fail where two layers that `build` has made under one name got one variable each."""
-        owners = {id(v.value): layer for layer in self.layers.values() for v in own_weights(layer)}
+        layers = self.layers.values()
+        owners = {id(v.value): layer for layer in layers for v in own_weights(layer)}
+        for layer in layers:  # what children have that `build` has not made itself
+            for weight in layer.weights:
+                owners.setdefault(id(weight.value), layer)
         for name, variable in self.variables.items():
             base, owner = base_name(variable), owners.get(id(variable))
             first = owners.get(id(self.variables.get(base)))

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from prototrain.data.batches import check_divides
+from prototrain.errors import ConfigError
 from prototrain.experiment import Experiment
 from prototrain.model.built import BuiltModel
 from prototrain.model.net import check_net, scalars
@@ -244,7 +245,15 @@ class TowerTrainer(Trainer):
             name: unique among the trainer's optimizers.
             optimizer: is built already if there are no `variables`.
             variables: those of the model that it is to be built for.
+
+        Raises:
+            ConfigError: it accumulates gradients over steps, with several towers.
         """
+        if self.towers > 1 and optimizer.gradient_accumulation_steps:
+            raise ConfigError(
+                f"{optimizer.name}: with several towers an optimizer cannot have gradient_accumulation_steps; use "
+                "model.accumulate_steps, which accumulates within a step"
+            )
         trained = {} if variables is None else self.built.keras_variables(variables)
         if variables is not None:
             optimizer.build(list(trained.values()))

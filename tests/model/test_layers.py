@@ -207,11 +207,25 @@ def twice(x: Any, training: bool) -> Any:
     return judge(x) + judge(x + 1.0)
 
 
+class Judge(L.Layer):  # type: ignore[misc]
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.inner = L.Dense(2, name="inner")
+
+    def call(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+def twice_a_layer_with_children(x: Any, training: bool) -> Any:
+    return Judge(name="judge")(x) + Judge(name="judge")(x + 1.0)
+
+
 @pytest.mark.parametrize(
     ("network", "message"),
     [
         (assigns_a_layer, r"assigns a computed value to the trainable variable fc/kernel, .* in every step"),
         (assigns_a_variable, r"assigns a computed value to the trainable variable scale, .* in every step"),
+        (twice_a_layer_with_children, r"two layers named 'judge'"),
         (twice, r"two layers named 'line', .* make the layer once and call it twice, otherwise give .* another name"),
     ],
 )
