@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from prototrain.data.batches import check_divides
+from prototrain.errors import ConfigError
 from prototrain.experiment import Experiment
 from prototrain.model.built import BuiltModel
 from prototrain.model.net import check_net, scalars
@@ -27,6 +28,7 @@ from prototrain.step.trace import tower_trace
 from prototrain.towers import components
 from prototrain.trainers.base import Trainer
 from prototrain.trainers.optimization import optimization, optimizer_settings
+from prototrain.trainers.optimizer_slots import OptimizerSlots
 from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.step_plan import step_plan
 
@@ -94,6 +96,7 @@ class TowerTrainer(Trainer):
         self.element_spec = self.built.element_spec
         self.variables, self.trainable, self.decayed = self.built.variables, self.built.trainable, self.built.decayed
         self.loss_scale = LossScale() if self.built.policy == "mixed_float16" else None
+        self._slots = OptimizerSlots(self.state)
         self._optimizer_settings: dict[str, dict[str, Any]] = {}
         self._optimization: dict[str, Any] = {}
         with self.placement.scope():
@@ -112,14 +115,16 @@ class TowerTrainer(Trainer):
 
     def create_optimizers(self) -> None:
         """Make `self.optimizer` (or several of your own) and register its variables in `state`."""
-        self.optimizer = own_optimizer(make_optimizer(self.config))
-        self.optimizer.build(list(self.trainable.values()))
-        self.register_optimizer("optimizer", self.optimizer)
+        made = self.optimizer  # by an earlier call, for other variables
+        equal = make_optimizer(self.config) if made is None else type(made).from_config(made.get_config())
+        self.optimizer = own_optimizer(equal)
+        self.register_optimizer("optimizer", self.optimizer, self.trainable.values())
 
     def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
         """Do one iteration with one tower's batch; traced.
 
-        By default: build, gradients of the loss and of the weight decay, processors, guarded update.
+        By default: build, gradients of the loss, of the weight decay and of the layers' losses, processors, guarded
+        update.
 
         Args:
             inputs: the tower's batch.
@@ -134,7 +139,11 @@ class TowerTrainer(Trainer):
                 net = self.build(inputs, True)
                 outputs = scalars(net)
                 outputs["loss_l2"] = self.weight_decay_loss()
-                loss = outputs["loss_total"] = tf.cast(outputs["loss"], tf.float32) + outputs["loss_l2"]
+                loss = tf.cast(outputs["loss"], tf.float32) + outputs["loss_l2"]
+                if (of_layers := self.built.layer_loss()) is not None:
+                    outputs["loss_layers"] = of_layers
+                    loss += of_layers
+                outputs["loss_total"] = loss
             return outputs, self.gradients(tape, loss, variables)
 
         trace = tower_trace()
@@ -223,15 +232,33 @@ class TowerTrainer(Trainer):
             loss,
             self.optimizer if optimizer is None else optimizer,
             placement=self.placement,
-            processors=self.gradient_processors,
+            processors=[*self.gradient_processors, self.built.with_keras_variables],
             record_norm=self.record_gradient_norm,
         )
 
-    def register_optimizer(self, name: str, optimizer: keras.optimizers.Optimizer) -> None:
-        """Have the variables of a built optimizer saved as ``<name>/...``."""
-        self._optimizer_settings[name] = optimizer_settings(optimizer)
-        # The path starts with the optimizer's own name, which Keras numbers by process.
-        self.state.update({f"{name}/{variable.path.partition('/')[2]}": variable for variable in optimizer.variables})
+    def register_optimizer(
+        self, name: str, optimizer: keras.optimizers.Optimizer, variables: Iterable[tf.Variable] | None = None
+    ) -> None:
+        """Have the variables of an optimizer saved as ``<name>/...``.
+
+        Args:
+            name: unique among the trainer's optimizers.
+            optimizer: is built already if there are no `variables`.
+            variables: those of the model that it is to be built for.
+
+        Raises:
+            ConfigError: it accumulates gradients over steps, with several towers.
+        """
+        if self.towers > 1 and optimizer.gradient_accumulation_steps:
+            raise ConfigError(
+                f"{optimizer.name}: with several towers an optimizer cannot have gradient_accumulation_steps; use "
+                "model.accumulate_steps, which accumulates within a step"
+            )
+        trained = {} if variables is None else self.built.keras_variables(variables)
+        if variables is not None:
+            optimizer.build(list(trained.values()))
+        self._slots.register(name, optimizer, trained)
+        self._optimizer_settings.setdefault(name, optimizer_settings(optimizer))  # as it was made first
 
     # -- the compiled call --------------------------------------------------------------------------------------------
 
@@ -304,6 +331,10 @@ class TowerTrainer(Trainer):
 
     @contextmanager
     def _around_run(self) -> Iterator[None]:
+        if self.built.choose_trained():  # a layer was frozen or thawed since
+            self.trainable, self.decayed = self.built.trainable, self.built.decayed
+            with self.placement.scope(), self._slots.renewed():
+                self.create_optimizers()
         self._adopt_optimizers()
         self._settle()
         self._call, self._has_looked = None, False  # traced callbacks belong to one list
@@ -320,11 +351,8 @@ class TowerTrainer(Trainer):
         known = {id(entry) for entry in self.state.values()}
         for name, optimizer in vars(self).items():
             if isinstance(optimizer, keras.optimizers.Optimizer) and id(optimizer.variables[0]) not in known:
-                if not optimizer.built:
-                    with self.placement.scope():
-                        optimizer.build(list(self.trainable.values()))
-                if id(optimizer) not in known:
-                    self.register_optimizer(name, optimizer)
+                with self.placement.scope():
+                    self.register_optimizer(name, optimizer, None if optimizer.built else self.trainable.values())
 
     def _settle(self) -> None:
         """Bring the data position back to the last completed step, if a failed step has read on."""
@@ -358,6 +386,14 @@ class TowerTrainer(Trainer):
     @property
     def model_variables(self) -> dict[str, Any]:
         return dict(self.variables)
+
+    @property
+    def keras_layers(self) -> dict[str, keras.layers.Layer]:
+        """The Keras layers that `build` makes or calls, by name."""
+        return self.built.keras_layers
+
+    def fitted_to(self, saved: Mapping[str, Mapping[str, Any]]) -> AbstractContextManager[None]:
+        return self._slots.fitted_to(saved, self.built.frozen | dict.fromkeys(self.trainable, True))
 
     # -- what it says of itself ----------------------------------------------------------------------------------------
 
