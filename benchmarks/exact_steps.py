@@ -97,7 +97,7 @@ class Drawn:
     def __init__(self, names: Sequence[str], optimizer: str) -> None:
         self.names = names
         self.generator = tf.random.Generator.from_seed(11)
-        self.seeds = keras.random.SeedGenerator(12)
+        self.seeds = keras.random.SeedGenerator(12, name="drawn")
         self.config = Config(
             {
                 "trainer.experiment_name": "drawn",

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.optimizers import named_slots, slot_stem
+from prototrain.trainers.optimization import optimizer_settings
 
 
 class OptimizerSlots:
@@ -21,11 +22,14 @@ class OptimizerSlots:
 
     Args:
         state: `trainer.state`.
+
+    Attributes:
+        settings: what the optimizers were made with, by their names there; see `optimizer_settings`.
     """
 
     def __init__(self, state: dict[str, Any]) -> None:
+        self.settings: dict[str, dict[str, Any]] = {}
         self._state = state
-        self._optimizers: set[str] = set()
         self._in_use: set[str] = set()
         self._resting: set[str] = set()
 
@@ -37,7 +41,7 @@ class OptimizerSlots:
             optimizer: has the variables.
             trained: see `named_slots`.
         """
-        self._optimizers.add(name)
+        self.settings.setdefault(name, optimizer_settings(optimizer))  # as it was made first
         for slot, variable in named_slots(optimizer, trained):
             self._state[f"{name}/{slot}"] = variable
             self._in_use.add(f"{name}/{slot}")
@@ -68,7 +72,7 @@ class OptimizerSlots:
             weights: whether a weight is trained, by name.
         """
         kept: dict[str, Any] = {}
-        for optimizer in self._optimizers:
+        for optimizer in self.settings:
             starts = {weight: f"{optimizer}/{slot_stem(weight)}_" for weight in weights}
             then = {weight for weight, start in starts.items() if any(name.startswith(start) for name in saved)}
             rest = tuple(starts[weight] for weight in then if not weights[weight])

@@ -27,7 +27,7 @@ from prototrain.step.stop_variable import StopVariable
 from prototrain.step.trace import tower_trace
 from prototrain.towers import components
 from prototrain.trainers.base import Trainer
-from prototrain.trainers.optimization import optimization, optimizer_settings
+from prototrain.trainers.optimization import optimization
 from prototrain.trainers.optimizer_slots import OptimizerSlots
 from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.step_plan import step_plan
@@ -97,7 +97,6 @@ class TowerTrainer(Trainer):
         self.variables, self.trainable, self.decayed = self.built.variables, self.built.trainable, self.built.decayed
         self.loss_scale = LossScale() if self.built.policy == "mixed_float16" else None
         self._slots = OptimizerSlots(self.state)
-        self._optimizer_settings: dict[str, dict[str, Any]] = {}
         self._optimization: dict[str, Any] = {}
         with self.placement.scope():
             self.create_optimizers()
@@ -258,7 +257,6 @@ class TowerTrainer(Trainer):
         if variables is not None:
             optimizer.build(list(trained.values()))
         self._slots.register(name, optimizer, trained)
-        self._optimizer_settings.setdefault(name, optimizer_settings(optimizer))  # as it was made first
 
     # -- the compiled call --------------------------------------------------------------------------------------------
 
@@ -338,7 +336,7 @@ class TowerTrainer(Trainer):
         self._adopt_optimizers()
         self._settle()
         self._call, self._has_looked = None, False  # traced callbacks belong to one list
-        self._optimization = optimization(self._optimizer_settings, self.callbacks)
+        self._optimization = optimization(self._slots.settings, self.callbacks)
         # A step in Python is a call of one step, which is as short as it can be.
         with self.stop.telling(self._stop_variable.set) if self.is_compiled else nullcontext():
             yield
