@@ -386,6 +386,10 @@ class TowerTrainer(Trainer):
         return dict(self.variables)
 
     @property
+    def trained_variables(self) -> dict[str, Any]:
+        return {name: self.variables[name] for name in self.trainable}
+
+    @property
     def keras_layers(self) -> dict[str, keras.layers.Layer]:
         """The Keras layers that `build` makes or calls, by name."""
         return self.built.keras_layers
