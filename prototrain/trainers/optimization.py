@@ -16,6 +16,18 @@ from prototrain.errors import PrototrainError
 from prototrain.system.graphs import graph_digest
 
 
+def own_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """An equal optimizer that belongs to the present strategy: one made before knows of a single device only."""
+    if not tf.distribute.has_strategy():
+        return optimizer
+    return type(optimizer).from_config(optimizer.get_config())
+
+
+def rate(optimizer: keras.optimizers.Optimizer) -> float:
+    """The present learning rate."""
+    return float(tf.convert_to_tensor(optimizer.learning_rate))  # a replicated variable is no number by itself
+
+
 def optimizer_settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """What an optimizer was made with, as JSON can hold it.
 
