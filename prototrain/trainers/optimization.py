@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -34,11 +35,14 @@ def optimizer_settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     Without its name, which Keras counts up by process, and with the learning rate that it has at present: that of a
     run changes, so this is asked before the first step.
     """
-    config = {name: value for name, value in optimizer.get_config().items() if name != "name"}
+    with warnings.catch_warnings(action="ignore"):  # of functions that Keras could not load again
+        config = {name: value for name, value in optimizer.get_config().items() if name != "name"}
     settings: dict[str, Any] = encode(config, "optimizer", [])
     rate = settings.get("learning_rate")
     if isinstance(rate, float):
         settings["learning_rate"] = float(f"{rate:.7g}")  # it was kept as a float32
+    elif isinstance(rate, dict) and rate.get("class_name") in ("__lambda__", "function"):
+        del settings["learning_rate"]  # the code of a function is seen where its file is compared
     return {"class": type(optimizer).__name__, **settings}
 
 
