@@ -342,6 +342,9 @@ def hostile_position(prefix: Path, target: Path) -> tf.data.Dataset:
     """Write the position of a shuffled dataset in which one element is a graph that writes a file when it is run."""
     tf.random.set_seed(1)  # whatever earlier tests have set
     dataset = tf.data.Dataset.range(50).window(5).shuffle(4, seed=1).flat_map(lambda window: window.batch(5))
+    options = tf.data.Options()
+    options.autotune.enabled = False  # which puts in stages that read ahead
+    dataset = dataset.with_options(options)
     iterator = iter(dataset)
     next(iterator)
     tf.train.Checkpoint(item=iterator).write(str(prefix))
