@@ -24,6 +24,7 @@ from prototrain.errors import CheckpointError
 from prototrain.experiment import source_of
 from prototrain.experiment.provenance import changes_since, import_digests, source_digest
 from prototrain.experiment.record import RunRecord, State
+from prototrain.system.forks import tell_of_forks
 from prototrain.system.tracebacks import in_one_line
 
 if TYPE_CHECKING:
@@ -53,9 +54,19 @@ class Session:
         self.stopped_by: str | None = None
         self._record: RunRecord | None = None
         self.began_at = 0
+        self._protected: dict[str, set[int]] = {}
+        self._is_forked = False
+        self._make_writer()
+        tell_of_forks(self)
+
+    def _make_writer(self) -> None:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._writing: Future[Path] | None = None
-        self._protected: dict[str, set[int]] = {}
+
+    def after_fork(self) -> None:
+        """Leave the directory to the parent, in a child that comes out of the run by an exception or `sys.exit`."""
+        self._is_forked, self._record = True, None
+        self._make_writer()  # the parent's thread is not here
 
     def protect(self, who: str, steps: Collection[int]) -> None:
         """Keep the checkpoints of some steps from being deleted.
@@ -72,6 +83,7 @@ class Session:
         return set().union(*self._protected.values())
 
     def __enter__(self) -> Session:
+        self._is_forked = False
         experiment = self._trainer.experiment
         if experiment is not None and self._trainer.is_chief:
             stale = experiment.lock()
@@ -100,6 +112,8 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._is_forked:
+            return
         if isinstance(error, Exception):  # whoever catches it shows as much as is of use
             self._write_to_log("".join(traceback.format_exception(error)))
         if self._trainer.experiment is not None:
