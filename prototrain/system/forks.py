@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+import traceback
 import weakref
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 
 class Forkable(Protocol):
@@ -28,6 +30,22 @@ _mask = threading.local()
 def tell_of_forks(one: Forkable) -> None:
     """Have `after_fork` called in every child that is forked from now on, as long as the object is there."""
     _told.add(one)
+
+
+def end_child(error: BaseException) -> NoReturn:
+    """End a forked child that comes out of the run, with the exit code that the error stands for.
+
+    Neither what is around the run nor Python's own end takes place: TensorFlow would wait for threads that are not
+    there.
+    """
+    code = error.code if isinstance(error, SystemExit) else 1
+    if not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    elif code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if code is None else code if isinstance(code, int) else 1)
 
 
 def _before() -> None:

@@ -24,7 +24,7 @@ from prototrain.errors import CheckpointError
 from prototrain.experiment import source_of
 from prototrain.experiment.provenance import changes_since, import_digests, source_digest
 from prototrain.experiment.record import RunRecord, State
-from prototrain.system.forks import tell_of_forks
+from prototrain.system.forks import end_child, tell_of_forks
 from prototrain.system.tracebacks import in_one_line
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Session:
         self._writing: Future[Path] | None = None
 
     def after_fork(self) -> None:
-        """Leave the directory to the parent, in a child that comes out of the run by an exception or `sys.exit`."""
+        """Leave the directory to the parent, in a child that comes out of the run by `sys.exit`, for example."""
         self._is_forked, self._record = True, None
         self._make_writer()  # the parent's thread is not here
 
@@ -113,6 +113,8 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._is_forked:
+            if error is not None:
+                end_child(error)
             return
         if isinstance(error, Exception):  # whoever catches it shows as much as is of use
             self._write_to_log("".join(traceback.format_exception(error)))

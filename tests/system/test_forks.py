@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from prototrain import Trainer
 from prototrain.callbacks import CallbackFactory, JSONWriter, SaveOnExit, StartProcOrThread
 from prototrain.experiment import Experiment
 from prototrain.experiment.lock import DirectoryLock
 from prototrain.system.signals import StopRequest
-from tests.tiny import CountingTrainer
+from tests.tiny import CountingTrainer, tiny_trainer
 
 FORK = multiprocessing.get_context("fork")
 # From Python 3.12 on a fork beside threads, which TensorFlow always has, is warned of.
@@ -160,24 +160,25 @@ def test_a_lock_that_is_given_back_is_free_whoever_has_a_copy(tmp_path: Path) ->
     os.close(copy)
 
 
-def test_a_child_that_leaves_by_an_exception_ends_nothing_of_the_run(experiment: Path) -> None:
+@pytest.mark.parametrize(("error", "code"), [(SystemExit(7), 7), (SystemExit(), 0), (RuntimeError("no"), 1)])
+@pytest.mark.parametrize(
+    "make", [CountingTrainer, lambda experiment: tiny_trainer(experiment)], ids=["plain", "compiled"]
+)
+def test_a_child_that_leaves_by_an_exception_ends_nothing_of_the_run(
+    make: Callable[..., Trainer], error: BaseException, code: int, experiment: Path
+) -> None:
     """As after ``if os.fork() == 0: work(); sys.exit()``, which goes through `train` in the child."""
-    me, steps = os.getpid(), []
+    codes = []
 
     def leave() -> None:
         child = os.fork()
         if child == 0:
-            sys.exit(7)
-        steps.append(code_of(child))
+            raise error
+        codes.append(code_of(child))
 
-    trainer = CountingTrainer(experiment=experiment)
-    try:
-        trainer.train([at(2, leave).every(steps=1), JSONWriter(), SaveOnExit()], max_steps=3)
-    except SystemExit as end:
-        if os.getpid() != me:
-            os._exit(int(str(end.code)))
-        raise
-    assert steps == [7]
+    trainer = make(experiment=experiment)
+    trainer.train([at(2, leave).every(steps=1), JSONWriter(), SaveOnExit()], max_steps=3)
+    assert codes == [code]
     assert trainer.session.checkpoints.steps() == [3]
     assert (experiment / "run.json").read_text().count('"finished"') == 1
 
