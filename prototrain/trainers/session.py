@@ -210,7 +210,8 @@ class Session:
         where it is; after a step that was left half-done, from that checkpoint.
 
         Raises:
-            CheckpointError: the checkpoints are damaged or do not fit, or there is none to go back to.
+            CheckpointError: the checkpoints are damaged or do not fit, or there is none to go back to; or something in
+                the trainer's state could not be saved.
         """
         self.resumed, self.inexact = None, []
         self._protected.clear()
@@ -224,6 +225,7 @@ class Session:
             )
         if trainer.experiment is None:
             return
+        StateEntries(trainer.state).check()
         checkpoints = self.checkpoints
         if trainer.is_chief:
             checkpoints.sweep()
