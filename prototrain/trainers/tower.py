@@ -339,6 +339,11 @@ class TowerTrainer(Trainer):
         self.built.step, self.built.stop = self.global_step, self.stop
         return self.built.evaluate(dataset, batches)
 
+    def rehearse(self, dataset: str, batches: int = 0) -> None:
+        if type(self).evaluate is TowerTrainer.evaluate:
+            self.built.step, self.built.stop = self.global_step, self.stop
+            self.built.rehearse(dataset, batches)
+
     def load_weights(self, path: str | Path) -> None:
         """Take over what matches from a checkpoint and print a table of what became of each variable."""
         self.log(self.built.load_weights(path))
