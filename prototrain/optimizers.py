@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -144,6 +144,31 @@ def _given(method: Any) -> keras.optimizers.Optimizer:
         advice = "return a new one at each call" if made_here else "give a factory, such as lambda: Adam(1e-3)"
         raise ConfigError(f"{_METHOD}: this {type(optimizer).__name__} is already built by another trainer; {advice}")
     return optimizer
+
+
+def named_slots(optimizer: keras.optimizers.Optimizer, trained: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The variables of a built optimizer with the names that checkpoints have for them.
+
+    Args:
+        optimizer: has the variables.
+        trained: the variables that it was built for, by their names in a checkpoint; none if its own names are to be
+            taken.
+    """
+    stems = {_stem(getattr(given, "path", given.name)): slot_stem(name) for name, given in trained.items()}
+    for variable in optimizer.variables:
+        slot = variable.path.partition("/")[2]  # in front of it stands the optimizer's name, numbered by process
+        fitting = [stem for stem in stems if slot.startswith(f"{stem}_")]
+        longest = max(fitting, key=len, default="")
+        yield stems.get(longest, "") + slot.removeprefix(longest), variable
+
+
+def slot_stem(name: str) -> str:
+    """What the names of a variable's slots begin with in a checkpoint."""
+    return f"{_stem(name)}_0"  # as Keras makes them of TensorFlow's names, which end with the number of an output
+
+
+def _stem(name: str) -> str:
+    return name.replace("/", "_").replace(":", "_")
 
 
 def processors_from_config(config: Config) -> list[GradientProcessor]:

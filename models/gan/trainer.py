@@ -40,11 +40,9 @@ class GANTrainer(SyncReplicatedTrainer):
         self.optimizer = make_optimizer(self.config)
         same = {**self.optimizer.get_config(), "learning_rate": lambda: self.optimizer.learning_rate}
         self.discriminator_optimizer = type(self.optimizer).from_config(same)
-        self.optimizer.build(self.generator)
-        self.discriminator_optimizer.build(self.discriminator)
         # Under these names a checkpoint holds them.
-        self.register_optimizer("optimizer", self.optimizer)
-        self.register_optimizer("discriminator_optimizer", self.discriminator_optimizer)
+        self.register_optimizer("optimizer", self.optimizer, self.generator)
+        self.register_optimizer("discriminator_optimizer", self.discriminator_optimizer, self.discriminator)
 
     def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
         updates = self.config["model.discriminator_updates"]

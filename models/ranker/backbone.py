@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from prototrain.checkpoint import first_line
@@ -36,8 +31,7 @@ def features(pictures: tf.Tensor, train_phase: bool) -> tf.Tensor:
     pixels = tf.cast(pictures, tf.float32)
     if backbone_name() == "convnet":
         return _convnet(pixels / 127.5 - 1.0, training)
-    with _beginning_with(config["model.backbone.weights"]):
-        network = _application(None)
+    network = _application(config["model.backbone.weights"])
     module = getattr(keras.applications, backbone_name()).__module__.rpartition(".")[2]
     return network(getattr(keras.applications, module).preprocess_input(pixels), training=training)
 
@@ -72,45 +66,3 @@ def _application(weights: str | None) -> keras.Model:
         raise ConfigError(
             f"model.backbone.name: {name}{given} cannot be made for {height}x{width} pictures: {first_line(error)}"
         ) from error
-
-
-@contextmanager
-def _beginning_with(weights: str | None) -> Iterator[None]:
-    """Let the variables that are made meanwhile begin with a network's trained weights.
-
-    They are initial values, and not assigned afterwards: the trainer puts all that is not trained, such as the batch
-    statistics, back to its initial value once the first call of `build` has made the variables.
-    """
-    if weights is None or not tf.executing_eagerly():  # a later call, which gets the variables of the first
-        yield
-        return
-    with ThreadPoolExecutor(1) as pool:  # a thread has creators of its own: the trainer must not see these variables
-        values = iter(pool.submit(_trained_values, weights).result())
-
-    inside = False
-
-    def create(make: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
-        nonlocal inside
-        if inside:  # the trainer's own creator asks for the variable once more, in the place it is to have
-            return make(**arguments)
-        inside = True
-        try:
-            return make(**{**arguments, "initial_value": next(values)})
-        finally:
-            inside = False
-
-    with tf.variable_creator_scope(create):
-        yield
-
-
-def _trained_values(weights: str) -> list[np.ndarray[Any, Any]]:
-    """The values of all of a network's variables in the order in which they are made."""
-    made: list[tf.Variable] = []
-
-    def create(make: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
-        made.append(make(**arguments))
-        return made[-1]
-
-    with tf.variable_creator_scope(create):
-        _application(weights)
-    return [variable.numpy() for variable in made]

@@ -7,6 +7,7 @@ import shutil
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from prototrain.actions.keras_file import export_keras
 from prototrain.actions.restore import add_checkpoint, restore
 from prototrain.actions.saved_model import ServedModel, compare
 from prototrain.errors import ConfigError, ExperimentError
@@ -18,10 +19,17 @@ from prototrain.system.tables import plain_table
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare what the action takes."""
     add_checkpoint(parser)
+    parser.add_argument(
+        "--format",
+        choices=("saved_model", "keras"),
+        default="saved_model",
+        help="a SavedModel with the config's inputs and outputs, or a .keras file of the network, if that is one Keras "
+        "model; default: %(default)s",
+    )
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
-    """Write ``exported/<step>/`` in the experiment's directory.
+    """Write ``exported/<step>/`` in the experiment's directory, or ``exported/<step>.keras``.
 
     Its signature ``serving_default`` takes ``actions.export.inputs`` and gives ``actions.export.outputs``, for any
     number of examples. Before it is put in its place, a fresh Python process that cannot import prototrain loads it and
@@ -29,7 +37,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
 
     Args:
         model: has been trained.
-        args: `checkpoint`.
+        args: `checkpoint`, and `format`, "saved_model" or "keras".
 
     Raises:
         CheckpointError: there is no checkpoint that fits.
@@ -37,6 +45,8 @@ def run(model: ModelProtocol, args: Namespace) -> None:
         ModelError: the model has no such inputs or outputs, or what is exported would not be the same as the model.
         ExperimentError: the export is there already, or cannot be written.
     """
+    if args.format == "keras":
+        return export_keras(restore(model, args.checkpoint))
     inputs, outputs = (_names(model, f"actions.export.{part}") for part in ("inputs", "outputs"))
     restored = restore(model, args.checkpoint)
     final = restored.experiment.directory / "exported" / str(restored.checkpoint.step)

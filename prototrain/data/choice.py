@@ -1,22 +1,28 @@
-"""Which class of position a training dataset gets."""
+"""Which class of position a training dataset gets: the best that is known to be right for its pipeline."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from prototrain.data.elements import first_batch, same_batch
-from prototrain.data.iterator_state import NOT_SAVABLE, bytes_of, take_state
-from prototrain.data.knowledge import generators, knowledge_of, why_not_saved
-from prototrain.data.position import Position, ReplayedPosition, RestartedPosition, SavedPosition, iterate
+from prototrain.data.cache_files import take_caches, unfinished
+from prototrain.data.elements import first_batch
+from prototrain.data.iterator_state import NOT_SAVABLE
+from prototrain.data.knowledge import Knowledge, knowledge_of, shares_generators
+from prototrain.data.position import Position, RestartedPosition, iterate
+from prototrain.data.replayed_position import ReplayedPosition
+from prototrain.data.saved_position import SavedPosition
 from prototrain.data.source import Source
+from prototrain.data.waiting import patiently
+from prototrain.system.tracebacks import cause
+
+WAITING = "waiting for the first batch of the training data"
 
 
 def choose_position(
     source: Source, announce: Callable[[str], None], *, is_single_pass: bool
 ) -> tuple[Position, str, dict[str, Any]]:
-    """Try to save an iterator that has begun, and find out what else may serve.
+    """Choose by what is known of the training dataset's stages; nothing is tried.
 
     Args:
         source: builds the datasets.
@@ -25,27 +31,38 @@ def choose_position(
 
     Returns:
         the position, why it is not a saved one (or nothing), and the first batch.
+
+    Raises:
+        DataError: there is no first batch, or it cannot be read.
     """
-    training = source.training
-    if is_single_pass:
-        reason = "each run reads it from its start to its end"
-        first = first_batch(iterate(training))
+    known = knowledge_of(source.training)
+    to_make = unfinished(known.caches)  # before anything is read
+    take_caches(to_make, announce)
+    reason = "each run reads it from its start to its end" if is_single_pass else known.not_saved
+    if reason is None:
+        try:
+            position = SavedPosition(source, announce, known)
+        except NOT_SAVABLE as error:
+            reason = f"its iterator cannot be saved: {cause(error)}"
+        else:
+            return position, "", patiently(position.look, announce, WAITING)
+    first = _look(source.training, announce)
+    looked_at = source.training
+    source.build_anew()
+    why_not = None if is_single_pass else _why_not_repeated(known, source, looked_at)
+    if is_single_pass or why_not is not None:
+        reason = why_not or reason
         return RestartedPosition(source, announce, reason), reason, first
-    known = knowledge_of(training)
-    to_make = [name for name in known.caches if not Path(f"{name}.index").exists()]  # before anything is read
-    probe = iterate(training, endless=True)
-    try:
-        start = take_state(probe)
-    except NOT_SAVABLE:
-        start = None
-    first = first_batch(probe)
-    why_not = why_not_saved(probe, known.caches)
-    if why_not is None and start is not None:
-        begins_late = known.shuffles > len(generators(bytes_of(start)))
-        return SavedPosition(source, announce, known, None if begins_late else start), "", first
-    del probe  # it may hold the lock of a cache's file
-    reason = why_not or "its iterator cannot be saved at its start"
-    if same_batch(first, first_batch(iter(source.build(0)["trn"]))):
-        return ReplayedPosition(source, announce, to_make), reason, first
-    reason += "; and built again under the same seed it gives other batches"
-    return RestartedPosition(source, announce, reason), reason, first
+    return ReplayedPosition(source, announce, known, to_make, first), reason, first
+
+
+def _look(dataset: Any, announce: Callable[[str], None]) -> dict[str, Any]:
+    # In a function of its own: the iterator, which may hold the lock of a cache's file, ends with it.
+    probe = iterate(dataset)
+    return patiently(lambda: first_batch(probe), announce, WAITING)
+
+
+def _why_not_repeated(known: Knowledge, source: Source, looked_at: Any) -> str | None:
+    if known.not_repeated is None and shares_generators(source.training, looked_at):
+        return "datasets() gives shuffles that were made before it was called, which go on from where they were"
+    return known.not_repeated

@@ -49,21 +49,3 @@ def first_batch(iterator: Any) -> dict[str, Any]:
     except tf.errors.OpError as error:
         raise DataError(f"reading the training dataset 'trn' failed: {cause(error)}") from error
     raise DataError("the training dataset 'trn' is empty")
-
-
-def same_batch(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two batches of one dataset are equal in every bit."""
-    pairs = zip(_flat(one), _flat(other), strict=True)
-    return all(_equal(a, b) for a, b in pairs)
-
-
-def _flat(batch: Mapping[str, Any]) -> list[Any]:
-    return list(tf.nest.flatten(batch, expand_composites=True))
-
-
-def _equal(a: tf.Tensor, b: tf.Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    one, two = a.numpy(), b.numpy()
-    # NaN marks what is missing in many datasets, and is not equal to itself.
-    return bool((one == two).all()) if a.dtype == tf.string else bool(one.tobytes() == two.tobytes())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from mmap import ACCESS_READ, mmap
 from typing import Any
 
@@ -47,13 +48,12 @@ def read_state(prefix: str) -> tf.Tensor:
     return state
 
 
-def bytes_of(state: tf.Tensor) -> bytes:
-    """A small state as it would be written."""
-    content: bytes = tf.io.serialize_tensor(state).numpy()
-    return content
-
-
 def mapped(prefix: str) -> mmap:
     """The bytes of a written state."""
     with open(f"{prefix}.{_DATA}", "rb") as file:
         return mmap(file.fileno(), 0, access=ACCESS_READ)
+
+
+def size_of_state(prefix: str) -> int:
+    """The size of a written state in bytes."""
+    return os.path.getsize(f"{prefix}.{_DATA}")

@@ -1,4 +1,4 @@
-"""What is known of the stages of a pipeline: what a saved position of them is worth, and whether they repeat."""
+"""What is known of a tf.data pipeline, put together from what is known of its stages."""
 
 from __future__ import annotations
 
@@ -6,136 +6,239 @@ import mmap
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from prototrain.checkpoint import holds_graph
-from prototrain.data.iterator_state import NOT_SAVABLE, bytes_of, take_state
-from prototrain.data.pipeline import graphs, parts
-from prototrain.system.tracebacks import cause
+from prototrain.data.stages import graphs, name_of, nodes, operations, shown, sources, stages
+from prototrain.data.worth import (
+    DATASETS_IN_FUNCTIONS,
+    HARMLESS_OPTIONS,
+    HIDDEN,
+    IN_PARALLEL,
+    IN_WORDS,
+    NOT_KNOWN,
+    PLAIN,
+    RANDOM_OPERATIONS,
+    STAGES,
+    STATEFUL_OPERATIONS,
+    Again,
+    Saved,
+    Worth,
+)
 
-_UNNAMED = "(its name is computed)"
 _GENERATOR = b"@@epoch_num_random_samples"  # what TensorFlow calls a part of a shuffle's state
 _NAME = re.compile(rb"Iterator::[\w:\[\]]+")
-_COUNTED = re.compile(rb"(?<!Concatenate)(?<!Zip)\[\d+\]")  # the number of a pass or an element
+_UNNAMED = "(its name is computed)"
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What is known of a dataset.
+    """What is known of a dataset, from its description alone: the same in every process.
 
     Attributes:
+        not_saved: why a saved position of it is not claimed to be exact, or None.
+        not_repeated: why reading it again is not, or None.
+        is_python: whether Python code makes the data, so that reading it again is to be checked.
+        reshuffles: whether each pass has another order, and a whole state holds the generator of it.
         caches: the files of its `cache(filename)`.
-        rereads: whether what is read behind a restored state is what was read there before.
-        shuffles: how many it has.
     """
 
-    caches: list[str]
-    rereads: bool
-    shuffles: int
+    not_saved: str | None
+    not_repeated: str | None
+    is_python: bool
+    reshuffles: bool
+    caches: tuple[str, ...]
 
 
 def knowledge_of(dataset: tf.data.Dataset) -> Knowledge:
-    """Find out what is known of a dataset, from its stages alone."""
+    """Say what is known of a dataset."""
+    caches = tuple(file_caches(dataset))
+    found = list(_findings(dataset))
+    not_saved = max(found, key=lambda finding: finding.worth.saved)
+    not_repeated = max(found, key=lambda finding: finding.worth.again)
+    saved = not_saved.worth.saved >= Saved.NOT_WHOLE or caches
     return Knowledge(
-        caches=file_caches(dataset),
-        rereads=gives_the_same_again(dataset) and not unseeded(dataset),
-        shuffles=count_shuffles(dataset),
+        not_saved=(_of_caches(caches) or not_saved.why) if saved else _shuffles_apart(dataset),
+        not_repeated=not_repeated.why if not_repeated.worth.again >= Again.NO else None,
+        is_python=any(finding.worth.again == Again.PYTHON_CODE for finding in found),
+        reshuffles=any(map(_has_generator, stages(dataset))),
+        caches=caches,
     )
 
 
-def why_not_saved(iterator: Any, caches: list[str]) -> str | None:
-    """Why a checkpoint cannot hold an iterator's state, or None if it can.
+class _Finding(NamedTuple):
+    worth: Worth
+    why: str
 
-    Args:
-        iterator: has begun.
-        caches: the files of its dataset's caches.
+
+def _findings(dataset: tf.data.Dataset) -> Iterator[_Finding]:
+    """Everything that the tables say of a dataset; the first of two that are equally bad is the one that is told."""
+    yield _Finding(PLAIN, "")
+    yield from _of_options(dataset.options())
+    for stage in stages(dataset):
+        name = shown(stage)
+        worth = STAGES.get(name_of(stage), NOT_KNOWN)
+        if name_of(stage) == "_Variant" and {node.op for node in nodes(stage)} <= {*HIDDEN} and nodes(stage):
+            worth = PLAIN
+        if worth == NOT_KNOWN:
+            why = "its stage is hidden" if name == "Variant" else f"nothing is known of its stage {name}"
+        else:
+            why = f"TensorFlow does not save all of its stage {name}"
+        yield _Finding(worth, why)
+        if _may_reorder(stage):
+            yield _Finding(Worth(Saved.NOT_WHOLE, Again.NO), f"{name} may give another order (deterministic=False)")
+        if worth.again == Again.WITH_A_SEED and not _is_seeded(stage):
+            yield _Finding(
+                Worth(Saved.NOT_WHOLE, Again.NO),
+                "it is shuffled without a seed (give shuffle(seed=...), or make it in a function)",
+            )
+        yield from _of_functions(stage)
+
+
+def _of_options(options: tf.data.Options) -> Iterator[_Finding]:
+    if options.deterministic is False:
+        yield _Finding(Worth(Saved.NOT_WHOLE, Again.NO), "its options leave the order open (deterministic=False)")
+    for name in _set_options(options):
+        if name not in HARMLESS_OPTIONS and name != "experimental_external_state_policy":
+            yield _Finding(Worth(Saved.UNKNOWN, Again.YES), f"nothing is known of saving it with the option {name}")
+
+
+def _set_options(options: Any) -> list[str]:
+    default = tf.data.Options()
+    return [
+        name
+        for name, value in options._options.items()
+        if value is not None and value != getattr(default, name, None) and getattr(value, "_options", True)
+    ]
+
+
+def _of_functions(stage: Any) -> Iterator[_Finding]:
+    parallel = name_of(stage) in IN_PARALLEL
+    for function in stage._functions():
+        for tensor in function.function.captured_inputs:
+            if tensor.dtype == tf.variant:
+                yield _Finding(NOT_KNOWN, f"the function of {shown(stage)} uses a dataset from outside of it")
+    for op in operations(stage):
+        if "Dataset" in op.type and op.type in DATASETS_IN_FUNCTIONS:
+            worth = DATASETS_IN_FUNCTIONS[op.type]
+        elif "Dataset" in op.type:
+            worth = NOT_KNOWN
+        elif op.op_def is None or not op.op_def.is_stateful:
+            continue
+        else:
+            worth = STATEFUL_OPERATIONS.get(op.type, NOT_KNOWN)
+        what = IN_WORDS.get(op.type, f"runs the op {op.type}")
+        what += ", of which nothing is known" if worth == NOT_KNOWN and op.type not in IN_WORDS else ""
+        why = f"the function of {shown(stage)} {what}"
+        yield _Finding(worth, why)
+        if op.type in RANDOM_OPERATIONS and (parallel or not (op.get_attr("seed") or op.get_attr("seed2"))):
+            how = "in parallel" if parallel else "without a seed"
+            yield _Finding(Worth(Saved.NOT_WHOLE, Again.NO), f"{shown(stage)} draws random numbers {how}")
+        if op.type == "ShuffleDatasetV3" and not any(tf.get_static_value(seed) for seed in op.inputs[2:4]):
+            yield _Finding(Worth(Saved.NOT_WHOLE, Again.NO), f"{shown(stage)} shuffles without a seed")
+
+
+def _may_reorder(stage: Any) -> bool:
+    if getattr(stage, "_deterministic", "") == "false":
+        return True
+    if name_of(stage) == "_ParallelInterleave":  # which does not say so itself
+        made = [node for node in nodes(stage) if node.op.startswith("ParallelInterleaveDataset")]
+        return not made or any(node.attr["deterministic"].s == b"false" for node in made)
+    with_attribute = (op for op in operations(stage) if "deterministic" in op.node_def.attr)
+    return any(op.get_attr("deterministic") == b"false" for op in with_attribute)
+
+
+def _shuffles_apart(dataset: tf.data.Dataset) -> str | None:
+    """Why the shuffles of a dataset are not in each other's or in another stage's way, so that states lack some."""
+    number, why = _generators_below(dataset, None)
+    if number > 1 or (number and sum(map(is_shuffle, stages(dataset))) > 1):
+        return "it is shuffled in several places, and TensorFlow forgets those that have ended"
+    return why
+
+
+def _generators_below(stage: Any, above: str | None) -> tuple[int, str | None]:
+    """Count the generators from a stage down, each as often as it is read from.
+
+    Returns:
+        their number, and why a state can lack one in the middle of a pass.
     """
-    if caches:
-        # Restored without that file, the iterator would end the whole process.
-        return f"it is cached in the file {caches[0]}, which a saved position would need"
-    try:
-        content = bytes_of(take_state(iterator))
-    except NOT_SAVABLE as error:
-        return f"its iterator cannot be saved: {cause(error)}"
-    return "its iterator holds datasets, whose graphs a restore would have to run" if holds_graph(content) else None
+    number, why = 0, None
+    if _has_generator(stage):
+        number, why = 1, None if above is None else f"TensorFlow forgets a shuffle below {above} before the pass ends"
+    if not STAGES.get(name_of(stage), NOT_KNOWN).holds:
+        above = shown(stage)
+    for source in sources(stage):
+        more, reason = _generators_below(source, above)
+        number, why = number + more, why or reason
+    return number, why
 
 
-def generators(content: bytes | mmap.mmap) -> set[bytes]:
-    """Name the shuffles whose random generators a state holds, by their places in the pipeline.
+def _has_generator(stage: Any) -> bool:
+    return is_shuffle(stage) and getattr(stage, "_reshuffle_each_iteration", None) is not False
 
-    TensorFlow drops what is behind some stages when it ends, such as behind a `batch` whose last batch is a partial
-    one. A state that is taken before the next pass has begun lacks the shuffle behind it, and would begin that pass in
-    the order of the first one.
+
+def is_shuffle(stage: Any) -> bool:
+    """Whether a stage is a shuffle."""
+    return name_of(stage).startswith("_Shuffle")
+
+
+def _is_seeded(stage: Any) -> bool:
+    return bool(int(stage._seed) or int(stage._seed2))
+
+
+def shares_generators(one: tf.data.Dataset, other: tf.data.Dataset) -> bool:
+    """Whether two datasets are made of the same stages, with a random generator in one of these."""
+    known = {id(stage) for stage in stages(other)}
+    return any(id(stage) in known and _draws(stage) for stage in stages(one))
+
+
+def _draws(stage: Any) -> bool:
+    of_functions = (finding.worth.again for finding in _of_functions(stage))
+    return _has_generator(stage) or name_of(stage) == "_Random" or Again.WITH_A_SEED in of_functions
+
+
+def holds_generator(content: bytes | mmap.mmap) -> bool:
+    """Whether a state holds the random generator of a shuffle.
 
     Args:
         content: the bytes of a state.
     """
-    found = set()
     at = content.find(_GENERATOR)
     while at >= 0:
-        name = bytes(content[content.rfind(b"Iterator::", 0, at) : at])
-        if _NAME.fullmatch(name):  # and not an example that has these words
-            found.add(_COUNTED.sub(b"[]", name))
+        if _NAME.fullmatch(bytes(content[content.rfind(b"Iterator::", 0, at) : at])):  # and not in an example
+            return True
         at = content.find(_GENERATOR, at + 1)
-    return found
-
-
-def gives_the_same_again(dataset: tf.data.Dataset) -> bool:
-    """Whether what is read behind a restored state is for certain what was read there before, and in that order."""
-    options = dataset.options()
-    forgets = options.experimental_external_state_policy not in (None, tf.data.experimental.ExternalStatePolicy.FAIL)
-    return not forgets and options.deterministic is not False and not any(map(_may_change, parts(dataset)))
-
-
-def _may_change(part: Any) -> bool:
-    # A parallel interleave does not say whether it may change the order, nor a variant what dataset it stands for.
-    hidden = type(part).__name__ in ("_ParallelInterleaveDataset", "_VariantDataset") or any(
-        tensor.dtype == tf.variant for function in part._functions() for tensor in function.function.captured_inputs
-    )
-    ops = (op for op in _ops(part) if "deterministic" in op.node_def.attr)
-    return (
-        hidden
-        or getattr(part, "_deterministic", "") == "false"
-        or any(op.get_attr("deterministic") == b"false" for op in ops)
-    )
+    return False
 
 
 def file_caches(dataset: tf.data.Dataset) -> list[str]:
     """The names that a dataset gives to the files of its `cache(filename)`, wherever in it they are; often none."""
     found: set[str] = set()
-    for part in parts(dataset):
-        if type(part).__name__ == "CacheDataset":
-            found.add(_name(part._filename))
-        found.update(_name(op.inputs[1]) for op in _ops(part) if op.type.startswith("CacheDataset"))
+    for stage in stages(dataset):
+        if name_of(stage) == "Cache":
+            found.add(_text(stage._filename))
+        for graph in graphs(stage):
+            found.update(_text(op.inputs[1]) for op in graph.get_operations() if op.type.startswith("CacheDataset"))
     return sorted(found - {""})  # a cache in memory has an empty name
 
 
-def unseeded(dataset: Any) -> bool:
-    """Whether a dataset is shuffled, or sampled from others, in another order in every process."""
-    drawn = (part for part in parts(dataset) if _is_shuffle(part) or type(part).__name__ == "_RandomDataset")
-    return not all(int(part._seed) or int(part._seed2) for part in drawn)
+def _of_caches(caches: tuple[str, ...]) -> str | None:
+    # Restored without that file, the iterator would end the whole process.
+    return f"it is cached in the file {caches[0]}, which a saved position would need" if caches else None
 
 
-def count_shuffles(dataset: tf.data.Dataset) -> int:
-    """The number of shuffles in a dataset; one in a function keeps its iterator from being saved at all."""
-    return sum(map(_is_shuffle, parts(dataset)))
-
-
-def _is_shuffle(part: Any) -> bool:
-    return type(part).__name__.startswith("_Shuffle")
-
-
-def _ops(part: Any) -> Iterator[Any]:
-    return (op for graph in graphs(part) for op in graph.get_operations())
-
-
-def _name(tensor: Any) -> str:
+def _text(tensor: Any) -> str:
     value = tf.get_static_value(tensor)
-    return _UNNAMED if value is None else bytes(value).decode(errors="replace")
+    return _UNNAMED if value is None else getattr(value, "item", lambda: value)().decode(errors="replace")
 
 
 def reshuffles(dataset: Any) -> bool:
     """Whether each reading of a dataset gives another order."""
-    return any(_is_shuffle(part) and part._reshuffle_each_iteration is not False for part in parts(dataset))
+    return any(map(_has_generator, stages(dataset)))
+
+
+def unseeded(dataset: Any) -> bool:
+    """Whether a dataset is shuffled, or sampled from others, in another order in every process."""
+    drawn = (stage for stage in stages(dataset) if is_shuffle(stage) or name_of(stage) == "_Random")
+    return not all(map(_is_seeded, drawn))

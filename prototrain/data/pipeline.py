@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from prototrain.data.stages import graphs, name_of, sources, stages
 from prototrain.system.graphs import graph_digest, short_digest
 
+_ADDRESSES = ("_variant_tensor_attr", "_address", "_dataset_id")  # of this process, or of a service
 _LOOKED_AT = 100_000
 _LONGEST_PATH = 4096
 _HASHED_BYTES = 64 * 2**20  # contents of more than this are known by shape only: hashing them would delay every start
@@ -45,6 +47,12 @@ def describe_pipeline(dataset: tf.data.Dataset) -> list[str]:
     return lines
 
 
+def describe_sources(dataset: tf.data.Dataset) -> list[str]:
+    """Describe only where a dataset's data comes from, as in `describe_pipeline`: what no seed has to do with."""
+    found = (stage for stage in stages(dataset) if not sources(stage) and name_of(stage) != "_Random")
+    return [line for stage in found for line in describe_pipeline(stage)]
+
+
 def prefetched(dataset: Any, batches: int) -> tf.data.Dataset:
     """Have batches made ahead of their use, if the dataset does not: a second buffer costs as much as the first."""
     last = dataset
@@ -53,34 +61,10 @@ def prefetched(dataset: Any, batches: int) -> tf.data.Dataset:
     return dataset if type(last).__name__ == "_PrefetchDataset" else dataset.prefetch(batches)
 
 
-def parts(*datasets: tf.data.Dataset) -> Iterator[Any]:
-    """The datasets and all that they are made of, each once."""
-    seen: set[int] = set()
-    waiting: list[Any] = list(datasets)
-    while waiting:
-        part = waiting.pop()
-        if id(part) not in seen:
-            seen.add(id(part))
-            # TensorFlow has no public way to ask what a dataset is made of, except as a graph with all its data in it.
-            waiting += part._inputs()
-            # Readers keep the datasets that they stand for to themselves.
-            waiting += [value for value in vars(part).values() if isinstance(value, tf.data.Dataset)]
-            yield part
-
-
-def graphs(part: Any) -> Iterator[Any]:
-    """The graphs of the functions that a part of a dataset calls, and of those inside of them."""
-    waiting = [function.function.graph for function in part._functions()]
-    while waiting:
-        graph = waiting.pop()
-        waiting += [graph._get_function(name).graph for name in graph._functions]
-        yield graph
-
-
 def named_files(datasets: Iterable[tf.data.Dataset]) -> set[str]:
     """The absolute paths of the files whose names stand in the datasets' graphs."""
     found: set[str] = set()
-    for part in parts(*datasets):
+    for part in stages(*datasets):
         values = [item for value in vars(part).values() for item in (value if isinstance(value, list) else [value])]
         tensors = [value for value in values if tf.is_tensor(value)]
         for function in part._functions():
@@ -115,7 +99,7 @@ def first_difference(then: list[str], now: list[str]) -> str | None:
 
 def _show(name: str, value: Any) -> str | None:
     """A stage's setting, from the attributes of its object: tensors are what the stage was given."""
-    if name == "_variant_tensor_attr":
+    if name in _ADDRESSES:
         return None
     if isinstance(value, (list, tuple)):
         tensors = [item for item in value if tf.is_tensor(item)]

@@ -3,51 +3,94 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+import keras
 import tensorflow as tf
+from keras.src.backend.common import global_state
 
+from prototrain.checkpoint.state import random_state, set_random_state
 from prototrain.data.elements import check_dataset
+from prototrain.data.pipeline import describe_sources
 from prototrain.errors import DataError
 
 Datasets = dict[str, tf.data.Dataset]
+_KERAS_GENERATOR = "global_seed_generator"
 
 
 class Source:
     """Builds datasets so that what has no seed of its own depends on the run's seed and the pass only.
 
+    All datasets of a run come from one call, so that validation examples never come among those to train on: of later
+    calls only the training dataset is used, and it only where it is made of the same data.
+
     Args:
         make: a model's `datasets`.
         seed: the run's seed.
+        announce: called with a line of text that the user should know.
 
     Attributes:
         seed: as it was given.
-        datasets: those of the first call.
+        datasets: those of the run.
 
     Raises:
         DataError: there is no training dataset, or one of them is empty or does not give dicts of tensors.
     """
 
-    def __init__(self, make: Callable[[], Datasets], seed: int) -> None:
+    def __init__(self, make: Callable[[], Datasets], seed: int, announce: Callable[[str], None]) -> None:
         self._make = make
+        self._announce = announce
         self.seed = seed
-        self.datasets = self.build(0)
+        self.datasets = self._call(0)
+        self._is_repeated = True
 
     @property
     def training(self) -> tf.data.Dataset:
-        """The training dataset of the first call."""
+        """The run's training dataset, as of the first pass."""
         return self.datasets["trn"]
 
-    def build(self, number: int) -> Datasets:
-        """Call `make` for a pass, counted from 0.
+    def build_anew(self) -> None:
+        """Have the datasets of the run made once more, after something was read from them."""
+        self.datasets = self._call(0)
 
-        Raises:
-            DataError: see the class.
-        """
+    def training_of(self, number: int) -> tf.data.Dataset:
+        """Build the training dataset of a pass, counted from 0."""
+        if self._is_repeated:
+            dataset = self._call(number)["trn"]
+            if describe_sources(dataset) == describe_sources(self.training):
+                return dataset
+            self._is_repeated = False
+            self._announce(
+                "datasets() gives other data whenever it is called; the run goes on with that of the first call "
+                "(seed every random generator that it makes)"
+            )
+        return self.training
+
+    def _call(self, number: int) -> Datasets:
         digest = hashlib.sha256(f"{self.seed}/{number}".encode()).digest()
-        tf.random.set_seed(self.seed if number == 0 else int.from_bytes(digest[:4], "big"))
-        datasets = self._make()
+        with _seeded(self.seed, self.seed if number == 0 else int.from_bytes(digest[:4], "big")):
+            datasets = self._make()
         if not isinstance(datasets, dict) or "trn" not in datasets:
             given = ", ".join(map(repr, datasets)) if isinstance(datasets, dict) else type(datasets).__name__
             raise DataError(f"datasets() must return a dict with the training dataset under 'trn'; it gave {given}")
         return {name: check_dataset(dataset, name) for name, dataset in datasets.items()}
+
+
+@contextmanager
+def _seeded(seed: int, of_pass: int) -> Iterator[None]:
+    """Put all global random generators to a state that depends on the seeds only, and afterwards back.
+
+    Args:
+        seed: what Python, NumPy and Keras draw from, so that a random split is the same one in every pass.
+        of_pass: what `tf.data` shuffles by.
+    """
+    kept, generator = random_state(), global_state.get_global_attribute(_KERAS_GENERATOR)
+    keras.utils.set_random_seed(seed)
+    tf.random.set_seed(of_pass)
+    try:
+        yield
+    finally:
+        set_random_state(kept)
+        global_state.set_global_attribute(_KERAS_GENERATOR, generator)
+        tf.random.set_seed(seed)

@@ -14,9 +14,11 @@ import tensorflow as tf
 from prototrain.data.choice import choose_position
 from prototrain.data.pipeline import describe_pipeline, first_difference
 from prototrain.data.source import Source
-from prototrain.errors import CheckpointError, StopTraining
+from prototrain.data.waiting import PATIENCE
+from prototrain.errors import CheckpointError, DataError, StopTraining
+from prototrain.system.tracebacks import cause
 
-CATCH_UP_BATCHES = 20
+LONGEST_DEAFNESS = 0.2  # seconds, while batches are read again
 
 _alive: weakref.WeakSet[TrainingData] = weakref.WeakSet()
 
@@ -65,19 +67,19 @@ class TrainingData:
     ) -> None:
         self._announce = announce
         self._clock = clock
-        self._source = Source(make, seed)
+        self._source = Source(make, seed, announce)
         self.allow_changes = False
         self.caveat: str | None = None
-        self.datasets = self._source.datasets
         training = self._source.training
-        self.element_spec = training.element_spec
-        self._pipeline = describe_pipeline(training)
         length = int(training.cardinality())
         self.cardinality = length if length >= 0 else None
         self._is_single_pass = not repeat and length != tf.data.INFINITE_CARDINALITY
         self._position, self.reason, self.first_batch = choose_position(
             self._source, announce, is_single_pass=self._is_single_pass
         )
+        self.datasets = self._source.datasets
+        self.element_spec = self._source.training.element_spec
+        self._pipeline = describe_pipeline(self._source.training)
         _alive.add(self)
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -110,17 +112,27 @@ class TrainingData:
 
         Returns:
             whether that place was reached.
+
+        Raises:
+            DataError: the data cannot be read; the position is as it was saved.
         """
         position = self._position
         if not position.behind:
             return True
-        begin, behind = self._clock(), position.behind
+        begin, behind, batches, is_quiet = self._clock(), position.behind, 1, True
         while position.behind and not stop_requested():
-            batches = min(position.behind, CATCH_UP_BATCHES)
-            _advance(self.iterator, tf.constant(batches))
-            position.behind -= batches
+            before, batches = self._clock(), min(position.behind, batches)
+            if not self._read_again(batches):
+                return False
+            now = self._clock()
+            batches = batches * 2 if now - before < LONGEST_DEAFNESS / 2 else max(batches // 2, 1)
+            if is_quiet and now - begin > PATIENCE:
+                is_quiet = False
+                self._announce(f"reading {behind} batches again to get to the place of the run")
         read, seconds = behind - position.behind, self._clock() - begin
         self._announce(f"read {read} batches again to get to the place of the run ({seconds:.1f} s)")
+        if not position.behind:
+            self._take_caveat(position.caught_up())
         return not position.behind
 
     def next_batch(self) -> dict[str, Any]:
@@ -140,6 +152,29 @@ class TrainingData:
         """What becomes of the position on a resume, in words."""
         exact = {"iterator": "exact", "replay": "exact, by reading again", "restart": "not exact"}[self.mode]
         return f"{self.mode} ({exact}{'; ' + self.reason if self.reason else ''})"
+
+    def _read_again(self, batches: int) -> bool:
+        """Read on; when the data ends before its place, begin the next pass.
+
+        Returns:
+            whether it went on so far.
+        """
+        try:
+            _advance(self.iterator, tf.constant(batches))
+        except tf.errors.OutOfRangeError:
+            self._take_caveat("the training data did not repeat: reading it again gave fewer batches")
+            self._position.begin(self._position.number + 1)
+            return False
+        except tf.errors.OpError as error:
+            self._position.rewind()  # nobody knows how many of them were read
+            raise DataError(f"reading the training data again failed: {cause(error)}") from error
+        self._position.behind -= batches
+        return True
+
+    def _take_caveat(self, found: str | None) -> None:
+        if found is not None:
+            self.caveat = found
+            self._announce(f"WARNING: {found}; the run is not bit-exact from here on")
 
     def count(self, batches: int) -> None:
         """Take note that so many batches were read from the iterator and trained on."""
@@ -174,18 +209,19 @@ class TrainingData:
         Raises:
             CheckpointError: the data is not what the position was saved of, or it cannot be read.
         """
-        changed = self._changes(meta)
+        refused, weakened = self._changes(meta)
         self.caveat = None
-        if changed and not self.allow_changes:
+        if refused and not self.allow_changes:
             raise CheckpointError(
-                f"the training data has changed: {'; '.join(changed)}; "
-                "use --allow-changed-data to go on with it from a new pass, or --fresh to start anew"
+                f"the training data has changed: {'; '.join(refused)}; use --allow-changed-data (in Python, "
+                "trainer.data.allow_changes = True) to go on with it from a new pass, or --fresh (in Python, "
+                "train(resume=False)) to start anew"
             )
         place = [meta[key] for key in ("pass", "offset", "behind")]
         if not all(type(value) is int and 0 <= value < 2**31 for value in place):
             raise CheckpointError(f"the data position {prefix} is of pass, batch, distance {place}: no run writes that")
-        if changed:
-            self.caveat = f"the training data has changed: {'; '.join(changed)}"
+        if refused or weakened:
+            self.caveat = f"the training data has changed: {'; '.join(refused + weakened)}"
             self._position.begin(meta["pass"] + 1)
         else:
             self.caveat = self._position.read(prefix, meta)
@@ -208,11 +244,15 @@ class TrainingData:
             "pipeline": self._pipeline,
         }
 
-    def _changes(self, meta: dict[str, Any]) -> list[str]:
+    def _changes(self, meta: dict[str, Any]) -> tuple[list[str], list[str]]:
+        """What has changed: so that the place cannot be meant any more, and so that it is only not come back to."""
         now, then = self.fingerprint(), dict(meta["fingerprint"])
         stages = first_difference(then.pop("pipeline"), now.pop("pipeline"))
-        changes = [f"{key} was {then.get(key)} and is {now[key]}" for key in now if now[key] != then.get(key)]
-        return changes if stages is None else [*changes, stages]
+        changes = {key: f"{key} was {then.get(key)} and is {now[key]}" for key in now if now[key] != then.get(key)}
+        changes |= {} if stages is None else {"pipeline": stages}
+        # Where a resume starts a new pass in any case, all but another form of the batches is harmless.
+        meant = [key for key in changes if key == "elements" or (key != "mode" and self._position.keeps_place)]
+        return [changes[key] for key in meant], [change for key, change in changes.items() if key not in meant]
 
 
 def _read_on(iterator: Any, batches: tf.Tensor) -> None:

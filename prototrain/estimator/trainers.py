@@ -37,8 +37,7 @@ class ProgramTrainer(TowerTrainer):
         self.gradient_processors += spec.processors
         # A new one: the variables of that in the model_fn are shared between its calls.
         self.optimizer = type(spec.optimizer).from_config(spec.optimizer.get_config())
-        self.optimizer.build(list(self.trainable.values()))
-        self.register_optimizer("optimizer", self.optimizer)
+        self.register_optimizer("optimizer", self.optimizer, self.trainable.values())
 
     def describe_more(self) -> list[str]:
         return [] if self.global_step else super().describe_more()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,11 +100,11 @@ class BuiltModel:
         keras.utils.set_random_seed(seed)
         self._store = VariableStore()
         self._create_variables(check)
-        with self.placement.scope():
-            self.variables = dict(self._store.variables)
-            weights = {name: variable for name, variable in self.variables.items() if variable.trainable}
-            self.trainable: dict[str, Any] = select(weights, self.config, "model.trainable_variables")
-            self.decayed: dict[str, Any] = self._choose_decayed()
+        self.variables = dict(self._store.variables)
+        self._weights: dict[str, tf.Variable] = {}
+        self.trainable: dict[str, Any] = {}
+        self.decayed: dict[str, Any] = {}
+        self.choose_trained()
 
     def _create_variables(self, check: Callable[[Any], object]) -> None:
         """Call `build` on a real batch, which creates the variables, and once more, which must find all of them."""
@@ -118,10 +118,21 @@ class BuiltModel:
         self.graph_digest = graph_digest(graph)
         self.graph_caveats = graph_caveats(graph, graph.variables)
 
-    def _choose_decayed(self) -> dict[str, Any]:
-        if not self.config["model.weight_decay.value"]:
-            return {}
-        return select(self.trainable, self.config, "model.weight_decay")
+    def choose_trained(self) -> bool:
+        """Choose the variables that are trained and those that decay: layers may have been frozen or thawed.
+
+        Returns:
+            whether they are others than before.
+        """
+        weights = self._store.trainable
+        if weights.keys() == self._weights.keys():
+            return False
+        self._weights = weights
+        with self.placement.scope():
+            self.trainable = select(weights, self.config, "model.trainable_variables")
+            decays = bool(self.config["model.weight_decay.value"])
+            self.decayed = select(self.trainable, self.config, "model.weight_decay") if decays else {}
+        return True
 
     def separate_towers(self) -> dict[str, tf.Variable]:
         """Start the random layers of every tower elsewhere.
@@ -130,6 +141,31 @@ class BuiltModel:
             by name, for a checkpoint, what each tower has of its own.
         """
         return self.placement.adopt(self.variables, self._store)
+
+    # -- Keras's part -------------------------------------------------------------------------------------------------
+
+    @property
+    def keras_layers(self) -> dict[str, keras.layers.Layer]:
+        """The Keras layers that `build` makes or calls, by name."""
+        return dict(self._store.layers)
+
+    @property
+    def frozen(self) -> dict[str, bool]:
+        """False for each weight whose layer is not trainable, by name."""
+        return {name: False for name, v in self.variables.items() if v.trainable and name not in self._weights}
+
+    def keras_variables(self, variables: Iterable[Any]) -> dict[str, Any]:
+        """Variables of the model by name, as optimizers want them: those that hold them in Keras, if there are."""
+        names = {id(variable): name for name, variable in self.variables.items()}
+        return {names[id(variable)]: self._store.keras_variable(variable) for variable in variables}
+
+    def with_keras_variables(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """A gradient processor that puts variables of Keras, which know their constraints, in place of TensorFlow's."""
+        return [(gradient, self._store.keras_variable(variable)) for gradient, variable in pairs]
+
+    def layer_loss(self) -> tf.Tensor | None:
+        """The sum of the layers' losses in the last `build` of this tower; None if there are none; traced."""
+        return self._store.loss()
 
     # -- using it -----------------------------------------------------------------------------------------------------
 

@@ -98,8 +98,9 @@ class Placement:
 
     def moving_statistics(self) -> list[tf.Variable]:
         """The variables that each tower assigns from its own part of a batch, and that are averaged after each step."""
+        frozen = set() if self._store is None else self._store.frozen
         found = self._variables.values()
-        return [v for v in found if v.dtype.is_floating and is_local(v)]
+        return [v for v in found if v.dtype.is_floating and is_local(v) and id(v) not in frozen]
 
     def own_variables(self) -> list[tf.Variable]:
         """The variables that only one tower has, in place of one that all share."""

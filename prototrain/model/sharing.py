@@ -1,12 +1,13 @@
-"""Variables that all calls of a model's `build` share, though each call makes its layers anew."""
+"""What all calls of a model's `build` share: Keras objects that are made once, and variables by their names."""
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -15,38 +16,43 @@ import tensorflow as tf
 
 from prototrain.checkpoint.state import describe_variable
 from prototrain.errors import ModelError
+from prototrain.model.build_call import BuildCall, Objects, assigns_in_every_step
+from prototrain.model.keras_hooks import call_by, has_automatic_name, layers_within, listening, own_weights, place_again
 from prototrain.towers import components, tower_index
 
-# Scopes are numbered by graph and layer names by process ("fc0_1", "dense_7", "adam_2_1"): what counts stands before.
-_NUMBERED = re.compile(r"(?:_\d+)+(?=/|$)")
-# Scopes that control flow has in a graph and not when it runs eagerly.
-_MOST_LAYERS = 10_000
-_GRAPH_SCOPES = {"case", "cond", "foldl", "foldr", "map", "scan", "switch_case", "while"}
+_ASSIGNS = re.compile(r"Assign(Add|Sub)?VariableOp|ResourceScatter\w*")
 
 
 class VariableStore:
-    """Lets `build` create its layers anew in each call while all calls share one set of variables.
+    """Lets all calls of `build` use the layers and variables that its first call makes.
 
-    The first call, under `creating`, makes the variables; `adopt` adds those that existed before it. Every later call,
-    under `sharing`, gets them back in the order of creation: where it would create a variable it gets the next one of
-    the same name, shape and dtype. A call may leave some out (layers that only training has, or that are attributes of
-    the model and exist already), but it cannot add one.
+    The first call, under `creating`, makes them; `adopt` adds the variables that existed before it. In every later
+    call, under `sharing`, a Keras object (a layer, a metric, a seed generator, an optimizer) that `build` makes is the
+    one that the first call made in its place, and so is a `tf.Variable`. A call may leave some out, such as layers that
+    only training has, but it cannot add any that have variables.
 
     Attributes:
         variables: by unique name, in the order of creation; names are those of TensorFlow without ``:0``.
-        of_tower: by a tower's index, what that tower uses in place of the variables of these names.
+        of_tower: by a tower's index, what that tower uses in place of the seed states of these names.
+        layers: the Keras layers that `build` makes or calls, by name.
     """
 
     def __init__(self) -> None:
         self.variables: dict[str, tf.Variable] = {}
-        self._created: list[tf.Variable] = []
         self.of_tower: dict[int, dict[str, tf.Variable]] = {}
+        self.layers: dict[str, keras.layers.Layer] = {}
+        self._objects: Objects = {}
+        self._created: list[tf.Variable] = []
+        self._weights: dict[int, keras.Variable] = {}  # by the id of the tf.Variable that one holds
+        self._thread = threading.local()  # towers are traced in threads of their own
 
     @contextmanager
     def creating(
         self, strategy: tf.distribute.Strategy | None = None, declare: Callable[..., dict[str, Any]] = dict
     ) -> Iterator[None]:
-        """Create variables; afterwards they have their initial values again, whatever the first call did to them.
+        """Create layers and variables; afterwards nothing is left of the batch that the first call was made with.
+
+        What `build` assigns for good, by `load_weights`, `set_weights` or `assign` of an array, stays.
 
         Args:
             strategy: places the variables, by default the present one. Only they are made in its scope: layers that ask
@@ -54,9 +60,16 @@ class VariableStore:
                 put them.
             declare: from and to the arguments of a new variable, for what the strategy needs to know of it.
         """
-        initial: list[tuple[tf.Variable, tf.Tensor]] = []
         strategy = strategy if strategy is not None else tf.distribute.get_strategy()
         placing = False
+
+        def take_over(layer: keras.layers.Layer) -> None:
+            """Let a layer that was made before have its variables where the towers are."""
+            for variable in layer.variables:
+                if not strategy.extended.variable_created_in_scope(variable.value):
+                    place_again(variable)  # by way of `create`
+
+        call = BuildCall(self._objects, take_over)
 
         def create(make: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
             nonlocal placing
@@ -71,28 +84,30 @@ class VariableStore:
             self._add(variable)
             self._created.append(variable)
             if not variable.trainable:
-                initial.append((variable, tf.identity(variable)))
+                call.keep(variable)
             return variable
 
-        with tf.variable_creator_scope(create):
+        with listening(call), tf.variable_creator_scope(create):
             yield
-        for variable, value in initial:
+        call.end()
+        for variable, value in call.before.values():
             variable.assign(value)
 
     @contextmanager
     def sharing(self) -> Iterator[None]:
-        """Hand out the existing variables instead of creating new ones.
+        """Give the existing layers and variables instead of new ones.
 
         Raises:
-            ModelError: `build` wants a variable that the first call did not create, or left one out that cannot be told
-                from one that it used.
+            ModelError: `build` wants a variable that the first call did not create, leaves a layer out that cannot be
+                told from one that it uses, or assigns weights anew in every step.
         """
-        own = self.of_tower.get(tower_index(), {})
-        hand_out = _HandOut([own.get(base_name(v), v) for v in self._created], tf.get_current_name_scope())
-        _number_layers_beyond(self.variables)
-        with _host_random_state_kept(), tf.variable_creator_scope(hand_out):
+        call = BuildCall(self._objects, seeds=self.of_tower.get(tower_index()))
+        given = _Given(self._created, call)
+        with _host_random_state_kept(), listening(call), tf.variable_creator_scope(given):
             yield
-        hand_out.check_left_out()
+        call.end()
+        call.check_left_out()
+        self._thread.call = call
 
     def adopt(self, build: Callable[[Any], Any], inputs: Any) -> Any:
         """Call `build` once more, traced and sharing, and add the variables that it uses but has not created.
@@ -108,7 +123,7 @@ class VariableStore:
             the traced graph.
 
         Raises:
-            ModelError: as `sharing`.
+            ModelError: as `sharing`; or two layers have one name.
         """
 
         def traced(batch: Any) -> None:
@@ -121,81 +136,121 @@ class VariableStore:
         for handle in map(id, graph.external_captures):  # in the order of their use
             if handle in by_handle and handle not in known:
                 self._add(by_handle[handle])
+        self._find_layers(self._thread.call)
+        self._check_assignments(graph)
         return graph
 
+    # -- what Keras knows of the variables ----------------------------------------------------------------------------
+
+    def keras_variable(self, variable: Any) -> Any:
+        """The Keras variable that holds a variable; one that no layer has is returned as it is."""
+        return self._weights.get(id(variable), variable)
+
+    @property
+    def trainable(self) -> dict[str, tf.Variable]:
+        """The variables that are to be trained, as their layers say at present."""
+        found = self.variables.items()
+        return {name: v for name, v in found if v.trainable and self.keras_variable(v).trainable}
+
+    @property
+    def frozen(self) -> set[int]:
+        """The ids of the variables of layers that are not trainable at present, their statistics too."""
+        layers = {id(layer): layer for root in self.layers.values() for layer in layers_within(root)}
+        return {id(v.value) for layer in layers.values() if not layer.trainable for v in own_weights(layer)}
+
+    def loss(self) -> tf.Tensor | None:
+        """The sum of the layers' losses in the last call of `build` in this thread, float32; None if there are none.
+
+        These are what layers have added, and the regularizers of all weights that are trainable; without those that
+        `build` has asked for itself, which it will have added to its loss.
+        """
+        call: BuildCall | None = getattr(self._thread, "call", None)
+        if call is None:
+            return None
+        weights = [v for v in self._weights.values() if v.trainable and v.regularizer is not None]
+        losses = [loss for loss in call.losses if id(loss) not in call.taken]
+        losses += [v.regularizer(v) for v in weights if id(v) not in call.taken]
+        return tf.add_n([tf.cast(loss, tf.float32) for loss in losses]) if losses else None
+
+    def _find_layers(self, call: BuildCall) -> None:
+        made = [(place[1], item) for place, items in self._objects.items() if place[0] == 0 for item in items]
+        layers = [(scope, item) for scope, item in made if isinstance(item, keras.layers.Layer)]
+        known = {id(layer) for _, layer in layers}
+        layers += [("", layer) for layer in call.called.values() if id(layer) not in known]
+        for scope, layer in layers:
+            self.layers[_unique("/".join(filter(None, (scope, layer.name))), self.layers)] = layer
+        for item in [*self.layers.values(), *(item for _, item in made)]:
+            for variable in [item] if isinstance(item, keras.Variable) else getattr(item, "variables", [item]):
+                if isinstance(variable, keras.Variable):
+                    self._weights.setdefault(id(variable.value), variable)
+        self._check_names()
+        paths = Counter(holder.path for holder in self._weights.values())
+        for name, variable in self.variables.items():
+            holder = self.keras_variable(variable)
+            if holder is not variable and paths[holder.path] > 1:
+                call_by(holder, name)  # which has the name scope, that Keras leaves out
+
+    def _check_names(self) -> None:
+        """Fail where two layers that `build` has made under one name got one variable each."""
+        layers = self.layers.values()
+        owners = {id(v.value): layer for layer in layers for v in own_weights(layer)}
+        for layer in layers:  # what children have that `build` has not made itself
+            for weight in layer.weights:
+                owners.setdefault(id(weight.value), layer)
+        for name, variable in self.variables.items():
+            base, owner = base_name(variable), owners.get(id(variable))
+            first = owners.get(id(self.variables.get(base)))
+            if owner is None or first is None or owner is first or name == base or has_automatic_name(owner):
+                continue
+            raise ModelError(
+                f"build() makes two layers named {owner.name!r}, so there would be two of {base}; to share the weights "
+                f"make the layer once and call it twice, otherwise give one of them another name (or a tf.name_scope)"
+            )
+
+    def _check_assignments(self, graph: Any) -> None:
+        """Fail where `build` itself assigns a trainable `tf.Variable`; see `BuildCall.assign` for those of Keras."""
+        names = {id(v.handle): name for name, v in self.trainable.items() if id(v) not in self._weights}
+        inside = {id(internal): names.get(id(external)) for external, internal in graph.captures}
+        for op in graph.get_operations():
+            name = inside.get(id(op.inputs[0])) if _ASSIGNS.fullmatch(op.type) else None
+            if name is not None:
+                raise assigns_in_every_step(name)
+
     def _add(self, variable: tf.Variable) -> None:
-        name, number = base_name(variable), 0
-        while name in self.variables:
-            number += 1
-            name = f"{base_name(variable)}_{number}"
-        self.variables[name] = variable
+        self.variables[_unique(base_name(variable), self.variables)] = variable
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """What a call of a variable creator asks for; the name is relative to the scope that `build` was called in."""
-
-    name: str
-    shape: tf.TensorShape
-    dtype: tf.DType
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.dtype.name}{self.shape.as_list()})"
-
-
-class _HandOut:
-    """A variable creator that gives the variables of the first call to one later call.
+class _Given:
+    """A variable creator that gives one later call the variables of the first, by their names and in their order.
 
     Args:
         variables: in the order of creation.
-        outer: the name scope that `build` is called in.
+        call: the later one.
     """
 
-    def __init__(self, variables: Sequence[tf.Variable], outer: str) -> None:
-        self._rest = list(variables)
-        self._outer = outer
-        self._left_out: list[tf.Variable] = []
-        self._used: list[tuple[tf.Variable, bool]] = []
+    def __init__(self, variables: list[tf.Variable], call: BuildCall) -> None:
+        self._call = call
+        self._rest: dict[str, list[tf.Variable]] = {}
+        for variable in variables:
+            self._rest.setdefault(base_name(variable), []).append(variable)
 
     def __call__(self, make: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
-        wanted = _wanted(arguments, self._outer)
-        fitting = [place for place, variable in enumerate(self._rest) if _matches(variable, wanted)]
-        # Two names that differ in a number only are two layers if they were given, and one if Keras has counted on.
-        exact = [place for place in fitting if base_name(self._rest[place]) == wanted.name]
-        if not fitting:
-            raise ModelError(self._complaint(wanted))
-        place = (exact or fitting)[0]
-        self._left_out += self._rest[:place]
-        variable = self._rest[place]
-        self._rest = self._rest[place + 1 :]
-        self._used.append((variable, bool(exact)))
-        return variable
-
-    def check_left_out(self) -> None:
-        """Fail if a variable that was left out might have been meant where another one was handed out."""
-        names = {base_name(variable) for variable, _ in self._used}
-        counted = {_kind(variable) for variable, exact in self._used if not exact}
-        for variable in self._left_out + self._rest:
-            # Which seed a layer gets changes no meaning, and Keras never names them after the layer.
-            if variable.dtype.is_floating and (base_name(variable) in names or _kind(variable) in counted):
-                raise ModelError(
-                    f"build() left out {base_name(variable)}, which cannot be told from another variable of that name "
-                    "and shape; give every layer that is not in all calls, and those like it, a name of its own"
-                )
-
-    def _complaint(self, wanted: _Wanted) -> str:
-        rest = [variable for variable in self._rest if _unnumbered(base_name(variable)) == _unnumbered(wanted.name)]
+        name = "/".join(filter(None, (self._call.scope, arguments.get("name") or "Variable")))
+        wanted = _kind_of(arguments)
+        rest = self._rest.get(name, [])
+        if rest and describe_variable(rest[0]) == wanted:
+            return rest.pop(0)
         first = f"made it {describe_variable(rest[0])}" if rest else "made no such variable, or not in that place"
-        return (
-            f"build() asked for {wanted}, but its first call {first}; "
-            "it must make the same variables in the same order in every call, for training and not"
+        raise ModelError(
+            f"build() asked for {name} ({wanted}), but its first call {first}; it must make the same layers, with the "
+            "same arguments, and the same variables in every call, for training and not"
         )
 
 
 @contextmanager
 def _host_random_state_kept() -> Iterator[None]:
-    # Keras draws a seed for every layer that is made. Those of a later call are not used, and how often a model is
-    # traced must not change what a callback draws.
+    # Keras draws a seed for every initializer that is made. Those of a later call are not used, and how often a model
+    # is traced must not change what a callback draws.
     python, numpy = random.getstate(), np.random.get_state(legacy=True)
     try:
         yield
@@ -204,27 +259,21 @@ def _host_random_state_kept() -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-def _number_layers_beyond(names: Iterable[str]) -> None:
-    """Make Keras number unnamed layers beyond those in `names`, even if its session was cleared in between."""
-    taken: dict[str, int] = {}
-    for part in {part for name in names for part in name.split("/")[:-1]}:
-        kind, _, number = part.rpartition("_")
-        if number.isdecimal() and int(number) < _MOST_LAYERS:
-            taken[kind] = max(taken.get(kind, 0), int(number))
-    for kind, highest in taken.items():
-        while keras.backend.get_uid(kind) <= highest:
-            pass
-
-
 def base_name(variable: Any) -> str:
     """A variable's name without the output number, such as ``fc0/kernel``."""
     return str(variable.name).split(":")[0]
 
 
-def _wanted(arguments: dict[str, Any], outer: str) -> _Wanted:
-    scope = tf.get_current_name_scope().removeprefix(outer).removeprefix("/")
-    name = arguments.get("name") or "Variable"
-    parts = [part for part in scope.split("/") if part and _unnumbered(part) not in _GRAPH_SCOPES]
+def _unique(name: str, taken: Mapping[str, Any]) -> str:
+    unique, number = name, 0
+    while unique in taken:
+        number += 1
+        unique = f"{name}_{number}"
+    return unique
+
+
+def _kind_of(arguments: dict[str, Any]) -> str:
+    """Dtype and shape of a variable that is to be made, as `describe_variable` writes them."""
     value, dtype = arguments.get("initial_value"), arguments.get("dtype")
     if callable(value):
         with tf.__internal__.FuncGraph("initial_value").as_default():  # for its shape: nothing is computed
@@ -232,17 +281,4 @@ def _wanted(arguments: dict[str, Any], outer: str) -> _Wanted:
     else:
         value = tf.convert_to_tensor(value, dtype=dtype)
     shape = arguments.get("shape")
-    return _Wanted("/".join([*parts, name]), value.shape if shape is None else tf.TensorShape(shape), value.dtype)
-
-
-def _matches(variable: tf.Variable, wanted: _Wanted) -> bool:
-    same_name = _unnumbered(base_name(variable)) == _unnumbered(wanted.name)
-    return same_name and variable.shape == wanted.shape and variable.dtype.base_dtype == wanted.dtype
-
-
-def _kind(variable: tf.Variable) -> tuple[str, str]:
-    return _unnumbered(base_name(variable)), describe_variable(variable)
-
-
-def _unnumbered(name: str) -> str:
-    return _NUMBERED.sub("", name)
+    return f"{value.dtype.name}[{','.join(map(str, value.shape if shape is None else tf.TensorShape(shape)))}]"

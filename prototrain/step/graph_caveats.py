@@ -11,6 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from prototrain.step.scratch import is_scratch
 from prototrain.system.graphs import all_operations
 from prototrain.system.tracebacks import users_own
 
@@ -55,7 +56,7 @@ def graph_caveats(graph: Any, saved: Collection[Any]) -> list[str]:
     held = {id(variable.handle) for variable in saved}
     captured = {id(tensor) for tensor in graph.external_captures}
     for variable in graph.variables:
-        if id(variable.handle) in captured and id(variable.handle) not in held:
+        if id(variable.handle) in captured and id(variable.handle) not in held and not is_scratch(variable):
             found.append(
                 f"the step uses the variable {variable.name.split(':')[0]!r}, which no checkpoint holds; put it into "
                 "trainer.state"

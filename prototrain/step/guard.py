@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from prototrain.step.scratch import scratch_variable
+
 if TYPE_CHECKING:
     from prototrain.step.loss_scale import LossScale
     from prototrain.step.trace import TowerTrace
@@ -136,7 +138,7 @@ class FailingGuard(Guard):
         for variable in variables:
             if id(variable) not in self._shadows:
                 with tf.init_scope(), tf.device(variable.device):
-                    self._shadows[id(variable)] = (variable, tf.Variable(variable, trainable=False, name="shadow"))
+                    self._shadows[id(variable)] = (variable, scratch_variable(variable, name="shadow"))
             with tf.device(variable.device):
                 self._begun.append(self._shadows[id(variable)][1].assign(tf.identity(variable)))
 

@@ -18,6 +18,7 @@ from prototrain.step.iteration import Iteration
 from prototrain.step.packing import Packing
 from prototrain.step.plan import Batch, StepPlan
 from prototrain.step.result import Outcome
+from prototrain.step.scratch import scratch_variable
 from prototrain.step.stop_variable import StopVariable
 from prototrain.step.watched import noting_summaries
 
@@ -47,7 +48,7 @@ class CompiledLoop:
         self._stop = stop
         self._packing = packing
         self._stride = stride
-        self.completed = tf.Variable(0, dtype=tf.int64, trainable=False, name="completed")
+        self.completed = scratch_variable(0, dtype=tf.int64, name="completed")
         self.has_summaries: bool | None = None
         towers = plan.placement.towers if towers is None else towers
         self._call = DirectCall(self._run_one if plan.alone else self._run, towers=towers)

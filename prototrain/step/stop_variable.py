@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from prototrain.step.scratch import scratch_variable
+
 
 class StopVariable:
     """A flag that a compiled loop reads and a signal sets, at any moment.
@@ -13,7 +15,7 @@ class StopVariable:
     """
 
     def __init__(self) -> None:
-        self.value = tf.Variable(False, trainable=False, name="stop")
+        self.value = scratch_variable(False, name="stop")
 
     def set(self, stop: bool) -> None:
         """Set the flag; also when the signal comes while a function is traced, without becoming a part of its graph."""

@@ -357,6 +357,14 @@ class Trainer:
         """What must not change between a run and its bit-exact continuation, as JSON can hold it, by name."""
         return self.session.provenance()
 
+    def fitted_to(self, saved: Mapping[str, Mapping[str, Any]]) -> AbstractContextManager[None]:
+        """Let `state` have, until the end of the context, what a checkpoint holds that is about to be restored.
+
+        Args:
+            saved: "shape" and "dtype" of its variables by name.
+        """
+        return nullcontext()
+
     def resume_caveats(self) -> list[str]:
         """Why what has just been restored is not exactly what was saved, in words."""
         return []

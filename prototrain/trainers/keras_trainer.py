@@ -70,12 +70,9 @@ class KerasTrainer(SimpleTrainer):
     ) -> None:
         _check(model)
         self.keras_model = model
+        self._may_train: set[str] = set()
         adapter = _Adapter(model, dataset, validation, config or {})
-        # The first call trains nothing, but would move statistics and seeds on.
-        before = [(variable, tf.identity(variable)) for variable in model.non_trainable_variables]
         super().__init__(adapter, experiment=experiment)
-        for variable, value in before:
-            variable.assign(value)
         model.reset_metrics()
 
     def create_optimizers(self) -> None:
@@ -88,6 +85,12 @@ class KerasTrainer(SimpleTrainer):
         self.optimizer = getattr(self.keras_model.optimizer, "inner_optimizer", self.keras_model.optimizer)
         if not self.optimizer.built:
             self.optimizer.build(self.keras_model.trainable_variables)
+        elif self._may_train and not self.trainable.keys() <= self._may_train:
+            raise ModelError(
+                f"layers of {self.keras_model.name} are trainable now that were not when its optimizer was built; "
+                "compile it again, as for fit, and make a new KerasTrainer"
+            )
+        self._may_train = self._may_train or set(self.trainable)
         self.register_optimizer("optimizer", self.optimizer)
 
     def train(self, callbacks: Any = (), **length: Any) -> None:
@@ -127,7 +130,7 @@ class KerasTrainer(SimpleTrainer):
 
     def resume_caveats(self) -> list[str]:
         found = super().resume_caveats()
-        if self.data.mode == "iterator" and unseeded(self.datasets["trn"]):
+        if self.data.caveat is None and unseeded(self.datasets["trn"]):
             found.append("the dataset is shuffled without a seed (give shuffle(seed=...), or a function that makes it)")
         return found
 

@@ -24,6 +24,9 @@ def optimizer_settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """
     config = {name: value for name, value in optimizer.get_config().items() if name != "name"}
     settings: dict[str, Any] = encode(config, "optimizer", [])
+    rate = settings.get("learning_rate")
+    if isinstance(rate, float):
+        settings["learning_rate"] = float(f"{rate:.7g}")  # it was kept as a float32
     return {"class": type(optimizer).__name__, **settings}
 
 

@@ -51,6 +51,7 @@ class Session:
         self._trainer_code = None if own.startswith("prototrain.") else source_digest(source_of(trainer))
         self.resumed: Checkpoint | None = None
         self.inexact: list[str] = []
+        self._known: list[str] = []  # of what was said
         self.stopped_by: str | None = None
         self._record: RunRecord | None = None
         self.began_at = 0
@@ -214,6 +215,7 @@ class Session:
                 the trainer's state could not be saved.
         """
         self.resumed, self.inexact = None, []
+        self._known = []
         self._protected.clear()
         trainer = self._trainer
         self.began_at = trainer.global_step
@@ -263,11 +265,24 @@ class Session:
         step, is_whole = trainer.global_step, trainer.step_is_whole
         epoch_num, outputs = trainer.epoch_num, trainer.outputs
         try:
-            with taking(f"checkpoint {checkpoint.path}"):
+            with taking(f"checkpoint {checkpoint.path}"), trainer.fitted_to(meta["variables"]):
                 StateEntries(trainer.state).restore(checkpoint, beside=beside)
         except BaseException:
             trainer.go_to(step, epoch_num=epoch_num, outputs=outputs, is_whole=is_whole)
             raise
+
+    def weaken(self, reasons: list[str]) -> None:
+        """Take note of why a resume is not exact that shows only while the run goes on, and say so; each once."""
+        known = [*self._known, *self._trainer.resume_caveats()]  # the tables at the start say what is known by then
+        new = [reason for reason in reasons if reason not in known]
+        self._known += new
+        if new and self.resumed is None:
+            self._trainer.log(f"a run that goes on from this one will not be bit-exact, because {'; '.join(new)}")
+        elif new:
+            self.inexact += new
+            self._trainer.log(f"WARNING: {self.resume_line()}")
+            if self._record is not None:
+                self._record.begin(first_step=self.began_at, start=self.resume_line())
 
     def resume_line(self) -> str:
         """Whether, from where and how exactly this run goes on, in one line."""

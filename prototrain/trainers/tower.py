@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from prototrain.data.batches import check_divides
+from prototrain.errors import ConfigError
 from prototrain.experiment import Experiment
 from prototrain.model.built import BuiltModel
 from prototrain.model.net import check_net, scalars
@@ -18,13 +19,16 @@ from prototrain.model.placement import Placement
 from prototrain.optimizers import make_optimizer, processors_from_config
 from prototrain.step import update
 from prototrain.step.compiled_call import CompiledCall
+from prototrain.step.graph_caveats import graph_caveats
 from prototrain.step.loss_scale import LossScale
 from prototrain.step.micro_batches import over_micro_batches
 from prototrain.step.result import StepFailure, StepResult
 from prototrain.step.stop_variable import StopVariable
 from prototrain.step.trace import tower_trace
+from prototrain.towers import components
 from prototrain.trainers.base import Trainer
-from prototrain.trainers.optimization import optimization, optimizer_settings
+from prototrain.trainers.optimization import optimization
+from prototrain.trainers.optimizer_slots import OptimizerSlots
 from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.step_plan import step_plan
 
@@ -92,7 +96,7 @@ class TowerTrainer(Trainer):
         self.element_spec = self.built.element_spec
         self.variables, self.trainable, self.decayed = self.built.variables, self.built.trainable, self.built.decayed
         self.loss_scale = LossScale() if self.built.policy == "mixed_float16" else None
-        self._optimizer_settings: dict[str, dict[str, Any]] = {}
+        self._slots = OptimizerSlots(self.state)
         self._optimization: dict[str, Any] = {}
         with self.placement.scope():
             self.create_optimizers()
@@ -104,19 +108,22 @@ class TowerTrainer(Trainer):
         self._reads_ahead = False  # whether the data position is beyond the completed steps
         self._stop_variable = StopVariable()
         self._call: CompiledCall | None = None
+        self._has_looked = False
 
     # -- to override --------------------------------------------------------------------------------------------------
 
     def create_optimizers(self) -> None:
         """Make `self.optimizer` (or several of your own) and register its variables in `state`."""
-        self.optimizer = own_optimizer(make_optimizer(self.config))
-        self.optimizer.build(list(self.trainable.values()))
-        self.register_optimizer("optimizer", self.optimizer)
+        made = self.optimizer  # by an earlier call, for other variables
+        equal = make_optimizer(self.config) if made is None else type(made).from_config(made.get_config())
+        self.optimizer = own_optimizer(equal)
+        self.register_optimizer("optimizer", self.optimizer, self.trainable.values())
 
     def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
         """Do one iteration with one tower's batch; traced.
 
-        By default: build, gradients of the loss and of the weight decay, processors, guarded update.
+        By default: build, gradients of the loss, of the weight decay and of the layers' losses, processors, guarded
+        update.
 
         Args:
             inputs: the tower's batch.
@@ -131,7 +138,11 @@ class TowerTrainer(Trainer):
                 net = self.build(inputs, True)
                 outputs = scalars(net)
                 outputs["loss_l2"] = self.weight_decay_loss()
-                loss = outputs["loss_total"] = tf.cast(outputs["loss"], tf.float32) + outputs["loss_l2"]
+                loss = tf.cast(outputs["loss"], tf.float32) + outputs["loss_l2"]
+                if (of_layers := self.built.layer_loss()) is not None:
+                    outputs["loss_layers"] = of_layers
+                    loss += of_layers
+                outputs["loss_total"] = loss
             return outputs, self.gradients(tape, loss, variables)
 
         trace = tower_trace()
@@ -220,15 +231,32 @@ class TowerTrainer(Trainer):
             loss,
             self.optimizer if optimizer is None else optimizer,
             placement=self.placement,
-            processors=self.gradient_processors,
+            processors=[*self.gradient_processors, self.built.with_keras_variables],
             record_norm=self.record_gradient_norm,
         )
 
-    def register_optimizer(self, name: str, optimizer: keras.optimizers.Optimizer) -> None:
-        """Have the variables of a built optimizer saved as ``<name>/...``."""
-        self._optimizer_settings[name] = optimizer_settings(optimizer)
-        # The path starts with the optimizer's own name, which Keras numbers by process.
-        self.state.update({f"{name}/{variable.path.partition('/')[2]}": variable for variable in optimizer.variables})
+    def register_optimizer(
+        self, name: str, optimizer: keras.optimizers.Optimizer, variables: Iterable[tf.Variable] | None = None
+    ) -> None:
+        """Have the variables of an optimizer saved as ``<name>/...``.
+
+        Args:
+            name: unique among the trainer's optimizers.
+            optimizer: is built already if there are no `variables`.
+            variables: those of the model that it is to be built for.
+
+        Raises:
+            ConfigError: it accumulates gradients over steps, with several towers.
+        """
+        if self.towers > 1 and optimizer.gradient_accumulation_steps:
+            raise ConfigError(
+                f"{optimizer.name}: with several towers an optimizer cannot have gradient_accumulation_steps; use "
+                "model.accumulate_steps, which accumulates within a step"
+            )
+        trained = {} if variables is None else self.built.keras_variables(variables)
+        if variables is not None:
+            optimizer.build(list(trained.values()))
+        self._slots.register(name, optimizer, trained)
 
     # -- the compiled call --------------------------------------------------------------------------------------------
 
@@ -271,9 +299,18 @@ class TowerTrainer(Trainer):
             raise failure.error from failure.error.__cause__
         # Within a `run_step` of the user's own there may be more to come of the step.
         self._take(result, is_whole=self.is_compiled)
+        self._look_at_step()
         if result.data_ended and not result.steps:
             self.data.start_next_pass()
         return result.steps
+
+    def _look_at_step(self) -> None:
+        """Once the step is traced, say what of it a resumed run will not repeat, as far as that was not known."""
+        if not self._has_looked and self.call.graph is not None:
+            self._has_looked = True
+            saved = [entry for entry in self.state.values() if isinstance(entry, (tf.Variable, keras.Variable))]
+            copies = [copy for variable in saved for copy in components(variable)]
+            self.session.weaken(graph_caveats(self.call.graph, copies))
 
     def _take(self, result: StepResult, *, is_whole: bool = True) -> None:
         self.data.count(result.steps)
@@ -292,10 +329,14 @@ class TowerTrainer(Trainer):
 
     @contextmanager
     def _around_run(self) -> Iterator[None]:
+        if self.built.choose_trained():  # a layer was frozen or thawed since
+            self.trainable, self.decayed = self.built.trainable, self.built.decayed
+            with self.placement.scope(), self._slots.renewed():
+                self.create_optimizers()
         self._adopt_optimizers()
         self._settle()
-        self._call = None  # traced callbacks belong to one list
-        self._optimization = optimization(self._optimizer_settings, self.callbacks)
+        self._call, self._has_looked = None, False  # traced callbacks belong to one list
+        self._optimization = optimization(self._slots.settings, self.callbacks)
         # A step in Python is a call of one step, which is as short as it can be.
         with self.stop.telling(self._stop_variable.set) if self.is_compiled else nullcontext():
             yield
@@ -308,11 +349,8 @@ class TowerTrainer(Trainer):
         known = {id(entry) for entry in self.state.values()}
         for name, optimizer in vars(self).items():
             if isinstance(optimizer, keras.optimizers.Optimizer) and id(optimizer.variables[0]) not in known:
-                if not optimizer.built:
-                    with self.placement.scope():
-                        optimizer.build(list(self.trainable.values()))
-                if id(optimizer) not in known:
-                    self.register_optimizer(name, optimizer)
+                with self.placement.scope():
+                    self.register_optimizer(name, optimizer, None if optimizer.built else self.trainable.values())
 
     def _settle(self) -> None:
         """Bring the data position back to the last completed step, if a failed step has read on."""
@@ -352,16 +390,25 @@ class TowerTrainer(Trainer):
     def model_variables(self) -> dict[str, Any]:
         return dict(self.variables)
 
+    @property
+    def keras_layers(self) -> dict[str, keras.layers.Layer]:
+        """The Keras layers that `build` makes or calls, by name."""
+        return self.built.keras_layers
+
+    def fitted_to(self, saved: Mapping[str, Mapping[str, Any]]) -> AbstractContextManager[None]:
+        return self._slots.fitted_to(saved, self.built.frozen | dict.fromkeys(self.trainable, True))
+
     # -- what it says of itself ----------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
-        batch = self.global_batch
+        batch, caveats = self.global_batch, "; ".join(self.built.graph_caveats)
         return {
             "model": self.built.name,
             **super().describe(),
             "towers": self.towers,
             "global batch": f"{batch} = {self.towers} tower{'s' * (self.towers > 1)} x {batch // self.towers}",
             "data on resume": self.data.describe(),
+            "steps on resume": f"not exact: {caveats}" if caveats else None,
             "learning rate": None if self.optimizer is None else f"{rate(self.optimizer):.6g}",
         }
 
@@ -369,6 +416,7 @@ class TowerTrainer(Trainer):
         return [self.built.table()]
 
     def resume_caveats(self) -> list[str]:
+        self.data.catch_up(lambda: self.stop.signum is not None)  # which may find that the data did not repeat
         return self.built.resume_caveats()
 
     def sources(self) -> list[Path]:

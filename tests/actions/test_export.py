@@ -42,7 +42,7 @@ def build_with_classes(inputs: Any, train_phase: bool) -> Any:
 
 
 def run(base: Path, *, checkpoint: str | None = None, build: Any = build_with_classes, **model: Any) -> None:
-    export.run(model_in(base, build=build, **{**WHAT, **model}), Namespace(checkpoint=checkpoint))
+    export.run(model_in(base, build=build, **{**WHAT, **model}), Namespace(checkpoint=checkpoint, format="saved_model"))
 
 
 def left_behind(base: Path) -> list[str]:

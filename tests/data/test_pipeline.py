@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from prototrain.data.knowledge import gives_the_same_again, unseeded
+from prototrain.data.knowledge import unseeded
 from prototrain.data.pipeline import describe_pipeline, first_difference, prefetched
 from tests.tiny import tiny_arrays
 
@@ -85,53 +85,6 @@ def test_batches_are_made_ahead_once(dataset: Any, is_already: bool) -> None:
 
 def _numbers() -> tf.data.Dataset:
     return tf.data.Dataset.range(6)
-
-
-def _in_any_order() -> tf.data.Dataset:
-    return _numbers().map(lambda x: x, num_parallel_calls=2, deterministic=False)
-
-
-def _captures_a_dataset() -> tf.data.Dataset:
-    inner = _in_any_order()
-    return _numbers().flat_map(lambda x: inner)
-
-
-def _with_options(**settings: Any) -> tf.data.Dataset:
-    options = tf.data.Options()
-    for name, value in settings.items():
-        setattr(options, name, value)
-    return _numbers().with_options(options)
-
-
-@pytest.mark.parametrize(
-    ("make", "expected"),
-    [
-        (_numbers, True),
-        (lambda: _numbers().shuffle(3).map(lambda x: x, num_parallel_calls=2).batch(2).prefetch(2), True),
-        (lambda: _numbers().interleave(lambda x: tf.data.Dataset.range(x)), True),
-        (lambda: tf.data.TextLineDataset(["a", "b"]).skip(1), True),
-        (lambda: _in_any_order().batch(2), False),
-        (lambda: _numbers().batch(2, num_parallel_calls=2, deterministic=False), False),
-        (lambda: _numbers().flat_map(lambda x: _in_any_order()), False),
-        (lambda: tf.data.Dataset.zip((_numbers(), _in_any_order())), False),
-        (lambda: _numbers().interleave(lambda x: _numbers(), num_parallel_calls=2), False),
-        (_captures_a_dataset, False),
-        (lambda: _with_options(deterministic=False).batch(2), False),
-        (lambda: _with_options(deterministic=True), True),
-        (
-            lambda: _with_options(experimental_external_state_policy=tf.data.experimental.ExternalStatePolicy.WARN),
-            False,
-        ),
-        (
-            lambda: tf.data.experimental.from_variant(
-                tf.data.experimental.to_variant(_numbers()), _numbers().element_spec
-            ),
-            False,
-        ),
-    ],
-)
-def test_whether_it_gives_the_same_again(make: Any, expected: bool) -> None:
-    assert gives_the_same_again(make()) is expected
 
 
 def test_what_has_no_seed() -> None:

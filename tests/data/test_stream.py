@@ -31,18 +31,20 @@ def numbers(examples: int = 20) -> dict[str, tf.data.Dataset]:
     return {"trn": dataset.map(lambda x: {"x": x}, num_parallel_calls=2).batch(3)}
 
 
-def in_any_order() -> dict[str, tf.data.Dataset]:
-    return {"trn": tf.data.Dataset.range(20).map(lambda x: {"x": x}, num_parallel_calls=2, deterministic=False)}
-
-
 def data(make: Callable[[], dict[str, tf.data.Dataset]] = numbers) -> TrainingData:
     return TrainingData(make, seed=5, announce=lambda line: None, clock=Clock())
 
 
 def read(source: TrainingData, batches: int) -> list[Any]:
     source.catch_up()
-    found = [next(source.iterator)["x"].numpy().tolist() for _ in range(batches)]
-    source.count(batches)
+    found: list[Any] = []
+    while len(found) < batches:
+        batch = next(source.iterator, None)
+        if batch is None:
+            source.start_next_pass()
+        else:
+            found.append(batch["x"].numpy().tolist())
+            source.count(1)
     return found
 
 
@@ -66,7 +68,6 @@ def test_a_state_that_is_not_whole_is_replaced_by_the_one_before(tmp_path: Path)
         metas.append(save(source, tmp_path / f"{index}"))
         read(source, 1)
         shutil.rmtree(tmp_path / f"{index}")  # what serves again is in memory
-    assert all(meta["whole"] for meta in metas)
     assert 0 < max(meta["behind"] for meta in metas) < 7  # batches of a pass
 
 
@@ -135,17 +136,6 @@ def test_every_position_is_exact(make: Callable[[], dict[str, tf.data.Dataset]],
         assert other.caveat is None
 
 
-def test_what_cannot_be_read_again_says_where_it_is_not_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, caveats = data(in_any_order), []
-    for found in ({b"a shuffle"}, set(), {b"a shuffle"}):
-        monkeypatch.setattr("prototrain.data.position.generators", lambda content, found=found: found)
-        other = data(in_any_order)
-        prefix = tmp_path / f"{len(caveats)}"
-        other.read(str(prefix / "data"), save(source, prefix))
-        caveats.append(other.caveat)
-    assert caveats == [None, "TensorFlow had forgotten how the training data is shuffled in its next pass", None]
-
-
 def two_batches() -> dict[str, tf.data.Dataset]:
     return {"trn": tf.data.Dataset.range(6).shuffle(6).map(lambda x: {"x": x}).batch(3)}
 
@@ -158,9 +148,10 @@ def test_the_order_does_not_depend_on_how_far_the_first_look_has_read(
         first, *_ = [dict(next(iterator)) for _ in range(batches)]
         return first
 
+    monkeypatch.setattr("prototrain.data.choice.first_batch", partial(look, batches=3))
     orders = []
     for batches in (1, 2, 9):
-        monkeypatch.setattr("prototrain.data.choice.first_batch", partial(look, batches=batches))
+        monkeypatch.setattr("prototrain.data.saved_position.first_batch", partial(look, batches=batches))
         orders.append(read(data(make), 12))
     assert orders[0] == orders[1] == orders[2]
 
@@ -168,10 +159,11 @@ def test_the_order_does_not_depend_on_how_far_the_first_look_has_read(
 @pytest.mark.parametrize("make", [two_batches, concatenated])
 def test_going_back_to_before_a_shuffle_has_begun(make: Callable[[], dict[str, tf.data.Dataset]]) -> None:
     source = data(make)
-    expected = read(source, 12)
-    source.count(-12)
+    batches = 12 if source.endless else 5  # of one pass
+    expected = read(source, batches)
+    source.count(-batches)
     source.rewind()
-    assert read(source, 12) == expected
+    assert read(source, batches) == expected
 
 
 def test_a_checkpoint_with_batches_behind_its_state_is_resumed(tmp_path: Path) -> None:

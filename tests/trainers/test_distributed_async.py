@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prototrain import server_cluster
+from prototrain.cluster import servers as server_cluster
 from prototrain.cluster.servers import ServerCluster, find_servers
 from prototrain.errors import ConfigError, StepError
 from tests.trainers import processes

@@ -14,7 +14,7 @@ import tensorflow as tf
 from prototrain import KerasTrainer, default_callbacks
 from prototrain.callbacks import KerasCallback, ModelSaver, SaveOnExit, StopOnNaN, Validation
 from prototrain.errors import DataError, ModelError, NonFiniteError, PrototrainError
-from prototrain.trainers.session import differences
+from prototrain.experiment.provenance import differences
 from tests.tiny import values
 
 LAYERS = keras.layers

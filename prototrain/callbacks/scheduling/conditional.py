@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, ProxyCallback
 from prototrain.errors import CallbackError
+from prototrain.step.scratch import scratch_variable
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
@@ -146,7 +147,7 @@ class EnableCallbackIf(ConditionalCallback):
         self._due: int | None = None
 
     def setup(self) -> None:
-        self._enabled = tf.Variable(False, trainable=False, name="enabled")
+        self._enabled = scratch_variable(False, name="enabled")
         super().setup()
 
     def overrides(self, hook: str) -> bool:

@@ -1,0 +1,224 @@
+"""Draw pipelines from a grammar, save their position everywhere in three passes, and compare what follows.
+
+    python -m benchmarks.exactness --pipelines 20000 --seed 1
+
+Every pipeline whose mode claims to be exact must go on with the same batches from every one of its positions, in a
+`TrainingData` that is made anew, or say that its data did not repeat. What does not is printed as code, and so is what
+does not come back within two minutes or takes the process down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from prototrain.system.quiet import import_tensorflow
+
+import_tensorflow()
+
+import tensorflow as tf  # noqa: E402
+
+from benchmarks.pipelines import Workshop, pipeline  # noqa: E402
+from prototrain.data.stream import TrainingData  # noqa: E402
+from prototrain.errors import DataError, StopTraining  # noqa: E402
+
+LONGEST = 120.0  # seconds that a pipeline may take
+POSITIONS = 18  # that are saved
+RESTORED = 3  # of them
+PASSES = 3
+FOLLOWING = 8  # batches that are compared
+Batches = list[Any]
+
+
+class Outcome(NamedTuple):
+    """What became of a pipeline.
+
+    Attributes:
+        kind: its mode, "not valid" if it gives no batches, or "inexact but said so".
+        problem: what is not as it was claimed, or an empty text.
+    """
+
+    kind: str
+    problem: str = ""
+
+
+def examine(
+    make: Callable[[], dict[str, tf.data.Dataset]], directory: Path, random: Random, *, by_chance: bool = False
+) -> Outcome:
+    """Save a pipeline's position everywhere and compare what follows.
+
+    Args:
+        make: builds it.
+        directory: for the saved positions.
+        random: how long to wait between batches, so that threads that read ahead come differently far.
+        by_chance: whether unseeded Python code makes the data, which may be the same in the few batches that are read
+            again and differ after them.
+    """
+
+    def quietly(line: str) -> None:
+        pass
+
+    try:
+        data = TrainingData(make, seed=5, announce=quietly)
+        metas, batches = _saved_everywhere(data, directory, random)
+    except (DataError, tf.errors.OpError):
+        return Outcome("not valid")
+    if data.mode == "restart":
+        return Outcome("restart")
+    kind = data.mode
+    for index in sorted(random.sample(range(len(metas)), min(RESTORED, len(metas)))):
+        meta = metas[index]
+        fresh = TrainingData(make, seed=5, announce=quietly)
+        if fresh.mode != data.mode:
+            return Outcome(data.mode, f"its mode was {data.mode} and is {fresh.mode}")
+        fresh.read(str(directory / f"{index}"), json.loads(json.dumps(meta)))
+        fresh.catch_up()
+        found = _following(fresh, min(FOLLOWING, len(batches) - index), random)
+        if found != batches[index : index + FOLLOWING]:
+            if fresh.caveat is None and not by_chance:
+                expected = batches[index : index + FOLLOWING]
+                return Outcome(kind, f"after {index} batches ({meta['behind']} behind): {expected} and {found}")
+            kind = "inexact but said so" if fresh.caveat else "random Python code that was alike as far as it was read"
+    return Outcome(kind)
+
+
+def _saved_everywhere(data: TrainingData, directory: Path, random: Random) -> tuple[list[Any], Batches]:
+    metas, batches = [], []
+    length = POSITIONS if data.cardinality is None else min(POSITIONS, PASSES * data.cardinality)
+    for index in range(length):
+        metas.append(data.write(str(directory / f"{index}"))())
+        found = _following(data, 1, random)
+        if not found:
+            break
+        batches += found
+    return metas, batches + _following(data, FOLLOWING, random)
+
+
+def _following(data: TrainingData, number: int, random: Random) -> Batches:
+    found: Batches = []
+    while len(found) < number:
+        if random.random() < 0.2:
+            time.sleep(random.random() * 0.003)
+        batch = next(data.iterator, None)
+        if batch is not None:
+            data.count(1)
+            value = batch["x"]
+            found.append(value.to_list() if isinstance(value, tf.RaggedTensor) else value.numpy().tolist())
+            continue
+        try:
+            data.start_next_pass()
+        except StopTraining:
+            break
+    return found
+
+
+def worker(seed: int, first: int, end: int) -> None:
+    """Examine pipelines, and print a line before and behind each."""
+    with tempfile.TemporaryDirectory() as home:
+        workshop = Workshop(Path(home))
+        for number in range(first, end):
+            random = Random(f"{seed}/{number}")
+            code = pipeline(random.choice)
+            print(json.dumps({"number": number, "code": code}), flush=True)
+            with tempfile.TemporaryDirectory(dir=home) as directory:
+                outcome = examine(workshop.maker(code), Path(directory), random, by_chance="anything" in code)
+            print(json.dumps({"number": number, **outcome._asdict()}), flush=True)
+
+
+def supervise(seed: int, first: int, end: int, report: Callable[[str, Outcome], None]) -> None:
+    """Have a process examine a range of pipelines; one that hangs or dies is a problem of the pipeline it was at."""
+    while first < end:
+        arguments = [sys.executable, "-m", "benchmarks.exactness", "--worker", str(seed), str(first), str(end)]
+        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert process.stdout is not None
+        code, killed = "", False
+        timer = _Alarm(process)
+        for line in process.stdout:
+            said = json.loads(line)
+            timer.restart()
+            if "code" in said:
+                first, code = said["number"], said["code"]
+            else:
+                report(code, Outcome(said["kind"], said["problem"]))
+                first, code = said["number"] + 1, ""
+        killed = timer.stop()
+        process.wait()
+        if code:
+            problem = f"did not come back within {LONGEST:g} s" if killed else f"ended with {process.returncode}"
+            report(code, Outcome("failed", problem))
+            first += 1
+        elif process.returncode:
+            raise SystemExit(f"a worker ended with {process.returncode}")
+
+
+class _Alarm:
+    """Kills a process that has not said anything for too long."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process, self._killed, self._stopped = process, False, False
+        self._heard = time.monotonic()
+        self._thread = ThreadPoolExecutor(1)
+        self._thread.submit(self._watch)
+
+    def restart(self) -> None:
+        self._heard = time.monotonic()
+
+    def stop(self) -> bool:
+        self._stopped = True
+        self._thread.shutdown()
+        return self._killed
+
+    def _watch(self) -> None:
+        while not self._stopped:
+            time.sleep(0.2)
+            if time.monotonic() - self._heard > LONGEST:
+                self._killed = True
+                self._process.kill()
+                return
+
+
+def main() -> int:
+    """Examine as many pipelines as the command line asks for; print the counts and each counterexample."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pipelines", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--worker", nargs=3, type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        worker(*arguments.worker)
+        return 0
+    counts: Counter[str] = Counter()
+    problems = []
+
+    def report(code: str, outcome: Outcome) -> None:
+        counts[outcome.kind] += 1
+        if outcome.problem:
+            problems.append(code)
+            print(f"NOT EXACT ({outcome.kind}): {outcome.problem}\n    {code}", flush=True)
+        if counts.total() % 100 == 0:
+            print(dict(counts), flush=True)
+
+    share = -(-arguments.pipelines // arguments.processes)
+    begin = time.monotonic()
+    with ThreadPoolExecutor(arguments.processes) as pool:
+        ranges = [(low, min(low + share, arguments.pipelines)) for low in range(0, arguments.pipelines, share)]
+        for future in [pool.submit(supervise, arguments.seed, *each, report) for each in ranges]:
+            future.result()
+    print(f"{counts.total()} pipelines in {time.monotonic() - begin:.0f} s, seed {arguments.seed}: {dict(counts)}")
+    print(f"{len(problems)} that are not what they claim to be")
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""A grammar of tf.data pipelines, whose words are code.
+
+Each rule is a template with the numbers that it may hold; the elements of a pipeline are whole numbers, so that any
+stage can follow any other.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+Choose = Callable[[Sequence[Any]], Any]
+
+SOURCES = (
+    "D.range({size})",
+    "D.from_tensor_slices(np.arange({size}))",
+    "D.range({size}).enumerate().map(lambda i, x: i + x)",
+    "tf.data.experimental.from_list(list(np.arange({size})))",
+    "lines(files[:{few}])",
+    "D.from_tensor_slices(files).shuffle(9{seed}).interleave(lines, cycle_length={few})",
+    "D.from_tensor_slices(files).interleave(lines, cycle_length={few}, num_parallel_calls=2)",
+    "D.list_files(files{seed}).flat_map(lines)",
+    "D.from_generator(lambda: iter(range({size})), output_signature=number)",
+    "D.from_generator(shuffled, output_signature=number)",
+    "D.from_generator(anything, output_signature=number)",
+    "D.random(seed={few}).take({size}).map(lambda x: x % 100)",
+)
+STAGES = (
+    ".shuffle({buffer}{seed})",
+    ".shuffle({buffer}{seed})",
+    ".shuffle({buffer}{seed}, reshuffle_each_iteration=False)",
+    ".repeat(2)",
+    ".repeat()",
+    ".take({size})",
+    ".skip({few})",
+    ".shard(2, {bit})",
+    ".filter(lambda x: x % 3 > 0)",
+    ".map(lambda x: x + 1)",
+    ".map(lambda x: x + 1, num_parallel_calls={parallel})",
+    ".map(lambda x: x + 1, num_parallel_calls=2, deterministic=False)",
+    ".map(lambda x: x * 10 + tf.random.uniform([], 0, 9, tf.int64))",
+    ".map(lambda x: x * 10 + tf.random.uniform([], 0, 9, tf.int64), num_parallel_calls=2)",
+    ".map(lambda x: x + tf.random.stateless_uniform([], [x, 1], 0, 9, tf.int64))",
+    ".map(lambda x: tf.py_function(lambda y: y + 1, [x], tf.int64)).map(lambda x: tf.ensure_shape(x, []))",
+    ".map(lambda x: x + table.lookup(x))",
+    ".map(lambda x: tf.cond(x > 3, lambda: x, lambda: -x))",
+    ".cache()",
+    ".cache(new_file())",
+    ".prefetch({few})",
+    ".batch({few}).unbatch()",
+    ".batch({few}, drop_remainder=True).unbatch()",
+    ".batch({few}, num_parallel_calls=2).unbatch()",
+    ".padded_batch({few}).unbatch()",
+    ".batch({size}).rebatch({few}).unbatch()",
+    ".flat_map(lambda x: D.range(x % 4))",
+    ".flat_map(lambda x: D.range(4).shuffle(4{seed}))",
+    ".interleave(lambda x: D.range(x, x + 3), cycle_length={few})",
+    ".interleave(lambda x: D.range(3).map(lambda y: x + y), cycle_length={few}, block_length={few})",
+    ".interleave(lambda x: D.range(x, x + 3), cycle_length={few}, num_parallel_calls={parallel})",
+    ".interleave(lambda x: D.range(x, x + 3), cycle_length=2, num_parallel_calls=2, deterministic=False)",
+    ".interleave(lambda x: D.range(3).cache(), cycle_length={few})",
+    ".enumerate().map(lambda i, x: i * 100 + x)",
+    ".scan(tf.constant(0, tf.int64), lambda s, x: (s + x, s + x))",
+    ".take_while(lambda x: x < 7)",
+    ".unique()",
+    ".window({few}).flat_map(lambda d: d.batch(9)).unbatch()",
+    ".group_by_window(lambda x: x % 2, lambda key, d: d.batch({few}), window_size={few}).unbatch()",
+    ".ignore_errors()",
+    ".with_options(options(deterministic=True))",
+    ".with_options(options(deterministic=False))",
+    ".with_options(options(threads={few}))",
+    ".with_options(options(optimization='{optimization}'))",
+    ".with_options(options(symbolic=True))",
+)
+PAIRS = (
+    "{one}.concatenate({other})",
+    "D.zip({one}, {other}).map(lambda x, y: x * 100 + y)",
+    "D.sample_from_datasets([{one}, {other}], weights=[0.4, 0.6]{seed})",
+    "D.choose_from_datasets([{one}, {other}], D.range(2).repeat({size}))",
+    "D.choose_from_datasets([{one}, {other}], D.range(2).repeat({size}), stop_on_empty_dataset=False)",
+)
+BATCHES = (
+    ".batch({few})",
+    ".batch({few})",
+    ".batch({few}, drop_remainder=True)",
+    ".batch({few}, num_parallel_calls=2)",
+    ".padded_batch({few})",
+    ".ragged_batch({few})",
+)
+AFTER = ("", "", ".prefetch(tf.data.AUTOTUNE)", ".shuffle({buffer}{seed})", ".repeat(2)", ".cache()", ".repeat()")
+HOLES: dict[str, tuple[Any, ...]] = {
+    "size": (3, 5, 8, 12),
+    "few": (1, 2, 3, 4),
+    "bit": (0, 1),
+    "buffer": (2, 3, 8, 100),
+    "parallel": (2, 3, "tf.data.AUTOTUNE"),
+    "seed": ("", ", seed=1", ", seed=2"),
+    "optimization": (
+        "map_fusion",
+        "map_and_batch_fusion",
+        "filter_fusion",
+        "filter_parallelization",
+        "parallel_batch",
+        "shuffle_and_repeat_fusion",
+        "map_parallelization",
+        "inject_prefetch",
+        "seq_interleave_prefetch",
+    ),
+}
+
+
+def pipeline(choose: Choose) -> str:
+    """Draw the code of a dataset of batches."""
+    number = choose((0, 1, 1, 2, 2, 3, 4))
+    code = _examples(choose, number) + _filled(choose(BATCHES), choose) + _filled(choose(AFTER), choose)
+    return f"{code}.map(lambda x: {{'x': x}})"
+
+
+def _examples(choose: Choose, stages: int) -> str:
+    if stages == 0:
+        return _filled(choose(SOURCES), choose)
+    if choose((False, False, False, True)):
+        one, other = (_examples(choose, choose(tuple(range(stages)))) for _ in range(2))
+        return (
+            _filled(choose(PAIRS).replace("{one}", "<1>").replace("{other}", "<2>"), choose)
+            .replace("<1>", one)
+            .replace("<2>", other)
+        )
+    return _examples(choose, stages - 1) + _filled(choose(STAGES), choose)
+
+
+def _filled(template: str, choose: Choose) -> str:
+    for hole, values in HOLES.items():
+        while f"{{{hole}}}" in template:
+            template = template.replace(f"{{{hole}}}", str(choose(values)), 1)
+    return template
+
+
+def _options(
+    *, deterministic: bool | None = None, threads: int = 0, optimization: str = "", symbolic: bool = False
+) -> tf.data.Options:
+    made = tf.data.Options()
+    if deterministic is not None:
+        made.deterministic = deterministic
+    if threads:
+        made.threading.private_threadpool_size = threads
+    if optimization:
+        setattr(made.experimental_optimization, optimization, True)
+    if symbolic:
+        made.experimental_symbolic_checkpoint = True
+    return made
+
+
+def _shuffled() -> Iterator[int]:
+    """Numbers in an order that is the same in every call."""
+    yield from np.random.default_rng(1).permutation(9)
+
+
+def _anything() -> Iterator[int]:
+    """Numbers in an order of their own in every call."""
+    yield from np.random.default_rng().permutation(9)
+
+
+def _lines(files: Any) -> tf.data.Dataset:
+    return tf.data.TextLineDataset(files).map(lambda line: tf.strings.to_number(line, tf.int64))
+
+
+class Workshop:
+    """Where the code of pipelines is run: its names, and files to read.
+
+    Args:
+        directory: for the files.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        files = [directory / f"{number}.txt" for number in range(4)]
+        for number, file in enumerate(files):
+            file.write_text("".join(f"{10 * number + line}\n" for line in range(number + 1)))
+        keys = tf.range(5, dtype=tf.int64)
+        table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, keys * 7), 0)
+        self._directory = directory
+        self._names: dict[str, Any] = {
+            "D": tf.data.Dataset,
+            "tf": tf,
+            "np": np,
+            "files": [str(file) for file in files],
+            "lines": _lines,
+            "number": tf.TensorSpec([], tf.int64),
+            "shuffled": _shuffled,
+            "anything": _anything,
+            "options": _options,
+            "table": table,
+        }
+
+    def maker(self, code: str) -> Callable[[], dict[str, tf.data.Dataset]]:
+        """A model's `datasets` of a pipeline's code; caches have files that all of its calls share."""
+        caches = tempfile.mkdtemp(dir=self._directory)
+
+        def make() -> dict[str, tf.data.Dataset]:
+            numbers = iter(range(9))
+            names = {**self._names, "new_file": lambda: f"{caches}/{next(numbers)}"}
+            return {"trn": eval(code, names)}
+
+        without_autograph: Callable[[], dict[str, tf.data.Dataset]] = tf.autograph.experimental.do_not_convert(make)
+        return without_autograph  # which takes longer than all the rest

@@ -1,0 +1,52 @@
+"""A digest of the batches that Python code makes, to find out whether they repeat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+_KEPT = 64  # more than are ever read ahead of the training
+
+
+class RollingDigest:
+    """A digest over all batches of a pass, as far as it was read; made in the pipeline itself, beside the batches."""
+
+    def __init__(self) -> None:
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._digests = tf.Variable(tf.zeros([_KEPT], tf.int64), trainable=False)
+
+    def over(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """The same dataset, which leaves a digest with every batch that is read."""
+
+        def roll(state: tuple[Any, Any], batch: Any) -> tuple[tuple[Any, Any], Any]:
+            number, before = state
+            number, digest = number + 1, _digest(batch, before)
+            self._digests.scatter_nd_update([[number % _KEPT]], [digest])
+            return (number, digest), batch
+
+        return dataset.scan((tf.constant(0, tf.int64), tf.constant(0, tf.int64)), roll)
+
+    def after(self, batches: int) -> str:
+        """The digest of the first so many batches of the pass that is read, of which the last is one of the newest."""
+        return _text(self._digests[batches % _KEPT] if batches else tf.constant(0, tf.int64))
+
+
+def digest_of(batch: Any) -> str:
+    """The digest of one batch."""
+    return _text(_digest(batch, tf.constant(0, tf.int64)))
+
+
+def _digest(batch: Any, before: tf.Tensor) -> tf.Tensor:
+    tensors = [tensor for tensor in tf.nest.flatten(batch, expand_composites=True) if tensor.dtype != tf.variant]
+    pieces = [tf.bitcast(before, tf.uint8), *(tf.fingerprint(_as_row(tensor))[0] for tensor in tensors)]
+    return tf.bitcast(tf.fingerprint(_as_row(tf.concat(pieces, 0)))[0], tf.int64)
+
+
+def _as_row(tensor: tf.Tensor) -> tf.Tensor:
+    plain = tf.cast(tensor, tf.uint8) if tensor.dtype == tf.bool else tensor
+    return tf.reshape(plain, [1, -1])
+
+
+def _text(digest: tf.Tensor) -> str:
+    return f"{int(digest) % 2**64:016x}"

@@ -1,0 +1,83 @@
+"""A position that is come back to by reading the pass again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from prototrain.data.digest import RollingDigest, digest_of
+from prototrain.data.knowledge import Knowledge
+from prototrain.data.position import Meta, Position, iterate
+from prototrain.data.source import Source
+
+OTHER_BATCHES = (
+    "the training data did not repeat: reading it again gave other batches (does its code draw random numbers?)"
+)
+
+
+class ReplayedPosition(Position):
+    """The pass is built again, and read from its start.
+
+    Where Python code makes the data, a digest over the batches is kept with the place, and compared when they have been
+    read again.
+
+    Args:
+        source: see `Position`.
+        announce: see `Position`.
+        known: of the training dataset.
+        caches: files that the first pass has still to make.
+        first: the first batch.
+    """
+
+    mode = "replay"
+
+    def __init__(
+        self, source: Source, announce: Callable[[str], None], known: Knowledge, caches: list[str], first: Any
+    ) -> None:
+        super().__init__(source, announce)
+        self._caches = caches
+        self._digest = RollingDigest() if known.is_python else None
+        self._first = digest_of(first) if known.is_python else None
+        self._expected: str | None = None  # at the present offset, while there are batches behind
+        self._start(source.training, 0)
+
+    def begin(self, number: int) -> None:
+        self._start(self._source.training_of(number), number)
+
+    def _start(self, dataset: tf.data.Dataset, number: int) -> None:
+        self.iterator = None  # the old one may hold the lock of a cache's file
+        self.iterator = iterate(dataset if self._digest is None else self._digest.over(dataset))
+        self.number, self.offset, self.behind = number, 0, 0
+
+    def rewind(self) -> None:
+        number, offset, expected = self.number, self.offset, self._present()
+        self.begin(number)
+        self.offset = self.behind = offset
+        self._expected = expected
+
+    def write(self, prefix: str) -> Callable[[], Meta]:
+        finish = super().write(prefix)
+        digests = {} if self._digest is None else {"digest": self._present(), "first batch": self._first}
+        return lambda: {**finish(), **digests}
+
+    def _present(self) -> str | None:
+        """The digest of the batches that were trained on."""
+        if self._digest is None or self.behind:
+            return self._expected
+        return self._digest.after(self.offset)
+
+    def read(self, prefix: str, meta: Meta) -> str | None:
+        number = meta["pass"]
+        if number and self._caches:
+            self.begin(number + 1)
+            return f"the training data starts anew: it was cached in {self._caches[0]}, which is gone and made again"
+        self.begin(number)
+        self.offset = self.behind = meta["offset"]
+        self._expected = meta.get("digest")
+        return OTHER_BATCHES if meta.get("first batch", self._first) != self._first else None
+
+    def caught_up(self) -> str | None:
+        expected, self._expected = self._expected, None
+        return OTHER_BATCHES if expected is not None and expected != self._present() else None

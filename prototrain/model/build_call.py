@@ -1,0 +1,254 @@
+"""One call of `build`, and the Keras objects that the first call made for all later ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from prototrain.errors import ModelError
+from prototrain.model.keras_hooks import STATEFUL, forget_losses, made_by
+
+Place = tuple[Any, ...]
+"""Where an object is made: by which layer, in which name scope, of which class, with which arguments."""
+
+Objects = dict[Place, list[Any]]
+"""What was made, in the order of creation among those that only the order tells apart."""
+
+
+@dataclass
+class _Frame:
+    """What is running: `build` itself, the call of a layer, or something in which no object is looked for."""
+
+    owner: int  # the id of a layer, whose own calls start counting anew; 0 for `build`
+    is_aside: bool = False
+    counts: Counter[Place] = field(default_factory=Counter)
+
+
+class BuildCall:
+    """A call of `build` that is under way; `keras_hooks` tells it what Keras does.
+
+    Objects are found again by their class, their arguments (and so by their names, if they are given), the name scope
+    and, among those that agree in all of it, by their order. Another layer's children belong to that layer.
+
+    Args:
+        objects: what the first call made; it fills them.
+        take_over: only for the first call: is given each layer that `build` itself calls, before its first call.
+        seeds: by the name of a seed state, what the present tower has in its place.
+
+    Attributes:
+        called: the layers that `build` itself has called, by their ids.
+        losses: tensors that layers have added, in the order of addition.
+        taken: ids of losses and of weights whose regularizers `build` has asked for itself.
+        before: in the first call, by the id of a variable: the variable, and its value before the call changed it.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        take_over: Callable[[Any], None] | None = None,
+        *,
+        seeds: Mapping[str, tf.Variable] | None = None,
+    ) -> None:
+        self._objects = objects
+        self._take_over = take_over
+        self._is_first = take_over is not None
+        self._seeds = {} if seeds is None else seeds
+        self._scopes = [""]
+        self._paths: dict[str, str] = {}
+        self._frames = [_Frame(0)]
+        self._given: Any = None
+        self._place: Place | None = None
+        self._new: dict[int, Any] = {}
+        self.called: dict[int, Any] = {}
+        self.losses: list[Any] = []
+        self.taken: set[int] = set()
+        self.before: dict[int, tuple[Any, tf.Tensor]] = {}
+
+    @property
+    def _in_layer(self) -> bool:
+        return len(self._frames) > 1
+
+    # -- what is made -------------------------------------------------------------------------------------------------
+
+    def earlier(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The object that an earlier call made in this place, or None if a new one is to be made."""
+        frame, self._place = self._frames[-1], None
+        if frame.is_aside:
+            return None
+        scope = "" if frame.owner else self.scope
+        place = (frame.owner, scope, kind.__module__, kind.__qualname__, _outline(args), _outline(kwargs))
+        made, number = self._objects.get(place, []), frame.counts[place]
+        frame.counts[place] += 1
+        if number < len(made):
+            self._given = made[number]
+            return self._given
+        self._place = place
+        return None
+
+    def note_new(self, made: Any) -> None:
+        """A new object was made where `earlier` has given None; it is not initialised yet."""
+        self._new[id(made)] = made
+        # What only a later call makes has no variables, and may hold tensors of that call's graph.
+        if self._place is not None and self._is_first:
+            self._objects.setdefault(self._place, []).append(made)
+            self._frames[-1].counts[self._place] = len(self._objects[self._place])
+
+    def is_initialised(self, given: Any) -> bool:
+        """Whether an object whose class is about to initialise it comes from `earlier`; asked once for each."""
+        if given is not self._given:
+            return False
+        self._given = None
+        return True
+
+    @property
+    def scope(self) -> str:
+        """The name scope inside of `build` as it is written there: a graph numbers scopes, control flow adds some."""
+        return self._scopes[-1]
+
+    def enter_scope(self, name: str, full: str) -> None:
+        """A `tf.name_scope` begins.
+
+        Args:
+            name: as it was given.
+            full: as TensorFlow has made it.
+        """
+        inner = f"{self.scope}/{name}" if self.scope else name
+        self._scopes.append(self._paths.get(name, name.rstrip("/")) if name.endswith("/") else inner)
+        self._paths[full] = self.scope
+
+    def leave_scope(self) -> None:
+        """It ends."""
+        self._scopes.pop()
+
+    def check_left_out(self) -> None:
+        """Fail if an object with weights was left out that might have been meant where another one was given.
+
+        Raises:
+            ModelError: only the order tells them apart.
+        """
+        for place, made in self._objects.items():
+            used = self._frames[0].counts[place]
+            if place[0] == 0 and 0 < used < len(made) and isinstance(made[0], STATEFUL):
+                names = [v.path for v in _floating(made[-1])]
+                if names:
+                    raise ModelError(
+                        f"build() left out {names[0]}, which cannot be told from another variable of the same kind of "
+                        "layer; give every layer that is not in all calls, and those like it, a name of its own"
+                    )
+
+    # -- what is called -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def inside(self, layer: Any) -> Iterator[None]:
+        """Until the end of the context a layer is called: what is made meanwhile belongs to it."""
+        if not self._in_layer and id(layer) not in self.called:
+            self.called[id(layer)] = layer
+            if self._take_over is not None:
+                self._take_over(layer)
+        with self._frame(_Frame(id(layer))):
+            yield
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Until the end of the context an object is initialised or built, which no later call repeats."""
+        with self._frame(_Frame(0, is_aside=True)):
+            yield
+
+    @contextmanager
+    def _frame(self, frame: _Frame) -> Iterator[None]:
+        self._frames.append(frame)
+        try:
+            yield
+        finally:
+            self._frames.pop()
+
+    def end(self) -> None:
+        """Let nothing of this call remain on the layers."""
+        for layer in self.called.values():
+            forget_losses(layer)
+
+    # -- what happens once --------------------------------------------------------------------------------------------
+
+    def is_done(self, changed: Any) -> bool:
+        """Whether an earlier call has made a change of this object that is made once only."""
+        return not (self._is_first or self._in_layer or id(changed) in self._new)
+
+    def assign(self, variable: Any, value: Any, make: Callable[[], Any]) -> Any:
+        """Let `make` assign a value to a variable, unless the first call has done so for good.
+
+        Raises:
+            ModelError: it would be repeated in every step.
+        """
+        for_good = not self._in_layer and not tf.is_tensor(value) and not isinstance(value, keras.Variable)
+        if self._is_first:
+            return self._assign_first(variable, for_good, make)
+        if self._in_layer:
+            return make()
+        if for_good:
+            return value
+        if variable.trainable:
+            raise assigns_in_every_step(variable.path)
+        return make()
+
+    def _assign_first(self, variable: Any, for_good: bool, make: Callable[[], Any]) -> Any:
+        held = variable.value
+        if for_good:
+            self.before.pop(id(held), None)
+        else:
+            self.keep(held)
+        return make()
+
+    def keep(self, variable: Any) -> None:
+        """Note the value that a variable is to have after the first call."""
+        self.before.setdefault(id(variable), (variable, tf.identity(variable)))
+
+    # -- losses and seeds ---------------------------------------------------------------------------------------------
+
+    def note_losses(self, losses: list[Any]) -> None:
+        """A layer has added losses."""
+        self.losses += losses
+
+    def note_taken(self, layer: Any, losses: list[Any]) -> None:
+        """The losses of a layer were read, so `build` itself takes care of them."""
+        if not self._in_layer:
+            self.taken |= {id(loss) for loss in losses} | {id(weight) for weight in layer.trainable_weights}
+
+    def seed_state(self, state: Any) -> Any:
+        """What the present tower has in place of the state of a `SeedGenerator`, or None."""
+        return self._seeds.get(str(state.name).split(":")[0]) if self._seeds else None
+
+
+def assigns_in_every_step(name: str) -> ModelError:
+    """The error for an assignment to a weight that would be repeated."""
+    return ModelError(
+        f"build() assigns a computed value to the trainable variable {name}, which would happen in every step; "
+        "assign a NumPy array, which is taken over once, or change it in a callback or in the trainer's train_step"
+    )
+
+
+def _floating(made: Any) -> list[Any]:
+    if isinstance(made, keras.Variable):
+        return [made]
+    found = [] if isinstance(made, keras.random.SeedGenerator) else list(made.variables)
+    return [v for v in found if tf.as_dtype(v.dtype).is_floating]
+
+
+def _outline(value: Any) -> Any:
+    """What is the same in every call, of an argument that an object is made with."""
+    if value is None or isinstance(value, (bool, bytes, complex, float, int, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_outline, value))
+    if isinstance(value, Mapping):
+        return tuple((key, _outline(item)) for key, item in value.items())
+    if isinstance(value, STATEFUL):
+        return id(value)
+    if isinstance(value, keras.KerasTensor):
+        return _outline(made_by(value))
+    return getattr(value, "__qualname__", None) or type(value).__qualname__

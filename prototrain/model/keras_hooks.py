@@ -1,0 +1,290 @@
+"""Where Keras asks the call of `build` that is under way; all that touches private parts of Keras stands here.
+
+Keras has no notion of a function that is called again and means the same layers. So its constructors ask here first,
+and get the object that an earlier call made in their place. The hooks are put in once, when this module is imported;
+in a thread where no call of `build` is under way they do nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.models.functional import Functional
+from keras.src.utils.naming import to_snake_case
+
+if TYPE_CHECKING:
+    from prototrain.model.build_call import BuildCall
+
+Method = Callable[..., Any]
+
+STATEFUL = (
+    keras.layers.Layer,
+    keras.metrics.Metric,
+    keras.optimizers.Optimizer,
+    keras.random.SeedGenerator,
+    keras.Variable,
+)
+"""The kinds of Keras objects that have variables, and so are made once."""
+
+
+_thread = threading.local()  # towers are traced in threads of their own
+
+
+@contextmanager
+def listening(listener: BuildCall) -> Iterator[None]:
+    """Let a call of `build` hear what Keras does in this thread."""
+    outer = _listener()
+    _thread.listener = listener
+    try:
+        yield
+    finally:
+        _thread.listener = outer
+
+
+def layers_within(layer: Any) -> list[Any]:
+    """A layer and all layers inside of it, at any depth."""
+    return list(layer._flatten_layers())
+
+
+def own_weights(layer: Any) -> list[Any]:
+    """The Keras variables of a layer itself, without those of layers inside of it, seeds and metrics."""
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
+def forget_losses(layer: Any) -> None:
+    """Drop the losses that a layer has kept of its last call: tensors of a graph that is done."""
+    layer._clear_losses()
+
+
+def has_automatic_name(layer: Any) -> bool:
+    """Whether a layer's name is one that Keras gives if there is none."""
+    return re.fullmatch(rf"{to_snake_case(type(layer).__name__)}(_\d+)?", layer.name) is not None
+
+
+def call_by(variable: Any, path: str) -> None:
+    """Let a Keras variable have another path."""
+    variable._path = path
+
+
+def place_again(variable: Any) -> None:
+    """Let a Keras variable hold a new `tf.Variable` with the value of the old one, as the present strategy makes it."""
+    held = variable.value
+    variable._value = tf.Variable(
+        tf.convert_to_tensor(held),
+        dtype=held.dtype,
+        trainable=held.trainable,
+        name=held.name.split(":")[0],
+        aggregation=held.aggregation,
+        synchronization=held.synchronization,
+    )
+
+
+def made_by(tensor: Any) -> Any:
+    """The layer or operation that a symbolic tensor of a functional model comes from."""
+    return tensor._keras_history.operation
+
+
+# -- the hooks --------------------------------------------------------------------------------------------------------
+
+
+def _listener() -> BuildCall | None:
+    listener: BuildCall | None = getattr(_thread, "listener", None)
+    return listener
+
+
+def _replace(owner: type, name: str, make: Callable[[Method], Method]) -> None:
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(make(original)))
+
+
+def _hook_constructor(kind: type) -> None:
+    original: Any = kind.__new__
+
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        def make() -> Any:
+            return object.__new__(cls) if original is object.__new__ else original(cls, *args, **kwargs)
+
+        # Constructors call those of their base classes, and not always with the arguments.
+        listener = None if getattr(_thread, "constructing", False) else _listener()
+        if listener is None:
+            return make()
+        found = listener.earlier(cls, args, kwargs)
+        if found is not None:
+            return found
+        _thread.constructing = True
+        try:
+            made = make()
+        finally:
+            _thread.constructing = False
+        if isinstance(made, keras.layers.Layer):
+            made.build = _built_once(made, made.build)
+        _hook_initialiser(type(made))
+        listener.note_new(made)
+        return made
+
+    new.__signature__ = inspect.signature(kind.__init__)  # type: ignore[attr-defined,misc]
+    kind.__new__ = new  # type: ignore[method-assign,assignment]
+
+
+def _hook_initialiser(kind: type) -> None:
+    """Let a class not initialise an object a second time, and say when the first time is over."""
+    original = kind.__init__  # type: ignore[misc]
+    if hasattr(original, "asks_first"):
+        return
+
+    @functools.wraps(original)
+    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+        listener = _listener()
+        if listener is None:
+            original(self, *args, **kwargs)
+        elif not listener.is_initialised(self):
+            with listener.aside():
+                original(self, *args, **kwargs)
+
+    initialise.asks_first = True  # type: ignore[attr-defined]
+    initialise.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    kind.__init__ = initialise  # type: ignore[misc]
+
+
+def _built_once(layer: Any, build: Method) -> Method:
+    @functools.wraps(build)
+    def build_once(*args: Any, **kwargs: Any) -> Any:
+        listener = _listener()
+        if listener is None:
+            return build(*args, **kwargs)
+        if listener.is_done(layer):
+            return None
+        with listener.aside():
+            return build(*args, **kwargs)
+
+    return build_once
+
+
+def _once(original: Method) -> Method:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        listener = _listener()
+        return None if listener is not None and listener.is_done(self) else original(self, *args, **kwargs)
+
+    return method
+
+
+def _called(original: Method) -> Method:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        listener = _listener()
+        if listener is None:
+            return original(self, *args, **kwargs)
+        with listener.inside(self):
+            return original(self, *args, **kwargs)
+
+    return call
+
+
+def _assigned(original: Method) -> Method:
+    def assign(self: Any, value: Any) -> Any:
+        listener = _listener()
+        if listener is None or in_stateless_scope():
+            return original(self, value)
+        return listener.assign(self, value, lambda: original(self, value))
+
+    return assign
+
+
+def _added(original: Method) -> Method:
+    def add_loss(self: Any, loss: Any) -> None:
+        original(self, loss)
+        listener = _listener()
+        if listener is not None and not in_stateless_scope():
+            listener.note_losses(keras.tree.flatten(loss))
+
+    return add_loss
+
+
+def _drawn(original: Method) -> Method:
+    def draw(self: Any, *args: Any, **kwargs: Any) -> Any:
+        listener = _listener()
+        own = None if listener is None else listener.seed_state(self.state.value)
+        if own is None:
+            return original(self, *args, **kwargs)
+        stand_in = object.__new__(type(self))
+        vars(stand_in).update(vars(self))
+        stand_in.state = object.__new__(type(self.state))
+        vars(stand_in.state).update(vars(self.state), _value=own)
+        return original(stand_in, *args, **kwargs)
+
+    return draw
+
+
+def _entered(original: Method) -> Method:
+    def enter(self: Any) -> Any:
+        full = original(self)
+        listener = _listener()
+        if listener is not None:
+            listener.enter_scope(self.name, full)
+        return full
+
+    return enter
+
+
+def _left(original: Method) -> Method:
+    def leave(self: Any, *error: Any) -> Any:
+        listener = _listener()
+        if listener is not None:
+            listener.leave_scope()
+        return original(self, *error)
+
+    return leave
+
+
+def _outside_of_graphs(original: Method) -> Method:
+    def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _listener() is None:
+            return original(self, *args, **kwargs)
+        with tf.init_scope():
+            return original(self, *args, **kwargs)
+
+    return read
+
+
+def _hook_properties() -> None:
+    layer: Any = keras.layers.Layer
+    trainable, losses = layer.trainable, layer.losses
+    layer.trainable = trainable.setter(_once(trainable.fset))
+
+    def read_losses(self: Any) -> Any:
+        found = losses.fget(self)
+        listener = _listener()
+        if listener is not None:
+            listener.note_taken(self, found)
+        return found
+
+    layer.losses = property(read_losses, doc=losses.__doc__)
+
+
+def _hook_keras() -> None:
+    for kind in (*STATEFUL, keras.Model, keras.Sequential, Functional):
+        _hook_constructor(kind)
+    _replace(keras.layers.Layer, "__call__", _called)
+    _replace(keras.layers.Layer, "add_loss", _added)
+    _replace(keras.layers.Layer, "get_weights", _outside_of_graphs)
+    _replace(keras.Variable, "assign", _assigned)
+    _replace(keras.random.SeedGenerator, "next", _drawn)
+    _replace(keras.Model, "load_weights", _once)
+    for name in ("add", "pop"):
+        _replace(keras.Sequential, name, _once)
+    for name in ("Normalization", "Discretization", "TextVectorization", "StringLookup", "IntegerLookup"):
+        _replace(getattr(keras.layers, name), "adapt", _once)
+    _replace(tf.name_scope, "__enter__", _entered)
+    _replace(tf.name_scope, "__exit__", _left)
+    _hook_properties()
+
+
+_hook_keras()

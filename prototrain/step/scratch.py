@@ -1,0 +1,19 @@
+"""Variables that hold nothing from one call to the next, so that no checkpoint needs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def scratch_variable(initial_value: Any, *, name: str, dtype: tf.DType | None = None) -> tf.Variable:
+    """Make a variable that is set anew before it is used in a call."""
+    variable = tf.Variable(initial_value, trainable=False, name=name, dtype=dtype)
+    variable.is_scratch = True
+    return variable
+
+
+def is_scratch(variable: Any) -> bool:
+    """Whether a variable was made so."""
+    return bool(getattr(variable, "is_scratch", False))

@@ -1,0 +1,131 @@
+"""What is known of each kind of pipeline, and the mode that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain.data.knowledge import file_caches, knowledge_of
+from prototrain.data.stream import TrainingData
+
+D = tf.data.Dataset
+Make = Callable[[], tf.data.Dataset]
+
+
+def numbers() -> tf.data.Dataset:
+    return D.range(12)
+
+
+def generated() -> tf.data.Dataset:
+    return D.from_generator(lambda: iter(range(12)), output_signature=tf.TensorSpec([], tf.int64))
+
+
+def noisy(x: tf.Tensor) -> tf.Tensor:
+    return x + tf.random.uniform([], 0, 9, tf.int64)
+
+
+def with_options(**settings: Any) -> tf.data.Dataset:
+    options = tf.data.Options()
+    for name, value in settings.items():
+        setattr(options, name, value)
+    return numbers().shuffle(3).with_options(options)
+
+
+VARIABLE = tf.Variable(1, dtype=tf.int64)
+EARLIER = D.range(12).shuffle(4, seed=3)
+EARLIER_TWICE = EARLIER.shuffle(2, seed=1)
+
+SAVED: dict[str, Make] = {
+    "slices": lambda: D.from_tensor_slices(np.arange(12)),
+    "one shuffle": lambda: numbers().shuffle(3),
+    "a shuffle of batches": lambda: numbers().batch(2).shuffle(3).unbatch(),
+    "parallel maps": lambda: numbers().shuffle(3).map(lambda x: x + 1, num_parallel_calls=2).prefetch(2),
+    "stateless random ops": lambda: numbers().map(lambda x: tf.random.stateless_uniform([], [x, 1])),
+    "an index": lambda: numbers().enumerate().map(lambda i, x: i + x),
+    "branches": lambda: numbers().map(lambda x: tf.cond(x > 2, lambda: x, lambda: -x)),
+    "assertions": lambda: numbers().map(lambda x: tf.ensure_shape(x, [])),
+    "a seed of its own": lambda: numbers().shuffle(3, seed=9).repeat(2),
+    "threads": lambda: with_options(deterministic=True),
+    "made before it is called": lambda: EARLIER,
+}
+REPLAYED: dict[str, tuple[Make, str]] = {
+    "two shuffles": (lambda: numbers().shuffle(3).shuffle(2), "shuffled in several places"),
+    "files and examples": (
+        lambda: numbers().shuffle(9).interleave(lambda x: D.range(x)).shuffle(9),
+        "shuffled in several places",
+    ),
+    "files only": (lambda: numbers().shuffle(9).interleave(lambda x: D.range(x)), "a shuffle below Interleave"),
+    "concatenated": (lambda: numbers().shuffle(3).concatenate(numbers()), "a shuffle below Concatenate"),
+    "sampled": (lambda: D.sample_from_datasets([numbers(), numbers()]), "stage (Random|DirectedInterleave)"),
+    "a generator": (generated, "Python code"),
+    "a Python function": (lambda: numbers().map(lambda x: tf.py_function(lambda y: y, [x], tf.int64)), "Python code"),
+    "random ops": (lambda: numbers().map(noisy), "RandomUniform"),
+    "an inner shuffle": (lambda: numbers().flat_map(lambda x: D.range(4).shuffle(4)), "a shuffle in it"),
+    "an inner cache": (lambda: numbers().interleave(lambda x: D.range(3).cache()), "a cache in it"),
+    "symbolic checkpoints": (lambda: with_options(experimental_symbolic_checkpoint=True), "symbolic_checkpoint"),
+}
+RESTARTED: dict[str, tuple[Make, str]] = {
+    "any order": (
+        lambda: numbers().map(lambda x: x, num_parallel_calls=2, deterministic=False),
+        "ParallelMap may give another order",
+    ),
+    "any order of files": (
+        lambda: numbers().interleave(lambda x: D.range(3), num_parallel_calls=2, deterministic=False),
+        "ParallelInterleave may give another order",
+    ),
+    "any order by option": (lambda: with_options(deterministic=False), "its options leave the order open"),
+    "parallel random ops": (lambda: numbers().map(noisy, num_parallel_calls=2), "random numbers in parallel"),
+    "a variable": (lambda: numbers().map(lambda x: x + VARIABLE), "reads a variable"),
+    "the time": (lambda: numbers().map(lambda x: tf.timestamp()), "op Timestamp, of which nothing is known"),
+    "a snapshot": (lambda: numbers().snapshot("nowhere"), "nothing is known of its stage Snapshot"),
+    "two shuffles made before": (lambda: EARLIER_TWICE, "made before it was called"),
+}
+
+
+def data_of(make: Make) -> TrainingData:
+    lines: list[str] = []
+    return TrainingData(lambda: {"trn": make().batch(2).map(lambda x: {"x": x})}, seed=5, announce=lines.append)
+
+
+@pytest.mark.parametrize("make", SAVED.values(), ids=SAVED)
+def test_saved(make: Make) -> None:
+    data = data_of(make)
+    assert (data.mode, data.reason) == ("iterator", "")
+
+
+@pytest.mark.parametrize(("make", "why"), REPLAYED.values(), ids=REPLAYED)
+def test_replayed(make: Make, why: str) -> None:
+    data = data_of(make)
+    assert data.mode == "replay"
+    with pytest.raises(AssertionError, match=why):
+        raise AssertionError(data.reason)
+
+
+@pytest.mark.parametrize(("make", "why"), RESTARTED.values(), ids=RESTARTED)
+def test_restarted(make: Make, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = data_of(make)
+    assert data.mode == "restart"
+    with pytest.raises(AssertionError, match=why):
+        raise AssertionError(data.reason)
+
+
+def test_a_shuffle_without_a_seed() -> None:
+    tf.random.set_seed(None)
+    unseeded = numbers().shuffle(3)
+    tf.random.set_seed(1)
+    known = knowledge_of(unseeded)
+    assert known.not_saved == known.not_repeated
+    assert "without a seed" in str(known.not_saved)
+
+
+def test_caches_in_memory_have_no_files(tmp_path: Path) -> None:
+    file = str(tmp_path / "file")
+    assert file_caches(numbers().interleave(lambda x: D.range(3).cache()).cache()) == []
+    assert file_caches(numbers().interleave(lambda x: D.range(3).cache(file))) == [file]
+    assert file_caches(numbers().cache(file)) == [file]

@@ -1,0 +1,228 @@
+"""Data that is built again: from one call, under one state of the random generators, and found out when it differs."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain.data import cache_files, waiting
+from prototrain.data.stream import TrainingData
+from prototrain.errors import CheckpointError, DataError
+from tests.data.test_stream import read, save
+
+Datasets = dict[str, tf.data.Dataset]
+
+
+def generated(generator: Callable[[], Iterator[int]], *, length: int = 2) -> Datasets:
+    dataset = tf.data.Dataset.from_generator(generator, output_signature=tf.TensorSpec([], tf.int64))
+    return {"trn": dataset.batch(length).map(lambda x: {"x": x})}
+
+
+def data(make: Callable[[], Datasets], lines: list[str] | None = None) -> TrainingData:
+    said: list[str] = [] if lines is None else lines
+    return TrainingData(make, seed=5, announce=said.append)
+
+
+def resumed(make: Callable[[], Datasets], stopped: TrainingData, directory: Path) -> TrainingData:
+    meta = save(stopped, directory / "saved")
+    other = data(make)
+    other.read(str(directory / "saved" / "data"), meta)
+    other.catch_up()
+    return other
+
+
+def split() -> Datasets:
+    """A random split, which a generator of Python draws in one order and NumPy in another."""
+    numbers = np.random.permutation(20)
+    random.shuffle(examples := numbers[:16].tolist())
+    trn = tf.data.Dataset.from_generator(lambda: iter(examples), output_signature=tf.TensorSpec([], tf.int64))
+    return {name: d.batch(4).map(lambda x: {"x": x}) for name, d in {"trn": trn, "vld": _slices(numbers[16:])}.items()}
+
+
+def _slices(numbers: Any) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(numbers)
+
+
+def test_validation_examples_never_come_among_those_to_train_on() -> None:
+    np.random.seed(77)
+    source = data(split)
+    held_out = set(next(iter(source.datasets["vld"]))["x"].numpy().tolist())
+    np.random.seed(78)
+    seen = {number for batch in read(source, 12) for number in batch}  # three passes
+    assert source.mode == "replay" and len(seen) == 16 and not seen & held_out
+
+
+def test_a_split_that_is_another_one_in_every_call_is_made_once() -> None:
+    def make() -> Datasets:
+        numbers = np.random.default_rng().permutation(20)
+        trn = _slices(numbers[:16]).shuffle(4).shuffle(4)  # which is replayed
+        return {"trn": trn.batch(4).map(lambda x: {"x": x}), "vld": _slices(numbers[16:]).map(lambda x: {"x": x})}
+
+    lines: list[str] = []
+    source = data(make, lines)
+    held_out = {int(batch["x"]) for batch in source.datasets["vld"]}
+    seen = {number for batch in read(source, 12) for number in batch}
+    assert len(seen) == 16 and not seen & held_out
+    assert [line for line in lines if "gives other data whenever it is called" in line]
+
+
+def test_the_generators_of_the_run_are_left_as_they_are() -> None:
+    source = data(split)
+    random.seed(3), np.random.seed(3)
+    read(source, 9)
+    drawn = random.random(), np.random.random()
+    random.seed(3), np.random.seed(3)
+    assert drawn == (random.random(), np.random.random())
+
+
+def test_a_generator_that_repeats_is_exact(tmp_path: Path) -> None:
+    make = lambda: generated(lambda: iter(range(10)))  # noqa: E731
+    stopped = data(make)
+    read(stopped, 8)
+    other = resumed(make, stopped, tmp_path)
+    assert other.caveat is None and read(other, 4) == read(stopped, 4)
+
+
+def test_a_generator_that_draws_anew_from_its_second_pass_on_is_found_out(tmp_path: Path) -> None:
+    def make() -> Datasets:
+        passes = count()
+        order = np.random.default_rng()
+
+        def generate() -> Iterator[int]:
+            yield from order.permutation(10) if next(passes) else range(10)
+
+        return generated(generate)
+
+    whole = count()
+
+    def goes_on() -> Datasets:
+        return generated(lambda: iter([next(whole) for _ in range(10)]))  # counts through the whole process
+
+    for number, each in enumerate((goes_on, make)):
+        stopped = data(each)
+        read(stopped, 2)
+        meta = save(stopped, tmp_path / f"{number}")
+        lines: list[str] = []
+        other = data(each, lines)
+        other.read(str(tmp_path / f"{number}" / "data"), meta)
+        other.catch_up()
+        expected = other.caveat is not None
+        assert expected == (each is goes_on)
+        assert any("WARNING: the training data did not repeat" in line for line in lines) == expected or other.caveat
+
+
+def test_fewer_batches_are_found_out(tmp_path: Path) -> None:
+    length = [10]
+    make = lambda: generated(lambda: iter(range(length[0])))  # noqa: E731
+    stopped = data(make)
+    read(stopped, 4)
+    length[0] = 6
+    other = resumed(make, stopped, tmp_path)
+    assert other.caveat is not None and "fewer batches" in other.caveat
+    assert read(other, 1) == [[0, 1]]
+
+
+def test_a_difference_of_mode_goes_on(tmp_path: Path) -> None:
+    stopped = data(lambda: generated(lambda: iter(range(10))))
+    read(stopped, 2)
+    meta = save(stopped, tmp_path / "saved")
+    meta["fingerprint"]["mode"] = "restart"
+    other = data(lambda: generated(lambda: iter(range(10))))
+    other.read(str(tmp_path / "saved" / "data"), meta)
+    assert other.caveat == "the training data has changed: mode was restart and is replay"
+    assert other.offset == 0
+
+
+def test_other_batches_are_refused_unless_no_place_is_kept(tmp_path: Path) -> None:
+    def in_any_order(examples: int) -> Datasets:
+        numbers = tf.data.Dataset.range(examples).map(lambda x: x, num_parallel_calls=2, deterministic=False)
+        return {"trn": numbers.batch(2).map(lambda x: {"x": x})}
+
+    for make, is_refused in ((in_any_order, False), (lambda n: generated(lambda: iter(range(9)), length=n), True)):
+        stopped = data(lambda make=make: make(4))
+        meta = save(stopped, tmp_path / f"{is_refused}")
+        other = data(lambda make=make: make(5))
+        if is_refused:
+            with pytest.raises(CheckpointError, match=r"allow-changed-data \(in Python, trainer.data.allow_changes"):
+                other.read(str(tmp_path / f"{is_refused}" / "data"), meta)
+        else:
+            other.read(str(tmp_path / f"{is_refused}" / "data"), meta)
+            assert other.caveat is not None and "batches per pass was 2 and is 3" in other.caveat
+
+
+# Caches in files.
+
+
+@pytest.fixture
+def _no_caches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    owned: dict[str, Any] = {}
+    monkeypatch.setattr(cache_files, "_owned", owned)
+    yield
+    for file in owned.values():
+        file.close()
+
+
+@pytest.mark.usefixtures("_no_caches")
+def test_the_lock_of_a_cache_whose_run_is_gone_is_removed(tmp_path: Path) -> None:
+    name = str(tmp_path / "cache")
+    for file in ("cache_0.lockfile", "cache_0.data-00000-of-00001"):
+        (tmp_path / file).write_text("left")
+    Path(f"{name}.owner").write_text("process 99")
+    lines: list[str] = []
+    cache_files.take_caches([name], lines.append)
+    assert lines == [f"removed the unfinished cache {name} of process 99, which ended while it wrote that"]
+    assert [path.name for path in tmp_path.iterdir()] == ["cache.owner"]
+
+
+@pytest.mark.usefixtures("_no_caches")
+def test_a_lock_of_nobody_knows_whom(tmp_path: Path) -> None:
+    (tmp_path / "cache_0.lockfile").write_text("left")
+    with pytest.raises(DataError, match=r"if none is running, delete .*cache_0.lockfile"):
+        cache_files.take_caches([str(tmp_path / "cache")], print)
+    with pytest.raises(DataError, match="if none is running"):
+        cache_files.take_caches([str(tmp_path / "cache")], print)
+
+
+@pytest.mark.usefixtures("_no_caches")
+def test_a_cache_that_another_process_writes(tmp_path: Path) -> None:
+    cache_files.take_caches([str(tmp_path / "cache")], print)
+    cache_files._owned["its file"] = cache_files._owned.pop(str(tmp_path / "cache"))  # which stays open
+    with pytest.raises(DataError, match=r"is being written by process \d+"):
+        cache_files.take_caches([str(tmp_path / "cache")], print)
+
+
+# Waiting.
+
+
+def test_a_first_batch_that_takes_long_is_waited_for_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE", 0.01)
+    go_on = threading.Event()
+    lines: list[str] = []
+
+    def announce(line: str) -> None:
+        lines.append(line)
+        go_on.set()
+
+    def generate() -> Iterator[int]:
+        go_on.wait(30)
+        yield from range(4)
+
+    TrainingData(lambda: generated(generate), seed=5, announce=announce)
+    assert lines == ["waiting for the first batch of the training data"]
+
+
+def test_a_first_batch_that_fails_says_so() -> None:
+    def generate() -> Iterator[int]:
+        raise ValueError("no such table")
+        yield 1
+
+    with pytest.raises(DataError, match="no such table"):
+        data(lambda: generated(generate))

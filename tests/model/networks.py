@@ -1,0 +1,278 @@
+"""Networks as people write them, each twice: layers made where they are used, and made before, as attributes.
+
+All take ``x`` [batch, 6] (float32, with whole numbers 0..9 in its last three columns) and return [batch, 3].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+L = keras.layers
+Network = Callable[[Any, bool], Any]
+
+
+def make_functional() -> keras.Model:
+    given = keras.Input((6,), name="given")
+    x = L.Dense(6, "tanh", kernel_regularizer="l2", name="first")(given)
+    x = L.Dense(3, name="second")(x + given)
+    return keras.Model(given, x, name="functional")
+
+
+def functional(x: Any, training: bool) -> Any:
+    return make_functional()(x, training=training)
+
+
+class Functional:
+    def __init__(self) -> None:
+        self.model = make_functional()
+
+    def __call__(self, x: Any, training: bool) -> Any:
+        return self.model(x, training=training)
+
+
+def sequential(x: Any, training: bool) -> Any:
+    model = keras.Sequential(name="stack")
+    model.add(L.Dense(5, kernel_constraint="non_neg", use_bias=False, name="wide"))
+    model.add(L.BatchNormalization(synchronized=True, name="normal"))
+    model.add(L.ReLU())
+    model.add(L.Dense(3, name="last"))
+    return model(x, training=training)
+
+
+class Sequential:
+    def __init__(self) -> None:
+        wide = L.Dense(5, kernel_constraint="non_neg", use_bias=False, name="wide")
+        normal = L.BatchNormalization(synchronized=True, name="normal")
+        self.model = keras.Sequential([wide, normal, L.ReLU(), L.Dense(3, name="last")], name="stack")
+
+    def __call__(self, x: Any, training: bool) -> Any:
+        return self.model(x, training=training)
+
+
+class Block(L.Layer):  # type: ignore[misc]
+    """A layer with children and a loss of its own."""
+
+    def __init__(self, units: int, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.inner = L.Dense(units, "relu", name="inner")
+        self.outer = L.Dense(units, kernel_regularizer="l1", name="outer")
+
+    def call(self, x: Any) -> Any:
+        hidden = self.inner(x)
+        self.add_loss(0.1 * tf.reduce_mean(hidden**2))
+        return self.outer(hidden)
+
+
+def subclassed(x: Any, training: bool) -> Any:
+    return L.Dense(3, name="top")(Block(4, name="block")(x))
+
+
+class Subclassed:
+    def __init__(self) -> None:
+        self.block, self.top = Block(4, name="block"), L.Dense(3, name="top")
+
+    def __call__(self, x: Any, training: bool) -> Any:
+        return self.top(self.block(x))
+
+
+def make_nested() -> keras.Model:
+    fixed = L.Dense(5, "tanh", trainable=False, name="fixed")
+    inner = keras.Sequential([keras.Input((6,)), fixed, L.Dense(4, name="free")], name="inner")
+    given = keras.Input((6,))
+    middle = keras.Model(given, L.Dense(4, name="after")(inner(given)), name="middle")
+    return keras.Sequential([middle, L.Dense(3, name="end")], name="outer")
+
+
+def nested(x: Any, training: bool) -> Any:
+    return make_nested()(x, training=training)
+
+
+class Nested:
+    def __init__(self) -> None:
+        self.model = make_nested()
+
+    def __call__(self, x: Any, training: bool) -> Any:
+        return self.model(x, training=training)
+
+
+def shared(x: Any, training: bool) -> Any:
+    layer = L.Dense(6, "tanh", activity_regularizer="l2", name="again")
+    return L.Dense(3, name="out")(layer(layer(x)))
+
+
+class Shared:
+    def __init__(self) -> None:
+        self.layer, self.out = L.Dense(6, "tanh", activity_regularizer="l2", name="again"), L.Dense(3, name="out")
+
+    def __call__(self, x: Any, training: bool) -> Any:
+        return self.out(self.layer(self.layer(x)))
+
+
+def recurrent(x: Any, training: bool) -> Any:
+    words = L.Embedding(10, 4, mask_zero=True, name="words")(tf.cast(x[:, 3:], tf.int32))
+    states = L.LSTM(4, return_sequences=True, name="lstm")(words, training=training)
+    return L.Dense(3, name="read")(L.Bidirectional(L.GRU(3, name="gru"), name="both")(states, training=training))
+
+
+class Recurrent:
+    def __init__(self) -> None:
+        self.words = L.Embedding(10, 4, mask_zero=True, name="words")
+        self.lstm = L.LSTM(4, return_sequences=True, name="lstm")
+        self.both, self.read = L.Bidirectional(L.GRU(3, name="gru"), name="both"), L.Dense(3, name="read")
+
+    def __call__(self, x: Any, training: bool) -> Any:
+        states = self.lstm(self.words(tf.cast(x[:, 3:], tf.int32)), training=training)
+        return self.read(self.both(states, training=training))
+
+
+def preprocessing(x: Any, training: bool) -> Any:
+    scaled = L.Rescaling(0.5)(L.Normalization(mean=1.0, variance=4.0, name="normal")(x[:, :3]))
+    kinds = L.CategoryEncoding(10, output_mode="multi_hot")(tf.cast(x[:, 3:], tf.int32))
+    return L.Dense(3, name="out")(L.Concatenate()([scaled, kinds]))
+
+
+class Preprocessing:
+    def __init__(self) -> None:
+        self.normal, self.scale = L.Normalization(mean=1.0, variance=4.0, name="normal"), L.Rescaling(0.5)
+        self.encode, self.out = L.CategoryEncoding(10, output_mode="multi_hot"), L.Dense(3, name="out")
+
+    def __call__(self, x: Any, training: bool) -> Any:
+        kinds = self.encode(tf.cast(x[:, 3:], tf.int32))
+        return self.out(tf.concat([self.scale(self.normal(x[:, :3])), kinds], 1))
+
+
+def make_backbone() -> keras.Model:
+    backbone = keras.applications.MobileNet((32, 32, 3), 0.25, include_top=False, weights=None, pooling="avg")
+    for layer in backbone.layers[:-6]:
+        layer.trainable = False
+    for layer in backbone.layers[-6:]:
+        layer.trainable = not isinstance(layer, L.BatchNormalization)  # it would see a tower's part only
+    return backbone
+
+
+def pictures(x: Any) -> Any:
+    return tf.tile(tf.reshape(x, [-1, 1, 6, 1]), [1, 32, 6, 3])[:, :, :32]
+
+
+def applications(x: Any, training: bool) -> Any:
+    return L.Dense(3, name="head")(make_backbone()(pictures(x), training=training))
+
+
+class Applications:
+    def __init__(self) -> None:
+        self.backbone, self.head = make_backbone(), L.Dense(3, name="head")
+
+    def __call__(self, x: Any, training: bool) -> Any:
+        return self.head(self.backbone(pictures(x), training=training))
+
+
+class Measured(L.Layer):  # type: ignore[misc]
+    """Passes on what it gets, and averages it in a metric."""
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.mean = keras.metrics.Mean(name="mean")
+
+    def call(self, x: Any) -> Any:
+        self.mean.update_state(x)
+        return x
+
+
+def metric_layers(x: Any, training: bool) -> Any:
+    return L.Dense(3, name="out")(Measured(name="seen")(L.Dense(4, "relu", name="hidden")(x)))
+
+
+class MetricLayers:
+    def __init__(self) -> None:
+        self.hidden, self.seen = L.Dense(4, "relu", name="hidden"), Measured(name="seen")
+        self.out = L.Dense(3, name="out")
+
+    def __call__(self, x: Any, training: bool) -> Any:
+        return self.out(self.seen(self.hidden(x)))
+
+
+def tied(x: Any, training: bool) -> Any:
+    words = L.Embedding(10, 4, name="words")
+    hidden = L.Dense(4, "tanh", name="mix")(L.Flatten()(words(tf.cast(x[:, 3:], tf.int32))))
+    return tf.matmul(hidden, words.embeddings[:3], transpose_b=True)
+
+
+class Tied:
+    def __init__(self) -> None:
+        self.words, self.mix = L.Embedding(10, 4, name="words"), L.Dense(4, "tanh", name="mix")
+        self.flat = L.Flatten()
+
+    def __call__(self, x: Any, training: bool) -> Any:
+        hidden = self.mix(self.flat(self.words(tf.cast(x[:, 3:], tf.int32))))
+        return tf.matmul(hidden, self.words.embeddings[:3], transpose_b=True)
+
+
+def gan(x: Any, training: bool) -> Any:
+    judge = keras.Sequential([L.Dense(5, "relu", name="seen"), L.Dense(1, name="verdict")], name="judge")
+    drawn = L.Dense(6, name="draw")(x[:, :2])
+    return tf.concat([judge(x), judge(drawn), drawn[:, :1]], 1)
+
+
+class GAN:
+    def __init__(self) -> None:
+        self.judge = keras.Sequential([L.Dense(5, "relu", name="seen"), L.Dense(1, name="verdict")], name="judge")
+        self.draw = L.Dense(6, name="draw")
+
+    def __call__(self, x: Any, training: bool) -> Any:
+        drawn = self.draw(x[:, :2])
+        return tf.concat([self.judge(x), self.judge(drawn), drawn[:, :1]], 1)
+
+
+def make_twin() -> keras.Model:
+    given = keras.Input((3,))
+    return keras.Model(given, L.Dense(4, "tanh", bias_regularizer="l2", name="look")(given), name="twin")
+
+
+def siamese(x: Any, training: bool) -> Any:
+    twin = make_twin()
+    return L.Dense(3, name="compare")(tf.abs(twin(x[:, :3]) - twin(x[:, 3:])))
+
+
+class Siamese:
+    def __init__(self) -> None:
+        self.twin, self.compare = make_twin(), L.Dense(3, name="compare")
+
+    def __call__(self, x: Any, training: bool) -> Any:
+        return self.compare(tf.abs(self.twin(x[:, :3]) - self.twin(x[:, 3:])))
+
+
+def dropout(x: Any, training: bool) -> Any:
+    x = L.GaussianNoise(0.1, seed=4, name="noise")(x, training=training)
+    x = L.Dropout(0.3, seed=5, name="drop")(L.Dense(6, "relu", name="hidden")(x), training=training)
+    return L.Dense(3, name="out")(x)
+
+
+class Dropout:
+    def __init__(self) -> None:
+        self.noise, self.drop = L.GaussianNoise(0.1, seed=4, name="noise"), L.Dropout(0.3, seed=5, name="drop")
+        self.hidden, self.out = L.Dense(6, "relu", name="hidden"), L.Dense(3, name="out")
+
+    def __call__(self, x: Any, training: bool) -> Any:
+        x = self.hidden(self.noise(x, training=training))
+        return self.out(self.drop(x, training=training))
+
+
+NETWORKS: dict[str, tuple[Network, Callable[[], Network]]] = {
+    "functional": (functional, Functional),
+    "sequential": (sequential, Sequential),
+    "subclassed": (subclassed, Subclassed),
+    "nested": (nested, Nested),
+    "shared": (shared, Shared),
+    "recurrent": (recurrent, Recurrent),
+    "preprocessing": (preprocessing, Preprocessing),
+    "applications": (applications, Applications),
+    "metric layers": (metric_layers, MetricLayers),
+    "tied": (tied, Tied),
+    "gan": (gan, GAN),
+    "siamese": (siamese, Siamese),
+    "dropout": (dropout, Dropout),
+}

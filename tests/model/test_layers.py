@@ -1,0 +1,313 @@
+"""A layer that `build` makes means what it means in Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import SimpleTrainer, SyncReplicatedTrainer
+from prototrain.callbacks import JSONWriter, SaveOnExit
+from prototrain.errors import ModelError
+from prototrain.trainers.parameter_server import SyncParameterServerTrainer
+from tests.tiny import tiny_arrays, tiny_model, tiny_trainer
+
+L = keras.layers
+Network = Callable[[Any, bool], Any]
+
+
+def learning(network: Network) -> Callable[..., dict[str, Any]]:
+    """A `build` around a network from x [batch, 4] to logits [batch, 2]."""
+
+    def build(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
+        logits = network(inputs["x"], train_phase)
+        if "y" not in inputs:
+            return {"logits": logits}
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs["y"], logits=logits)
+        return {"logits": logits, "loss": tf.reduce_mean(losses)}
+
+    return build
+
+
+def values(trainer: SimpleTrainer) -> dict[str, Any]:
+    return {name: tf.convert_to_tensor(variable).numpy() for name, variable in trainer.variables.items()}
+
+
+def moved(trainer: SimpleTrainer, steps: int = 5) -> set[str]:
+    """The names of the variables that some steps change."""
+    before = values(trainer)
+    trainer.train(max_steps=trainer.global_step + steps)
+    return {name for name, value in values(trainer).items() if not np.array_equal(value, before[name])}
+
+
+def body_and_head(x: Any, training: bool) -> Any:
+    body = keras.Sequential([L.Dense(6, name="fc"), L.BatchNormalization(name="bn"), L.ReLU()], name="body")
+    body.trainable = False
+    return L.Dense(2, name="head")(body(x, training=training))
+
+
+HEAD, BODY = {"head/kernel", "head/bias"}, {"body/fc/kernel", "body/fc/bias", "body/bn/gamma", "body/bn/beta"}
+
+
+def by_argument(x: Any, training: bool) -> Any:
+    return L.Dense(2, name="head")(L.Dense(6, trainable=False, name="fixed")(x))
+
+
+@pytest.mark.parametrize("network", [body_and_head, by_argument])
+def test_a_frozen_layer_is_neither_trained_nor_decayed_nor_given_slots(network: Network) -> None:
+    trainer = tiny_trainer(build=learning(network), model__weight_decay__value=0.1)
+    assert set(trainer.trainable) == set(trainer.decayed) == HEAD
+    assert not [name for name in trainer.state if name.startswith(("optimizer/body", "optimizer/fixed"))]
+    assert moved(trainer) == HEAD
+    (row,) = [line for line in trainer.describe_more()[0].splitlines() if line.startswith("head/kernel")]
+    assert row.split()[-2:] == ["yes", "yes"]
+
+
+def test_layers_that_are_thawed_between_two_calls_of_train_are_trained(experiment: Path) -> None:
+    def run(directory: Path, *lengths: int) -> SimpleTrainer:
+        trainer = tiny_trainer(directory, build=learning(body_and_head))
+        for length in lengths:
+            trainer.train([JSONWriter(), SaveOnExit()], max_steps=length)
+            trainer.keras_layers["body"].trainable = True
+        return trainer
+
+    whole = run(experiment / "whole", 4, 9)
+    assert set(whole.trainable) == HEAD | BODY
+    assert "optimizer/body_fc_kernel_0_velocity" in whole.state
+    run(experiment / "stopped", 4, 7)
+    resumed = run(experiment / "stopped", 4, 9)  # the first call goes on from step 7, where more was trained
+    assert resumed.global_step == 9
+    for name, value in values(whole).items():
+        np.testing.assert_array_equal(values(resumed)[name], value, err_msg=name)
+
+
+def test_momentum_survives_a_time_without_training() -> None:
+    trainer = tiny_trainer(build=learning(body_and_head))
+    trainer.train(max_steps=3)
+    moment = trainer.state["optimizer/head_kernel_0_momentum"].numpy()
+    trainer.keras_layers["body"].trainable = True
+    trainer.keras_layers["head"].trainable = False
+    assert moved(trainer, 2) == BODY | {"body/bn/moving_mean", "body/bn/moving_variance"}
+    np.testing.assert_array_equal(trainer.state["optimizer/head_kernel_0_momentum"], moment)
+    trainer.keras_layers["head"].trainable = True
+    assert moved(trainer, 2) >= HEAD | BODY
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["Muon", "Adafactor", "Lion", "AdamW", "Lamb", "Ftrl", "Nadam", "Adadelta", "Adamax", "Adagrad", "SGD"]
+)
+@pytest.mark.parametrize("towers", [1, 2])
+def test_any_optimizer_trains_under_a_constraint(optimizer: str, towers: int) -> None:
+    def network(x: Any, training: bool) -> Any:
+        return L.Dense(2, name="out")(L.Dense(6, "relu", kernel_constraint="non_neg", name="positive")(x))
+
+    model = tiny_model(build=learning(network), model__optimizer__method=getattr(keras.optimizers, optimizer))
+    trainer = SimpleTrainer(model) if towers == 1 else SyncReplicatedTrainer(model, ["CPU:0", "CPU:1"])
+    trainer.train(max_steps=3)
+    assert tf.reduce_min(trainer.variables["positive/kernel"]) >= 0
+
+
+def regularized(x: Any, training: bool) -> Any:
+    hidden = L.Dense(6, kernel_regularizer=keras.regularizers.L2(0.1), activity_regularizer="l1", name="a")(x)
+    return L.Dense(2, trainable=False, kernel_regularizer="l2", name="b")(hidden)
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+def test_the_losses_of_layers_are_minimised_and_reported(towers: int) -> None:
+    model = tiny_model(build=learning(regularized))
+    trainer = SimpleTrainer(model) if towers == 1 else SyncReplicatedTrainer(model, ["CPU:0", "CPU:1"])
+    start = values(trainer)
+    trainer.train(max_steps=1)
+    hidden = trainer.data.first_batch["x"] @ start["a/kernel"]
+    expected = 0.1 * np.sum(start["a/kernel"] ** 2) + 0.01 * np.sum(np.abs(hidden)) / 8
+    assert trainer.outputs["loss_layers"] == pytest.approx(expected, rel=1e-4)
+    assert trainer.outputs["loss_total"] == pytest.approx(trainer.outputs["loss"] + expected, rel=1e-4)
+
+
+def test_there_is_no_such_scalar_without_losses() -> None:
+    trainer = tiny_trainer()
+    trainer.train(max_steps=1)
+    assert "loss_layers" not in trainer.outputs
+
+
+def test_losses_that_build_adds_itself_count_once() -> None:
+    def build(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
+        model = keras.Sequential([L.Dense(6, activity_regularizer="l1", name="a"), L.Dense(2, name="b")], name="m")
+        net = learning(lambda x, training: model(x))(inputs, train_phase)
+        return {**net, "loss": net["loss"] + tf.add_n(model.losses)}
+
+    trainer = tiny_trainer(build=build)
+    trainer.train(max_steps=1)
+    assert "loss_layers" not in trainer.outputs
+
+
+def pretrained(x: Any, training: bool) -> Any:
+    fc, bn = L.Dense(4, name="fc"), L.BatchNormalization(name="bn")
+    hidden = bn(fc(x), training=training)
+    fc.set_weights([np.eye(4), np.arange(4.0)])
+    bn.moving_mean.assign(np.full(4, 7.0))
+    return L.Dense(2, name="out")(hidden)
+
+
+def test_weights_that_build_loads_are_taken_over_once() -> None:
+    trainer = tiny_trainer(build=learning(pretrained))
+    np.testing.assert_array_equal(trainer.variables["fc/kernel"], np.eye(4))
+    np.testing.assert_array_equal(trainer.variables["bn/moving_mean"], np.full(4, 7.0))
+    trainer.evaluate("vld")
+    assert {"fc/kernel", "bn/moving_mean"} <= moved(trainer)
+    changed = trainer.variables["fc/kernel"].numpy()
+    trainer.evaluate("vld")
+    np.testing.assert_array_equal(trainer.variables["fc/kernel"], changed)
+
+
+def test_weights_from_files_are_read_at_construction_only(tmp_path: Path) -> None:
+    def make() -> keras.Model:
+        return keras.Sequential([keras.Input((4,)), L.Dense(6, name="fc"), L.Dense(2, name="out")], name="net")
+
+    first = make()
+    first.save_weights(tmp_path / "net.weights.h5")
+    first.save(tmp_path / "net.keras")
+
+    def from_weights(x: Any, training: bool) -> Any:
+        model = make()
+        model.load_weights(tmp_path / "net.weights.h5")
+        return model(x)
+
+    def from_model(x: Any, training: bool) -> Any:
+        return keras.models.load_model(tmp_path / "net.keras", compile=False)(x)
+
+    for network in (from_weights, from_model):
+        trainer = tiny_trainer(build=learning(network))
+        np.testing.assert_array_equal(trainer.keras_layers["net"].get_layer("fc").kernel, first.layers[0].kernel)
+        assert len(moved(trainer)) == 4
+
+
+def assigns_a_layer(x: Any, training: bool) -> Any:
+    layer = L.Dense(2, name="fc")
+    logits = layer(x)
+    layer.kernel.assign(layer.kernel / tf.norm(layer.kernel))
+    return logits
+
+
+def assigns_a_variable(x: Any, training: bool) -> Any:
+    scale = tf.Variable(tf.ones([2]), name="scale")
+    scale.assign(scale * 0.5)
+    return L.Dense(2, name="fc")(x) * scale
+
+
+def twice(x: Any, training: bool) -> Any:
+    def judge(x: Any) -> Any:
+        return L.Dense(2, name="line")(x)
+
+    return judge(x) + judge(x + 1.0)
+
+
+class Judge(L.Layer):  # type: ignore[misc]
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.inner = L.Dense(2, name="inner")
+
+    def call(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+def twice_a_layer_with_children(x: Any, training: bool) -> Any:
+    return Judge(name="judge")(x) + Judge(name="judge")(x + 1.0)
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (assigns_a_layer, r"assigns a computed value to the trainable variable fc/kernel, .* in every step"),
+        (assigns_a_variable, r"assigns a computed value to the trainable variable scale, .* in every step"),
+        (twice_a_layer_with_children, r"two layers named 'judge'"),
+        (twice, r"two layers named 'line', .* make the layer once and call it twice, otherwise give .* another name"),
+    ],
+)
+def test_what_would_go_wrong_without_a_word_is_an_error(network: Network, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        tiny_trainer(build=learning(network))
+
+
+def test_a_layer_may_assign_its_own_weights() -> None:
+    trainer = tiny_trainer(build=learning(lambda x, on: L.SpectralNormalization(L.Dense(2, name="fc"))(x, training=on)))
+    assert moved(trainer)
+
+
+def test_a_layer_made_before_is_as_it_was_after_construction() -> None:
+    bn, drop = L.BatchNormalization(name="bn"), L.Dropout(0.5, seed=3)
+    bn.build((None, 4))
+    bn.moving_mean.assign(np.full(4, 7.0))
+    tiny_trainer(build=learning(lambda x, on: L.Dense(2, name="out")(drop(bn(x, training=on), training=on))))
+    np.testing.assert_array_equal(bn.moving_mean, np.full(4, 7.0))
+    np.testing.assert_array_equal(drop.seed_generator.state, [3, 0])
+
+
+class Unnamed:
+    def __init__(self) -> None:
+        self.before = L.Dense(3)
+
+    def __call__(self, x: Any, training: bool) -> Any:
+        return L.Dense(2)(L.Dropout(0.1)(L.Dense(3)(self.before(x)), training=training))
+
+
+def test_two_models_with_unnamed_layers_live_in_one_process() -> None:
+    models = [tiny_model(build=learning(Unnamed())) for _ in range(2)]
+    first, second = map(SimpleTrainer, models)
+    for trainer in (first, second, first):
+        assert len(moved(trainer)) >= 6
+        assert trainer.evaluate("vld") is not None
+
+
+def test_the_second_of_two_models_of_attributes_can_be_built_after_the_first_has_trained() -> None:
+    names = []
+    for _ in range(2):
+        trainer = tiny_trainer(build=learning(Unnamed()))
+        trainer.train(max_steps=2)
+        names.append([name for name in trainer.variables if name.startswith("dense/")])
+    assert names[0][:1] == names[1][:1] == ["dense/kernel"]
+
+
+@pytest.mark.parametrize("make", [SyncReplicatedTrainer, SyncParameterServerTrainer])
+@pytest.mark.parametrize("inline", [True, False])
+def test_each_tower_draws_its_own_random_numbers(make: Any, inline: bool) -> None:
+    kept = L.Dropout(0.5, seed=1, name="drop")
+    seen: dict[str, Any] = {}
+
+    def build(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
+        drop = L.Dropout(0.5, seed=1, name="drop") if inline else kept
+        net = learning(lambda x, training: L.Dense(2, name="out")(x))(inputs, train_phase)
+        mask = tf.reduce_sum(drop(tf.ones([64]), training=True) * tf.range(64.0))
+        return {**net, "mask": mask, "mask_squared": mask**2}
+
+    trainer = make(tiny_model(build=build), ["CPU:0", "CPU:1"])
+    trainer.train(max_steps=2)
+    seen = trainer.outputs
+    assert seen["mask_squared"] > seen["mask"] ** 2 + 1e-3, "the mean over towers that agree"
+
+
+def test_layers_by_name_and_their_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = tiny_trainer(build=learning(body_and_head))
+    assert {"body", "head"} <= set(trainer.keras_layers)
+    assert trainer.keras_layers["head"].kernel.value is trainer.variables["head/kernel"]
+    trainer.train(max_steps=1)
+    trainer.keras_layers["body"].summary(print_fn=print)
+    assert "fc (Dense)" in capsys.readouterr().out
+
+
+def test_the_network_can_be_saved_after_training(tmp_path: Path) -> None:
+    def network(x: Any, training: bool) -> Any:
+        model = keras.Sequential([keras.Input((4,)), L.Dense(3, "relu"), L.Dropout(0.2), L.Dense(2)], name="net")
+        return model(x, training=training)
+
+    trainer = tiny_trainer(build=learning(network))
+    trainer.train(max_steps=3)
+    trainer.keras_layers["net"].save(tmp_path / "net.keras")
+    x = tiny_arrays()["x"]
+    (here,) = trainer.get_predictor(["x"], ["logits"])(x)
+    np.testing.assert_allclose(keras.models.load_model(tmp_path / "net.keras")(x), here, rtol=1e-5)

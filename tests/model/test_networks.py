@@ -1,0 +1,94 @@
+"""Networks trained here and in Keras, from the same weights on the same batches."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import SimpleTrainer, SyncReplicatedTrainer
+from prototrain.callbacks import Summaries
+from prototrain.trainers.tower import TowerTrainer
+from tests.model.networks import NETWORKS, Network
+from tests.tiny import tiny_model
+
+L = keras.layers
+STEPS, BATCH = 20, 8
+
+
+@functools.cache
+def arrays() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(7)
+    x = np.concatenate([rng.normal(size=(STEPS * BATCH, 3)), rng.integers(0, 10, (STEPS * BATCH, 3))], 1)
+    return x.astype(np.float32), rng.normal(size=(STEPS * BATCH, 3)).astype(np.float32)
+
+
+def datasets() -> dict[str, tf.data.Dataset]:
+    x, y = arrays()
+    return {"trn": tf.data.Dataset.from_tensor_slices({"x": x, "y": y}).batch(BATCH)}
+
+
+class Whole(keras.Model):  # type: ignore[misc]
+    """A network as Keras wants it."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__(name="whole")
+        self.network = network
+        network(tf.constant(arrays()[0][:BATCH]), False)
+        self.parts = [part for part in vars(network).values() if isinstance(part, L.Layer) and part.weights]
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.network(x, training)
+
+
+def train_in_keras(whole: keras.Model) -> list[float]:
+    whole.compile(keras.optimizers.Adam(0.01), "mse")
+    losses = []
+    for k in range(STEPS):
+        batch = slice(k * BATCH, (k + 1) * BATCH)
+        whole.reset_metrics()
+        logs = whole.train_on_batch(arrays()[0][batch], arrays()[1][batch], return_dict=True)
+        losses.append(float(logs["loss"]))
+    return losses
+
+
+def make_trainer(network: Network, towers: int) -> TowerTrainer:
+    def build(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
+        outputs = network(inputs["x"], train_phase)
+        return {"outputs": outputs, "loss": tf.reduce_mean((outputs - inputs["y"]) ** 2)}
+
+    adam = keras.optimizers.Adam
+    model = tiny_model(build=build, datasets=datasets, model__optimizer__method=adam)
+    devices = [f"CPU:{k}" for k in range(towers)]
+    return SimpleTrainer(model) if towers == 1 else SyncReplicatedTrainer(model, devices)
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+@pytest.mark.parametrize("inline", [True, False], ids=["inline", "attributes"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_it_learns_what_it_learns_in_keras(name: str, inline: bool, towers: int) -> None:
+    if name == "dropout" and towers > 1:
+        pytest.skip("each tower draws its own")
+    write_inline, attributes = NETWORKS[name]
+    trainer = make_trainer(write_inline if inline else attributes(), towers)
+    whole = Whole(attributes())
+    pairs = [
+        pair for part in whole.parts for pair in zip(trainer.keras_layers[part.name].weights, part.weights, strict=True)
+    ]
+    for mine, theirs in pairs:
+        theirs.assign(tf.convert_to_tensor(mine))
+    trained = {id(mine.value) for mine, theirs in pairs if any(theirs is v for v in whole.trainable_variables)}
+    assert {id(variable) for variable in trainer.trainable.values()} == trained
+
+    expected = train_in_keras(whole)
+    trainer.train([Summaries().every(steps=1)], max_steps=STEPS)
+
+    losses = [value for _, value in trainer.monitors.history("trn/loss_total")]
+    np.testing.assert_allclose(losses, expected, rtol=2e-4, atol=1e-6)
+    for mine, theirs in pairs:
+        value = tf.convert_to_tensor(mine).numpy()
+        np.testing.assert_allclose(value, theirs.numpy(), rtol=1e-3, atol=5e-5, err_msg=mine.path)

@@ -1,0 +1,135 @@
+"""What a traced step does not repeat after a resume is seen in its graph, and nothing else is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from prototrain import Callback, SimpleTrainer
+from prototrain.callbacks import EnableCallbackIf, ExponentialMovingAverage, SaveOnExit, StopOnNaN, Summaries
+from prototrain.step.graph_caveats import graph_caveats
+from tests.tiny import Losses, tiny_build, tiny_model
+
+generator = tf.random.Generator.from_seed(3)
+unsaved = tf.Variable(1.0, name="unsaved")
+
+INEXACT: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "normal": (lambda x: x + tf.random.normal([2]), "draws from tf.random.normal .*test_graph_caveats.py, line"),
+    "uniform": (lambda x: x + tf.random.uniform([2]), "draws from tf.random.uniform"),
+    "dropout": (lambda x: tf.nn.dropout(x, 0.5), "draws from tf.nn.dropout"),
+    "shuffle": (lambda x: tf.random.shuffle(x), "draws from tf.random.shuffle"),
+    "in a branch": (
+        lambda x: tf.cond(x[0] > 0, lambda: x + tf.random.normal([2]), lambda: x),
+        "draws from tf.random.normal",
+    ),
+    "in a loop": (
+        lambda x: tf.while_loop(lambda i, _: i < 2, lambda i, y: (i + 1, y + tf.random.normal([2])), (0, x))[1],
+        "draws from tf.random.normal",
+    ),
+    "in a map": (lambda x: tf.map_fn(lambda y: y + tf.random.normal([]), x), "draws from tf.random.normal"),
+    "python": (lambda x: tf.numpy_function(lambda y: y, [x], tf.float32), "calls Python code"),
+    "py_function": (lambda x: tf.py_function(lambda y: y, [x], tf.float32), "calls Python code"),
+    "generator": (lambda x: x + generator.normal([2]), "uses the variable 'StateVar'"),
+    "variable": (lambda x: x * unsaved, "uses the variable 'unsaved'"),
+    "candidates": (
+        lambda x: tf.cast(tf.random.uniform_candidate_sampler([[1]], 1, 1, True, 5)[0], tf.float32),
+        "has the op UniformCandidateSampler",
+    ),
+}
+EXACT: dict[str, Callable[[Any], Any]] = {
+    "stateless": lambda x: x + tf.random.stateless_normal([2], [1, 2]),
+    "loop": lambda x: tf.while_loop(lambda i, _: i < 2, lambda i, y: (i + 1, y * 2), (0, x))[1],
+    "map": lambda x: tf.map_fn(lambda y: y * 2, x),
+    "python without a state": lambda x: tf.numpy_function(lambda y: y, [x], tf.float32, stateful=False),
+    "check": lambda x: tf.debugging.check_numerics(x, "x"),
+}
+
+
+def traced(function: Callable[[Any], Any]) -> Any:
+    return tf.function(function, autograph=False).get_concrete_function(tf.TensorSpec([2])).graph
+
+
+@pytest.mark.parametrize("name", INEXACT)
+def test_what_does_not_repeat_is_named(name: str) -> None:
+    function, words = INEXACT[name]
+    (said,) = graph_caveats(traced(function), [])
+    assert re.search(words, said)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_what_repeats_is_not_named(name: str) -> None:
+    assert graph_caveats(traced(EXACT[name]), []) == []
+
+
+@pytest.mark.parametrize("variable", [generator.state, unsaved], ids=["generator", "variable"])
+def test_what_a_checkpoint_holds_repeats(variable: Any) -> None:
+    function = INEXACT["generator" if variable is generator.state else "variable"][0]
+    assert graph_caveats(traced(function), [variable]) == []
+
+
+class DrawsAfterEachStep(Callback):
+    def setup(self) -> None:
+        self.noise = self.trainer.state["noise"] = tf.Variable(0.0)
+
+    def after_run(self, outputs: dict[str, Any]) -> None:
+        self.noise.assign(tf.random.normal([]))
+
+
+class Noisy(SimpleTrainer):
+    def train_step(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        return super().train_step({**inputs, "x": inputs["x"] + tf.random.normal([4])})
+
+
+@pytest.mark.parametrize(
+    ("trainer", "callback"), [(SimpleTrainer, DrawsAfterEachStep), (Noisy, Losses)], ids=["hook", "train_step"]
+)
+def test_what_only_the_whole_step_shows_is_said_once_it_is_traced(
+    trainer: type[SimpleTrainer], callback: type[Callback], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer(tiny_model(), experiment=tmp_path).train([callback(), SaveOnExit()], max_steps=3)
+    assert "a run that goes on from this one will not be bit-exact, because the step draws" in capsys.readouterr().out
+    second = trainer(tiny_model(), experiment=tmp_path)
+    second.train([callback(), SaveOnExit()], max_steps=6)
+    assert "resumed at step 3, not bit-exact, because the step draws from tf.random.normal" in capsys.readouterr().out
+    assert "not bit-exact" in second.session.resume_line()
+    assert "not bit-exact" in (tmp_path / "run.json").read_text()
+
+
+def test_all_of_the_engines_own_repeats(capsys: pytest.CaptureFixture[str]) -> None:
+    callbacks = [
+        EnableCallbackIf(Summaries(), lambda trainer: True),
+        ExponentialMovingAverage(0.9),
+        StopOnNaN(),
+        Summaries().every(steps=2),
+    ]
+    trainer = SimpleTrainer(tiny_model(model__mixed_precision="mixed_float16"))
+    trainer.train(callbacks, max_steps=4)
+    assert trainer.built.graph_caveats == [] and "bit-exact" not in capsys.readouterr().out
+
+
+def sampling(inputs: Any, train_phase: bool) -> Any:
+    noise = tf.random.normal(tf.shape(inputs["x"]))  # as the Sampling layer of every variational autoencoder
+    return tiny_build({**inputs, "x": inputs["x"] + noise}, train_phase)
+
+
+def test_a_model_that_draws_says_so_before_its_first_step(tmp_path: Path) -> None:
+    trainer = SimpleTrainer(tiny_model(build=sampling), experiment=tmp_path)
+    assert "draws from tf.random.normal" in trainer.describe()["steps on resume"]
+    trainer.train([SaveOnExit()], max_steps=3)
+    second = SimpleTrainer(tiny_model(build=sampling), experiment=tmp_path)
+    second.train([SaveOnExit()], max_steps=4)
+    assert "because the step draws from tf.random.normal" in second.session.resume_line()
+
+
+def test_keras_layers_that_draw_are_exact() -> None:
+    def build(inputs: Any, train_phase: bool) -> Any:
+        x = keras.layers.GaussianNoise(0.1, name="noise")(inputs["x"], training=train_phase)
+        return tiny_build({**inputs, "x": keras.layers.Dropout(0.3, name="drop")(x, training=train_phase)}, train_phase)
+
+    assert SimpleTrainer(tiny_model(build=build)).built.graph_caveats == []
