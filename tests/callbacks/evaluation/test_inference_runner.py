@@ -11,7 +11,6 @@ import tensorflow as tf
 from prototrain import Callback, ModelDict
 from prototrain.callbacks import (
     BinaryClassificationStats,
-    CallbackFactory,
     ClassificationError,
     Inferencer,
     InferenceRunner,
@@ -165,7 +164,11 @@ def test_a_mistake_shows_before_the_first_step_and_a_metric_starts_at_nothing() 
 
     updates: list[float] = []
     metric = keras.metrics.Sum()
-    look = CallbackFactory(before_epoch=lambda self: updates.append(float(metric.result())))
-    trainer.train([InferenceRunner("vld", KerasMetric(metric, "y")).every(steps=5), look], max_steps=5)
+
+    class Look(Callback):
+        def before_epoch(self) -> None:
+            updates.append(float(metric.result()))
+
+    trainer.train([InferenceRunner("vld", KerasMetric(metric, "y")).every(steps=5), Look()], max_steps=5)
     assert updates == [0.0]
     assert trainer.monitors.names() == ["vld/sum"]

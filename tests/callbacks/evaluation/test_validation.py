@@ -172,7 +172,6 @@ def failing_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDi
     [
         ({"build": faulty_build}, KeyError, "weight"),
         ({"build": failing_build}, StepError, "evaluating 'vld' at step .* failed in the model: .*held-out loss"),
-        ({"datasets": with_validation(lambda vld: vld.take(0))}, DataError, "dataset 'vld' is empty"),
     ],
 )
 def test_a_mistake_shows_before_the_first_step(
@@ -199,11 +198,13 @@ def moving_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDic
 
 def drawing(vld: tf.data.Dataset) -> tf.data.Dataset:
     def draw(x: Any) -> Any:
-        return x + np.random.normal() + random.random()
+        return np.float32(x + np.random.normal() + random.random())
 
-    return vld.map(lambda b: {**b, "x": tf.ensure_shape(tf.numpy_function(draw, [b["x"]], tf.double), [None, 4])}).map(
-        lambda b: {**b, "x": tf.cast(b["x"], tf.float32)}
-    )
+    def shifted(batch: dict[str, Any]) -> dict[str, Any]:
+        x = tf.numpy_function(draw, [batch["x"]], tf.float32)
+        return {**batch, "x": tf.ensure_shape(x, [None, 4])}
+
+    return vld.map(shifted)
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -213,10 +214,12 @@ def test_trying_it_out_leaves_nothing_behind(resumed: bool, experiment: Path) ->
         random.seed(5)
         np.random.seed(5)
         rest: list[Any] = []
-        at_start = CallbackFactory(
-            before_epoch=lambda self: rest.append((values(trainer), random_state(), trainer.data.offset))
-        )
-        trainer.train([*callbacks, at_start], max_steps=4)
+
+        class AtStart(Callback):
+            def before_epoch(self) -> None:
+                rest.append((values(trainer), random_state(), trainer.data.offset))
+
+        trainer.train([*callbacks, AtStart()], max_steps=4)
         return rest[0], values(trainer), trainer.monitors.names()
 
     if resumed:
