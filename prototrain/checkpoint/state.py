@@ -19,12 +19,13 @@ import tensorflow as tf
 from prototrain.checkpoint.files import HOLDS_DATASETS, READ_ERRORS, Checkpoint, Saveable, file_holds_graph, first_line
 from prototrain.checkpoint.generators import GENERATORS, GeneratorState
 from prototrain.errors import CheckpointError
+from prototrain.system.wording import FRESH
 from prototrain.towers import OF_TOWER, is_seed, seed_of_tower
 
 OF_CALLBACKS = "callbacks/"
 """What the names of variables that callbacks add to `trainer.state` start with."""
 
-_CURE = "use --fresh, another trainer.experiment_name, or model.weights_load_path to take over what matches"
+_CURE = f"use {FRESH}, another trainer.experiment_name, or model.weights_load_path to take over what matches"
 
 
 @runtime_checkable

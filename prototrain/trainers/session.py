@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
 from prototrain.checkpoint.state import StateEntries, plain, random_state, set_random_state, taking
-from prototrain.errors import CheckpointError
+from prototrain.errors import CheckpointError, ExperimentError
 from prototrain.experiment import source_of
 from prototrain.experiment.provenance import changes_since, import_digests, source_digest
 from prototrain.experiment.record import RunRecord, State
@@ -82,6 +82,21 @@ class Session:
     def protected_steps(self) -> set[int]:
         """The steps whose checkpoints must stay."""
         return set().union(*self._protected.values())
+
+    def start_afresh(self) -> None:
+        """Delete everything in the directory; of several workers, the chief does.
+
+        Raises:
+            ExperimentError: this trainer has made steps already, the directory is not an experiment's, or another run
+                has it.
+        """
+        trainer = self._trainer
+        if trainer.global_step:
+            raise ExperimentError(
+                f"train(fresh=True): this trainer has made {trainer.global_step} steps already; make a new one"
+            )
+        if trainer.experiment is not None and trainer.is_chief:
+            trainer.experiment.delete()
 
     def __enter__(self) -> Session:
         self._is_forked = False

@@ -338,8 +338,12 @@ class TowerTrainer(Trainer):
         self._call, self._has_looked = None, False  # traced callbacks belong to one list
         self._optimization = optimization(self._slots.settings, self.callbacks)
         # A step in Python is a call of one step, which is as short as it can be.
-        with self.stop.telling(self._stop_variable.set) if self.is_compiled else nullcontext():
-            yield
+        before, self.data.allow_changes = self.data.allow_changes, self.data.allow_changes or self.allow_changed_data
+        try:
+            with self.stop.telling(self._stop_variable.set) if self.is_compiled else nullcontext():
+                yield
+        finally:
+            self.data.allow_changes = before
 
     def _adopt_optimizers(self) -> None:
         """Build and save the optimizers that a subclass has as attributes, for a `train_step` of its own.
