@@ -32,6 +32,7 @@ from prototrain.predictor import Predictor
 from prototrain.step.graph_caveats import graph_caveats
 from prototrain.system.graphs import graph_digest
 from prototrain.system.signals import StopRequest
+from prototrain.system.waiting import announcing
 from prototrain.towers import building
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ class BuiltModel:
         self.datasets = self.data.datasets
         keras.utils.set_random_seed(seed)
         self._store = VariableStore()
-        self._create_variables(check)
+        with announcing("building the model", log):
+            self._create_variables(check)
         self.variables = dict(self._store.variables)
         self._weights: dict[str, tf.Variable] = {}
         self.trainable: dict[str, Any] = {}

@@ -161,6 +161,25 @@ class StopRequest:
             os._exit(128 + signum)
 
 
+class LeavingAtOnce(StopRequest):
+    """Ends the process at the first signal while it is entered, for waiting where there is nothing to be saved.
+
+    Inside of TensorFlow, such as until other processes have connected, no handler of Python's is called. A kernel of a
+    notebook is left to its own handlers.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(lambda text: None)
+
+    def __enter__(self) -> LeavingAtOnce:
+        if not _interactive():
+            super().__enter__()
+        return self
+
+    def _on_signal(self, signum: int) -> None:
+        os._exit(128 + signum)
+
+
 def _interactive() -> bool:
     return hasattr(sys, "ps1") or in_notebook()
 

@@ -21,11 +21,12 @@ from tqdm import tqdm
 from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
 from prototrain.checkpoint.state import StateEntries, plain, random_state, set_random_state, taking
 from prototrain.errors import CheckpointError, ExperimentError
-from prototrain.experiment import source_of
+from prototrain.experiment import Experiment, source_of
 from prototrain.experiment.provenance import changes_since, import_digests, source_digest
 from prototrain.experiment.record import RunRecord, State
 from prototrain.system.forks import end_child, tell_of_forks
 from prototrain.system.tracebacks import in_one_line
+from prototrain.system.waiting import announcing
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
@@ -96,7 +97,8 @@ class Session:
                 f"train(fresh=True): this trainer has made {trainer.global_step} steps already; make a new one"
             )
         if trainer.experiment is not None and trainer.is_chief:
-            trainer.experiment.delete()
+            with announcing(f"deleting what is in {trainer.experiment}", trainer.log):
+                trainer.experiment.delete()
 
     def __enter__(self) -> Session:
         self._is_forked = False
@@ -106,13 +108,7 @@ class Session:
             if stale:
                 self._trainer.log(stale)
             try:
-                experiment.write_start(
-                    config=self._trainer.config,
-                    sources=self._trainer.sources(),
-                    devices=[device.name for device in tf.config.list_logical_devices()],
-                    run_id=None if experiment.run_id else self.checkpoints.run_id(),
-                    origin=self._origin(),
-                )
+                self._write_start(experiment)
             except BaseException:
                 experiment.unlock()
                 raise
@@ -124,6 +120,16 @@ class Session:
                 changes=None if self._trainer.config is None else self._trainer.config.changes(),
             )
         return self
+
+    def _write_start(self, experiment: Experiment) -> None:
+        with announcing("noting what the run is made from", self._trainer.log):
+            experiment.write_start(
+                config=self._trainer.config,
+                sources=self._trainer.sources(),
+                devices=[device.name for device in tf.config.list_logical_devices()],
+                run_id=None if experiment.run_id else self.checkpoints.run_id(),
+                origin=self._origin(),
+            )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -252,11 +258,15 @@ class Session:
                 trainer.log(f"resume=False: the checkpoints of the earlier run are kept in {old}")
         if not resume:
             return
-        newest = checkpoints.newest()
+        with announcing("checking the newest checkpoint", trainer.log):
+            newest = checkpoints.newest()
+        trainer.stop.check()
         if newest is None or (newest.step < trainer.global_step and trainer.state_is_sound):
             return
-        self._load(newest)
+        with announcing(f"restoring the checkpoint of step {newest.step}", trainer.log):
+            self._load(newest)
         self.resumed = newest
+        trainer.stop.check()
 
     def _load(self, checkpoint: Checkpoint) -> None:
         trainer, meta = self._trainer, checkpoint.meta

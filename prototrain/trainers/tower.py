@@ -25,6 +25,7 @@ from prototrain.step.micro_batches import over_micro_batches
 from prototrain.step.result import StepFailure, StepResult
 from prototrain.step.stop_variable import StopVariable
 from prototrain.step.trace import tower_trace
+from prototrain.system.waiting import announcing
 from prototrain.towers import components
 from prototrain.trainers.base import Trainer
 from prototrain.trainers.optimization import optimization
@@ -281,7 +282,11 @@ class TowerTrainer(Trainer):
         return type(self).train_step is not TowerTrainer.train_step
 
     def run_steps(self, n: int) -> int:
-        return self._run_call(n) if self.is_compiled else super().run_steps(n)
+        if not self.is_compiled:
+            return super().run_steps(n)
+        is_first = self._call is None
+        with announcing("tracing and compiling the step", self.log) if is_first else nullcontext():
+            return self._run_call(n)
 
     def _run_call(self, n: int) -> int:
         """Do up to `n` steps in one compiled call; 0 at the end of a pass over the data, or at a stop."""
@@ -388,7 +393,9 @@ class TowerTrainer(Trainer):
 
     def load_weights(self, path: str | Path) -> None:
         """Take over what matches from a checkpoint and print a table of what became of each variable."""
-        self.log(self.built.load_weights(path))
+        with announcing(f"taking over weights from {path}", self.log):
+            table = self.built.load_weights(path)
+        self.log(table)
 
     @property
     def model_variables(self) -> dict[str, Any]:
