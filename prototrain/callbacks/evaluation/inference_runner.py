@@ -75,7 +75,8 @@ class InferenceRunner(Callback):
         trainer = self.trainer
         if trainer.global_step >= trainer.total_steps:
             return
-        with announcing(f"trying out the inference on {self.prefix!r}", trainer.log), self._looking():
+        # Not inside of the evaluation's scopes: other callbacks must take this for no evaluation.
+        with announcing(f"trying out the inference on {self.prefix!r}", trainer.log), self._failing():
             self._pass.rehearse(trainer.stop, self.batches)
         for inferencer in self.inferencers:
             inferencer.reset()
@@ -83,7 +84,9 @@ class InferenceRunner(Callback):
 
     def trigger(self) -> None:
         stop = self.trainer.stop
-        with self._looking():
+        for inferencer in self.inferencers:
+            inferencer.reset()
+        with self._failing(), self.trainer.evaluating():
             found = self._pass.run(stop, self.batches)
         stop.check()
         assert found is not None  # there was no stop
@@ -97,12 +100,9 @@ class InferenceRunner(Callback):
             rest = rest[count:]
 
     @contextmanager
-    def _looking(self) -> Iterator[None]:
-        for inferencer in self.inferencers:
-            inferencer.reset()
+    def _failing(self) -> Iterator[None]:
         try:
-            with self.trainer.evaluating():
-                yield
+            yield
         except tf.errors.OpError as error:
             step = self.trainer.global_step
             raise StepError(f"InferenceRunner on {self.prefix!r} failed at step {step}: {cause(error)}") from error

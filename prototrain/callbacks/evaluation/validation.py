@@ -64,7 +64,8 @@ class Validation(Callback):
         trainer = self.trainer
         if self._off or self._evaluate is not None or trainer.global_step >= trainer.total_steps:
             return
-        with trainer.evaluating(), announcing(f"trying out the validation on {self.dataset!r}", trainer.log):
+        # Not inside of the evaluation's scopes: other callbacks must take this for no evaluation.
+        with announcing(f"trying out the validation on {self.dataset!r}", trainer.log):
             trainer.rehearse(self.dataset, self.batches)
         trainer.stop.check()
 
