@@ -30,7 +30,7 @@ import tensorflow as tf  # noqa: E402
 
 from benchmarks.pipelines import Workshop, pipeline  # noqa: E402
 from prototrain.data.stream import TrainingData  # noqa: E402
-from prototrain.errors import DataError, StopTraining  # noqa: E402
+from prototrain.errors import DataError, PrototrainError, StopTraining  # noqa: E402
 
 LONGEST = 120.0  # seconds that a pipeline may take
 POSITIONS = 18  # that are saved
@@ -81,9 +81,14 @@ def examine(
         fresh = TrainingData(make, seed=5, announce=quietly)
         if fresh.mode != data.mode:
             return Outcome(data.mode, f"its mode was {data.mode} and is {fresh.mode}")
-        fresh.read(str(directory / f"{index}"), json.loads(json.dumps(meta)))
-        fresh.catch_up()
-        found = _following(fresh, min(FOLLOWING, len(batches) - index), random)
+        try:
+            fresh.read(str(directory / f"{index}"), json.loads(json.dumps(meta)))
+            fresh.catch_up()
+            found = _following(fresh, min(FOLLOWING, len(batches) - index), random)
+        except (PrototrainError, tf.errors.OpError) as error:
+            if not by_chance:
+                return Outcome(kind, f"after {index} batches: {error}")
+            return Outcome("random Python code that could not be read again, and said so")
         if found != batches[index : index + FOLLOWING]:
             if fresh.caveat is None and not by_chance:
                 expected = batches[index : index + FOLLOWING]

@@ -1,4 +1,4 @@
-"""Dividing a global batch into the parts that towers, and micro-batches within a tower, work on; and averaging."""
+"""Dividing a global batch into the parts that towers, and micro-batches within a tower, work on."""
 
 from __future__ import annotations
 
@@ -41,21 +41,6 @@ def check_divides(batch_size: int, towers: int, micro_batches: int) -> None:
             f"model.batch_size: {batch_size} examples do not divide evenly into {into}; {nearest} would, "
             'or batch="per_tower" gives each tower a batch of its own'
         )
-
-
-def all_reduce_mean(values: list[Any]) -> list[Any]:
-    """Average tensors, dense or sparse, over all towers of the strategy whose tower this is called in; traced."""
-    # Identities, since a tensor has to be known to be on the tower's device, whatever made it.
-    found: list[Any] = [tf.nest.map_structure(tf.identity, value, expand_composites=True) for value in values]
-    context = tf.distribute.get_replica_context()
-    # Collective ops pack tensors of one kind only.
-    kinds = [(isinstance(value, tf.IndexedSlices), value.dtype) for value in found]
-    for kind in dict.fromkeys(kinds):
-        places = [place for place, other in enumerate(kinds) if other == kind]
-        averaged = context.all_reduce(tf.distribute.ReduceOp.MEAN, [found[place] for place in places])
-        for place, value in zip(places, averaged, strict=True):
-            found[place] = value
-    return found
 
 
 def _split(value: Any, parts: int) -> list[Any]:

@@ -70,6 +70,7 @@ class TrainingData:
         self._clock = clock
         self._source = Source(make, seed, announce)
         self.allow_changes = False
+        self._reads_ahead = False
         self.caveat: str | None = None
         training = self._source.training
         length = int(training.cardinality())
@@ -117,6 +118,7 @@ class TrainingData:
         Raises:
             DataError: the data cannot be read; the position is as it was saved.
         """
+        self._settle()
         position = self._position
         if not position.behind:
             return True
@@ -177,9 +179,20 @@ class TrainingData:
             self.caveat = found
             self._announce(f"WARNING: {found}; the run is not bit-exact from here on")
 
-    def count(self, batches: int) -> None:
-        """Take note that so many batches were read from the iterator and trained on."""
+    def count(self, batches: int, *, reads_ahead: bool = False) -> None:
+        """Take note that so many batches were read from the iterator and trained on.
+
+        Args:
+            batches: how many.
+            reads_ahead: whether more than these have been read, for a step that failed.
+        """
         self._position.offset += batches
+        self._reads_ahead |= reads_ahead
+
+    def _settle(self) -> None:
+        """Bring the iterator back to the last batch that was trained on, if a failed step has read on."""
+        if self._reads_ahead:
+            self.rewind()
 
     def start_next_pass(self) -> None:
         """Begin the data anew, under the next pass's seed.
@@ -201,6 +214,7 @@ class TrainingData:
 
     def write(self, prefix: str) -> Callable[[], dict[str, Any]]:
         """Hold on to the position; returns a function that writes it, as a part of a checkpoint."""
+        self._settle()
         finish, about = self._position.write(prefix), {"mode": self.mode, "fingerprint": self.fingerprint()}
         return lambda: {**finish(), **about}
 
@@ -211,7 +225,7 @@ class TrainingData:
             CheckpointError: the data is not what the position was saved of, or it cannot be read.
         """
         refused, weakened = self._changes(meta)
-        self.caveat = None
+        self.caveat, self._reads_ahead = None, False
         if refused and not self.allow_changes:
             raise CheckpointError(
                 f"the training data has changed: {'; '.join(refused)}; use {ALLOW_CHANGED_DATA} "
@@ -233,6 +247,7 @@ class TrainingData:
         (`catch_up`): reading it now could meet the very record that made the step fail.
         """
         self._position.rewind()
+        self._reads_ahead = False
 
     def fingerprint(self) -> dict[str, Any]:
         """What must be the same for a saved position to mean the same batches."""

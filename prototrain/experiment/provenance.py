@@ -107,7 +107,8 @@ def origin_of(trainer: object, callbacks: Iterable[str], provenance: Mapping[str
         "modules": {} if home is None else {own: str(home.resolve())},
         # One of a private class is not of the user's choice.
         "callbacks": [name for name in callbacks if not name.startswith("_")],
-        "provenance": {name: value for name, value in provenance.items() if name != "config"},
+        # What follows from the config and the code, which are kept beside it, is left out.
+        "provenance": {name: value for name, value in provenance.items() if name not in ("config", *_ADDED_LATER)},
     }
 
 

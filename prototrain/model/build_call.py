@@ -232,6 +232,11 @@ def assigns_in_every_step(name: str) -> ModelError:
     )
 
 
+def is_named(place: Place) -> bool:
+    """Whether an object was given a name where it was made."""
+    return dict(place[-1]).get("name") is not None
+
+
 def _floating(made: Any) -> list[Any]:
     if isinstance(made, keras.Variable):
         return [made]

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from prototrain.checkpoint.state import describe_variable
 from prototrain.errors import ModelError
-from prototrain.model.build_call import BuildCall, Objects, assigns_in_every_step
+from prototrain.model.build_call import BuildCall, Objects, assigns_in_every_step, is_named
 from prototrain.model.keras_hooks import call_by, has_automatic_name, layers_within, listening, own_weights, place_again
 from prototrain.towers import components, tower_index
 
@@ -194,13 +194,16 @@ class VariableStore:
         """Fail where two layers that `build` has made under one name got one variable each."""
         layers = self.layers.values()
         owners = {id(v.value): layer for layer in layers for v in own_weights(layer)}
+        named = {id(item) for place, items in self._objects.items() if is_named(place) for item in items}
         for layer in layers:  # what children have that `build` has not made itself
             for weight in layer.weights:
                 owners.setdefault(id(weight.value), layer)
         for name, variable in self.variables.items():
             base, owner = base_name(variable), owners.get(id(variable))
             first = owners.get(id(self.variables.get(base)))
-            if owner is None or first is None or owner is first or name == base or has_automatic_name(owner):
+            if owner is None or first is None or owner is first or name == base:
+                continue
+            if has_automatic_name(owner) and id(owner) not in named:
                 continue
             raise ModelError(
                 f"build() makes two layers named {owner.name!r}, so there would be two of {base}; to share the weights "

@@ -298,6 +298,11 @@ class Trainer:
         """The variables of what is trained, by name: those in `state` that no callback has added."""
         return model_variables(self.state)
 
+    @property
+    def trained_variables(self) -> dict[str, Any]:
+        """Those of the model's variables that training changes by gradients, by name, as far as that is known."""
+        return {name: variable for name, variable in self.model_variables.items() if variable.trainable}
+
     def get_predictor(self, input_names: Sequence[str], output_names: Sequence[str]) -> Predictor:
         """A function from arrays to arrays that shares the training variables; see `Predictor` for its arguments."""
         return Predictor(self, input_names, output_names)

@@ -231,8 +231,7 @@ class MultiWorkerTrainer(SyncTrainer):
     def _after_loss(self, error: StepError) -> StepError:
         lost = self.global_step
         step = self._backup.put_back()
-        self.data.count(step - lost)
-        self._reads_ahead = True
+        self.data.count(step - lost, reads_ahead=True)
         self.go_to(step)
         back = f"; back to step {step}, {lost - step} steps earlier" if lost > step else ""
         return StepError(f"{_LOST} in step {lost + 1}{back}: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,17 +17,32 @@ from prototrain.errors import PrototrainError
 from prototrain.system.graphs import graph_digest
 
 
+def own_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """An equal optimizer that belongs to the present strategy: one made before knows of a single device only."""
+    if not tf.distribute.has_strategy():
+        return optimizer
+    return type(optimizer).from_config(optimizer.get_config())
+
+
+def rate(optimizer: keras.optimizers.Optimizer) -> float:
+    """The present learning rate."""
+    return float(tf.convert_to_tensor(optimizer.learning_rate))  # a replicated variable is no number by itself
+
+
 def optimizer_settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """What an optimizer was made with, as JSON can hold it.
 
     Without its name, which Keras counts up by process, and with the learning rate that it has at present: that of a
     run changes, so this is asked before the first step.
     """
-    config = {name: value for name, value in optimizer.get_config().items() if name != "name"}
+    with warnings.catch_warnings(action="ignore"):  # of functions that Keras could not load again
+        config = {name: value for name, value in optimizer.get_config().items() if name != "name"}
     settings: dict[str, Any] = encode(config, "optimizer", [])
     rate = settings.get("learning_rate")
     if isinstance(rate, float):
         settings["learning_rate"] = float(f"{rate:.7g}")  # it was kept as a float32
+    elif isinstance(rate, dict) and rate.get("class_name") in ("__lambda__", "function"):
+        del settings["learning_rate"]  # the code of a function is seen where its file is compared
     return {"class": type(optimizer).__name__, **settings}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,6 @@ import keras
 import tensorflow as tf
 
 from prototrain.data.batches import check_divides
-from prototrain.errors import ConfigError
 from prototrain.experiment import Experiment
 from prototrain.model.built import BuiltModel
 from prototrain.model.net import check_net, scalars
@@ -28,8 +27,8 @@ from prototrain.step.trace import tower_trace
 from prototrain.system.waiting import announcing
 from prototrain.towers import components
 from prototrain.trainers.base import Trainer
-from prototrain.trainers.optimization import optimization
-from prototrain.trainers.optimizer_slots import OptimizerSlots
+from prototrain.trainers.optimization import optimization, own_optimizer, rate
+from prototrain.trainers.registered_optimizers import RegisteredOptimizers
 from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.step_plan import step_plan
 
@@ -97,7 +96,7 @@ class TowerTrainer(Trainer):
         self.element_spec = self.built.element_spec
         self.variables, self.trainable, self.decayed = self.built.variables, self.built.trainable, self.built.decayed
         self.loss_scale = LossScale() if self.built.policy == "mixed_float16" else None
-        self._slots = OptimizerSlots(self.state)
+        self._optimizers = RegisteredOptimizers(self.state, self.placement, self.built.keras_variables)
         self._optimization: dict[str, Any] = {}
         with self.placement.scope():
             self.create_optimizers()
@@ -106,7 +105,6 @@ class TowerTrainer(Trainer):
         if self.loss_scale is not None:
             self.state.update(self.loss_scale.variables())
         self.state.update(self.built.separate_towers())
-        self._reads_ahead = False  # whether the data position is beyond the completed steps
         self._stop_variable = StopVariable()
         self._call: CompiledCall | None = None
         self._has_looked = False
@@ -249,15 +247,7 @@ class TowerTrainer(Trainer):
         Raises:
             ConfigError: it accumulates gradients over steps, with several towers.
         """
-        if self.towers > 1 and optimizer.gradient_accumulation_steps:
-            raise ConfigError(
-                f"{optimizer.name}: with several towers an optimizer cannot have gradient_accumulation_steps; use "
-                "model.accumulate_steps, which accumulates within a step"
-            )
-        trained = {} if variables is None else self.built.keras_variables(variables)
-        if variables is not None:
-            optimizer.build(list(trained.values()))
-        self._slots.register(name, optimizer, trained)
+        self._optimizers.register(name, optimizer, variables)
 
     # -- the compiled call --------------------------------------------------------------------------------------------
 
@@ -299,7 +289,7 @@ class TowerTrainer(Trainer):
             else:
                 result = self.call.run(start, n)
         except StepFailure as failure:
-            self._reads_ahead = True  # it has read at least one batch more
+            self.data.count(0, reads_ahead=True)  # it has read at least one batch more
             self._take(failure.done, is_whole=failure.is_whole)
             raise failure.error from failure.error.__cause__
         # Within a `run_step` of the user's own there may be more to come of the step.
@@ -336,12 +326,11 @@ class TowerTrainer(Trainer):
     def _around_run(self) -> Iterator[None]:
         if self.built.choose_trained():  # a layer was frozen or thawed since
             self.trainable, self.decayed = self.built.trainable, self.built.decayed
-            with self.placement.scope(), self._slots.renewed():
+            with self.placement.scope(), self._optimizers.renewed():
                 self.create_optimizers()
-        self._adopt_optimizers()
-        self._settle()
+        self._optimizers.adopt(vars(self), self.trainable.values())
         self._call, self._has_looked = None, False  # traced callbacks belong to one list
-        self._optimization = optimization(self._slots.settings, self.callbacks)
+        self._optimization = optimization(self._optimizers.settings, self.callbacks)
         # A step in Python is a call of one step, which is as short as it can be.
         before, self.data.allow_changes = self.data.allow_changes, self.data.allow_changes or self.allow_changed_data
         try:
@@ -349,27 +338,6 @@ class TowerTrainer(Trainer):
                 yield
         finally:
             self.data.allow_changes = before
-
-    def _adopt_optimizers(self) -> None:
-        """Build and save the optimizers that a subclass has as attributes, for a `train_step` of its own.
-
-        Keras would make their variables when they are first used, which is after a checkpoint is restored.
-        """
-        known = {id(entry) for entry in self.state.values()}
-        for name, optimizer in vars(self).items():
-            if isinstance(optimizer, keras.optimizers.Optimizer) and id(optimizer.variables[0]) not in known:
-                with self.placement.scope():
-                    self.register_optimizer(name, optimizer, None if optimizer.built else self.trainable.values())
-
-    def _settle(self) -> None:
-        """Bring the data position back to the last completed step, if a failed step has read on."""
-        if self._reads_ahead:
-            self.data.rewind()
-            self._reads_ahead = False
-
-    def start_save(self) -> Callable[[], Path]:
-        self._settle()
-        return super().start_save()
 
     # -- beside training ----------------------------------------------------------------------------------------------
 
@@ -402,12 +370,16 @@ class TowerTrainer(Trainer):
         return dict(self.variables)
 
     @property
+    def trained_variables(self) -> dict[str, Any]:
+        return {name: self.variables[name] for name in self.trainable}
+
+    @property
     def keras_layers(self) -> dict[str, keras.layers.Layer]:
         """The Keras layers that `build` makes or calls, by name."""
         return self.built.keras_layers
 
     def fitted_to(self, saved: Mapping[str, Mapping[str, Any]]) -> AbstractContextManager[None]:
-        return self._slots.fitted_to(saved, self.built.frozen | dict.fromkeys(self.trainable, True))
+        return self._optimizers.fitted_to(saved, self.built.frozen | dict.fromkeys(self.trainable, True))
 
     # -- what it says of itself ----------------------------------------------------------------------------------------
 
@@ -459,15 +431,3 @@ class SimpleTrainer(TowerTrainer):
 
     def __init__(self, model: ModelProtocol, *, experiment: Experiment | str | Path | None = None) -> None:
         super().__init__(model, experiment=experiment)
-
-
-def own_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """An equal optimizer that belongs to the present strategy: one made before knows of a single device only."""
-    if not tf.distribute.has_strategy():
-        return optimizer
-    return type(optimizer).from_config(optimizer.get_config())
-
-
-def rate(optimizer: keras.optimizers.Optimizer) -> float:
-    """The present learning rate."""
-    return float(tf.convert_to_tensor(optimizer.learning_rate))  # a replicated variable is no number by itself

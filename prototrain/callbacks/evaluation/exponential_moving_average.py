@@ -37,19 +37,22 @@ class ExponentialMovingAverage(Callback):
 
     def setup(self) -> None:
         state = self.trainer.state
-        weights = {name: v for name, v in self.trainer.model_variables.items() if _is_averaged(v)}
+        weights = {name: v for name, v in self.trainer.trained_variables.items() if _is_averaged(v)}
         if not weights:
             raise CallbackError(f"ExponentialMovingAverage: {type(self.trainer).__name__} has no trainable variables")
-        self._to_begin = any(AVERAGES + name not in state for name in weights)
+        # By name, since layers may be thawed between two runs: their averages begin then.
+        self._begun = {name for name in weights if AVERAGES + name in state}
         for name, weight in weights.items():
             state.setdefault(AVERAGES + name, tf.Variable(tf.convert_to_tensor(weight), trainable=False))
         self._pairs = [(weight, state[AVERAGES + name]) for name, weight in weights.items()]
+        self._names = list(weights)
         self.trainer.evaluation_scopes.append(self.applied)
 
     def before_train(self) -> None:
-        if self._to_begin:
-            for weight, average in self._pairs:
+        for name, (weight, average) in zip(self._names, self._pairs, strict=True):
+            if name not in self._begun:
                 average.assign(weight)
+        self._begun.update(self._names)
 
     def after_run(self, outputs: dict[str, Any]) -> None:
         for weight, average in self._pairs:
@@ -68,11 +71,11 @@ class ExponentialMovingAverage(Callback):
                 weight.assign(value)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"decay": self.decay}
+        return {"decay": self.decay, "names": self._names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._to_begin = False
+        self._begun.update(state.get("names", self._names))  # earlier versions averaged all weights
 
 
 def _is_averaged(variable: Any) -> bool:
-    return bool(variable.trainable) and bool(tf.as_dtype(variable.dtype).is_floating)
+    return bool(tf.as_dtype(variable.dtype).is_floating)

@@ -3,10 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
-from prototrain import Callback
+from prototrain import Callback, SimpleTrainer
 from prototrain.callbacks import (
     CallbackFactory,
     ExponentialMovingAverage,
@@ -18,7 +19,7 @@ from prototrain.callbacks import (
     averaged_weights,
 )
 from prototrain.errors import CallbackError
-from tests.tiny import CountingTrainer, tiny_trainer, values
+from tests.tiny import CountingTrainer, tiny_build, tiny_model, tiny_trainer, values
 
 
 class Weights(Callback):
@@ -119,3 +120,24 @@ def test_wrong_decay(decay: float) -> None:
 def test_nothing_to_average() -> None:
     with pytest.raises(CallbackError, match="CountingTrainer has no trainable variables"):
         CountingTrainer().train([ExponentialMovingAverage(0.9)], max_steps=1)
+
+
+def test_frozen_weights_are_not_averaged_and_begin_when_they_are_thawed(tmp_path: Path) -> None:
+    frozen = True
+
+    def build(inputs: Any, train_phase: bool) -> Any:
+        x = keras.layers.Dense(4, name="base", trainable=not frozen)(inputs["x"])
+        return tiny_build({**inputs, "x": x}, train_phase)
+
+    def trained(end: int) -> SimpleTrainer:
+        trainer = SimpleTrainer(tiny_model(build=build), experiment=tmp_path)
+        trainer.train([ExponentialMovingAverage(0.5), SaveOnExit()], max_steps=end)
+        return trainer
+
+    first = trained(4)
+    assert not any("base" in name for name in averaged_weights(first.state)) and averaged_weights(first.state)
+    frozen = False
+    second = trained(5)  # one step: the average is half-way between the weight before it and the one behind it
+    average = averaged_weights(second.state)["base/kernel"].numpy()
+    expected = (first.variables["base/kernel"].numpy() + second.variables["base/kernel"].numpy()) / 2
+    np.testing.assert_allclose(average, expected, rtol=1e-6)

@@ -1,8 +1,8 @@
-"""The variables of a trainer's optimizers, also when other weights are trained than before."""
+"""A trainer's optimizers and their variables, also when other weights are trained than before."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,41 +10,67 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from prototrain.errors import ConfigError
+from prototrain.model.placement import Placement
 from prototrain.optimizers import named_slots, slot_stem
 from prototrain.trainers.optimization import optimizer_settings
 
 
-class OptimizerSlots:
-    """Registers optimizers in `trainer.state`.
+class RegisteredOptimizers:
+    """The optimizers whose variables are in `trainer.state`.
 
     What an optimizer has of a weight that is not trained any more, or not yet, rests in the state as an array. So a run
     that freezes layers or thaws them goes on from each of its checkpoints, and with the moments that it had.
 
     Args:
         state: `trainer.state`.
+        placement: the towers.
+        keras_variables: from variables of the model to the Keras variables that hold them, by name.
 
     Attributes:
         settings: what the optimizers were made with, by their names there; see `optimizer_settings`.
     """
 
-    def __init__(self, state: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        state: dict[str, Any],
+        placement: Placement,
+        keras_variables: Callable[[Iterable[tf.Variable]], dict[str, Any]],
+    ) -> None:
+        self._placement = placement
+        self._keras_variables = keras_variables
         self.settings: dict[str, dict[str, Any]] = {}
         self._state = state
         self._in_use: set[str] = set()
         self._resting: set[str] = set()
 
-    def register(self, name: str, optimizer: keras.optimizers.Optimizer, trained: Mapping[str, Any]) -> None:
-        """Have the variables of a built optimizer saved as ``<name>/...``.
-
-        Args:
-            name: unique among the trainer's optimizers.
-            optimizer: has the variables.
-            trained: see `named_slots`.
-        """
+    def register(
+        self, name: str, optimizer: keras.optimizers.Optimizer, variables: Iterable[tf.Variable] | None = None
+    ) -> None:
+        """Have the variables of an optimizer saved as ``<name>/...``; see `TowerTrainer.register_optimizer`."""
+        if self._placement.towers > 1 and optimizer.gradient_accumulation_steps:
+            raise ConfigError(
+                f"{optimizer.name}: with several towers an optimizer cannot have gradient_accumulation_steps; use "
+                "model.accumulate_steps, which accumulates within a step"
+            )
+        trained = {} if variables is None else self._keras_variables(variables)
+        if variables is not None:
+            optimizer.build(list(trained.values()))
         self.settings.setdefault(name, optimizer_settings(optimizer))  # as it was made first
         for slot, variable in named_slots(optimizer, trained):
             self._state[f"{name}/{slot}"] = variable
             self._in_use.add(f"{name}/{slot}")
+
+    def adopt(self, attributes: Mapping[str, Any], trained: Iterable[tf.Variable]) -> None:
+        """Build and register the optimizers that a trainer has as attributes, for a `train_step` of its own.
+
+        Keras would make their variables when they are first used, which is after a checkpoint is restored.
+        """
+        known = {id(entry) for entry in self._state.values()}
+        for name, optimizer in attributes.items():
+            if isinstance(optimizer, keras.optimizers.Optimizer) and id(optimizer.variables[0]) not in known:
+                with self._placement.scope():
+                    self.register(name, optimizer, None if optimizer.built else trained)
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
