@@ -139,9 +139,8 @@ def test_refused_and_nothing_is_lost(
 def test_changed_data_can_be_allowed(change: dict[str, Any], tmp_path: Path) -> None:
     stopped(tmp_path)
     trainer = SimpleTrainer(tiny_model(**{**BASE, **change}), experiment=tmp_path)
-    trainer.data.allow_changes = True
-    trainer.train([SaveOnExit()], max_steps=END, steps_per_epoch=5)
-    assert trainer.global_step == END
+    trainer.train([SaveOnExit()], max_steps=END, steps_per_epoch=5, allow_changed_data=True)
+    assert trainer.global_step == END and not trainer.data.allow_changes
     assert "not bit-exact, because the training data has changed" in trainer.storage.resume_line()
 
 

@@ -15,6 +15,7 @@ from tabulate import tabulate
 from prototrain.actions.restore import Restored, add_checkpoint, restore
 from prototrain.errors import DataError, ExperimentError, ModelError
 from prototrain.model import ModelProtocol
+from prototrain.model.evaluation import require_end
 from prototrain.system.files import write_atomic
 from prototrain.system.tables import plain_table
 
@@ -56,8 +57,7 @@ def _choose(datasets: dict[str, tf.data.Dataset], wanted: str | None) -> str:
     name = wanted if wanted is not None else next((name for name in ("tst", "vld") if name in datasets), "tst")
     if name not in datasets:
         raise DataError(f"datasets() gives no {name!r}; name one of {', '.join(datasets)} with --dataset")
-    if int(datasets[name].cardinality()) == tf.data.INFINITE_CARDINALITY:
-        raise DataError(f"dataset {name!r} has no end, so the whole of it cannot be evaluated; leave out its repeat()")
+    require_end(name, datasets[name])
     return name
 
 

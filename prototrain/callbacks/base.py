@@ -16,11 +16,15 @@ class Priority(IntEnum):
     """Order of callbacks within one hook, smallest first; equal ones keep the order of the list.
 
     A decision sees the evaluation of its own step, a writer sees both, and a checkpoint holds the outcome of all three.
+    In between, a checkpoint that a score points to is kept before other weights are put in the place of those that were
+    measured.
     """
 
     EVALUATE = 100
     DECIDE = 200
     WRITE = 300
+    KEEP = 340
+    PUT_BACK = 360
     SAVE = 400
 
 

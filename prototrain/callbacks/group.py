@@ -16,6 +16,7 @@ from prototrain.callbacks.monitor import Monitor
 from prototrain.callbacks.proxies import innermost
 from prototrain.checkpoint.state import taking
 from prototrain.errors import StopTraining
+from prototrain.system.forks import tell_of_forks
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
@@ -52,6 +53,7 @@ class CallbackGroup:
         self._watchers: dict[Callback, Collection[str]] = {}
         self.watching = False  # whether the step that `next_step` named last is watched
         self.seconds: dict[Callback, float] = dict.fromkeys(self.callbacks, 0.0)
+        tell_of_forks(self)
 
     def __iter__(self) -> Iterator[Callback]:
         return iter(self.callbacks)
@@ -106,6 +108,10 @@ class CallbackGroup:
         self._set_up = []
         if first is not None:
             raise first
+
+    def after_fork(self) -> None:
+        """Call nothing at the end of a forked child: the run, and what its end saves, is the parent's."""
+        self._set_up = []
 
     def before_epoch(self) -> None:
         self._in_epoch = True

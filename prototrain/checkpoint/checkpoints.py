@@ -27,8 +27,9 @@ from prototrain.errors import CheckpointError
 from prototrain.experiment import checkpoint_steps
 from prototrain.system.files import sync
 from prototrain.system.tracebacks import cause
+from prototrain.system.wording import FRESH
 
-_FRESH = "put one back, or start anew with --fresh"
+_FRESH = f"put one back, or start anew with {FRESH}"
 
 
 class Checkpoints:

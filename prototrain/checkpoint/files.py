@@ -30,6 +30,7 @@ BUNDLE = "model"
 READ_ERRORS = (OSError, ValueError, IndexError, KeyError, TypeError, RuntimeError, AssertionError, tf.errors.OpError)
 _TYPES = {"step": int, "variables": dict, "parts": dict, "files": dict}
 _OF_SOME_BUNDLE = re.compile(r".*\.(index|data-\d+-of-\d+)")
+HOLDS_DATASETS = "it is an iterator that holds datasets, and their graphs would have to be run to restore it"
 _WORD = b".is_dataset"
 _HOLDS_GRAPH = re.compile(rb"@@[^@\s]{1,200}" + re.escape(_WORD))
 
@@ -139,11 +140,8 @@ def start_snapshot(directory: Path, snapshot: Snapshot) -> Callable[[], None]:
                 )
         files = sorted(directory.iterdir())
         for path in files:
-            if _file_holds_graph(path):
-                raise CheckpointError(
-                    f"the state in {path.name} cannot be saved: it is an iterator that holds datasets, and their "
-                    "graphs would have to be run to restore it"
-                )
+            if file_holds_graph(path):
+                raise CheckpointError(f"the state in {path.name} cannot be saved: {HOLDS_DATASETS}")
         meta = {
             "format": FORMAT,
             "step": snapshot.step,
@@ -226,7 +224,7 @@ def _check_file(path: Path, name: str, expected: dict[str, Any]) -> None:
         raise CheckpointError(f"checkpoint {path} is damaged: {name} has {size} bytes, not {expected['size']}")
     if _sha256(file) != expected["sha256"]:
         raise CheckpointError(f"checkpoint {path} is damaged: the content of {name} does not match its checksum")
-    if _file_holds_graph(file):
+    if file_holds_graph(file):
         raise CheckpointError(
             f"checkpoint {path}: {name} holds a TensorFlow graph, which a restore would run; no run ever writes that"
         )
@@ -241,7 +239,8 @@ def holds_graph(content: bytes | mmap.mmap) -> bool:
     return content.find(_WORD) >= 0 and _HOLDS_GRAPH.search(content) is not None
 
 
-def _file_holds_graph(path: Path) -> bool:
+def file_holds_graph(path: Path) -> bool:
+    """Whether a file in a checkpoint holds a dataset as a graph; one with variables never does."""
     if _is_of_bundle(path.name) or not path.stat().st_size:
         return False
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

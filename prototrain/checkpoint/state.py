@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.checkpoint.files import READ_ERRORS, Checkpoint, Saveable, first_line
+from prototrain.checkpoint.files import HOLDS_DATASETS, READ_ERRORS, Checkpoint, Saveable, file_holds_graph, first_line
+from prototrain.checkpoint.generators import GENERATORS, GeneratorState
 from prototrain.errors import CheckpointError
+from prototrain.system.wording import FRESH
 from prototrain.towers import OF_TOWER, is_seed, seed_of_tower
 
 OF_CALLBACKS = "callbacks/"
 """What the names of variables that callbacks add to `trainer.state` start with."""
 
-_CURE = "use --fresh, another trainer.experiment_name, or model.weights_load_path to take over what matches"
+_CURE = f"use {FRESH}, another trainer.experiment_name, or model.weights_load_path to take over what matches"
 
 
 @runtime_checkable
@@ -53,7 +58,7 @@ class StateEntries:
 
     Variables and NumPy arrays are saved by name; a Keras layer, model or optimizer and a `tf.Module` as its variables,
     named ``<key>/<path>``; a `Saveable` and any other trackable in files of its own; what has `state_dict` and
-    `load_state_dict`, and plain values, in meta.json.
+    `load_state_dict`, random generators of NumPy and Python, and plain values, in meta.json.
 
     Args:
         state: `trainer.state`.
@@ -88,6 +93,8 @@ class StateEntries:
             self.saveables[key] = entry
         elif isinstance(entry, HasStateDict):
             self._objects[key] = entry
+        elif isinstance(entry, GENERATORS):
+            self._objects[key] = GeneratorState(entry)
         elif isinstance(entry, tf.__internal__.tracking.Trackable):
             self.saveables[key] = _SaveableTrackable(entry)
         else:
@@ -109,6 +116,17 @@ class StateEntries:
         found = {key: self._state[key] for key in self._values}
         found.update({key: entry.state_dict() for key, entry in self._objects.items()})
         return {key: plain(value, f"state[{key!r}]") for key, value in found.items()}
+
+    def check(self) -> None:
+        """Check that a checkpoint can hold all of it, before there is anything to lose.
+
+        Raises:
+            CheckpointError: it names an entry that cannot be saved, and why.
+        """
+        self.values()
+        for key, entry in self._state.items():
+            if isinstance(entry, tf.data.Iterator):  # only a trial tells, and one that has not begun is small
+                _try_to_save(self.saveables[key], f"state[{key!r}]")
 
     def restore(self, checkpoint: Checkpoint, *, beside: Callable[[], object] = lambda: None) -> None:
         """Put a checkpoint's content back: all of it or, when something does not fit, nothing.
@@ -147,6 +165,16 @@ class StateEntries:
                 np.copyto(variable, value)
             else:
                 variable.assign(value)
+
+
+def _try_to_save(saveable: Saveable, where: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="prototrain-") as scratch:
+        try:
+            saveable.write(os.path.join(scratch, "trial"))
+        except READ_ERRORS as error:
+            raise CheckpointError(f"{where} cannot be saved: {first_line(error)}") from error
+        if any(map(file_holds_graph, Path(scratch).iterdir())):
+            raise CheckpointError(f"{where} cannot be saved: {HOLDS_DATASETS}")
 
 
 def model_variables(state: dict[str, Any]) -> dict[str, Any]:

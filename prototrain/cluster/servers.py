@@ -12,6 +12,8 @@ import tensorflow as tf
 
 from prototrain.cluster import tf_config
 from prototrain.errors import ConfigError, StepError
+from prototrain.system.signals import LeavingAtOnce
+from prototrain.system.waiting import announcing
 
 POLL_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0
@@ -78,7 +80,9 @@ def connect() -> tuple[tf.distribute.Strategy, ServerCluster]:
     """
     cluster = find_servers()
     try:
-        return tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver()), cluster
+        with announcing("waiting for the workers and parameter servers to connect"), LeavingAtOnce():
+            resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+            return tf.distribute.ParameterServerStrategy(resolver), cluster
     except RuntimeError as error:
         raise ConfigError(
             "parameter servers: TensorFlow has started before the processes were connected; call "

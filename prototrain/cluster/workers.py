@@ -12,6 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import ConfigError
+from prototrain.system.signals import LeavingAtOnce
+from prototrain.system.waiting import announcing
 
 SLURM_PORT = 8888
 COLLECTIVES = {
@@ -72,7 +74,8 @@ def connect(reduction: str = "auto") -> tuple[tf.distribute.Strategy, Worker]:
     resolver, worker = find_cluster()
     options = tf.distribute.experimental.CommunicationOptions(implementation=COLLECTIVES[reduction])
     try:
-        return tf.distribute.MultiWorkerMirroredStrategy(resolver, options), worker
+        with announcing("waiting for the other workers to connect"), LeavingAtOnce():
+            return tf.distribute.MultiWorkerMirroredStrategy(resolver, options), worker
     except RuntimeError as error:
         raise ConfigError(
             "several workers: TensorFlow has started before the workers were connected; call "

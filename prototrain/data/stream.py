@@ -17,6 +17,7 @@ from prototrain.data.source import Source
 from prototrain.data.waiting import PATIENCE
 from prototrain.errors import CheckpointError, DataError, StopTraining
 from prototrain.system.tracebacks import cause
+from prototrain.system.wording import ALLOW_CHANGED_DATA, FRESH
 
 LONGEST_DEAFNESS = 0.2  # seconds, while batches are read again
 
@@ -227,9 +228,8 @@ class TrainingData:
         self.caveat, self._reads_ahead = None, False
         if refused and not self.allow_changes:
             raise CheckpointError(
-                f"the training data has changed: {'; '.join(refused)}; use --allow-changed-data (in Python, "
-                "trainer.data.allow_changes = True) to go on with it from a new pass, or --fresh (in Python, "
-                "train(resume=False)) to start anew"
+                f"the training data has changed: {'; '.join(refused)}; use {ALLOW_CHANGED_DATA} "
+                f"to go on with it from a new pass, or {FRESH} to start anew"
             )
         place = [meta[key] for key in ("pass", "offset", "behind")]
         if not all(type(value) is int and 0 <= value < 2**31 for value in place):

@@ -1,7 +1,8 @@
 """The lock that keeps two runs out of one directory.
 
 It is the operating system's lock on a file, so it is free again when the process that has it ends, however it ends. The
-file says who that is, for messages only.
+file says who that is, for messages only. A forked child shares the open file, and with it the lock: it closes its copy,
+so that the lock is the parent's alone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from prototrain.errors import ExperimentError
+from prototrain.system.forks import tell_of_forks
 
 LOCK = ".lock"
 """The name of the file."""
@@ -29,6 +31,7 @@ class DirectoryLock:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._file: IO[str] | None = None
+        tell_of_forks(self)
 
     def take(self) -> str | None:
         """Make the directory if need be and take it for this process; once more does nothing.
@@ -67,7 +70,16 @@ class DirectoryLock:
         """Let the lock go, if this process has it."""
         if self._file is not None:
             with suppress(OSError), self._file:
-                self._file.truncate(0)
+                with suppress(OSError):
+                    self._file.truncate(0)
+                # Closing alone would leave the lock to copies of the file that were made behind Python's back.
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+            self._file = None
+
+    def after_fork(self) -> None:
+        """Close this child's copy of the file."""
+        if self._file is not None:
+            self._file.close()
             self._file = None
 
     def check_free(self) -> None:

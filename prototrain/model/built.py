@@ -32,6 +32,7 @@ from prototrain.predictor import Predictor
 from prototrain.step.graph_caveats import graph_caveats
 from prototrain.system.graphs import graph_digest
 from prototrain.system.signals import StopRequest
+from prototrain.system.waiting import announcing
 from prototrain.towers import building
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ class BuiltModel:
         self.datasets = self.data.datasets
         keras.utils.set_random_seed(seed)
         self._store = VariableStore()
-        self._create_variables(check)
+        with announcing("building the model", log):
+            self._create_variables(check)
         self.variables = dict(self._store.variables)
         self._weights: dict[str, tf.Variable] = {}
         self.trainable: dict[str, Any] = {}
@@ -204,6 +206,10 @@ class BuiltModel:
             StepError: reading or evaluating failed.
         """
         return self.evaluation(dataset).run(self.stop, batches, step=self.step)
+
+    def rehearse(self, dataset: str, batches: int = 0) -> None:
+        """Find out whether `evaluate` would work, see `CompiledPass.rehearse`; raises what it would raise."""
+        self.evaluation(dataset).rehearse(self.stop, batches, step=self.step)
 
     def evaluation(self, dataset: str) -> Evaluation:
         """The compiled evaluation of a dataset.

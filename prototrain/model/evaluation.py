@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
+from prototrain.checkpoint.state import random_state, set_random_state
 from prototrain.data.elements import batch_size
+from prototrain.data.knowledge import reshuffles
 from prototrain.data.pipeline import prefetched
 from prototrain.errors import DataError, StepError
 from prototrain.step.packing import Packing
@@ -15,8 +18,13 @@ from prototrain.step.result import stage
 from prototrain.step.stop_variable import StopVariable
 from prototrain.system.signals import StopRequest
 from prototrain.system.tracebacks import cause
+from prototrain.towers import components
 
 Batch = dict[str, Any]
+REHEARSED = 2
+"""How many batches show whether an evaluation works: the variables, if any, are new in the first one only."""
+OR_BATCHES = "leave out its repeat(), or say how much of it with batches="
+"""What to do about a dataset without an end, for `require_end`."""
 
 
 class CompiledPass:
@@ -56,6 +64,28 @@ class CompiledPass:
             count, *sums = self._call(iter(dataset))
         return None if stop.signum is not None else (int(count), sums)
 
+    def rehearse(self, stop: StopRequest, batches: int = 0) -> tuple[int, list[tf.Tensor]] | None:
+        """Trace the pass and go through the first two batches at most, so that mistakes show; nothing is changed by it.
+
+        Data that is shuffled anew each time is not read, since that would change the order of the next time.
+
+        Args:
+            stop: ends the pass when it is requested.
+            batches: as for `run`.
+
+        Returns:
+            as `run`; None also where nothing was read.
+
+        Raises:
+            tf.errors.OpError: reading or measuring failed.
+        """
+        with random_state_kept():
+            graph = self._call.get_concrete_function(tf.data.IteratorSpec(self._dataset.element_spec)).graph
+            if reshuffles(self._dataset):
+                return None
+            with values_kept(variable for variable in graph.variables if not variable.trainable):
+                return self.run(stop, min(batches or REHEARSED, REHEARSED))
+
     def _run(self, iterator: Any) -> tuple[tf.Tensor, ...]:
         def goes_on(more: Any, *_: Any) -> Any:
             return more & ~self._stop.value
@@ -74,6 +104,38 @@ class CompiledPass:
         shapes = tuple(tf.TensorShape([] if value.shape.rank == 0 else [None]) for value in first)
         _, *found = tf.while_loop(goes_on, body, first, shape_invariants=shapes)
         return tuple(found)
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Put back, at the end, the state of Python's and NumPy's global random generators."""
+    before = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(before)
+
+
+@contextmanager
+def values_kept(variables: Iterable[Any]) -> Iterator[None]:
+    """Put back, at the end, the values of variables, each tower's own."""
+    # A tensor that was read from a variable keeps its value: only a variable that changes is copied.
+    kept = [(part, part.read_value()) for variable in variables for part in components(variable)]
+    try:
+        yield
+    finally:
+        for part, value in kept:
+            part.assign(value)
+
+
+def require_end(name: str, dataset: tf.data.Dataset, cure: str = "leave out its repeat()") -> None:
+    """Check that all of a dataset can be evaluated; one of unknown length will do.
+
+    Raises:
+        DataError: it has no end.
+    """
+    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise DataError(f"dataset {name!r} has no end, so the whole of it cannot be evaluated; {cure}")
 
 
 def _add(sums: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
@@ -117,12 +179,8 @@ class Evaluation:
             DataError: the dataset is empty.
             StepError: reading or evaluating failed.
         """
-        try:
+        with self._failing(step):
             found = self._pass.run(stop, batches)
-        except tf.errors.OpError as error:
-            raise StepError(
-                f"evaluating {self._name!r} at step {step} failed in the {stage(error)}: {cause(error)}"
-            ) from error
         if found is None:
             return None
         _, (weights, single, double) = found
@@ -131,6 +189,27 @@ class Evaluation:
             raise DataError(f"dataset {self._name!r} is empty")
         self.examples = int(weight)
         return self._packing.unpack((single / tf.cast(weight, tf.float32), double / weight))
+
+    def rehearse(self, stop: StopRequest, batches: int, *, step: int) -> None:
+        """Evaluate two batches at most and forget it, so that mistakes show; see `CompiledPass.rehearse`.
+
+        Raises:
+            DataError: the dataset is empty.
+            StepError: reading or evaluating failed.
+        """
+        with self._failing(step):
+            found = self._pass.rehearse(stop, batches)
+        if found is not None and not found[0]:
+            raise DataError(f"dataset {self._name!r} is empty")
+
+    @contextmanager
+    def _failing(self, step: int) -> Iterator[None]:
+        try:
+            yield
+        except tf.errors.OpError as error:
+            raise StepError(
+                f"evaluating {self._name!r} at step {step} failed in the {stage(error)}: {cause(error)}"
+            ) from error
 
     def _measure(self, inputs: Batch) -> tuple[Any, ...]:
         size = tf.cast(batch_size(inputs), tf.float64)

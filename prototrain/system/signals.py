@@ -4,6 +4,8 @@ A Python signal handler runs only between bytecodes, so a compiled call of many 
 returns, and raising from it could tear a TensorFlow trace apart. `StopRequest` therefore only records the request. The
 byte that the interpreter writes to the wakeup descriptor at once reaches a thread, which tells listeners (a compiled
 trainer sets the variable that its loop reads), and the training loop raises at the end of the step.
+
+A forked child has none of this: what it is sent is meant for it alone.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
+
+from prototrain.system.forks import tell_of_forks
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -43,6 +47,7 @@ class StopRequest:
         self._receiver: socket.socket | None = None
         self._sender: socket.socket | None = None
         self._thread: threading.Thread | None = None
+        tell_of_forks(self)
 
     def __enter__(self) -> StopRequest:
         self.signum, self._count, self.stage = None, 0, "the current step"
@@ -56,12 +61,12 @@ class StopRequest:
     ) -> None:
         if self._receiver is None or self._sender is None or self._thread is None:
             return
-        for signum, handler in self._old_handlers.items():
-            if handler is not None:  # one that was not set from Python cannot be set from Python
-                signal.signal(signum, handler)
+        self._give_back()
         signal.set_wakeup_fd(self._old_wakeup)
-        self._sender.close()
+        # To close it would not do: the thread would wait until every copy of it is closed, in children as well.
+        self._sender.shutdown(socket.SHUT_WR)
         self._thread.join()
+        self._sender.close()
         self._receiver.close()
         self._receiver = self._sender = self._thread = None
 
@@ -75,6 +80,16 @@ class StopRequest:
         finally:
             if listening:
                 self._listen()
+
+    def after_fork(self) -> None:
+        """Leave signals that this child gets to whoever had them before the run, and the run's sockets alone."""
+        if self._receiver is None or self._sender is None:
+            return
+        self._give_back()
+        signal.set_wakeup_fd(-1)  # the one from before is the parent's as well
+        self._sender.close()
+        self._receiver.close()
+        self._receiver = self._sender = self._thread = None
 
     @contextmanager
     def telling(self, listener: Callable[[bool], None]) -> Iterator[None]:
@@ -106,6 +121,11 @@ class StopRequest:
     def _tell(self, stop: bool) -> None:
         for listener in self.listeners:
             listener(stop)
+
+    def _give_back(self) -> None:
+        for signum, handler in self._old_handlers.items():
+            if handler is not None:  # one that was not set from Python cannot be set from Python
+                signal.signal(signum, handler)
 
     def _listen(self) -> None:
         self._receiver, self._sender = socket.socketpair()
@@ -139,6 +159,25 @@ class StopRequest:
             self._announce(f"{name}: still waiting for {self.stage}; once more leaves at once, without saving")
         elif not _interactive():
             os._exit(128 + signum)
+
+
+class LeavingAtOnce(StopRequest):
+    """Ends the process at the first signal while it is entered, for waiting where there is nothing to be saved.
+
+    Inside of TensorFlow, such as until other processes have connected, no handler of Python's is called. A kernel of a
+    notebook is left to its own handlers.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(lambda text: None)
+
+    def __enter__(self) -> LeavingAtOnce:
+        if not _interactive():
+            super().__enter__()
+        return self
+
+    def _on_signal(self, signum: int) -> None:
+        os._exit(128 + signum)
 
 
 def _interactive() -> bool:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+FRESH = "--fresh (in Python: train(fresh=True))"
+"""How a user starts anew."""
+ALLOW_CHANGED_DATA = "--allow-changed-data (in Python: train(allow_changed_data=True))"
+"""How a user goes on with other data."""
+
 
 def in_words(seconds: float) -> str:
     """A time in its two largest units.

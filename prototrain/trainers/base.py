@@ -65,6 +65,7 @@ class Trainer:
         times: where the time of the run goes.
         is_chief: whether this process writes the experiment directory.
         record_gradient_norm: whether a compiled step has the scalar "gradient_norm".
+        allow_changed_data: whether the present run goes on with other training data than its checkpoint was made with.
         check_finite: whether a non-finite scalar of a step ends the run with an error.
         evaluation_scopes: functions that return a context manager; an evaluation takes place inside of them.
         config, optimizer, datasets, element_spec, keras_model: what a subclass has of it, else None.
@@ -89,7 +90,7 @@ class Trainer:
         self._is_rejected = False
         self.state: dict[str, Any] = {}
         self.is_chief = True
-        self.check_finite = self.record_gradient_norm = False
+        self.check_finite = self.record_gradient_norm = self.allow_changed_data = False
         self.evaluation_scopes: list[Callable[[], AbstractContextManager[None]]] = []
         self.stop = StopRequest(self.log)
         self.monitors = Monitors(self)
@@ -143,6 +144,8 @@ class Trainer:
         max_epoch: int | None = None,
         max_steps: int | None = None,
         resume: bool = True,
+        fresh: bool = False,
+        allow_changed_data: bool = False,
     ) -> None:
         """Train until `max_epoch` or `max_steps`, whichever comes first, or until something stops the run.
 
@@ -153,6 +156,8 @@ class Trainer:
             max_epoch: the number of epochs.
             max_steps: the number of steps; by default ``model.num_steps`` of a config if `max_epoch` is None.
             resume: go on from the experiment's newest checkpoint, if there is one.
+            fresh: delete everything in the experiment's directory first, without asking, and start anew.
+            allow_changed_data: go on from a new pass if the training data is not what the checkpoint was made with.
 
         Raises:
             PrototrainError: the user's mistakes, and what went wrong in a step.
@@ -162,6 +167,9 @@ class Trainer:
         self._set_length(self._length(steps_per_epoch, max_epoch, max_steps))
         self.times.start()
         self.callbacks = CallbackGroup(self, callbacks)
+        if fresh:
+            self.session.start_afresh()
+        self.allow_changed_data = allow_changed_data
         self.evaluation_scopes = []
         self.check_finite = self.record_gradient_norm = False
         with self._around_run(), self.session, self.stop:
@@ -251,6 +259,12 @@ class Trainer:
             the scalars of so many batches (0: of all) by name, or None if a stop was requested before the end.
         """
         raise NotImplementedError(f"{type(self).__name__} must define evaluate() to be validated")
+
+    def rehearse(self, dataset: str, batches: int = 0) -> None:
+        """Find out before the first step whether `evaluate` would work, and leave everything as it was.
+
+        A subclass with an `evaluate` of its own does not have to do anything.
+        """
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
         """Build the model on a batch, to be trained on it or not; what predictors and `InferenceRunner` call.

@@ -15,9 +15,10 @@ from prototrain.callbacks.proxies import innermost
 from prototrain.config import Config
 from prototrain.config.json_form import encode
 from prototrain.data.elements import batch_size
-from prototrain.data.knowledge import unseeded
+from prototrain.data.knowledge import reshuffles, unseeded
 from prototrain.errors import DataError, ModelError
 from prototrain.experiment import Experiment, source_of
+from prototrain.model.evaluation import REHEARSED, random_state_kept, values_kept
 from prototrain.model.variables import select, variable_table
 from prototrain.trainers.tower import SimpleTrainer
 
@@ -111,6 +112,16 @@ class KerasTrainer(SimpleTrainer):
         for variable, value in of_training:
             variable.assign(value)
         return None if self.stop.signum is not None else found
+
+    def rehearse(self, dataset: str, batches: int = 0) -> None:
+        """Evaluate two batches at most and forget it; see `Trainer.rehearse`."""
+        model = self.keras_model
+        if type(self).evaluate is not KerasTrainer.evaluate or reshuffles(self.datasets[dataset]):
+            return
+        data = self.datasets[dataset].map(self.model.as_given).take(min(batches or REHEARSED, REHEARSED))
+        changing = [variable.value for variable in (*model.non_trainable_variables, *model.metrics_variables)]
+        with random_state_kept(), values_kept(changing):
+            model.evaluate(data, verbose=0)
 
     def describe_more(self) -> list[str]:
         metrics = {id(variable.value) for variable in self.keras_model.metrics_variables}

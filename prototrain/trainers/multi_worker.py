@@ -18,7 +18,8 @@ from prototrain.errors import ConfigError, ExperimentError, NonFiniteError, Step
 from prototrain.experiment import Experiment
 from prototrain.experiment.provenance import config_provenance, differences
 from prototrain.step.compiled_call import CompiledCall
-from prototrain.system.signals import StopRequest
+from prototrain.system.signals import LeavingAtOnce, StopRequest
+from prototrain.system.waiting import announcing
 from prototrain.towers import components
 from prototrain.trainers.placement import Placement
 from prototrain.trainers.replicated import BatchMeaning, SyncTrainer
@@ -136,7 +137,8 @@ class MultiWorkerTrainer(SyncTrainer):
     @contextmanager
     def _around_run(self) -> Iterator[None]:
         self._parted = self._connection_broken = False
-        self._exchange.numbers(0)  # nobody looks for a checkpoint before the chief has cleared the directory
+        with announcing("waiting for the other workers"), LeavingAtOnce():
+            self._exchange.numbers(0)  # nobody looks for a checkpoint before the chief has cleared the directory
         try:
             with super()._around_run():
                 yield

@@ -20,11 +20,13 @@ from tqdm import tqdm
 
 from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
 from prototrain.checkpoint.state import StateEntries, plain, random_state, set_random_state, taking
-from prototrain.errors import CheckpointError
-from prototrain.experiment import source_of
+from prototrain.errors import CheckpointError, ExperimentError
+from prototrain.experiment import Experiment, source_of
 from prototrain.experiment.provenance import changes_since, import_digests, source_digest
 from prototrain.experiment.record import RunRecord, State
+from prototrain.system.forks import end_child, tell_of_forks
 from prototrain.system.tracebacks import in_one_line
+from prototrain.system.waiting import announcing
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
@@ -54,9 +56,19 @@ class Session:
         self.stopped_by: str | None = None
         self._record: RunRecord | None = None
         self.began_at = 0
+        self._protected: dict[str, set[int]] = {}
+        self._is_forked = False
+        self._make_writer()
+        tell_of_forks(self)
+
+    def _make_writer(self) -> None:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._writing: Future[Path] | None = None
-        self._protected: dict[str, set[int]] = {}
+
+    def after_fork(self) -> None:
+        """Leave the directory to the parent, in a child that comes out of the run by `sys.exit`, for example."""
+        self._is_forked, self._record = True, None
+        self._make_writer()  # the parent's thread is not here
 
     def protect(self, who: str, steps: Collection[int]) -> None:
         """Keep the checkpoints of some steps from being deleted.
@@ -72,20 +84,31 @@ class Session:
         """The steps whose checkpoints must stay."""
         return set().union(*self._protected.values())
 
+    def start_afresh(self) -> None:
+        """Delete everything in the directory; of several workers, the chief does.
+
+        Raises:
+            ExperimentError: this trainer has made steps already, the directory is not an experiment's, or another run
+                has it.
+        """
+        trainer = self._trainer
+        if trainer.global_step:
+            raise ExperimentError(
+                f"train(fresh=True): this trainer has made {trainer.global_step} steps already; make a new one"
+            )
+        if trainer.experiment is not None and trainer.is_chief:
+            with announcing(f"deleting what is in {trainer.experiment}", trainer.log):
+                trainer.experiment.delete()
+
     def __enter__(self) -> Session:
+        self._is_forked = False
         experiment = self._trainer.experiment
         if experiment is not None and self._trainer.is_chief:
             stale = experiment.lock()
             if stale:
                 self._trainer.log(stale)
             try:
-                experiment.write_start(
-                    config=self._trainer.config,
-                    sources=self._trainer.sources(),
-                    devices=[device.name for device in tf.config.list_logical_devices()],
-                    run_id=None if experiment.run_id else self.checkpoints.run_id(),
-                    origin=self._origin(),
-                )
+                self._write_start(experiment)
             except BaseException:
                 experiment.unlock()
                 raise
@@ -98,9 +121,23 @@ class Session:
             )
         return self
 
+    def _write_start(self, experiment: Experiment) -> None:
+        with announcing("noting what the run is made from", self._trainer.log):
+            experiment.write_start(
+                config=self._trainer.config,
+                sources=self._trainer.sources(),
+                devices=[device.name for device in tf.config.list_logical_devices()],
+                run_id=None if experiment.run_id else self.checkpoints.run_id(),
+                origin=self._origin(),
+            )
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._is_forked:
+            if error is not None:
+                end_child(error)
+            return
         if isinstance(error, Exception):  # whoever catches it shows as much as is of use
             self._write_to_log("".join(traceback.format_exception(error)))
         if self._trainer.experiment is not None:
@@ -195,7 +232,8 @@ class Session:
         where it is; after a step that was left half-done, from that checkpoint.
 
         Raises:
-            CheckpointError: the checkpoints are damaged or do not fit, or there is none to go back to.
+            CheckpointError: the checkpoints are damaged or do not fit, or there is none to go back to; or something in
+                the trainer's state could not be saved.
         """
         self.resumed, self.inexact = None, []
         self._known = []
@@ -210,6 +248,7 @@ class Session:
             )
         if trainer.experiment is None:
             return
+        StateEntries(trainer.state).check()
         checkpoints = self.checkpoints
         if trainer.is_chief:
             checkpoints.sweep()
@@ -219,11 +258,15 @@ class Session:
                 trainer.log(f"resume=False: the checkpoints of the earlier run are kept in {old}")
         if not resume:
             return
-        newest = checkpoints.newest()
+        with announcing("checking the newest checkpoint", trainer.log):
+            newest = checkpoints.newest()
+        trainer.stop.check()
         if newest is None or (newest.step < trainer.global_step and trainer.state_is_sound):
             return
-        self._load(newest)
+        with announcing(f"restoring the checkpoint of step {newest.step}", trainer.log):
+            self._load(newest)
         self.resumed = newest
+        trainer.stop.check()
 
     def _load(self, checkpoint: Checkpoint) -> None:
         trainer, meta = self._trainer, checkpoint.meta

@@ -24,6 +24,7 @@ from prototrain.step.micro_batches import over_micro_batches
 from prototrain.step.result import StepFailure, StepResult
 from prototrain.step.stop_variable import StopVariable
 from prototrain.step.trace import tower_trace
+from prototrain.system.waiting import announcing
 from prototrain.towers import components
 from prototrain.trainers.base import Trainer
 from prototrain.trainers.optimization import optimization, own_optimizer, rate
@@ -271,7 +272,11 @@ class TowerTrainer(Trainer):
         return type(self).train_step is not TowerTrainer.train_step
 
     def run_steps(self, n: int) -> int:
-        return self._run_call(n) if self.is_compiled else super().run_steps(n)
+        if not self.is_compiled:
+            return super().run_steps(n)
+        is_first = self._call is None
+        with announcing("tracing and compiling the step", self.log) if is_first else nullcontext():
+            return self._run_call(n)
 
     def _run_call(self, n: int) -> int:
         """Do up to `n` steps in one compiled call; 0 at the end of a pass over the data, or at a stop."""
@@ -327,8 +332,12 @@ class TowerTrainer(Trainer):
         self._call, self._has_looked = None, False  # traced callbacks belong to one list
         self._optimization = optimization(self._optimizers.settings, self.callbacks)
         # A step in Python is a call of one step, which is as short as it can be.
-        with self.stop.telling(self._stop_variable.set) if self.is_compiled else nullcontext():
-            yield
+        before, self.data.allow_changes = self.data.allow_changes, self.data.allow_changes or self.allow_changed_data
+        try:
+            with self.stop.telling(self._stop_variable.set) if self.is_compiled else nullcontext():
+                yield
+        finally:
+            self.data.allow_changes = before
 
     # -- beside training ----------------------------------------------------------------------------------------------
 
@@ -345,9 +354,16 @@ class TowerTrainer(Trainer):
         self.built.step, self.built.stop = self.global_step, self.stop
         return self.built.evaluate(dataset, batches)
 
+    def rehearse(self, dataset: str, batches: int = 0) -> None:
+        if type(self).evaluate is TowerTrainer.evaluate:
+            self.built.step, self.built.stop = self.global_step, self.stop
+            self.built.rehearse(dataset, batches)
+
     def load_weights(self, path: str | Path) -> None:
         """Take over what matches from a checkpoint and print a table of what became of each variable."""
-        self.log(self.built.load_weights(path))
+        with announcing(f"taking over weights from {path}", self.log):
+            table = self.built.load_weights(path)
+        self.log(table)
 
     @property
     def model_variables(self) -> dict[str, Any]:

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from prototrain.callbacks import SaveOnExit
 from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
 from prototrain.checkpoint.state import StateEntries, check_fit, plain, random_state, set_random_state, taking
 from prototrain.errors import CheckpointError
+from tests.tiny import CountingTrainer
 
 
 class Counter:
@@ -222,3 +224,67 @@ def test_the_numbers_of_layers_are_only_named_where_they_differ() -> None:
         check_fit(one, other, "x", cure="do this")
     with pytest.raises(CheckpointError, match="Keras numbers unnamed layers by process"):
         check_fit(one, {"dense_2/kernel": np.zeros([2])}, "x")
+
+
+BITS = [np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64]
+
+
+def draws(generator: Any) -> list[float]:
+    normal = generator.gauss if isinstance(generator, random.Random) else generator.normal
+    return [normal(0.0, 1.0) for _ in range(5)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [*(lambda seed, bits=bits: np.random.Generator(bits(seed)) for bits in BITS), np.random.RandomState, random.Random],
+    ids=[*(bits.__name__ for bits in BITS), "RandomState", "Random"],
+)
+def test_random_generators_go_on_where_they_were(make: Callable[[int], Any], tmp_path: Path) -> None:
+    state = {"rng": make(1)}
+    draws(state["rng"])  # an odd number of them: some generators keep half of a pair
+    checkpoint = save(state, tmp_path)
+    expected = draws(state["rng"])
+    other = {"rng": make(2)}
+    StateEntries(other).restore(checkpoint)
+    assert draws(other["rng"]) == expected
+
+
+def test_a_generator_of_another_kind_is_one_line(tmp_path: Path) -> None:
+    checkpoint = save({"rng": np.random.default_rng(1)}, tmp_path)
+    with pytest.raises(CheckpointError, match=r"state\['rng'\] cannot be taken back"):
+        StateEntries({"rng": np.random.Generator(np.random.MT19937(1))}).restore(checkpoint)
+
+
+def of_python() -> Any:
+    spec = tf.TensorSpec([], tf.int32)
+    return iter(tf.data.Dataset.from_generator(lambda: iter([1, 2]), output_signature=spec))
+
+
+def of_datasets() -> Any:
+    found = iter(tf.data.Dataset.range(6).window(2).shuffle(3, seed=1))
+    next(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: {1, 2}, "set is neither tensor nor JSON"),
+        (lambda: random.SystemRandom(), "a SystemRandom cannot be saved"),
+        (lambda: {"inner": np.random.default_rng(1)}, "Generator is neither tensor nor JSON"),
+        (lambda: keras.layers.Dense(2), "has no variables yet"),
+        (lambda: keras.optimizers.Adam(), "an optimizer without its variables"),
+        (of_python, r"state\['x'\] cannot be saved"),
+        (of_datasets, r"state\['x'\] cannot be saved: it is an iterator that holds datasets"),
+    ],
+)
+def test_what_cannot_be_saved_is_said_before_the_first_step(make: Any, said: str, experiment: Path) -> None:
+    trainer = CountingTrainer(experiment=experiment)
+    trainer.state["x"] = make()
+    with pytest.raises(CheckpointError, match=said):
+        trainer.train([SaveOnExit()], max_steps=3)
+    assert trainer.global_step == 0
+
+
+def test_what_can_be_saved_passes_the_check() -> None:
+    StateEntries(one_of_each()).check()

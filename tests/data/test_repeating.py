@@ -151,7 +151,7 @@ def test_other_batches_are_refused_unless_no_place_is_kept(tmp_path: Path) -> No
         meta = save(stopped, tmp_path / f"{is_refused}")
         other = data(lambda make=make: make(5))
         if is_refused:
-            with pytest.raises(CheckpointError, match=r"allow-changed-data \(in Python, trainer.data.allow_changes"):
+            with pytest.raises(CheckpointError, match=r"allow-changed-data \(in Python: train\(allow_changed_d"):
                 other.read(str(tmp_path / f"{is_refused}" / "data"), meta)
         else:
             other.read(str(tmp_path / f"{is_refused}" / "data"), meta)

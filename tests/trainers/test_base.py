@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prototrain import Callback, StopTraining, Trainer
-from prototrain.callbacks import SaveOnExit
+from prototrain.callbacks import JSONWriter, SaveOnExit
 from prototrain.errors import CallbackError, ExperimentError, NonFiniteError
 from tests.tiny import CountingTrainer, Recorder
 
@@ -350,3 +350,31 @@ def test_an_array_in_the_state_is_filled_and_not_replaced(tmp_path: Path) -> Non
     again = Table(tmp_path)
     again.train([SaveOnExit()], max_steps=5)
     assert again.table.tolist() == [5, 5, 5]
+
+
+def test_a_fresh_start_deletes_what_is_there(experiment: Path) -> None:
+    CountingTrainer(experiment=experiment).train([SaveOnExit(), JSONWriter()], max_steps=4)
+    (experiment / "analysis").mkdir()
+    trainer = CountingTrainer(experiment=experiment)
+    trainer.train([SaveOnExit()], max_steps=2, fresh=True)
+    assert trainer.session.resume_line() == "fresh" and trainer.session.checkpoints.steps() == [2]
+    assert not (experiment / "analysis").exists() and not (experiment / "metrics.jsonl").exists()
+    with pytest.raises(ExperimentError, match=r"fresh=True\): this trainer has made 2 steps already"):
+        trainer.train([SaveOnExit()], max_steps=4, fresh=True)
+    assert trainer.session.checkpoints.steps() == [2]
+
+
+def test_a_fresh_start_deletes_nothing_before_the_list_is_known_to_be_one(experiment: Path) -> None:
+    CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=4)
+    with pytest.raises(CallbackError):
+        CountingTrainer(experiment=experiment).train([SaveOnExit], max_steps=2, fresh=True)  # type: ignore[list-item]
+    (experiment / "thesis.txt").touch()
+    with pytest.raises(ExperimentError, match=r"it holds 'thesis.txt'\); nothing was deleted"):
+        CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=2, fresh=True)
+    assert CountingTrainer(experiment=experiment).session.checkpoints.steps() == [4]
+
+
+def test_a_fresh_start_without_a_directory_has_nothing_to_delete() -> None:
+    trainer = CountingTrainer()
+    trainer.train(max_steps=2, fresh=True, allow_changed_data=True)
+    assert trainer.global_step == 2

@@ -206,6 +206,47 @@ def test_the_default_callbacks_and_predictions_by_name(tmp_path: Path) -> None:
         trainer.evaluate("tst")
 
 
+def flowers(examples: int = 40, columns: int = 4) -> tf.data.Dataset:
+    points = np.random.default_rng(1).normal(size=(examples, columns)).astype(np.float32)
+    return batches(points, (points[:, 0] > 0).astype(np.int32))
+
+
+def noisy() -> keras.Model:
+    """A model that draws random numbers and moves its statistics also when it is evaluated."""
+    keras.utils.set_random_seed(3)
+
+    class Noise(LAYERS.Layer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(name="noise")
+            self.seed = keras.random.SeedGenerator(5)
+
+        def call(self, x: Any) -> Any:
+            return x + keras.random.normal(keras.ops.shape(x), seed=self.seed)
+
+    model = keras.Sequential([keras.Input((4,)), Noise(), LAYERS.Dense(2, name="logits")])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, metrics=["accuracy"])
+    return model
+
+
+def test_the_validation_is_tried_out_before_the_first_step_and_moves_nothing() -> None:
+    def final(*callbacks: Any) -> list[bytes]:
+        model = noisy()
+        KerasTrainer(model, flowers(), validation=flowers()).train(callbacks, max_steps=4)
+        return [np.asarray(variable).tobytes() for variable in model.variables]
+
+    late = Validation()  # not due before the run is over
+    late.at_end = False
+    assert final(late.every(steps=50)) == final()
+
+
+def test_a_mistake_in_the_validation_shows_before_the_first_step() -> None:
+    trainer = KerasTrainer(noisy(), flowers(), validation=flowers(columns=3))
+    with pytest.raises(ValueError, match="expected"):
+        trainer.train([Validation().every(steps=50)], max_steps=60)
+    assert trainer.global_step == 0
+
+
 def test_in_16_bits_the_loss_is_scaled_by_the_engine() -> None:
     keras.config.set_dtype_policy("mixed_float16")
     try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -11,8 +12,9 @@ from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.evaluation.inferencer import Inferencer
 from prototrain.data.elements import batch_size
 from prototrain.errors import CallbackError, DataError, StepError
-from prototrain.model.evaluation import CompiledPass
+from prototrain.model.evaluation import OR_BATCHES, CompiledPass, require_end
 from prototrain.system.tracebacks import cause
+from prototrain.system.waiting import announcing
 
 
 class InferenceRunner(Callback):
@@ -20,13 +22,17 @@ class InferenceRunner(Callback):
 
     All batches go through the model in one compiled call. Each example counts once, in the last short batch too; with
     several towers the first one does the work, so nothing depends on their number. The same batches are used each
-    time.
+    time. Before the first step of a run it is tried out on two batches, of which nothing stays.
 
     Args:
         dataset: the name of one of the model's datasets, or a dataset of the same kind.
         inferencers: what to measure.
         batches: how many batches from the start; 0 for all.
         prefix: what the scalars' names start with; the dataset's name if None, which is "inference" for one without.
+
+    Raises:
+        CallbackError: something among the inferencers is none.
+        DataError: at setup, if the dataset is not there, or all of one without an end is asked for.
     """
 
     priority = Priority.EVALUATE
@@ -60,19 +66,28 @@ class InferenceRunner(Callback):
                     f"InferenceRunner: datasets() gives no {found!r}; it gives {', '.join(known) or 'none'}"
                 )
             found = known[found]
+        if not self.batches:
+            require_end(self.prefix, found, OR_BATCHES)
         self._counts: list[int] = []
         self._pass = CompiledPass(found, self._look_at, [tf.float64])
+
+    def before_train(self) -> None:
+        trainer = self.trainer
+        if trainer.global_step >= trainer.total_steps:
+            return
+        # Not inside of the evaluation's scopes: other callbacks must take this for no evaluation.
+        with announcing(f"trying out the inference on {self.prefix!r}", trainer.log), self._failing():
+            self._pass.rehearse(trainer.stop, self.batches)
+        for inferencer in self.inferencers:
+            inferencer.reset()
+        trainer.stop.check()
 
     def trigger(self) -> None:
         stop = self.trainer.stop
         for inferencer in self.inferencers:
             inferencer.reset()
-        try:
-            with self.trainer.evaluating():
-                found = self._pass.run(stop, self.batches)
-        except tf.errors.OpError as error:
-            step = self.trainer.global_step
-            raise StepError(f"InferenceRunner on {self.prefix!r} failed at step {step}: {cause(error)}") from error
+        with self._failing(), self.trainer.evaluating():
+            found = self._pass.run(stop, self.batches)
         stop.check()
         assert found is not None  # there was no stop
         batches, (sums,) = found
@@ -83,6 +98,14 @@ class InferenceRunner(Callback):
             for name, value in inferencer.result(rest[:count]).items():
                 self.trainer.monitors.put_scalar(f"{self.prefix}/{name}", value)
             rest = rest[count:]
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except tf.errors.OpError as error:
+            step = self.trainer.global_step
+            raise StepError(f"InferenceRunner on {self.prefix!r} failed at step {step}: {cause(error)}") from error
 
     def _look_at(self, inputs: dict[str, Any]) -> list[tf.Tensor]:
         net = self.trainer.build(inputs, False)

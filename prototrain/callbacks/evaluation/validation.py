@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.errors import CallbackError
+from prototrain.model.evaluation import OR_BATCHES, require_end
+from prototrain.system.waiting import announcing
 
 Evaluate = Callable[[str, int], Mapping[str, float] | None]
 
@@ -16,7 +18,8 @@ class Validation(Callback):
     Each time the same batches are used, from the start of the dataset, so that the values can be compared and a resumed
     run repeats them. A stop request ends the evaluation early; it is then done again when the run is resumed.
 
-    Without `every` it runs at the end of each epoch.
+    Without `every` it runs at the end of each epoch. Before the first step of a run it is tried out on two batches, of
+    which nothing stays, so that a mistake in it shows at once; an `evaluate` of your own is not.
 
     Args:
         dataset: its name among the model's datasets.
@@ -27,6 +30,7 @@ class Validation(Callback):
 
     Raises:
         CallbackError: `batches` is not a whole number from 0.
+        DataError: at setup, if all of a dataset without an end is asked for.
     """
 
     priority = Priority.EVALUATE
@@ -53,6 +57,17 @@ class Validation(Callback):
         self._off = known is not None and self.dataset not in known
         if self._off:
             self.trainer.log(f"no validation: the model's datasets() gives no {self.dataset!r}")
+        elif known is not None and not self.batches:
+            require_end(self.dataset, known[self.dataset], OR_BATCHES)
+
+    def before_train(self) -> None:
+        trainer = self.trainer
+        if self._off or self._evaluate is not None or trainer.global_step >= trainer.total_steps:
+            return
+        # Not inside of the evaluation's scopes: other callbacks must take this for no evaluation.
+        with announcing(f"trying out the validation on {self.dataset!r}", trainer.log):
+            trainer.rehearse(self.dataset, self.batches)
+        trainer.stop.check()
 
     def trigger(self) -> None:
         if self._off:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -16,13 +17,16 @@ Startable = threading.Thread | BaseProcess
 class StartProcOrThread(Callback):
     """Starts processes or threads before the first step and ends them after the last.
 
-    A process is terminated. A thread cannot be: `stop` has to tell it to end, and it is waited for if there is a
-    `stop`.
+    A process is terminated, and killed if it does not end of that. A thread cannot be: `stop` has to tell it to end,
+    and it is waited for if there is a `stop`. One that goes on is left behind with a word, as a daemon, which does not
+    keep Python from ending.
 
     Args:
         startable: `multiprocessing.Process` or `threading.Thread` objects, or one of them, not started yet.
         stop: called after the last step, before processes are terminated and threads waited for.
         stop_at_last: whether they are ended with the run.
+        timeout: the seconds that all of them together have to end.
+        clock: returns the time in seconds.
 
     Raises:
         CallbackError: something in the list is neither.
@@ -34,6 +38,8 @@ class StartProcOrThread(Callback):
         *,
         stop: Callable[[], Any] | None = None,
         stop_at_last: bool = True,
+        timeout: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._all = [startable] if isinstance(startable, (threading.Thread, BaseProcess)) else list(startable)
         for one in self._all:
@@ -41,10 +47,14 @@ class StartProcOrThread(Callback):
                 raise CallbackError(f"StartProcOrThread: neither a process nor a thread: {one!r}")
         self._stop = stop
         self._stop_at_last = stop_at_last
+        self._timeout = timeout
+        self._clock = clock
         self._started: list[Startable] = []
 
     def before_train(self) -> None:
         for one in self._all:
+            if isinstance(one, threading.Thread) and self._stop_at_last:
+                one.daemon = True
             one.start()
             self._started.append(one)
 
@@ -56,9 +66,22 @@ class StartProcOrThread(Callback):
             if self._stop is not None:
                 self._stop()
         finally:
-            for one in started:
-                if isinstance(one, BaseProcess):
-                    one.terminate()
-                    one.join()
-                elif self._stop is not None:
-                    one.join()
+            self._end(started)
+
+    def _end(self, started: Sequence[Startable]) -> None:
+        processes = [one for one in started if isinstance(one, BaseProcess)]
+        threads = [one for one in started if isinstance(one, threading.Thread) and self._stop is not None]
+        for process in processes:
+            process.terminate()
+        until = self._clock() + self._timeout
+        everything: list[Startable] = [*processes, *threads]
+        for one in everything:
+            one.join(max(until - self._clock(), 0.0))
+        for process in processes:
+            if process.is_alive():
+                self.trainer.log(f"StartProcOrThread: {process.name} did not end when it was told to, and is killed")
+                process.kill()
+                process.join()
+        for thread in threads:
+            if thread.is_alive():
+                self.trainer.log(f"StartProcOrThread: {thread.name} has not ended; the run goes on without it")

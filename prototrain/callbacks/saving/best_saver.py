@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from prototrain.callbacks.base import Callback, Priority
@@ -16,8 +17,10 @@ from prototrain.system.files import write_atomic
 class BestSaver(Callback):
     """Writes a checkpoint whenever a scalar is better than ever before; base of `MinSaver` and `MaxSaver`.
 
-    Only the best one is kept, and `ModelSaver(max_to_keep=...)` does not delete it. The best value and its step are
-    part of every checkpoint, and stand in ``checkpoints/<mode>-<stat>.json`` for whoever looks for the best model.
+    The checkpoint has the weights that were measured: it is written before `EarlyStopping` puts back others, and a
+    later save of the same step leaves it as it is. Only the best one is kept, and `ModelSaver(max_to_keep=...)` does
+    not delete it. The best value and its step are part of every checkpoint, and stand in
+    ``checkpoints/<mode>-<stat>.json`` for whoever looks for the best model.
 
     Trigger it where the scalar is measured: ``MinSaver("vld/loss").every(steps=100)`` beside
     ``Validation().every(steps=100)``.
@@ -29,7 +32,7 @@ class BestSaver(Callback):
         CallbackError: while training, if the scalar was not measured at the present step.
     """
 
-    priority = Priority.SAVE
+    priority = Priority.KEEP
     mode: Mode
 
     def __init__(self, stat: str) -> None:
@@ -50,7 +53,17 @@ class BestSaver(Callback):
         # by it.
         self._has_saver = any(isinstance(innermost(callback), ModelSaver) for callback in self.trainer.callbacks)
 
+    def before_train(self) -> None:
+        # A run may go on from before the step that the note of an earlier one names, and come to that step again.
+        step = self.best.step
+        if step is not None and self.trainer.session.checkpoints.path(step).exists():
+            self._write_note()
+        else:
+            self._note.unlink(missing_ok=True)
+
     def trigger(self) -> None:
+        if not self.trainer.state_is_sound:
+            return  # it would be saved aside
         step = self.trainer.global_step
         before, superseded = self.state_dict(), self._own
         if not self.best.update(self.trainer.monitors.latest(self.stat, at_step=step), step):
@@ -73,17 +86,20 @@ class BestSaver(Callback):
         step = self.best.step
         self.trainer.session.protect(str(self.state_key), () if step is None else (step,))
 
+    @property
+    def _note(self) -> Path:
+        return self._checkpoints / f"{self.mode}-{self.stat.replace('/', '-')}.json"
+
     def _write_note(self) -> None:
         step, value = self.best.step, self.best.value
         assert step is not None
-        name = f"{self.mode}-{self.stat.replace('/', '-')}.json"
         note = {
             "stat": self.stat,
             "value": value,
             "step": step,
             "checkpoint": self.trainer.session.checkpoints.path(step).name,
         }
-        write_atomic(self._checkpoints / name, json.dumps(note) + "\n")
+        write_atomic(self._note, json.dumps(note) + "\n")
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best.state_dict(), "own": self._own}

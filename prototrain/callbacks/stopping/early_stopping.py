@@ -6,9 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from prototrain.callbacks.base import Callback
+from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.best import Best, Mode
 from prototrain.checkpoint.state import OF_CALLBACKS
+from prototrain.checkpoint.weights import AVERAGES
 from prototrain.errors import CallbackError, StopTraining
 
 
@@ -18,8 +19,9 @@ class EarlyStopping(Callback):
     Trigger it where the scalar is measured: ``.every(steps=100)`` beside ``Validation().every(steps=100)``. A run that
     was stopped stays stopped: started again it ends at once, unless it is given more patience.
 
-    With `restore_best`, the model's variables go back to their best values at the moment of the stop, so the last
-    checkpoint holds them; a run that ends by itself keeps its last values, to be exactly continued. The best values are
+    With `restore_best`, the model's variables, and their moving averages if there are any, go back to their best values
+    at the moment of the stop, so the last checkpoint holds them; unless `MinSaver` or `MaxSaver` keeps that very step
+    for another score. A run that ends by itself keeps its last values, to be exactly continued. The best values are
     part of every checkpoint, which grows by the size of the model.
 
     Args:
@@ -48,6 +50,8 @@ class EarlyStopping(Callback):
         self._mode: Mode = mode
         self._min_delta = min_delta
         self._restore_best = restore_best
+        if restore_best:
+            self.priority = Priority.PUT_BACK
         self._copies: list[tuple[Any, tf.Variable]] = []
         self._reset()
 
@@ -69,6 +73,8 @@ class EarlyStopping(Callback):
             raise CallbackError(
                 f"EarlyStopping(restore_best=True): {type(self.trainer).__name__} has no variables in its state"
             )
+        # With averages, it is those that were measured.
+        model = {**model, **{name: entry for name, entry in state.items() if name.startswith(AVERAGES)}}
         for name, variable in model.items():
             if mine + name not in state:
                 state[mine + name] = tf.Variable(variable, trainable=False, dtype=variable.dtype)
@@ -86,9 +92,20 @@ class EarlyStopping(Callback):
             return
         self._waited += 1
         if self._waited >= self.patience:
-            for variable, copy in self._copies if self.best.step is not None else ():
-                variable.assign(copy)
+            self._put_back()
         self._stop_if_done()
+
+    def _put_back(self) -> None:
+        if not self._copies or self.best.step is None:
+            return
+        for variable, copy in self._copies:
+            variable.assign(copy)
+        step, experiment = self.trainer.global_step, self.trainer.experiment
+        if experiment is not None and self.trainer.session.checkpoints.path(step).exists():
+            self.trainer.log(
+                f"EarlyStopping: the checkpoint of step {step} stays as it was measured; the weights of step "
+                f"{self.best.step} are put back in this process, and again by every resume"
+            )
 
     def _stop_if_done(self) -> None:
         if self._waited >= self.patience:

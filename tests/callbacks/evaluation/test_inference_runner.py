@@ -20,7 +20,7 @@ from prototrain.callbacks import (
     Validation,
 )
 from prototrain.errors import CallbackError, DataError, ModelError, StepError
-from tests.tiny import CountingTrainer, tiny_arrays, tiny_build, tiny_trainer
+from tests.tiny import CountingTrainer, tiny_arrays, tiny_build, tiny_datasets, tiny_trainer
 
 
 def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
@@ -142,5 +142,33 @@ def test_a_trainer_without_a_model() -> None:
 def test_data_that_fails() -> None:
     data = tf.data.Dataset.from_tensor_slices(tiny_arrays(8)).batch(4)
     broken = data.map(lambda batch: {**batch, "x": tf.debugging.check_numerics(batch["x"] / 0.0, "bad x")})
-    with pytest.raises(StepError, match=r"InferenceRunner on 'inference' failed at step 1: .*bad x"):
+    with pytest.raises(StepError, match=r"InferenceRunner on 'inference' failed at step 0: .*bad x"):
         tiny_trainer().train([InferenceRunner(broken, ScalarStats("loss"))], max_steps=1)
+
+
+def test_a_dataset_without_an_end_is_refused_before_the_first_step() -> None:
+    endless = tiny_datasets()["vld"].repeat()
+    trainer = tiny_trainer()
+    with pytest.raises(DataError, match="'inference' has no end, so the whole of it cannot be evaluated; leave out"):
+        trainer.train([InferenceRunner(endless, ScalarStats("loss"))], max_steps=1)
+    assert trainer.global_step == 0
+    trainer.train([InferenceRunner(endless, ScalarStats("loss"), batches=2)], max_steps=1)
+    assert "inference/loss" in trainer.monitors.names()
+
+
+def test_a_mistake_shows_before_the_first_step_and_a_metric_starts_at_nothing() -> None:
+    trainer = tiny_trainer()
+    with pytest.raises(ModelError, match="the model has no tensor 'logit'"):
+        trainer.train([InferenceRunner("vld", ScalarStats("logit")).every(steps=5)], max_steps=9)
+    assert trainer.global_step == 0
+
+    updates: list[float] = []
+    metric = keras.metrics.Sum()
+
+    class Look(Callback):
+        def before_epoch(self) -> None:
+            updates.append(float(metric.result()))
+
+    trainer.train([InferenceRunner("vld", KerasMetric(metric, "y")).every(steps=5), Look()], max_steps=5)
+    assert updates == [0.0]
+    assert trainer.monitors.names() == ["vld/sum"]

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import ModelDict
-from prototrain.callbacks import JSONWriter, SaveOnExit, Validation
-from prototrain.errors import CallbackError
-from tests.tiny import CountingTrainer, tiny_build, tiny_datasets, tiny_trainer
+from prototrain import Callback, ModelDict, SimpleTrainer
+from prototrain.callbacks import CallbackFactory, JSONWriter, SaveOnExit, Validation
+from prototrain.checkpoint.state import random_state
+from prototrain.errors import CallbackError, DataError, StepError
+from tests.tiny import CountingTrainer, tiny_build, tiny_datasets, tiny_model, tiny_trainer, values
 
 LOSSES = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 100], np.float32)  # three batches of 4, 4 and 2
 
@@ -124,3 +127,147 @@ def test_an_interrupted_validation_is_done_again_by_the_resumed_run(experiment: 
     resumed.train(callbacks, max_steps=4)
     assert asked == [2, 2, 4]
     assert resumed.monitors.history("vld/loss") == [(2, 1.0), (4, 1.0)]
+
+
+# -- before the first step ---------------------------------------------------------------------------------------------
+
+
+def with_validation(vld: Any) -> Any:
+    """Datasets with other data for validation."""
+    return lambda: {"trn": tiny_datasets()["trn"], "vld": vld(tiny_datasets()["vld"])}
+
+
+def test_a_dataset_without_an_end_is_refused_before_the_first_step() -> None:
+    trainer = tiny_trainer(datasets=with_validation(lambda vld: vld.repeat()))
+    with pytest.raises(DataError, match=r"dataset 'vld' has no end, .*; leave out its repeat\(\), or .* batches="):
+        trainer.train([Validation().every(steps=5)], max_steps=9)
+    assert trainer.global_step == 0
+    trainer.train([Validation(batches=2).every(steps=5)], max_steps=5)
+    assert [step for step, _ in trainer.monitors.history("vld/loss")] == [5]
+
+
+def test_a_dataset_of_unknown_length_is_fine() -> None:
+    trainer = tiny_trainer(datasets=with_validation(lambda vld: vld.filter(lambda batch: True)))
+    trainer.train([Validation()], max_steps=1)
+    assert "vld/loss" in trainer.monitors.names()
+
+
+def faulty_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
+    net = tiny_build(inputs, train_phase)
+    if not train_phase:
+        net.loss = net.loss + tf.reduce_sum(inputs["weight"])
+    return net
+
+
+def failing_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
+    net = tiny_build(inputs, train_phase)
+    if not train_phase:
+        net.loss = tf.debugging.check_numerics(net.loss / 0.0, "held-out loss")
+    return net
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize(
+    ("model", "error", "said"),
+    [
+        ({"build": faulty_build}, KeyError, "weight"),
+        ({"build": failing_build}, StepError, "evaluating 'vld' at step .* failed in the model: .*held-out loss"),
+    ],
+)
+def test_a_mistake_shows_before_the_first_step(
+    model: dict[str, Any], error: type[Exception], said: str, resumed: bool, experiment: Path
+) -> None:
+    if resumed:
+        tiny_trainer(experiment, **model).train([SaveOnExit()], max_steps=2)
+    trainer = tiny_trainer(experiment, **model)
+    with pytest.raises(error, match=said):
+        trainer.train([Validation().every(steps=5), SaveOnExit()], max_steps=9)
+    assert trainer.global_step == (2 if resumed else 0)
+    assert trainer.session.checkpoints.steps() == ([2] if resumed else [])
+
+
+def moving_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
+    """A model of which an evaluation moves everything: random layers, batch statistics, a counter."""
+    net = tiny_build(inputs, train_phase)
+    seen = tf.Variable(0.0, trainable=False, name="seen")
+    net.count = seen.assign_add(1.0)
+    keras.layers.BatchNormalization(name="bn1")(inputs["x"], training=True)
+    net.noise = tf.reduce_sum(keras.layers.GaussianNoise(1.0, name="noise")(inputs["x"], training=True))
+    return net
+
+
+def drawing(vld: tf.data.Dataset) -> tf.data.Dataset:
+    def draw(x: Any) -> Any:
+        return np.float32(x + np.random.normal() + random.random())
+
+    def shifted(batch: dict[str, Any]) -> dict[str, Any]:
+        x = tf.numpy_function(draw, [batch["x"]], tf.float32)
+        return {**batch, "x": tf.ensure_shape(x, [None, 4])}
+
+    return vld.map(shifted)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_trying_it_out_leaves_nothing_behind(resumed: bool, experiment: Path) -> None:
+    def state(*callbacks: Callback, directory: Path | None = None) -> Any:
+        trainer = tiny_trainer(directory, build=moving_build, datasets=with_validation(drawing))
+        random.seed(5)
+        np.random.seed(5)
+        rest: list[Any] = []
+
+        class AtStart(Callback):
+            def before_epoch(self) -> None:
+                rest.append((values(trainer), random_state(), trainer.data.offset))
+
+        trainer.train([*callbacks, AtStart()], max_steps=4)
+        return rest[0], values(trainer), trainer.monitors.names()
+
+    if resumed:
+        saver = tiny_trainer(experiment, build=moving_build, datasets=with_validation(drawing))
+        saver.train([SaveOnExit()], max_steps=2)
+    directory = experiment if resumed else None
+    late = Validation()  # not due before the run is over
+    late.at_end = False
+    assert state(late.every(steps=50), directory=directory) == state(directory=directory)
+
+
+def test_what_is_traced_for_the_trial_is_used() -> None:
+    phases: list[bool] = []
+
+    def counted_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
+        phases.append(train_phase)
+        return tiny_build(inputs, train_phase)
+
+    trainer = tiny_trainer(build=counted_build)
+    trainer.train([Validation(batches=1).every(steps=2), Validation(prefix="all").every(steps=2)], max_steps=4)
+    assert phases.count(False) == 1
+
+
+def test_the_order_of_shuffled_data_is_not_moved_on() -> None:
+    def losses(*callbacks: Callback) -> list[tuple[int, float]]:
+        shuffled = with_validation(lambda vld: vld.unbatch().shuffle(20, seed=3).batch(4))
+        trainer = tiny_trainer(datasets=shuffled)
+        trainer.train(callbacks, max_steps=4)
+        return trainer.monitors.history("vld/loss")
+
+    def evaluate_by_hand(self: Any) -> None:
+        self.trainer.monitors.put_scalar("vld/loss", self.trainer.evaluate("vld", 1)["loss"])
+
+    by_hand = CallbackFactory(trigger=evaluate_by_hand)
+    assert losses(Validation(batches=1).every(steps=2)) == losses(by_hand.every(steps=2))
+
+
+def test_an_evaluate_of_the_user_s_own_is_not_tried_out() -> None:
+    class Own(SimpleTrainer):
+        def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float]:
+            asked.append(self.global_step)
+            return {"loss": 1.0}
+
+    asked: list[int] = []
+    Own(tiny_model(build=faulty_build)).train([Validation().every(steps=2)], max_steps=2)
+    assert asked == [2]
+
+
+def test_nothing_is_tried_out_where_nothing_is_left_to_train(experiment: Path) -> None:
+    tiny_trainer(experiment).train([SaveOnExit()], max_steps=2)
+    tiny_trainer(experiment, build=faulty_build).train([Validation().every(steps=2), SaveOnExit()], max_steps=2)

@@ -1,14 +1,32 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tensorflow as tf
 
-from prototrain.callbacks import CallbackFactory, MaxSaver, MinSaver, ModelSaver, SaveOnExit
+from prototrain.callbacks import (
+    CallbackFactory,
+    EarlyStopping,
+    ExponentialMovingAverage,
+    JSONWriter,
+    LearningRate,
+    MaxSaver,
+    MinSaver,
+    ModelSaver,
+    SaveOnExit,
+    Summaries,
+    Validation,
+)
 from prototrain.callbacks.base import Callback, Priority
+from prototrain.checkpoint import verify
 from prototrain.errors import CallbackError
-from tests.tiny import CountingTrainer
+from prototrain.model.built import BuiltModel
+from prototrain.trainers.tower import SimpleTrainer
+from tests.tiny import CountingTrainer, tiny_model, tiny_trainer, values
 
 VALUES = [5.0, 3.0, 4.0, 4.0, 1.0, 2.0, 2.0, 2.0]
 
@@ -58,3 +76,135 @@ def test_a_resumed_run_keeps_the_same(stop: int, order: int, experiment: Path) -
 def test_a_stale_value_is_an_error(experiment: Path) -> None:
     with pytest.raises(CallbackError, match="no scalar 'vld/loss'"):
         CountingTrainer(experiment=experiment).train([measure(), MinSaver("vld/loss")], max_steps=2)
+
+
+def best_note(experiment: Path) -> dict[str, Any]:
+    note: dict[str, Any] = json.loads((experiment / "checkpoints" / "min-vld-loss.json").read_text())
+    return note
+
+
+def measured_again(trainer: SimpleTrainer, step: int) -> float:
+    """What the action `evaluate` would say of a checkpoint."""
+    built = BuiltModel(tiny_model())
+    built.take_weights(verify(trainer.session.checkpoints.path(step)), cure="")
+    outcome = built.evaluate("vld")
+    assert outcome is not None
+    return outcome["loss"]
+
+
+def check_note(experiment: Path) -> None:
+    trainer = tiny_trainer(experiment)
+    note = best_note(experiment)
+    assert measured_again(trainer, note["step"]) == pytest.approx(note["value"], rel=1e-5)
+
+
+def rate(step: Any) -> float:
+    return 0.02
+
+
+class Falls(Callback):
+    """A scalar that is worse each time, so that who looks at it stops although the loss is the best so far."""
+
+    priority = Priority.EVALUATE
+
+    def trigger(self) -> None:
+        self.trainer.monitors.put_scalar("vld/worse", self.trainer.global_step)
+
+
+class Spoils(Callback):
+    """Puts zeros in the place of the weights, after they were measured and the best ones were kept."""
+
+    priority = Priority.SAVE
+
+    def trigger_step(self) -> None:
+        for variable in self.trainer.model_variables.values():
+            variable.assign(tf.zeros_like(variable))
+
+
+@pytest.mark.parametrize(
+    ("more", "averaged"), [([], False), ([ModelSaver(asynchronous=True).every(steps=2)], False), ([], True)]
+)
+@pytest.mark.parametrize(
+    "stopping",
+    [
+        EarlyStopping("vld/worse", mode="min", patience=2, restore_best=True),
+        EarlyStopping("vld/loss", mode="min", patience=2, min_delta=9.0, restore_best=True),
+    ],
+    ids=["another scalar", "min_delta"],
+)
+def test_the_best_checkpoint_has_the_weights_that_were_measured(
+    stopping: EarlyStopping, averaged: bool, more: list[Callback], experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def callbacks() -> list[Callback]:
+        return [
+            *more,
+            SaveOnExit(),
+            stopping.every(steps=2),
+            MinSaver("vld/loss").every(steps=2),
+            *([ExponentialMovingAverage(0.5)] if averaged else []),
+            Validation().every(steps=2),
+            Falls().every(steps=2),
+            LearningRate(rate),
+            Summaries().every(steps=1),
+            JSONWriter(),
+        ]
+
+    trainer = tiny_trainer(experiment)
+    trainer.train(callbacks())
+    stopped = trainer.global_step
+    assert best_note(experiment)["step"] == stopped < 20, "the very step at which other weights were put back"
+    check_note(experiment)
+    assert f"the checkpoint of step {stopped} stays as it was measured" in capsys.readouterr().out
+    now = values(trainer)
+    rows = (experiment / "metrics.jsonl").read_text()
+
+    again = tiny_trainer(experiment)  # the weights that were put back come back once more, and the run stays stopped
+    again.train(callbacks())
+    assert again.global_step == stopped and values(again) == now
+    assert "not bit-exact" not in again.session.resume_line()
+    assert len((experiment / "metrics.jsonl").read_text().splitlines()) == len(rows.splitlines())
+    check_note(experiment)
+
+
+def test_what_changes_weights_later_in_the_step_changes_no_best_checkpoint(experiment: Path) -> None:
+    best = [Validation().every(steps=2), MinSaver("vld/loss").every(steps=2)]
+    tiny_trainer(experiment).train([Spoils(), SaveOnExit(), *best], max_steps=2)
+    check_note(experiment)
+
+
+@pytest.mark.parametrize("restored", ["averages", "weights"])
+def test_what_is_put_back_has_the_score_that_it_was_chosen_for(restored: str, experiment: Path) -> None:
+    average = [ExponentialMovingAverage(0.5)] if restored == "averages" else []
+    stopping = EarlyStopping("vld/loss", mode="max", patience=2, restore_best=True)
+    trainer = tiny_trainer(experiment)
+    trainer.train([stopping.every(steps=2), *average, Validation().every(steps=2), SaveOnExit(), LearningRate(rate)])
+    assert trainer.global_step < 20
+    value = dict(trainer.monitors.history("vld/loss"))[stopping.best.step]
+    assert measured_again(trainer, trainer.global_step) == pytest.approx(value, rel=1e-5)
+
+
+def test_a_note_follows_a_run_that_goes_on_from_before_it(experiment: Path) -> None:
+    """A user deletes the newest checkpoints to go on from an older one."""
+
+    def train(max_steps: int) -> None:
+        savers = [MinSaver("vld/x").every(steps=1), ModelSaver(max_to_keep=9).every(steps=1)]
+        CountingTrainer(experiment=experiment).train([measure(), *savers], max_steps=max_steps)
+
+    train(5)
+    note = experiment / "checkpoints" / "min-vld-x.json"
+    assert json.loads(note.read_text())["step"] == 5
+    for step in (3, 4, 5):
+        shutil.rmtree(experiment / "checkpoints" / f"step-{step:010d}")
+    train(3)
+    assert json.loads(note.read_text()) == {"stat": "vld/x", "value": 3.0, "step": 2, "checkpoint": "step-0000000002"}
+    for step in (2, 3):
+        shutil.rmtree(experiment / "checkpoints" / f"step-{step:010d}")
+    train(1)
+    assert json.loads(note.read_text())["step"] == 1
+
+
+def test_a_state_that_is_rejected_is_no_best_one(experiment: Path) -> None:
+    reject = CallbackFactory(trigger=lambda self: self.trainer.reject_state(), priority=Priority.EVALUATE)
+    trainer = CountingTrainer(experiment=experiment)
+    trainer.train([measure(), reject.every(steps=2), MinSaver("vld/x").every(steps=1)], max_steps=2)
+    assert json.loads((experiment / "checkpoints" / "min-vld-x.json").read_text())["step"] == 1

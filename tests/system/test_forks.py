@@ -1,0 +1,223 @@
+"""Children of a run: they neither end it nor keep it from ending. Real forks and signals."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from prototrain import Trainer
+from prototrain.callbacks import CallbackFactory, JSONWriter, SaveOnExit, StartProcOrThread
+from prototrain.experiment import Experiment
+from prototrain.experiment.lock import DirectoryLock
+from prototrain.system.signals import StopRequest
+from tests.tiny import CountingTrainer, tiny_trainer
+
+FORK = multiprocessing.get_context("fork")
+# From Python 3.12 on a fork beside threads, which TensorFlow always has, is warned of.
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+ENOUGH = 20.0
+
+
+@pytest.fixture
+def children() -> Iterator[list[int]]:
+    """Processes that are killed after the test."""
+    found: list[int] = []
+    yield found
+    for child in found:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def fork(action: Callable[[], object]) -> int:
+    """Do something in a child, which ends with 0, or with 1 if it failed."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            action()
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+
+
+def code_of(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def wait_for_ever() -> None:
+    while True:
+        time.sleep(60)
+
+
+def deaf() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    wait_for_ever()
+
+
+def at(step: int, action: Callable[[], object]) -> CallbackFactory:
+    return CallbackFactory(trigger=lambda self: self.trainer.global_step == step and action())
+
+
+def test_a_pool_of_processes_does_not_end_the_run(experiment: Path) -> None:
+    def work() -> None:
+        with FORK.Pool(2) as pool:
+            assert pool.map(abs, [-1, -2, -3]) == [1, 2, 3]
+
+    for step in range(3, 6):
+        trainer = CountingTrainer(experiment=experiment)
+        trainer.train([at(step, work).every(steps=1), SaveOnExit()], max_steps=step)
+        assert trainer.global_step == step and trainer.stop.signum is None
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_a_child_is_the_child_s_alone(signum: int) -> None:
+    def end_one() -> None:
+        reader, writer = os.pipe()
+        child = fork(lambda: (os.write(writer, b"!"), wait_for_ever()))
+        if signum == signal.SIGINT:
+            os.read(reader, 1)
+        os.kill(child, signum)  # SIGTERM at once: it may not even have begun to run
+        codes.append(code_of(child))
+        os.close(reader)
+        os.close(writer)
+
+    codes: list[int] = []
+    trainer = CountingTrainer()
+    trainer.train([at(2, end_one).every(steps=1)], max_steps=4)
+    # Python's own handler of SIGINT raises, which `fork` turns into an exit code.
+    assert codes == [1 if signum == signal.SIGINT else -signum]
+    assert trainer.global_step == 4
+
+
+def test_the_run_itself_still_hears_signals_after_a_fork() -> None:
+    def then_stop() -> None:
+        assert code_of(fork(lambda: None)) == 0
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer = CountingTrainer()
+    with pytest.raises(SystemExit):
+        trainer.train([at(2, then_stop).every(steps=1)], max_steps=4)
+    assert trainer.global_step == 2
+
+
+def test_a_child_that_outlives_the_run_keeps_nothing(experiment: Path, children: list[int]) -> None:
+    trainer = CountingTrainer(experiment=experiment)
+    begin = time.monotonic()
+    trainer.train([at(1, lambda: children.append(fork(wait_for_ever))).every(steps=1), SaveOnExit()], max_steps=2)
+    assert time.monotonic() - begin < ENOUGH
+    assert not Experiment(experiment).is_running()
+    CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=3)
+
+
+def test_a_thread_is_no_longer_waiting_for_sockets_that_children_have(children: list[int]) -> None:
+    # A copy that no hook of Python's has closed, as a child has that a library has forked.
+    stop = StopRequest(print)
+    with stop:
+        assert isinstance(stop._sender, socket.socket)
+        copy = os.dup(stop._sender.fileno())
+    os.close(copy)
+
+
+def test_a_lock_is_free_when_its_owner_is_killed_and_a_child_of_it_is_not(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+
+    def own() -> None:
+        lock = DirectoryLock(tmp_path / "locked")
+        lock.take()
+        os.write(writer, str(fork(wait_for_ever)).encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert code_of(fork(own)) == -signal.SIGKILL
+    grandchild = int(os.read(reader, 20))
+    try:
+        lock = DirectoryLock(tmp_path / "locked")
+        assert "ended without giving it back" in str(lock.take())
+        lock.give_back()
+    finally:
+        os.kill(grandchild, signal.SIGKILL)
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_lock_that_is_given_back_is_free_whoever_has_a_copy(tmp_path: Path) -> None:
+    lock = DirectoryLock(tmp_path)
+    lock.take()
+    assert lock._file is not None
+    copy = os.dup(lock._file.fileno())
+    lock.give_back()
+    again = DirectoryLock(tmp_path)
+    again.take()
+    again.give_back()
+    os.close(copy)
+
+
+@pytest.mark.parametrize(("error", "code"), [(SystemExit(7), 7), (SystemExit(), 0), (RuntimeError("no"), 1)])
+@pytest.mark.parametrize(
+    "make", [CountingTrainer, lambda experiment: tiny_trainer(experiment)], ids=["plain", "compiled"]
+)
+def test_a_child_that_leaves_by_an_exception_ends_nothing_of_the_run(
+    make: Callable[..., Trainer], error: BaseException, code: int, experiment: Path
+) -> None:
+    """As after ``if os.fork() == 0: work(); sys.exit()``, which goes through `train` in the child."""
+    codes = []
+
+    def leave() -> None:
+        child = os.fork()
+        if child == 0:
+            raise error
+        codes.append(code_of(child))
+
+    trainer = make(experiment=experiment)
+    trainer.train([at(2, leave).every(steps=1), JSONWriter(), SaveOnExit()], max_steps=3)
+    assert codes == [code]
+    assert trainer.session.checkpoints.steps() == [3]
+    assert (experiment / "run.json").read_text().count('"finished"') == 1
+
+
+def test_a_child_can_save_for_itself(experiment: Path, tmp_path: Path) -> None:
+    def save() -> None:
+        trainer.save()  # gives the parent's thread that writes a first task
+        assert code_of(fork(save_elsewhere)) == 0
+
+    def save_elsewhere() -> None:
+        trainer.experiment = Experiment(tmp_path / "child's")
+        trainer.save()
+
+    trainer = CountingTrainer(experiment=experiment)
+    trainer.train([at(2, save).every(steps=1)], max_steps=3)
+    assert (tmp_path / "child's" / "checkpoints" / "step-0000000002").is_dir()
+
+
+@pytest.mark.parametrize(("target", "said"), [(wait_for_ever, False), (deaf, True)])
+def test_processes_are_ended_whatever_they_ignore(
+    target: Callable[[], None], said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = FORK.Process(target=target)
+    # A deaf one has time to become it; the clock says that the time for its end is over.
+    times = iter([0.0, 100.0, 100.0])
+    helper = StartProcOrThread(process, clock=lambda: next(times)) if said else StartProcOrThread(process)
+    begun = threading.Event()
+    CountingTrainer().train([helper, CallbackFactory(after_train=lambda self: begun.wait(0.5))][::-1], max_steps=1)
+    assert process.exitcode == (-signal.SIGKILL if said else -signal.SIGTERM)
+    assert ("is killed" in capsys.readouterr().out) == said
+
+
+def test_a_thread_that_does_not_end_is_left_behind(capsys: pytest.CaptureFixture[str]) -> None:
+    release = threading.Event()
+    thread = threading.Thread(target=release.wait, name="deaf")
+    times = iter([0.0, 100.0])
+    helper = StartProcOrThread(thread, stop=lambda: None, clock=lambda: next(times))
+    CountingTrainer().train([helper], max_steps=1)
+    assert thread.daemon and thread.is_alive()
+    assert "deaf has not ended; the run goes on without it" in capsys.readouterr().out
+    release.set()
+    thread.join()
