@@ -130,7 +130,7 @@ def test_a_mistake_on_the_command_line_is_one_line(
         ("tf.reduce_mean(", "(", "it is float32 of shape (4,)"),
         ("net.loss = ", "net.loss = 1.0; net.other =", "it is float"),
         ("    return net", "    return None", "build() must return a mapping of named tensors, not NoneType"),
-        ("Dense(1,", "Dense(1 + (not tf.executing_eagerly()),", "build() asked for out/kernel (float32[3, 2])"),
+        ("Dense(1,", "Dense(1 + (not tf.executing_eagerly()),", "build() asked for out/kernel (float32[3,2])"),
         ("0.1,", "-1,", "model.lr_schedule.constant.value: expected float >= 0, got -1"),
         (
             '"constant"',

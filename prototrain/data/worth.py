@@ -118,6 +118,7 @@ STATEFUL_OPERATIONS: dict[str, Worth] = {
     # Called stateful because they must be run, or run one after the other.
     **dict.fromkeys(("Assert", "PrintV2", "If", "While", "Case", "StatefulPartitionedCall"), PLAIN),
     **dict.fromkeys(("LookupTableFindV2", "LookupTableSizeV2", "AnonymousIteratorV3"), PLAIN),
+    **dict.fromkeys(("CheckNumerics", "CheckNumericsV2", "StatelessRandomGetAlg", "DeviceIndex"), PLAIN),
     **dict.fromkeys(RANDOM_OPERATIONS, DRAWN),
     **dict.fromkeys(("PyFunc", "PyFuncStateless", "EagerPyFunc", "GeneratorDataset"), PYTHON),
     # Datasets that functions give.
