@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -13,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from prototrain.callbacks.group import CallbackGroup
 from prototrain.callbacks.monitor import Monitors
 from prototrain.checkpoint.state import model_variables
-from prototrain.errors import ExperimentError, NonFiniteError, StopTraining
+from prototrain.errors import ExperimentError, StopTraining
 from prototrain.experiment import Experiment
 from prototrain.experiment.provenance import origin_of, sources_of
 from prototrain.predictor import Predictor
-from prototrain.step.call_length import CALL_SECONDS
 from prototrain.step.result import StepResult
 from prototrain.system.signals import StopRequest
 from prototrain.trainers.banner import closing, describe_run, opening
+from prototrain.trainers.python_steps import python_steps
 from prototrain.trainers.run_length import ENDLESS, RunLength
 from prototrain.trainers.run_times import RunTimes
 from prototrain.trainers.session import Session
@@ -112,27 +110,7 @@ class Trainer:
         Returns:
             how many were done, at least one.
         """
-        until = time.perf_counter() + CALL_SECONDS
-        start = self.global_step
-        for done in range(1, n + 1):
-            self.step_is_whole, self.step_in_run = False, self.global_step
-            try:
-                self.callbacks.before_run()
-                self.outputs = _checked(self.run_step())
-            except StopTraining:
-                self.step_is_whole = True  # raised in place of a step, such as at the end of the data
-                raise
-            if self.check_finite:
-                _require_finite(self.outputs, self.global_step + 1)
-            try:
-                self.callbacks.after_run(dict(self.outputs))
-            except StopTraining:
-                self.go_to(start + done)
-                raise
-            self.go_to(start + done)
-            if self.stop.signum is not None or time.perf_counter() > until:
-                break
-        return self.global_step - start
+        return python_steps(self, n)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -213,6 +191,10 @@ class Trainer:
         self.stop.check()
         self.go_to(start + self.run_steps(n))
         self.times.steps += self.times.clock() - begin
+
+    def begin_step(self) -> None:
+        """A step in Python is under way; until `go_to` it is half-done."""
+        self.step_is_whole, self.step_in_run = False, self.global_step
 
     def go_to(
         self,
@@ -389,17 +371,3 @@ class Trainer:
     def origin(self) -> dict[str, Any]:
         """What a run is repeated from and compared with, for environment.json; see `origin_of`."""
         return origin_of(self, [callback.name for callback in self.callbacks], self.provenance())
-
-
-def _checked(outputs: Mapping[str, Any] | None) -> dict[str, Any]:
-    if outputs is None:
-        return {}
-    if not isinstance(outputs, Mapping) or not all(isinstance(name, str) for name in outputs):
-        raise TypeError(f"run_step() must return a dict of scalars by name, or None; it returned {outputs!r}")
-    return dict(outputs)
-
-
-def _require_finite(outputs: Mapping[str, Any], step: int) -> None:
-    for name, value in outputs.items():
-        if not math.isfinite(float(value)):
-            raise NonFiniteError(f"{name} is {float(value)} in step {step}")
