@@ -127,13 +127,13 @@ def split_sections(page: Path) -> list[list[Block]]:
 
 
 def shape(text: str) -> list[str]:
-    """Lines without what differs from machine to machine: measured numbers, times, and the widths of columns.
+    """Lines without what differs from machine to machine: measured numbers, times, and the widths of columns; and what
+    a slow machine says while it is waited for ("building the model ...").
 
     Whole numbers stay, except in a cell with others that are not whole, and a 0 or 1 that may be a score.
     """
-    return [
-        "  ".join(map(_shape_of_cell, re.split(r" {2,}|-{2,}", line.rstrip()))) for line in text.strip().splitlines()
-    ]
+    lines = [line.rstrip() for line in text.strip().splitlines() if not line.endswith(" ...")]
+    return ["  ".join(map(_shape_of_cell, re.split(r" {2,}|-{2,}", line))) for line in lines]
 
 
 def _shape_of_cell(cell: str) -> str:

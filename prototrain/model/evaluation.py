@@ -129,12 +129,13 @@ def values_kept(variables: Iterable[Any]) -> Iterator[None]:
 
 
 def require_end(name: str, dataset: tf.data.Dataset, cure: str = "leave out its repeat()") -> None:
-    """Check that all of a dataset can be evaluated; one of unknown length will do.
+    """Check that all of a dataset can be evaluated; one of unknown length will do, and so will what only a trainer of
+    the user's own knows how to read.
 
     Raises:
         DataError: it has no end.
     """
-    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+    if isinstance(dataset, tf.data.Dataset) and int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise DataError(f"dataset {name!r} has no end, so the whole of it cannot be evaluated; {cure}")
 
 

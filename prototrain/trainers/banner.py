@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from prototrain.system.tables import plain_table as plain_table
 
 if TYPE_CHECKING:
-    from prototrain.experiment import Experiment
     from prototrain.trainers.base import Trainer
 
 _ORDER = ("model", "trainer", "towers", "global batch", "steps", "epochs", "learning rate", "directory", "start")
@@ -35,16 +34,10 @@ def describe_run(trainer: Trainer) -> dict[str, Any]:
 
 
 def closing(trainer: Trainer) -> str | None:
-    """Where the time of the run went and everything of it lies; None if it made no step and left nothing."""
-    said = []
-    if trainer.global_step > trainer.session.began_at:
-        said.append(trainer.times.report(trainer.callbacks.times()))
-    if trainer.experiment is not None and trainer.experiment.exists():
-        said.append(_places(trainer, trainer.experiment))
-    return "\n".join(said) or None
-
-
-def _places(trainer: Trainer, experiment: Experiment) -> str:
+    """Where everything of the run lies, or None if it left nothing."""
+    experiment = trainer.experiment
+    if experiment is None or not experiment.exists():
+        return None
     rows = {}
     checkpoints = trainer.session.checkpoints
     steps = checkpoints.steps()

@@ -168,10 +168,15 @@ class Trainer:
             finally:
                 self.stop.stage = "saving"
                 self.callbacks.after_train()
-                said = closing(self)
-                if said is not None:
-                    self.log(said)
+                self._say_where()
             self.stop.check()
+
+    def _say_where(self) -> None:
+        if self.global_step > self.session.began_at:
+            self.log(self.times.report(self.callbacks.times()))
+        where = closing(self)
+        if where is not None:
+            self.log(where)
 
     def _run_epochs(self) -> None:
         while self.callbacks.unfinished or self.global_step < self.total_steps:

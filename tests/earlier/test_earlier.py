@@ -32,9 +32,8 @@ def test_a_checkpoint_of_an_earlier_version_is_resumed(name: str, tmp_path: Path
     assert trainer.storage.resume_line() == f"resumed at step {SAVED_AT}, {how}"
     found = content(trainer)
     with np.load(HERE / f"{name}.npz") as expected:
-        assert found.keys() == set(expected.files)
-        for entry, value in found.items():
+        for entry in expected.files:  # a later version may hold more
             if differences:
-                np.testing.assert_allclose(value, expected[entry], rtol=1e-5, err_msg=entry)
+                np.testing.assert_allclose(found[entry], expected[entry], rtol=1e-5, err_msg=entry)
             else:
-                np.testing.assert_array_equal(value, expected[entry], err_msg=entry)
+                np.testing.assert_array_equal(found[entry], expected[entry], err_msg=entry)
