@@ -29,6 +29,16 @@ SOURCES = (
     "D.from_generator(shuffled, output_signature=number)",
     "D.from_generator(anything, output_signature=number)",
     "D.random(seed={few}).take({size}).map(lambda x: x % 100)",
+    "records(record_files[:{few}])",
+    "D.from_tensor_slices(record_files).interleave(records, cycle_length={few})",
+    "D.list_files(record_files{seed}).interleave(records, cycle_length={few}, num_parallel_calls={parallel})",
+    "D.list_files(record_files{seed}).flat_map(records)",
+    "tf.data.experimental.CsvDataset(csv_files[:{few}], [tf.int64]).map(lambda x: x)",
+    "D.list_files(csv_files{seed}).flat_map(lambda f: tf.data.experimental.CsvDataset(f, [tf.int64])).map(lambda x: x)",
+    "fixed(fixed_files[:{few}])",
+    "D.from_tensor_slices(fixed_files).shuffle(9{seed}).interleave(fixed, cycle_length={few})",
+    "D.from_tensor_slices(tf.sparse.eye({size})).map(lambda x: tf.cast(tf.sparse.reduce_sum(x), tf.int64))",
+    "D.range(8).apply(tf.data.experimental.assert_cardinality(8))",
 )
 STAGES = (
     ".shuffle({buffer}{seed})",
@@ -71,6 +81,15 @@ STAGES = (
     ".window({few}).flat_map(lambda d: d.batch(9)).unbatch()",
     ".group_by_window(lambda x: x % 2, lambda key, d: d.batch({few}), window_size={few}).unbatch()",
     ".ignore_errors()",
+    ".flat_map(lambda x: D.from_tensors(x).repeat(2))",
+    ".flat_map(lambda x: D.from_tensor_slices([x, x + 1]).batch(1).unbatch())",
+    ".flat_map(lambda x: D.zip(D.range(3), D.range(x, x + 9)).map(lambda y, z: y + z))",
+    ".flat_map(lambda x: D.range(2).concatenate(D.range(x % 3)).filter(lambda y: y < 2).take(2))",
+    ".interleave(lambda x: D.range(x, x + 4).skip(1).prefetch(1), cycle_length={few})",
+    ".interleave(lambda x: D.range(x, x + 4).flat_map(lambda y: D.range(y % 3)), cycle_length={few})",
+    ".map(lambda x: tf.debugging.check_numerics(tf.cast(x, tf.float32), 'x')).map(lambda x: tf.cast(x, tf.int64))",
+    ".map(lambda x: tf.while_loop(lambda y: y < 9, lambda y: [y + 4], [x])[0])",
+    ".map(lambda x: x + tf.random.shuffle(tf.range(5, dtype=tf.int64))[0])",
     ".with_options(options(deterministic=True))",
     ".with_options(options(deterministic=False))",
     ".with_options(options(threads={few}))",
@@ -170,6 +189,15 @@ def _lines(files: Any) -> tf.data.Dataset:
     return tf.data.TextLineDataset(files).map(lambda line: tf.strings.to_number(line, tf.int64))
 
 
+def _records(files: Any) -> tf.data.Dataset:
+    return tf.data.TFRecordDataset(files).map(lambda record: tf.reshape(tf.io.parse_tensor(record, tf.int64), []))
+
+
+def _fixed(files: Any) -> tf.data.Dataset:
+    read = tf.data.FixedLengthRecordDataset(files, record_bytes=8)
+    return read.map(lambda record: tf.reshape(tf.io.decode_raw(record, tf.int64), []))
+
+
 class Workshop:
     """Where the code of pipelines is run: its names, and files to read.
 
@@ -178,9 +206,16 @@ class Workshop:
     """
 
     def __init__(self, directory: Path) -> None:
-        files = [directory / f"{number}.txt" for number in range(4)]
-        for number, file in enumerate(files):
-            file.write_text("".join(f"{10 * number + line}\n" for line in range(number + 1)))
+        files: dict[str, list[str]] = {
+            kind: [str(directory / f"{number}.{kind}") for number in range(4)] for kind in ("txt", "record", "bytes")
+        }
+        for number, (text, record, fixed) in enumerate(zip(*files.values(), strict=True)):
+            values = [10 * number + line for line in range(number + 1)]
+            Path(text).write_text("".join(f"{value}\n" for value in values))
+            Path(fixed).write_bytes(np.array(values, np.int64).tobytes())
+            with tf.io.TFRecordWriter(record) as writer:
+                for value in values:
+                    writer.write(tf.io.serialize_tensor(tf.constant(value, tf.int64)).numpy())
         keys = tf.range(5, dtype=tf.int64)
         table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, keys * 7), 0)
         self._directory = directory
@@ -188,8 +223,13 @@ class Workshop:
             "D": tf.data.Dataset,
             "tf": tf,
             "np": np,
-            "files": [str(file) for file in files],
+            "files": files["txt"],
             "lines": _lines,
+            "csv_files": files["txt"],
+            "record_files": files["record"],
+            "records": _records,
+            "fixed_files": files["bytes"],
+            "fixed": _fixed,
             "number": tf.TensorSpec([], tf.int64),
             "shuffled": _shuffled,
             "anything": _anything,

@@ -56,9 +56,9 @@ class _SaveableTrackable:
 class StateEntries:
     """The entries of a state dict, sorted by how they are saved.
 
-    Variables and NumPy arrays are saved by name; a Keras layer, model or optimizer and a `tf.Module` as its variables,
-    named ``<key>/<path>``; a `Saveable` and any other trackable in files of its own; what has `state_dict` and
-    `load_state_dict`, random generators of NumPy and Python, and plain values, in meta.json.
+    Variables, NumPy arrays and Keras's seed generators are saved by name; a Keras layer, model or optimizer and a
+    `tf.Module` as its variables, named ``<key>/<path>``; a `Saveable` and any other trackable in files of its own; what
+    has `state_dict` and `load_state_dict`, random generators of NumPy and Python, and plain values, in meta.json.
 
     Args:
         state: `trainer.state`.
@@ -79,6 +79,8 @@ class StateEntries:
     def _add(self, key: str, entry: Any) -> None:
         if isinstance(entry, (tf.Variable, keras.Variable, np.ndarray)):
             self._add_variable(key, entry)
+        elif isinstance(entry, keras.random.SeedGenerator):
+            self._add_variable(key, entry.state)
         elif isinstance(entry, (keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, tf.Module)):
             if isinstance(entry, keras.optimizers.Optimizer) and not entry.built:
                 raise CheckpointError(
@@ -182,6 +184,13 @@ def model_variables(state: dict[str, Any]) -> dict[str, Any]:
     entries = StateEntries(state).variables
     found = {name: entry for name, entry in entries.items() if isinstance(entry, tf.Variable | keras.Variable)}
     return {name: variable for name, variable in found.items() if not name.startswith(OF_CALLBACKS)}
+
+
+def trackables(state: dict[str, Any]) -> list[Any]:
+    """What of a state dict is TensorFlow's or Keras's: each of its variables, and what is saved in files of its own."""
+    entries = StateEntries(state)
+    found = [entry for entry in entries.variables.values() if not isinstance(entry, np.ndarray)]
+    return found + [entry for entry in state.values() if isinstance(entry, tf.__internal__.tracking.Trackable)]
 
 
 @contextmanager

@@ -1,8 +1,7 @@
 """Each kind of stage in a tf.data pipeline: what TensorFlow's saved state of it is worth, and whether it repeats.
 
 What is not in these tables is not known, and no run says "exact" because of it. `python -m benchmarks.exactness` draws
-most of the entries; not yet drawn, and entered for being of the kind of others, are the readers of TFRecord, CSV and
-fixed-length files, sparse slices, `assert_cardinality`, and some of the datasets and ops in functions.
+the entries for stages, and most of the datasets and ops in functions.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -65,19 +65,33 @@ def graph_caveats(graph: Any, saved: Collection[Any]) -> list[str]:
 
 
 def _caveat(op: Any) -> str | None:
-    kind = op.type
-    if not op.op_def.is_stateful or _REPEATS.fullmatch(kind) or _OF_GENERATOR.fullmatch(kind):
+    return caveat_of(op.type, op.traceback) if op.op_def.is_stateful else None
+
+
+def caveat_of(kind: str, traceback: Iterable[Any]) -> str | None:
+    """Say what keeps a stateful op from repeating after a resume, or None.
+
+    Args:
+        kind: of the op.
+        traceback: frames of Python that it was made in, the outermost first.
+    """
+    if _REPEATS.fullmatch(kind) or _OF_GENERATOR.fullmatch(kind):
         return None  # a generator's state is a variable, which is looked for as such
-    frames = users_own((frame.filename, frame.lineno) for frame in op.traceback)
-    where = f" ({_shown(*frames[-1])})" if frames else ""
+    frames = list(traceback)
+    where = users_place(frames)
     if kind in _DRAWS:
-        dropout = any(frame.name.startswith("dropout") for frame in op.traceback)
+        dropout = any(frame.name.startswith("dropout") for frame in frames)
         return f"the step draws from {'tf.nn.dropout' if dropout else _DRAWS[kind]}{where}; {_CURE}"
     if "PyFunc" in kind:
         return f"the step calls Python code{where}, whose state no checkpoint holds; write it with TensorFlow ops"
     return f"the step has the op {kind}{where}, which may have a state that no checkpoint holds"
 
 
-def _shown(file: str, line: int) -> str:
+def users_place(traceback: Iterable[Any]) -> str:
+    """The innermost line of the user's own code among frames, such as " (model.py, line 12)", or nothing."""
+    frames = users_own((frame.filename, frame.lineno) for frame in traceback)
+    if not frames:
+        return ""
+    file, line = frames[-1]
     here = os.getcwd() + os.sep
-    return f"{os.path.relpath(file) if file.startswith(here) else Path(file).name}, line {line}"
+    return f" ({os.path.relpath(file) if file.startswith(here) else Path(file).name}, line {line})"

@@ -7,8 +7,10 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from prototrain.checkpoint.state import trackables
 from prototrain.errors import NonFiniteError, StopTraining
 from prototrain.step.call_length import CALL_SECONDS
+from prototrain.step.eager_caveats import saved_handles, watching
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
@@ -26,7 +28,9 @@ def python_steps(trainer: Trainer, n: int) -> int:
         trainer.begin_step()
         try:
             trainer.callbacks.before_run()
-            outputs = _checked(trainer.run_step())
+            outputs = _checked(
+                _first(trainer) if trainer.global_step == trainer.session.began_at else trainer.run_step()
+            )
         except StopTraining:
             trainer.go_to(trainer.global_step)  # raised in place of a step, such as at the end of the data
             raise
@@ -42,6 +46,14 @@ def python_steps(trainer: Trainer, n: int) -> int:
         if trainer.stop.signum is not None or time.perf_counter() > until:
             break
     return trainer.global_step - start
+
+
+def _first(trainer: Trainer) -> Mapping[str, Any] | None:
+    """Do the first step of a run, and say what of it a resumed run will not repeat."""
+    with watching(saved_handles(trackables(trainer.state))) as found:
+        outputs = trainer.run_step()
+    trainer.session.weaken(found)
+    return outputs
 
 
 def _checked(outputs: Mapping[str, Any] | None) -> dict[str, Any]:

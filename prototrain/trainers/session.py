@@ -265,7 +265,7 @@ class Session:
             return
         with announcing(f"restoring the checkpoint of step {newest.step}", trainer.log):
             self._load(newest)
-        self.resumed = newest
+        self.resumed, self.began_at = newest, trainer.global_step
         trainer.stop.check()
 
     def _load(self, checkpoint: Checkpoint) -> None:

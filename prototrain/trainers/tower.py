@@ -18,6 +18,7 @@ from prototrain.model.placement import Placement
 from prototrain.optimizers import make_optimizer, processors_from_config
 from prototrain.step import update
 from prototrain.step.compiled_call import CompiledCall
+from prototrain.step.eager_caveats import unwatched
 from prototrain.step.graph_caveats import graph_caveats
 from prototrain.step.loss_scale import LossScale
 from prototrain.step.micro_batches import over_micro_batches
@@ -156,8 +157,9 @@ class TowerTrainer(Trainer):
 
     def run_step(self) -> Mapping[str, Any] | None:
         """Do one compiled step. An override is called for every step, in Python, in place of the compiled call."""
-        while not self._run_call(1):
-            pass  # a pass over the data ended, and the next one has begun
+        with unwatched():  # the call's own graph is looked at
+            while not self._run_call(1):
+                pass  # a pass over the data ended, and the next one has begun
         return self.outputs
 
     def make_datasets(self) -> dict[str, tf.data.Dataset]:
@@ -347,7 +349,8 @@ class TowerTrainer(Trainer):
         Raises:
             StopTraining: there is no more data.
         """
-        return self.data.next_batch()
+        with unwatched():
+            return self.data.next_batch()
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:
         """Average the model's scalars over a dataset; see `BuiltModel.evaluate`."""

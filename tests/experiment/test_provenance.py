@@ -1,0 +1,31 @@
+"""What counts as a change of what a run was made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prototrain.experiment.provenance import changes_since, source_digest
+
+
+def test_a_file_may_be_renamed_and_a_package_not_rearranged(tmp_path: Path) -> None:
+    one, other, package = tmp_path / "one.py", tmp_path / "other.py", tmp_path / "package"
+    one.write_text("x = 1\n")
+    other.write_text("x = 1\n")
+    assert source_digest(one) == source_digest(other)
+    package.mkdir()
+    one.rename(package / "one.py")
+    before = source_digest(package)
+    (package / "one.py").rename(package / "two.py")
+    assert source_digest(package) != before
+    other.write_text("x = 2\n")
+    assert source_digest(other) != source_digest(package / "two.py")
+
+
+def test_a_digest_of_an_earlier_form_says_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text("x = 1\n")
+    now = {"model code": source_digest(file)}
+    assert changes_since({"model code": "0123456789ab"}, now) == []
+    assert changes_since({"model code": "text 0123456789ab"}, now) == [
+        f"model code was text 0123456789ab and is {now['model code']}"
+    ]
