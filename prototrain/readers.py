@@ -1,8 +1,9 @@
-"""Small `tf.data` readers: JSON lines, a folder of images per class, TFRecord files.
+"""Small `tf.data` readers: JSON lines, a folder of images per class, TFRecord files, a DataFlow.
 
-Each returns a dataset of dictionaries of *unbatched* tensors, to be shuffled, batched and mapped by the model. They are
-made of operations whose position `tf.data` can save, so a run that is stopped in the middle of an epoch goes on at the
-very next batch: everything that needs Python happens once, up front, and nothing of it stays in the pipeline.
+Each returns a dataset of dictionaries of *unbatched* tensors, to be shuffled, batched and mapped by the model. All but
+`dataflow` are made of operations whose position `tf.data` can save, so a run that is stopped in the middle of an epoch
+goes on at the very next batch: everything that needs Python happens once, up front, and nothing of it stays in the
+pipeline.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import glob
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -178,6 +179,70 @@ def tfrecords(
 
     records = names.interleave(read, cycle_length=cycle_length, **_PARALLEL)
     return records.map(lambda record: tf.io.parse_single_example(record, parsed), **_PARALLEL)
+
+
+def dataflow(flow: Iterable[Any], *, names: Sequence[str] | None = None, batched: bool = False) -> tf.data.Dataset:
+    """Reads a DataFlow of tensorpack's, or whatever gives one data point after the other.
+
+    Its `reset_state()` is called now, if it has one, and its first data point is read to see what it is like. The flow
+    stays Python code: a resumed run reads again from the start of the pass, so make it within `datasets()`, and from
+    seeds.
+
+    Args:
+        flow: gives lists, tuples or dicts of arrays and numbers, anew each time it is iterated over.
+        names: of the components of a list or tuple; of a dict, those that are taken, by default all.
+        batched: whether a data point is a batch, whose first axis may have another length in another one.
+
+    Returns:
+        A dataset of dictionaries name -> tensor, of the dtypes and shapes of the first data point. It has `len(flow)`
+        elements, if the flow has a length.
+
+    Raises:
+        DataError: the flow is empty or can be read once only, or the names do not fit its data points.
+    """
+    if hasattr(flow, "reset_state"):
+        flow.reset_state()
+    passing = iter(flow)
+    if passing is flow:
+        raise DataError(f"a {type(flow).__name__} can be read once only: give what it was made of, or a DataFlow")
+    first = next(passing, None)
+    if first is None:
+        raise DataError(f"{type(flow).__name__} gave no data point")
+
+    def spec(name: str, value: Any) -> tf.TensorSpec:
+        array = np.asarray(value)
+        if batched and not array.shape:
+            raise DataError(
+                f"{name!r} of {type(flow).__name__} is a number, and with batched=True it must have an axis"
+            )
+        shape = [None, *array.shape[1:]] if batched else array.shape
+        return tf.TensorSpec(shape, tf.string if array.dtype.kind in "OSU" else array.dtype)
+
+    def points() -> Iterator[dict[str, Any]]:
+        for point in flow:
+            yield _named(point, names, type(flow).__name__)
+
+    signature = {name: spec(name, value) for name, value in _named(first, names, type(flow).__name__).items()}
+    dataset = tf.data.Dataset.from_generator(points, output_signature=signature)
+    try:
+        length = len(flow)  # type: ignore[arg-type]
+    except (TypeError, ValueError, NotImplementedError):  # it has none, or no end
+        return dataset
+    return dataset.apply(tf.data.experimental.assert_cardinality(length))
+
+
+def _named(point: Any, names: Sequence[str] | None, flow: str) -> dict[str, Any]:
+    if isinstance(point, Mapping):
+        missing = [name for name in names or () if name not in point]
+        if missing:
+            raise DataError(f"{flow} has no {missing[0]!r}; a data point has: {', '.join(map(str, point))}")
+        return {name: point[name] for name in names} if names is not None else dict(point)
+    if not isinstance(point, list | tuple):
+        raise DataError(f"{flow} must give lists, tuples or dicts; it gave a {type(point).__name__}")
+    if names is None or len(names) != len(point):
+        given = "no names" if names is None else f"{len(names)} names"
+        raise DataError(f"{flow} gives data points of {len(point)} components, and there are {given}: give names=[...]")
+    return dict(zip(names, point, strict=True))
 
 
 def _read_json_lines(path: PathLike, specs: Specs, columns: dict[str, list[list[Any]]]) -> None:

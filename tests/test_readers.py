@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -381,3 +382,67 @@ def test_the_digits_are_whole_and_no_digit_is_in_two_parts():
     for part in parts.values():
         counts = np.bincount([item["label"] for item in part])
         assert counts.min() > 0.9 * len(part) / 10
+
+
+class Flow:
+    """What a DataFlow of tensorpack has."""
+
+    def __init__(self, points: list[Any], length: int | None) -> None:
+        self.points, self.length, self.resets = points, length, 0
+
+    def reset_state(self) -> None:
+        self.resets += 1
+
+    def __len__(self) -> int:
+        if self.length is None:
+            raise NotImplementedError
+        return self.length
+
+    def __iter__(self) -> Iterator[Any]:
+        assert self.resets == 1
+        yield from self.points
+
+
+@pytest.mark.parametrize(
+    ("points", "options", "names"),
+    [
+        ([[np.float32([1, 2]), 3], [np.float32([4, 5]), 6]], {"names": ["x", "y"]}, ["x", "y"]),
+        ([(np.float32([1, 2]), 3), (np.float32([4, 5]), 6)], {"names": ("x", "y")}, ["x", "y"]),
+        ([{"x": np.float32([1, 2]), "y": 3}, {"x": np.float32([4, 5]), "y": 6}], {}, ["x", "y"]),
+        ([{"x": np.float32([1, 2]), "y": 3}, {"x": np.float32([4, 5]), "y": 6}], {"names": ["y"]}, ["y"]),
+        ([{"y": np.arange(3)}, {"y": np.arange(2)}], {"batched": True}, ["y"]),
+        ([{"y": "text"}, {"y": b"longer text"}], {}, ["y"]),
+    ],
+)
+def test_a_dataflow(points: list[Any], options: dict[str, Any], names: list[str]) -> None:
+    dataset = readers.dataflow(Flow(points, len(points)), **options)
+    assert list(dataset.element_spec) == names and int(dataset.cardinality()) == len(points)
+    for _ in range(2):
+        found = list(dataset.as_numpy_iterator())
+        for point, element in zip(points, found, strict=True):
+            given = dict(zip(["x", "y"], point, strict=True)) if not isinstance(point, dict) else point
+            for name in names:
+                expected = given[name].encode() if isinstance(given[name], str) else given[name]
+                np.testing.assert_array_equal(element[name], expected)
+
+
+def test_a_dataflow_without_a_length() -> None:
+    assert int(readers.dataflow(Flow([[1]], None), names=["x"]).cardinality()) == tf.data.UNKNOWN_CARDINALITY
+    with pytest.raises(DataError, match="list_iterator can be read once only"):
+        readers.dataflow(iter([[1]]), names=["x"])
+
+
+@pytest.mark.parametrize(
+    ("points", "options", "words"),
+    [
+        ([], {}, "Flow gave no data point"),
+        ([[1, 2]], {}, "2 components, and there are no names"),
+        ([[1, 2]], {"names": ["x"]}, "2 components, and there are 1 names"),
+        ([{"x": 1}], {"names": ["y"]}, "Flow has no 'y'; a data point has: x"),
+        ([5], {}, "must give lists, tuples or dicts; it gave a int"),
+        ([[5]], {"names": ["x"], "batched": True}, "'x' of Flow is a number"),
+    ],
+)
+def test_a_dataflow_that_does_not_fit(points: list[Any], options: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=re.escape(words)):
+        readers.dataflow(Flow(points, None), **options)
