@@ -22,6 +22,7 @@ import psutil
 
 from prototrain.errors import SweepError
 from prototrain.experiment.lock import is_locked
+from prototrain.system.forks import tell_of_forks
 
 BEAT_SECONDS: Final = 60.0
 GRACE_SECONDS: Final = 5 * BEAT_SECONDS
@@ -54,6 +55,13 @@ class TrialLock:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: IO[str] | None = None
+        tell_of_forks(self)
+
+    def after_fork(self) -> None:
+        """Let a forked child have no part in the lock; the trial's own process inherits it by number."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def exists(self) -> bool:
         """Whether the trial was begun on this file system."""
