@@ -24,7 +24,7 @@ from random import Random
 from typing import Any
 
 MARGIN = 100  # steps at the end in which no kill is meant to come
-KINDS = ("iterator", "calls", "replay", "restart", "towers", "run_step")
+KINDS = ("iterator", "calls", "replay", "restart", "towers", "run_step", "keras")
 READY, MADE = "before the first step", re.compile(r"made step (\d+)")
 
 

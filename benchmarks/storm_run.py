@@ -162,8 +162,31 @@ class Evolution(Trainer):
         return {"loss": self.loss(self.state["weights"].numpy()[::2].repeat(2))}
 
 
+def make_keras_trainer(directory: Path) -> Trainer:
+    """The same layers as a Keras model."""
+    from prototrain.trainers.keras_trainer import KerasTrainer
+
+    keras.utils.set_random_seed(5)
+    layers = [
+        keras.layers.Dense(64, activation="relu", name="fc0"),
+        keras.layers.BatchNormalization(name="bn0"),
+        keras.layers.Dropout(0.3, name="dropout"),
+        keras.layers.Dense(10, name="logits"),
+    ]
+    model = keras.Sequential([keras.Input((64,)), *layers])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    vld = tf.data.Dataset.from_tensor_slices(arrays(80, 2)).batch(30)
+    return KerasTrainer(model, trn("iterator").map(_pair), validation=vld.map(_pair), experiment=directory)
+
+
+def _pair(example: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    return example["images"], example["labels"]
+
+
 def make_trainer(kind: str, directory: Path, steps: int) -> Trainer:
     """The trainer of a kind."""
+    if kind == "keras":
+        return make_keras_trainer(directory)
     if kind == "run_step":
         np.random.seed(5)
         return Evolution(experiment=directory)
@@ -195,7 +218,7 @@ def main() -> None:
     if kind == "towers":
         make_cpu_devices(2)
     trainer = make_trainer(kind, directory, steps)
-    schedule = [] if kind == "run_step" else [LearningRate(lambda step: 0.01 * 0.9 ** (step / 100))]
+    schedule = [] if kind in ("run_step", "keras") else [LearningRate(lambda step: 0.01 * 0.9 ** (step / 100))]
     trainer.train([*schedule, *callbacks(kind)], steps_per_epoch=35, max_steps=steps)
     print(f"finished at step {trainer.global_step}")
 
