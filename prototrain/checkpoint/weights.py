@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 import textwrap
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from prototrain.checkpoint.checkpoints import Checkpoints
 from prototrain.checkpoint.files import BUNDLE, META, read_bundle, verify
 from prototrain.checkpoint.state import OF_CALLBACKS, describe_variable
 from prototrain.errors import CheckpointError
+from prototrain.system.contained import special
 
 AVERAGES = f"{OF_CALLBACKS}ExponentialMovingAverage/"
 """What the names of the variables start with in which `ExponentialMovingAverage` keeps its averages."""
@@ -85,6 +87,9 @@ def _bundle_prefix(path: Path) -> Path:
             f"model.weights_load_path: there is no checkpoint at {path}; give an experiment's directory, one of its "
             "checkpoints/step-*, or the prefix of a TensorFlow checkpoint"
         )
+    for file in path.parent.glob(f"{glob.escape(path.name)}.data-*"):
+        if (what := special(file.resolve())) is not None:  # TensorFlow would wait for ever
+            raise CheckpointError(f"model.weights_load_path: {file} is {what}, not a file")
     return path
 
 
