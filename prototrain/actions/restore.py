@@ -92,7 +92,7 @@ def _find(model: ModelProtocol, checkpoint: str | None) -> Path:
     """Where the checkpoint lies that is meant; what is in it is not looked at."""
     experiment = Experiment.from_config(model.config)
     if checkpoint is not None and not checkpoint.isdecimal() and checkpoint != "best":
-        path = Path(checkpoint)
+        path = Experiment(checkpoint).directory  # which fails at a name that cannot be
         if (path / META).is_file():
             return path if path.parent.name == "checkpoints" else path.absolute()
         if not (path / "checkpoints").is_dir():

@@ -15,7 +15,7 @@ from tabulate import tabulate
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 from prototrain.checkpoint.checkpoints import Checkpoints
-from prototrain.checkpoint.files import BUNDLE, META, read_bundle, verify
+from prototrain.checkpoint.files import BUNDLE, META, first_line, read_bundle, verify
 from prototrain.checkpoint.state import OF_CALLBACKS, describe_variable
 from prototrain.errors import CheckpointError
 from prototrain.system.contained import special
@@ -45,7 +45,11 @@ def load_weights(
     Raises:
         CheckpointError: there is no readable checkpoint, or nothing in it matches.
     """
-    saved = _read_named(_bundle_prefix(Path(path)))
+    try:
+        prefix = _bundle_prefix(Path(path))
+    except (OSError, ValueError) as error:  # a name that is too long, or has a NUL in it
+        raise CheckpointError(f"there is no checkpoint {str(path)[:80]!r}: {first_line(error)}") from error
+    saved = _read_named(prefix)
     report: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     for name, variable in variables.items():
         if exclude is not None and re.match(exclude, name):

@@ -12,6 +12,7 @@ from typing import Any
 
 from prototrain.config.json_form import as_text
 from prototrain.errors import ExperimentError, PrototrainError
+from prototrain.experiment import Experiment
 from prototrain.runs import Range, Run, find_runs, read_run
 from prototrain.system.tables import table as in_columns
 from prototrain.system.terminal import say
@@ -44,7 +45,7 @@ def add(commands: Any) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
-    base = Path(options.directory)
+    base = Experiment(options.directory).directory  # which fails at a name that cannot be
     if not base.is_dir():
         raise ExperimentError(f"there is no directory {base}; name the one that holds the experiments")
     found = [_read(directory, base) for directory in find_runs(base, _complain)]

@@ -228,11 +228,11 @@ def _check_name(directory: Path) -> None:
     """Fail where the operating system would, wherever that is asked first."""
     for part in directory.parts:
         if "\0" in part:
-            raise ExperimentError(f"{part!r} cannot be the name of a directory; choose another trainer.experiment_name")
+            raise ExperimentError(f"{part!r} cannot be the name of a directory; choose another one")
         if len(os.fsencode(part)) > LONGEST_NAME:
             raise ExperimentError(
                 f"{part[:40]!r}... is too long for the name of a directory ({len(os.fsencode(part))} bytes, "
-                f"{LONGEST_NAME} are possible); choose another trainer.experiment_name"
+                f"{LONGEST_NAME} are possible); choose a shorter one"
             )
 
 

@@ -129,14 +129,14 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
         ExperimentError: it is no experiment, or a file cannot be read.
         ConfigError: a file is damaged.
     """
-    directory = Path(directory)
+    experiment = Experiment(directory)
+    directory = experiment.directory
     if not directory.is_dir():
         raise ExperimentError(f"there is no directory {directory}")
     if not is_experiment(directory):
         raise ExperimentError(
             f"{directory} is not an experiment: it has no environment.json; `prototrain runs DIR` lists those below DIR"
         )
-    experiment = Experiment(directory)
     experiment.check_inside(deep=False)
     try:
         rows = list(read_rows(experiment.metrics.read_bytes())) if experiment.metrics.exists() else []

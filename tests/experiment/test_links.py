@@ -157,3 +157,16 @@ def test_names_that_no_directory_can_have(name: str, tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match="name of a directory"):
         Experiment(tmp_path / name)
     assert Experiment("n" * 255).exists() is False
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["runs"], ["report"], ["compare", "here"], ["plot", "--scalar", "x", "-o", "x.png"], ["run", "--from"]],
+    ids=" ".join,
+)
+def test_names_on_the_command_line_that_no_directory_can_have(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "n" * 300]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("prototrain: error: ") and said.count("\n") == 1
