@@ -23,6 +23,7 @@ FAILURES: Final = (SQLAlchemyError, optuna.exceptions.OptunaError, OSError, Runt
 _ATTEMPTS: Final = 10
 _BESIDE: Final = ("", "-journal", "-shm", "-wal")  # what SQLite adds to a file's name, for files of its own
 _BLOCK: Final = 2**16
+_RECORD: Final = b'{"op_code":'  # what each line of a journal begins with
 
 
 def sqlite_url(path: Path) -> str:
@@ -65,13 +66,21 @@ def _open_journal(path: str) -> BaseStorage:
     try:
         return JournalStorage(JournalFileBackend(path))
     except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
-        raise SweepError(f"the journal {path} is damaged: {reason(error)}; put a copy back, or name another") from error
+        raise SweepError(
+            f"cannot open the storage {path}: it is damaged, or no journal; put a copy back, or name another"
+        ) from error
 
 
 def _drop_half_a_record(path: str) -> None:
-    """Cut off what a process that was killed has left of its last record: Optuna would append the next one to it."""
+    """Cut off what a process that was killed has left of its last record: Optuna would append the next one to it.
+
+    A file that is no journal is left alone.
+    """
     if not os.path.exists(path):
         return
+    with open(path, "rb") as file:
+        if file.read(len(_RECORD)) != _RECORD:
+            return
     lock = JournalFileSymlinkLock(path)  # nobody else is writing who has it
     lock.acquire()
     try:

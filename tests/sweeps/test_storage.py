@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import optuna
@@ -37,14 +38,24 @@ def test_half_a_record_of_a_killed_process_is_dropped(journal: Path, cut: int | 
 
 
 def test_a_journal_that_is_half_a_record_and_no_more(tmp_path: Path) -> None:
-    (tmp_path / "journal").write_bytes(b'{"op_code"' * 20_000)
-    assert study_of(tmp_path / "journal").user_attrs == {}
+    for size in (11, 200_000):
+        (tmp_path / "journal").write_bytes((b'{"op_code":' + b"1" * size)[:size])
+        assert study_of(tmp_path / "journal").user_attrs == {}
+
+
+@pytest.mark.parametrize("content", [b"a user's\nown notes", b"no line", b'{"op"', b"[1,\n2]"])
+def test_a_file_that_is_no_journal_is_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "notes"
+    path.write_bytes(content)
+    with suppress(SweepError):
+        open_storage(str(path))
+    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("line", [b"{not json}", b"5", b"{}", b"[]", b'{"op_code": 99}', b"\xff"])
 def test_damage_in_the_middle_is_one_clear_line(journal: Path, line: bytes) -> None:
     journal.write_bytes(line + b"\n" + journal.read_bytes())
-    with pytest.raises(SweepError, match=r"journal .*journal is damaged") as raised:
+    with pytest.raises(SweepError, match=r"cannot open the storage .*journal: it is damaged") as raised:
         study_of(journal)
     assert "\n" not in str(raised.value)
 
