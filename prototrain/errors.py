@@ -44,6 +44,10 @@ class StepError(PrototrainError):
     """A training step failed; the message names the step, the stage and the cause."""
 
 
+class OutOfMemoryError(PrototrainError):
+    """There was not as much memory as was asked for; the message says by what, and where the run can go on."""
+
+
 class NonFiniteError(PrototrainError):
     """A loss or a gradient became NaN or infinite."""
 

@@ -20,6 +20,7 @@ from prototrain.callbacks import (
     Validation,
 )
 from prototrain.callbacks.helping.debug_shell import DebugShell
+from prototrain.callbacks.listing import checked, own_callbacks
 from prototrain.errors import ConfigError
 from prototrain.experiment import Experiment
 from prototrain.model import ModelProtocol
@@ -32,7 +33,6 @@ from prototrain.trainers.tower import SimpleTrainer, TowerTrainer
 def default_callbacks(model: ModelProtocol) -> list[Callback]:
     """The callbacks that a model's config asks for and those of its own, to be used as they are, extended or edited."""
     config = model.config
-    own = getattr(model, "callbacks", None)
     validation = Validation(batches=config["trainer.validation_batches"])
     standard = standard_callbacks(
         schedule=from_config(config),
@@ -42,7 +42,7 @@ def default_callbacks(model: ModelProtocol) -> list[Callback]:
         save={"steps": config["trainer.checkpoint_save_interval"]},
         keep=config["trainer.max_checkpoints_to_keep"],
     )
-    return [*standard, *(() if own is None else own())]
+    return [*standard, *own_callbacks(model)]
 
 
 def standard_callbacks(
@@ -126,7 +126,7 @@ def launch(
     if leads and fresh:
         _check_fresh(experiment, confirm)
     made = _make_trainer(trainer, towers)(model, experiment=experiment)
-    chosen = list(default_callbacks(model) if callbacks is None else callbacks)
+    chosen = checked(default_callbacks(model) if callbacks is None else callbacks)
     if config["model.weights_load_path"] is not None and (fresh or not made.session.checkpoints.steps()):
         made.load_weights(config["model.weights_load_path"])
     # Deleted only now: a model that does not build must not cost the run that is there.

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from prototrain.data.elements import at_path, by_path, from_paths, has_path
 from prototrain.errors import ModelError
 
 
@@ -34,7 +35,8 @@ class Predictor:
 
     Args:
         built: whose `build` is called, not training.
-        input_names: names of inputs, in the order in which the function takes them.
+        input_names: names of inputs, in the order in which the function takes them. What is inside of a batch's dicts
+            is named by its path, ``user/age``; the name of a dict stands for all that is in it.
         output_names: names in the model's mapping, in the order in which the function returns them.
 
     Raises:
@@ -46,6 +48,10 @@ class Predictor:
         self.input_names = _names(input_names, "input_names")
         self.output_names = _names(output_names, "output_names")
         self._specs = {name: self._spec(name) for name in self.input_names}
+        try:
+            from_paths(self._specs, built.element_spec)
+        except KeyError as error:
+            raise ModelError(f"input_names: of a tuple all is needed, also number {error}") from error
         self._call = tf.function(self._run, autograph=False, reduce_retracing=True)
 
     def __call__(self, *inputs: Any) -> list[Any]:
@@ -69,7 +75,8 @@ class Predictor:
         return [value.numpy() if isinstance(value, tf.Tensor) else value for value in self._call(values)]
 
     def _run(self, values: list[Any]) -> list[Any]:
-        net = self._built.build(dict(zip(self.input_names, values, strict=True)), False)
+        given = dict(zip(self.input_names, values, strict=True))
+        net = self._built.build(from_paths(given, self._built.element_spec), False)
         missing = [name for name in self.output_names if name not in net]
         if missing:
             raise ModelError(f"the model has no output {', '.join(map(repr, missing))}; it has: {', '.join(net)}")
@@ -77,12 +84,24 @@ class Predictor:
 
     def _spec(self, name: str) -> Any:
         specs = self._built.element_spec
-        if specs is not None and name not in specs:
-            raise ModelError(f"there is no input {name!r}; a training batch has: {', '.join(specs)}")
-        return None if specs is None else specs[name]
+        if specs is not None and not has_path(specs, name):
+            raise ModelError(f"there is no input {name!r}; a training batch has: {', '.join(by_path(specs))}")
+        return None if specs is None else at_path(specs, name)
 
     def _convert(self, name: str, value: Any) -> Any:
         spec = self._specs[name]
+        if not isinstance(spec, Mapping | tuple | list):
+            return self._convert_one(name, spec, value)
+        wanted = by_path(spec)
+        missing = [path for path in wanted if not has_path(value, path)]
+        if missing:
+            raise ModelError(f"input {name!r} must have {', '.join(wanted)}; there is no {', '.join(missing)} in it")
+        values = {
+            f"it/{path}": self._convert_one(f"{name}/{path}", one, at_path(value, path)) for path, one in wanted.items()
+        }
+        return from_paths(values, {"it": spec}).get("it", {})
+
+    def _convert_one(self, name: str, spec: Any, value: Any) -> Any:
         if not isinstance(spec, tf.TensorSpec) or isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
             return value if spec is not None or isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
         tensor = (

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from tabulate import tabulate
 
 from prototrain.actions.restore import Restored, add_checkpoint, restore
 from prototrain.errors import DataError, ExperimentError, ModelError
 from prototrain.model import ModelProtocol
 from prototrain.model.evaluation import require_end
 from prototrain.system.files import write_atomic
-from prototrain.system.tables import plain_table
+from prototrain.system.tables import plain_table, table
+from prototrain.system.terminal import say
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -48,9 +48,9 @@ def run(model: ModelProtocol, args: Namespace) -> None:
         raise ModelError("build() returned no scalars without training, so there is nothing to evaluate")
     examples = built.evaluation(name).examples
     rows = {**restored.describe(), "dataset": f"{name}, {examples:,} examples"}
-    print(plain_table(rows), end="\n\n")
-    print(tabulate(scalars.items(), headers=["scalar", name], floatfmt=".6g"), end="\n\n")
-    print(f"written to {_keep(restored, name, examples, scalars)}")
+    say(plain_table(rows), end="\n\n")
+    say(table(scalars.items(), headers=["scalar", name], floatfmt=".6g"), end="\n\n")
+    say(f"written to {_keep(restored, name, examples, scalars)}")
 
 
 def _choose(datasets: dict[str, tf.data.Dataset], wanted: str | None) -> str:

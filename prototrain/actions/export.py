@@ -14,6 +14,7 @@ from prototrain.errors import ConfigError, ExperimentError
 from prototrain.model import ModelProtocol
 from prototrain.system.files import sync
 from prototrain.system.tables import plain_table
+from prototrain.system.terminal import say
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -54,8 +55,8 @@ def run(model: ModelProtocol, args: Namespace) -> None:
         raise ExperimentError(f"{final} is there already; delete it to export this step again")
     served = ServedModel(restored.built, inputs, outputs)
     outcome = write_export(served, final)
-    print(plain_table({**restored.describe(), **served.describe(), "compared": outcome}), end="\n\n")
-    print(f"exported to {final}")
+    say(plain_table({**restored.describe(), **served.describe(), "compared": outcome}), end="\n\n")
+    say(f"exported to {final}")
 
 
 def write_export(served: ServedModel, final: Path) -> str:

@@ -6,15 +6,15 @@ from argparse import Namespace
 from typing import Any
 
 import tensorflow as tf
-from tabulate import tabulate
 
 from prototrain.actions.flops import count_flops
 from prototrain.callbacks.describe import describe
-from prototrain.data.elements import batch_size
+from prototrain.data.elements import batch_size, by_path
 from prototrain.launch import default_callbacks
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel
-from prototrain.system.tables import plain_table
+from prototrain.system.tables import plain_table, table
+from prototrain.system.terminal import say
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
@@ -26,13 +26,13 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     """
     built = BuiltModel(model)
     net = built.build(built.data.first_batch, False)
-    batch = [(name, *_describe(tensor)) for name, tensor in built.data.first_batch.items()]
-    tensors = [(name, *_describe(tensor)) for name, tensor in net.items()]
-    print(built.table(), end="\n\n")
-    print(plain_table(_totals(built)), end="\n\n")
-    print(tabulate(batch, headers=["input", "dtype", "shape"]), end="\n\n")
-    print(tabulate(tensors, headers=["tensor", "dtype", "shape"]), end="\n\n")
-    print(describe(sorted(default_callbacks(model), key=lambda callback: callback.priority)))
+    batch = [(name, *_describe(tensor)) for name, tensor in by_path(built.data.first_batch).items()]
+    tensors = [(name, *_describe(tensor)) for name, tensor in by_path(net).items()]
+    say(built.table(), end="\n\n")
+    say(plain_table(_totals(built)), end="\n\n")
+    say(table(batch, headers=["input", "dtype", "shape"]), end="\n\n")
+    say(table(tensors, headers=["tensor", "dtype", "shape"]), end="\n\n")
+    say(describe(sorted(default_callbacks(model), key=lambda callback: callback.priority)))
 
 
 def _totals(built: BuiltModel) -> dict[str, str]:

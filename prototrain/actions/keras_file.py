@@ -14,6 +14,7 @@ from prototrain.errors import ExperimentError, ModelError
 from prototrain.model.built import BuiltModel
 from prototrain.system.files import sync
 from prototrain.system.tables import plain_table
+from prototrain.system.terminal import say
 
 
 def export_keras(restored: Restored) -> None:
@@ -38,8 +39,8 @@ def export_keras(restored: Restored) -> None:
         raise ExperimentError(f"cannot write {final}: {error.strerror}") from error
     finally:
         temporary.unlink(missing_ok=True)
-    print(plain_table({**restored.describe(), "network": network.name, "compared": outcome}), end="\n\n")
-    print(f"exported to {final}")
+    say(plain_table({**restored.describe(), "network": network.name, "compared": outcome}), end="\n\n")
+    say(f"exported to {final}")
 
 
 def whole_network(built: BuiltModel) -> keras.Model:

@@ -74,8 +74,10 @@ def restore(model: ModelProtocol, checkpoint: str | None = None) -> Restored:
         CheckpointError: there is none, or it is damaged, of another run, or of another model.
     """
     path = _find(model, checkpoint)
+    # An action writes beside the checkpoint as well, and a pipe in place of one of its files would be waited for.
     own = path.parent.name == "checkpoints"
     experiment = Experiment(path.parent.parent) if own else Experiment.from_config(model.config)
+    experiment.check_inside()
     found = verify(path, run_id=experiment.run_id if own else None)
     built = BuiltModel(model)
     then, now = found.meta.get("provenance", {}), built.provenance()
@@ -90,7 +92,7 @@ def _find(model: ModelProtocol, checkpoint: str | None) -> Path:
     """Where the checkpoint lies that is meant; what is in it is not looked at."""
     experiment = Experiment.from_config(model.config)
     if checkpoint is not None and not checkpoint.isdecimal() and checkpoint != "best":
-        path = Path(checkpoint)
+        path = Experiment(checkpoint).directory  # which fails at a name that cannot be
         if (path / META).is_file():
             return path if path.parent.name == "checkpoints" else path.absolute()
         if not (path / "checkpoints").is_dir():
@@ -116,6 +118,7 @@ def _find(model: ModelProtocol, checkpoint: str | None) -> Path:
 
 def _best(experiment: Experiment) -> Path:
     """The checkpoint that a `MinSaver` or `MaxSaver` has noted."""
+    experiment.check_inside()  # before one of them is read
     notes = sorted(path for mode in ("min", "max") for path in experiment.checkpoints.glob(f"{mode}-*.json"))
     found = {}
     for path in notes:

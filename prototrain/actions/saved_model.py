@@ -19,6 +19,7 @@ import tensorflow as tf
 from prototrain.actions import reload_export
 from prototrain.checkpoint import first_line, read_bundle
 from prototrain.checkpoint.state import describe_variable
+from prototrain.data.elements import at_path, by_path, from_paths, has_path
 from prototrain.errors import ExperimentError, ModelError
 from prototrain.model.built import BuiltModel
 from prototrain.model.sharing import base_name
@@ -36,7 +37,8 @@ class ServedModel:
 
     Args:
         built: has the model, with the weights to be saved.
-        inputs: names in a batch, or else in the model's mapping for a batch.
+        inputs: names or paths in a batch, or else names in the model's mapping for a batch. What is at ``user/age`` is
+            given as ``user_age``.
         outputs: names in the model's mapping.
 
     Attributes:
@@ -51,8 +53,10 @@ class ServedModel:
     def __init__(self, built: BuiltModel, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         self.built = built
         self._outputs = outputs
-        first = _real_inputs(built, inputs)
-        specs = {name: _free(name, value, built.data.element_spec.get(name)) for name, value in first.items()}
+        self._paths, first = _real_inputs(built, inputs)
+        spec = built.data.element_spec
+        of_data = {name: at_path(spec, path) for name, path in self._paths.items() if has_path(spec, path)}
+        specs = {name: _free(name, value, of_data.get(name)) for name, value in first.items()}
         self._function = tf.function(self._serve, autograph=False, input_signature=[specs])
         self._graph = self._function.get_concrete_function().graph
         _require_certain(self._graph)
@@ -60,9 +64,11 @@ class ServedModel:
 
     def _serve(self, inputs: Tensors) -> Tensors:
         try:
-            net = self.built.build(dict(inputs), False)
+            given = {self._paths[name]: value for name, value in inputs.items()}
+            net = self.built.build(from_paths(given, self.built.data.element_spec), False)
         except KeyError as error:
-            if not error.args or error.args[0] not in self.built.data.element_spec:
+            known = {part for path in by_path(self.built.data.element_spec) for part in (path, *path.split("/"))}
+            if not error.args or error.args[0] not in known:
                 raise
             raise ModelError(
                 f"actions.export.inputs: build() needs {error.args[0]!r} too when train_phase is False; add it, or use "
@@ -166,22 +172,27 @@ def _difference(expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> 
     return float(np.max(np.abs(one[finite] - two[finite]), initial=0.0)) / largest
 
 
-def _real_inputs(built: BuiltModel, names: Sequence[str]) -> Tensors:
-    """The first training batch's values, of the batch itself or of what the model makes of it."""
+def _real_inputs(built: BuiltModel, paths: Sequence[str]) -> tuple[dict[str, str], Tensors]:
+    """The first training batch's values, of the batch itself or of what the model makes of it.
+
+    Returns:
+        the paths by the names of the arguments, and the values by these.
+    """
     batch = built.data.first_batch
-    net = batch if all(name in batch for name in names) else {**built.build(batch, False), **batch}
-    missing = [name for name in names if name not in net]
+    net = batch if all(has_path(batch, path) for path in paths) else {**built.build(batch, False), **batch}
+    missing = [path for path in paths if not has_path(net, path)]
     if missing:
         raise ModelError(
             f"actions.export.inputs: there is no {', '.join(map(repr, missing))}; a batch and the model's mapping have "
-            f"{', '.join(net)}"
+            f"{', '.join(by_path(net))}"
         )
+    names = {path if path in net else path.replace("/", "_"): path for path in paths}
     odd = [name for name in names if not name.isidentifier()]
     if odd:
         raise ModelError(
             f"actions.export.inputs: {odd[0]!r} cannot be the name of an argument; use letters, digits and _"
         )
-    return {name: _dense(f"actions.export.inputs: {name!r}", net[name]) for name in names}
+    return names, {name: _dense(f"actions.export.inputs: {path!r}", at_path(net, path)) for name, path in names.items()}
 
 
 def _dense(what: str, value: Any) -> tf.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from prototrain.callbacks.base import Callback
 from prototrain.errors import CallbackError
@@ -17,6 +18,8 @@ def checked(callbacks: Iterable[Callback]) -> list[Callback]:
     """
     if isinstance(callbacks, Callback):
         raise CallbackError(f"the callbacks must be a list; write [{callbacks!r}]")
+    if not isinstance(callbacks, Iterable):
+        raise CallbackError(f"the callbacks must be a list, not {_kind(callbacks)}")
     given = list(callbacks)
     for callback in given:
         if not isinstance(callback, Callback):
@@ -25,6 +28,30 @@ def checked(callbacks: Iterable[Callback]) -> list[Callback]:
         if sum(other is callback for other in given) > 1:
             raise CallbackError(f"{callback!r} is in the list twice; make a second one")
     return given
+
+
+def own_callbacks(model: Any) -> list[Callback]:
+    """What a model's function `callbacks` returns; nothing if it has none.
+
+    Raises:
+        CallbackError: it returns something else than a list of callbacks.
+    """
+    function = getattr(model, "callbacks", None)
+    if function is None:
+        return []
+    if not callable(function):
+        raise CallbackError(f"the model's callbacks must be a function that returns a list, not {_kind(function)}")
+    found = function()
+    if not isinstance(found, Iterable):
+        raise CallbackError(
+            f"the model's callbacks() must return a list of callbacks, not {_kind(found)}"
+            f"{'; return [] for none' if found is None else ''}"
+        )
+    return checked(found)
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else type(value).__name__
 
 
 def state_keys(callbacks: list[Callback]) -> dict[str, Callback]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.errors import CallbackError
+from prototrain.system.files import LONGEST_NAME
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
@@ -67,10 +68,10 @@ class Monitors:
             value: anything that `float` takes: a number, a NumPy or TensorFlow scalar.
 
         Raises:
-            CallbackError: the value is not a single number, or the name is one that every row of metrics.jsonl has.
+            CallbackError: the value is not a single number, or the name cannot be that of a scalar.
         """
-        if name in _RESERVED:
-            raise CallbackError(f"a scalar cannot be called {name!r}; put a prefix before it, such as 'trn/{name}'")
+        if name not in self._history:
+            _check_name(name)
         number = as_number(name, value)
         step = self._trainer.global_step
         self._history.setdefault(name, deque(maxlen=HISTORY_LENGTH)).append((step, number))
@@ -126,6 +127,28 @@ class Monitors:
             name: deque(((int(step), float(value)) for step, value in pairs), maxlen=HISTORY_LENGTH)
             for name, pairs in state.items()
         }
+
+
+def _check_name(name: Any) -> None:
+    """Fail at a name that metrics.jsonl, or the directory that TensorBoard has for its prefix, cannot have.
+
+    Raises:
+        CallbackError: it says what is wrong with it.
+    """
+    if not isinstance(name, str):
+        raise CallbackError(f"the name of a scalar must be a text, not {name!r}")
+    if name in _RESERVED:
+        raise CallbackError(f"a scalar cannot be called {name!r}; put a prefix before it, such as 'trn/{name}'")
+    prefix, slash, _ = name.partition("/")
+    if not (slash and prefix == "..") and "\0" not in name and not any("\ud800" <= sign <= "\udfff" for sign in name):
+        size = len(prefix.encode()) if slash else 0
+        if size <= LONGEST_NAME:
+            return
+        raise CallbackError(
+            f"a scalar cannot be called {name[:40]!r}...: what stands before the slash is the name of a directory, and "
+            f"has {size} bytes, not at most {LONGEST_NAME}"
+        )
+    raise CallbackError(f"a scalar cannot be called {name[:80]!r}: no directory of TensorBoard's could have its name")
 
 
 def as_number(name: str, value: Any) -> float:

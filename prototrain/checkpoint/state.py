@@ -16,7 +16,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.checkpoint.files import HOLDS_DATASETS, READ_ERRORS, Checkpoint, Saveable, file_holds_graph, first_line
+from prototrain.checkpoint.files import (
+    HOLDS_DATASETS,
+    READ_ERRORS,
+    Checkpoint,
+    Saveable,
+    file_holds_graph,
+    first_line,
+    prefix_of,
+)
 from prototrain.checkpoint.generators import GENERATORS, GeneratorState
 from prototrain.errors import CheckpointError
 from prototrain.system.wording import FRESH
@@ -25,6 +33,7 @@ from prototrain.towers import OF_TOWER, is_seed, seed_of_tower
 OF_CALLBACKS = "callbacks/"
 """What the names of variables that callbacks add to `trainer.state` start with."""
 
+_LONGEST_PREFIX = 200  # bytes; TensorFlow adds up to 30
 _CURE = f"use {FRESH}, another trainer.experiment_name, or model.weights_load_path to take over what matches"
 
 
@@ -126,6 +135,13 @@ class StateEntries:
             CheckpointError: it names an entry that cannot be saved, and why.
         """
         self.values()
+        for key in self.saveables:
+            name = Path(prefix_of(Path(), key)).name
+            if len(name) > _LONGEST_PREFIX:
+                raise CheckpointError(
+                    f"state[{key[:40]!r}...] cannot be saved: its name makes that of a file, and is too long for it "
+                    f"({len(name)} bytes, {_LONGEST_PREFIX} are possible)"
+                )
         for key, entry in self._state.items():
             if isinstance(entry, tf.data.Iterator):  # only a trial tells, and one that has not begun is small
                 _try_to_save(self.saveables[key], f"state[{key!r}]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 import textwrap
 from collections.abc import Mapping
@@ -14,9 +15,10 @@ from tabulate import tabulate
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 from prototrain.checkpoint.checkpoints import Checkpoints
-from prototrain.checkpoint.files import BUNDLE, META, read_bundle, verify
+from prototrain.checkpoint.files import BUNDLE, META, first_line, read_bundle, verify
 from prototrain.checkpoint.state import OF_CALLBACKS, describe_variable
 from prototrain.errors import CheckpointError
+from prototrain.system.contained import special
 
 AVERAGES = f"{OF_CALLBACKS}ExponentialMovingAverage/"
 """What the names of the variables start with in which `ExponentialMovingAverage` keeps its averages."""
@@ -43,7 +45,11 @@ def load_weights(
     Raises:
         CheckpointError: there is no readable checkpoint, or nothing in it matches.
     """
-    saved = _read_named(_bundle_prefix(Path(path)))
+    try:
+        prefix = _bundle_prefix(Path(path))
+    except (OSError, ValueError) as error:  # a name that is too long, or has a NUL in it
+        raise CheckpointError(f"there is no checkpoint {str(path)[:80]!r}: {first_line(error)}") from error
+    saved = _read_named(prefix)
     report: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     for name, variable in variables.items():
         if exclude is not None and re.match(exclude, name):
@@ -85,6 +91,9 @@ def _bundle_prefix(path: Path) -> Path:
             f"model.weights_load_path: there is no checkpoint at {path}; give an experiment's directory, one of its "
             "checkpoints/step-*, or the prefix of a TensorFlow checkpoint"
         )
+    for file in path.parent.glob(f"{glob.escape(path.name)}.data-*"):
+        if (what := special(file.resolve())) is not None:  # TensorFlow would wait for ever
+            raise CheckpointError(f"model.weights_load_path: {file} is {what}, not a file")
     return path
 
 

@@ -7,12 +7,12 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tabulate import tabulate
-
 from prototrain.commands.runs import in_json, range_in_json
 from prototrain.config import differing
 from prototrain.config.json_form import as_text
 from prototrain.runs import Range, Run, flat, read_run, settings
+from prototrain.system.tables import table
+from prototrain.system.terminal import say
 from prototrain.system.wording import in_digits, in_words
 
 _OF_EACH_RUN = ("run_id", "started", "command")  # differ always, and say nothing of the results
@@ -41,9 +41,9 @@ def _compare(options: argparse.Namespace) -> None:
     names = [run.name for run in runs]
     for title, rows in (("config", config), ("environment", environment)):
         cells = [[key, *map(as_text, values)] for key, values in rows]
-        said = tabulate(cells, headers=[title, *names], disable_numparse=True)
-        print(said if cells else f"{title}: no differences", end="\n\n")
-    print(tabulate(_results(runs), headers=["result", *names], disable_numparse=True))
+        said = table(cells, headers=[title, *names], disable_numparse=True)
+        say(said if cells else f"{title}: no differences", end="\n\n")
+    say(table(_results(runs), headers=["result", *names], disable_numparse=True))
 
 
 def _lasting(run: Run) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from prototrain.errors import ExperimentError
 from prototrain.runs import read_run
 from prototrain.runs.curves import FORMATS, draw, require_scalars
 from prototrain.system.files import write_atomic
+from prototrain.system.terminal import say
 
 
 def add(commands: Any) -> None:
@@ -51,4 +52,4 @@ def write_result(path: Path, content: str | bytes) -> None:
         write_atomic(path, content)
     except OSError as error:
         raise ExperimentError(f"cannot write {path}: {error.strerror}") from error
-    print(path)
+    say(path)

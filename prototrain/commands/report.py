@@ -10,6 +10,7 @@ from prototrain.commands.plot import write_result
 from prototrain.errors import ExperimentError
 from prototrain.runs import read_run
 from prototrain.runs.report import write_page
+from prototrain.system.terminal import say
 
 
 def add(commands: Any) -> None:
@@ -27,7 +28,7 @@ def add(commands: Any) -> None:
 def _report(options: argparse.Namespace) -> None:
     run = read_run(options.experiment)
     try:
-        page = write_page(run)
+        page = write_page(run, lambda text: say(f"prototrain: {text}", to_stderr=True))
     except OSError as error:
         raise ExperimentError(f"cannot read {error.filename}: {error.strerror}") from error
     write_result(options.output or run.directory / "report.html", page)

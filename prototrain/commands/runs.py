@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from tabulate import tabulate
-
 from prototrain.config.json_form import as_text
 from prototrain.errors import ExperimentError, PrototrainError
+from prototrain.experiment import Experiment
 from prototrain.runs import Range, Run, find_runs, read_run
+from prototrain.system.tables import table as in_columns
+from prototrain.system.terminal import say
 from prototrain.system.wording import in_digits, in_words
 
 LOSSES = ("trn/loss", "vld/loss")
@@ -45,7 +45,7 @@ def add(commands: Any) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
-    base = Path(options.directory)
+    base = Experiment(options.directory).directory  # which fails at a name that cannot be
     if not base.is_dir():
         raise ExperimentError(f"there is no directory {base}; name the one that holds the experiments")
     found = [_read(directory, base) for directory in find_runs(base, _complain)]
@@ -53,9 +53,9 @@ def _list(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps([in_json(run) for run in found], indent=2))
     elif found:
-        print(table(found))
+        say(table(found))
     else:
-        print(f"there are no experiments in {base}")
+        say(f"there are no experiments in {base}")
 
 
 def _read(directory: Path, base: Path) -> Run | Unreadable:
@@ -67,7 +67,7 @@ def _read(directory: Path, base: Path) -> Run | Unreadable:
 
 
 def _complain(error: OSError) -> None:
-    print(f"prototrain: cannot read {error.filename}: {error.strerror}", file=sys.stderr)
+    say(f"prototrain: cannot read {error.filename}: {error.strerror}", to_stderr=True)
 
 
 def table(runs: list[Run | Unreadable]) -> str:
@@ -77,7 +77,7 @@ def table(runs: list[Run | Unreadable]) -> str:
     nothing = [""] * (len(headers) - 2)
     rows = [_row(run) if isinstance(run, Run) else [run.name, f"unreadable: {run.why}", *nothing] for run in runs]
     widths = [None, _WIDEST, *[None] * (len(headers) - 3), _WIDEST]
-    return tabulate(rows, headers=headers, maxcolwidths=widths, disable_numparse=True, missingval="")
+    return in_columns(rows, headers=headers, maxcolwidths=widths, disable_numparse=True, missingval="")
 
 
 def _row(run: Run) -> list[str | None]:

@@ -31,6 +31,8 @@ STRICT_NAMESPACES: Final = (
     "model.clip_gradients",
 )
 
+_LARGEST_INT: Final = 2**63 - 1  # that TensorFlow knows
+
 LOCATION_KEYS: Final = ("trainer.experiment_base_dir", "trainer.experiment_name")
 """The keys that say where a run lies, and nothing of what it does."""
 
@@ -66,10 +68,15 @@ class Key:
     below: float | None = None
     complaint: Callable[[Any], str | None] | None = None
 
+    def __post_init__(self) -> None:
+        if self.type in ("int", "list[int]") and self.maximum is None:
+            object.__setattr__(self, "maximum", _LARGEST_INT)
+
     @property
     def expected(self) -> str:
         """The accepted values in words, for messages."""
-        signs = ((">=", self.minimum), (">", self.above), ("<=", self.maximum), ("<", self.below))
+        largest = None if self.maximum == _LARGEST_INT else self.maximum
+        signs = ((">=", self.minimum), (">", self.above), ("<=", largest), ("<", self.below))
         bounds = " and ".join(f"{sign} {bound}" for sign, bound in signs if bound is not None)
         words = {
             "str": " or ".join(self.choices) or "str",
@@ -234,6 +241,10 @@ def checked(key: str, value: Any) -> Any:
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error.__cause__
     if converted is UNSET:
+        numbers_of = value if isinstance(value, (list, tuple)) else [value]
+        large = [one for one in numbers_of if isinstance(one, int) and one > _LARGEST_INT]
+        if large and "int" in spec.type and spec.maximum == _LARGEST_INT:
+            raise ConfigError(f"{key}: {show(large[0])} has more than 64 bits")
         raise ConfigError(f"{key}: expected {spec.expected}, got {show(value)}")
     complaint = spec.complaint(converted) if spec.complaint else None
     if complaint is not None:

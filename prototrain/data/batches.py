@@ -19,13 +19,14 @@ def split_batch(inputs: Batch, parts: int) -> list[Batch]:
     """
     if parts == 1:
         return [inputs]
-    divided = {name: _split(value, parts) for name, value in inputs.items()}
-    return [{name: values[index] for name, values in divided.items()} for index in range(parts)]
+    divided = [_split(value, parts) for value in tf.nest.flatten(inputs)]
+    return [tf.nest.pack_sequence_as(inputs, [values[index] for values in divided]) for index in range(parts)]
 
 
 def first_part(inputs: Batch, parts: int) -> Batch:
     """The first of the parts; all of a batch that has fewer examples than parts."""
-    return {name: _first(value, parts) for name, value in inputs.items()}
+    found: Batch = tf.nest.map_structure(lambda value: _first(value, parts), inputs)
+    return found
 
 
 def check_divides(batch_size: int, towers: int, micro_batches: int) -> None:

@@ -1,8 +1,11 @@
-"""What a model's datasets give: batches, which are dicts of tensors by name."""
+"""What a model's datasets give: batches, which are dicts of tensors by name.
+
+A value may also be a dict or a tuple again, to any depth. What is inside of it is named by its path, ``user/age``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -10,31 +13,140 @@ import tensorflow as tf
 from prototrain.errors import DataError
 from prototrain.system.tracebacks import cause
 
+_TENSORS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
+
 
 def check_dataset(dataset: Any, name: str) -> tf.data.Dataset:
     """Check what a model's `datasets` returned under a name.
 
     Raises:
-        DataError: it is not a `tf.data.Dataset` whose elements are dicts of tensors, or it is known to be empty.
+        DataError: it is not a `tf.data.Dataset` whose elements are dicts of tensors (or of dicts and tuples of them),
+            or it is known to be empty.
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise DataError(f"datasets() must give a tf.data.Dataset for {name!r}, not {type(dataset).__name__}")
-    if not isinstance(dataset.element_spec, dict):
-        raise DataError(
-            f"each element of dataset {name!r} must be a dict of batched tensors, "
-            f"not a {type(dataset.element_spec).__name__}"
-        )
+    spec = dataset.element_spec
+    if not isinstance(spec, dict):
+        raise DataError(f"each element of dataset {name!r} must be a dict of batched tensors, not {_in_words(spec)}")
+    if not tf.nest.flatten(spec):
+        raise DataError(f"each element of dataset {name!r} must be a dict of batched tensors; there is none in it")
+    for key in _keys(spec):
+        if not isinstance(key, str):
+            raise DataError(f"each tensor in dataset {name!r} must have a text for its name, not {key!r}")
+    for path, one in by_path(spec).items():
+        if not isinstance(one, _TENSORS):
+            kind = "a dataset" if isinstance(one, tf.data.DatasetSpec) else type(one).__name__.removesuffix("Spec")
+            raise DataError(
+                f"{path!r} in dataset {name!r} is {kind}, not a tensor; make one of it in a map(), or leave it out"
+            )
     if int(dataset.cardinality()) == 0:
         raise DataError(f"dataset {name!r} is empty")
     return dataset
 
 
+def _in_words(spec: Any) -> str:
+    """What elements are that are no dicts, and how to make dicts of them."""
+    if isinstance(spec, tuple) and spec:
+        names = ("x", "y", "weights")[: len(spec)] if len(spec) <= 3 else [f"x{index}" for index in range(len(spec))]
+        pairs = ", ".join(f'"{name}": {name}' for name in names)
+        return f"a tuple of {len(spec)}; .map(lambda {', '.join(names)}: {{{pairs}}}) makes one"
+    what = "a tensor" if isinstance(spec, tf.TypeSpec) else f"a {type(spec).__name__}"
+    return f'{what}; .map(lambda x: {{"x": x}}) makes one'
+
+
+def _keys(structure: Any) -> Iterator[Any]:
+    if isinstance(structure, Mapping):
+        yield from structure
+    for inside in _inside(structure).values():
+        yield from _keys(inside)
+
+
+def _inside(structure: Any) -> dict[str, Any]:
+    """The next level of a structure, by name or by number; nothing if it is a tensor."""
+    if isinstance(structure, Mapping):
+        return {str(key): value for key, value in structure.items()}
+    if isinstance(structure, tuple | list):
+        return {str(index): value for index, value in enumerate(structure)}
+    return {}
+
+
+def by_path(structure: Any) -> dict[str, Any]:
+    """The tensors of a batch, or of anything built like one, in its own order, each by its path."""
+    found: dict[str, Any] = {}
+    for name, value in _inside(structure).items():
+        if isinstance(value, Mapping | tuple | list):
+            found |= {f"{name}/{path}": inside for path, inside in by_path(value).items()}
+        else:
+            found[name] = value
+    return found
+
+
+def at_path(structure: Any, path: str) -> Any:
+    """What a batch has under a name or a path: a tensor, or a part of the batch.
+
+    Raises:
+        KeyError: nothing.
+    """
+    inside = _inside(structure)
+    if path in inside:  # also a name with a slash in it
+        return inside[path]
+    name, _, rest = path.partition("/")
+    if name not in inside or not rest:
+        raise KeyError(path)
+    return at_path(inside[name], rest)
+
+
+def has_path(structure: Any, path: str) -> bool:
+    """Whether `at_path` finds something."""
+    try:
+        at_path(structure, path)
+    except KeyError:
+        return False
+    return True
+
+
+def from_paths(values: Mapping[str, Any], like: Any) -> dict[str, Any]:
+    """A batch, or a part of one, made of values by name or path.
+
+    Args:
+        values: by name or path.
+        like: what says which names are paths: a whole batch, or its specification; None if all are names.
+
+    Raises:
+        KeyError: of a tuple not all is there.
+    """
+    if like is None:
+        return dict(values)
+    found: dict[str, Any] = {}
+    deeper: dict[str, dict[str, Any]] = {}
+    inside = _inside(like)
+    for path, value in values.items():
+        name, slash, rest = path.partition("/")
+        if slash and path not in inside and name in inside:
+            deeper.setdefault(name, {})[rest] = value
+        else:
+            found[path] = value
+    for name, values_there in deeper.items():
+        part = {**found.get(name, {}), **from_paths(values_there, inside[name])}
+        is_tuple = isinstance(inside[name], tuple | list)
+        found[name] = tuple(part[str(index)] for index in range(len(inside[name]))) if is_tuple else part
+    return found
+
+
 def batch_size(inputs: Mapping[str, Any]) -> tf.Tensor:
-    """The number of examples in a batch: the first dimension of its first tensor."""
-    first = next(iter(inputs.values()))
-    if isinstance(first, tf.RaggedTensor):
-        return first.nrows()
-    return first.dense_shape[0] if isinstance(first, tf.SparseTensor) else tf.shape(first)[0]
+    """The number of examples in a batch: the first dimension of its first tensor that is no scalar.
+
+    Raises:
+        DataError: all are scalars.
+    """
+    for value in by_path(inputs).values():
+        if isinstance(value, tf.RaggedTensor):
+            return value.nrows()
+        if isinstance(value, tf.SparseTensor):
+            return value.dense_shape[0]
+        if value.shape.rank != 0:
+            return tf.shape(value)[0]
+    raise DataError("a batch has no dimension of examples, only scalars: the dataset must be batched, with .batch(...)")
 
 
 def first_batch(iterator: Any) -> dict[str, Any]:

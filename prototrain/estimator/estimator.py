@@ -19,7 +19,7 @@ from prototrain.actions.saved_model import ServedModel
 from prototrain.callbacks import Callback, ScalarPrinter
 from prototrain.checkpoint import BUNDLE, Checkpoint, Checkpoints, verify
 from prototrain.config import Config
-from prototrain.errors import CheckpointError, ConfigError, ModelError
+from prototrain.errors import CheckpointError, ConfigError, ExperimentError, ModelError
 from prototrain.estimator.hooks import as_callbacks
 from prototrain.estimator.program import Program, calling
 from prototrain.estimator.serving import ServingInputReceiver
@@ -28,6 +28,7 @@ from prototrain.estimator.throttled_validation import ThrottledValidation, prefi
 from prototrain.estimator.trainers import BuiltProgram, ProgramTrainer, make_trainer
 from prototrain.experiment import Experiment, source_of
 from prototrain.launch import standard_callbacks
+from prototrain.system.terminal import say
 from prototrain.system.wording import in_digits
 from prototrain.trainers.run_length import ENDLESS
 
@@ -73,7 +74,6 @@ class Estimator:
             model_fn, "model_fn", features=None, labels=None, mode=None, params=self.params, config=self.config
         )
         self.model_dir = self.config.model_dir = self._choose_directory(model_dir)
-        self._experiment = Experiment(self.model_dir)
 
     def _choose_directory(self, model_dir: str | Path | None) -> str:
         given = {str(place) for place in (model_dir, self.config.model_dir) if place}
@@ -81,9 +81,13 @@ class Estimator:
             raise ConfigError(f"there are two model directories, {' and '.join(sorted(given))}; give one")
         directory = given.pop() if given else tempfile.mkdtemp(prefix="model-")
         if not (model_dir or self.config.model_dir):
-            print(f"no model_dir was given: the run is kept in the temporary directory {directory}")
+            say(f"no model_dir was given: the run is kept in the temporary directory {directory}")
         # Programs put files of their own beside those of the run, before it starts.
-        Path(directory).mkdir(parents=True, exist_ok=True)
+        self._experiment = Experiment(directory)
+        try:
+            Path(directory).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ExperimentError(f"cannot make the directory {directory}: {error.strerror}") from error
         return directory
 
     # -- training -----------------------------------------------------------------------------------------------------
@@ -122,7 +126,7 @@ class Estimator:
     def _trainer(self, spec: TrainSpec, done: int) -> ProgramTrainer | None:
         """A trainer, unless all steps are done."""
         if spec.max_steps is not None and done >= spec.max_steps:
-            print(f"nothing to train: {self.model_dir} is at step {done} of {spec.max_steps}")
+            say(f"nothing to train: {self.model_dir} is at step {done} of {spec.max_steps}")
             return None
         program = self._program(ModeKeys.TRAIN, spec.input_fn)
         trainer = make_trainer(program, self.model_dir, self.config.train_distribute)
@@ -197,7 +201,7 @@ class Estimator:
                 tf.summary.scalar(scalar, value)
         writer.close()
         words = ", ".join(f"{scalar} {in_digits(value)}" for scalar, value in scalars(measured).items())
-        print(f"evaluated at step {built.step}: {words}")
+        say(f"evaluated at step {built.step}: {words}")
         return measured
 
     def predict(
@@ -272,7 +276,7 @@ class Estimator:
         seconds = int(time.time())
         while (final := Path(export_dir_base) / str(seconds)).exists():
             seconds += 1
-        print(f"exported step {built.step} to {final}, compared {write_export(served, final)}")
+        say(f"exported step {built.step} to {final}, compared {write_export(served, final)}")
         return str(final)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
@@ -301,6 +305,7 @@ class Estimator:
         return variables[name]
 
     def _newest(self) -> Checkpoint | None:
+        self._experiment.check_inside()
         return Checkpoints(self._experiment.checkpoints, run_id=self._experiment.run_id).newest()
 
     def _newest_step(self) -> int:
@@ -309,6 +314,7 @@ class Estimator:
 
     def _checkpoint(self, path: str | Path | None) -> Checkpoint:
         if path is not None:
+            self._experiment.check_inside()  # an evaluation writes there
             return verify(Path(path).parent if Path(path).name == BUNDLE else Path(path))
         newest = self._newest()
         if newest is None:

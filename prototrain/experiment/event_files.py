@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 
 def records(data: bytes) -> Iterator[bytes]:
     """The records of a TFRecord file: each is its length and that number's checksum, the data and its checksum.
 
     A last one that is cut short, because it is being written, is left out.
+
+    Raises:
+        ValueError: what stands where a record should begin is none. Of its data the checksum is not looked at: without
+            TensorFlow that takes long.
     """
     position = 0
     while position + 12 <= len(data):
-        (length,) = struct.unpack_from("<Q", data, position)
+        length, checksum = struct.unpack_from("<QI", data, position)
+        if checksum != masked_crc32c(data[position : position + 8]):
+            raise ValueError(f"there is no record at byte {position}")
         end = position + 16 + length
         if end > len(data):
             return
@@ -24,8 +32,19 @@ def records(data: bytes) -> Iterator[bytes]:
         position = end
 
 
-def read_images(summaries: Path) -> dict[str, dict[int, list[bytes]]]:
+def _events(path: Path, complain: Callable[[str], None]) -> Iterator[Event]:
+    try:
+        yield from map(Event.FromString, records(path.read_bytes()))
+    except (ValueError, DecodeError) as error:
+        complain(f"{path} is damaged, and what is behind the damage is left out: {error}")
+
+
+def read_images(summaries: Path, complain: Callable[[str], None] = print) -> dict[str, dict[int, list[bytes]]]:
     """What `tf.summary.image` has left in the event files below a directory.
+
+    Args:
+        summaries: the directory.
+        complain: called with a line about a file that is damaged.
 
     Returns:
         for each name, such as "trn/digits", the encoded images by step.
@@ -33,7 +52,7 @@ def read_images(summaries: Path) -> dict[str, dict[int, list[bytes]]]:
     found: dict[str, dict[int, list[bytes]]] = {}
     for path in sorted(summaries.rglob("events.out.tfevents.*")):
         prefix = "" if path.parent == summaries else f"{path.parent.relative_to(summaries).as_posix()}/"
-        for event in map(Event.FromString, records(path.read_bytes())):
+        for event in _events(path, complain):
             if event.HasField("session_log") and event.session_log.status == SessionLog.START:
                 for name in [name for name in found if name.rpartition("/")[0] == prefix.rstrip("/")]:
                     found[name] = {step: images for step, images in found[name].items() if step < event.step}

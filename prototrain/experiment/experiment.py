@@ -18,7 +18,8 @@ from prototrain.errors import ExperimentError
 from prototrain.experiment.copies import copy_source
 from prototrain.experiment.environment import describe_environment
 from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
-from prototrain.system.files import write_atomic
+from prototrain.system.contained import has_other_names, outsider
+from prototrain.system.files import LONGEST_NAME, write_atomic
 
 _OWN_NAMES = {
     "config.json", "config.txt", "source", "environment.json", "checkpoints", "summaries", "metrics.jsonl",
@@ -34,10 +35,14 @@ class Experiment:
 
     Args:
         directory: where the run's files go; made when the run starts.
+
+    Raises:
+        ExperimentError: there cannot be a directory of this name.
     """
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
+        _check_name(self.directory)
         self.checkpoints = self.directory / "checkpoints"
         self.summaries = self.directory / "summaries"
         self.metrics = self.directory / "metrics.jsonl"
@@ -79,8 +84,10 @@ class Experiment:
             a line about a run that died with the lock, or None.
 
         Raises:
-            ExperimentError: another run has the directory, or it cannot be made or written.
+            ExperimentError: another run has the directory, it cannot be made or written, or it has something in it that
+                leads elsewhere.
         """
+        self.check_own()
         return self._lock.take()
 
     def unlock(self) -> None:
@@ -88,12 +95,49 @@ class Experiment:
         self._lock.give_back()
 
     def check_free(self) -> None:
-        """Fail early if another run has the directory.
+        """Fail early if another run has the directory, or a run could not use it.
 
         Raises:
-            ExperimentError: another run has it.
+            ExperimentError: another run has it, or something in it leads elsewhere.
         """
-        self._lock.check_free()
+        self.check_own()
+        try:
+            self._lock.check_free()
+        except OSError as error:
+            raise ExperimentError(f"cannot use {error.filename}: {error.strerror}") from error
+
+    def check_own(self) -> None:
+        """Check that what a run writes and deletes in the directory lies there and nowhere else.
+
+        Raises:
+            ExperimentError: as `check_inside`, or a file that is written in place is one elsewhere as well.
+        """
+        self.check_inside()
+        for path in (self.directory / LOCK, self.log, self.metrics):
+            if has_other_names(path):
+                raise ExperimentError(
+                    f"{path} has another name as well (a hard link), so that writing to it would change that file; put "
+                    "a copy in its place"
+                )
+
+    def check_inside(self, *, deep: bool = True) -> None:
+        """Check that nothing in the directory leads out of it, and that there are only files and directories.
+
+        Args:
+            deep: whether to look into the directories in it as well.
+
+        Raises:
+            ExperimentError: it names what does, or what cannot be looked at.
+        """
+        try:
+            found = outsider(self.directory, deep=deep)
+        except OSError as error:
+            raise ExperimentError(f"cannot look into {error.filename}: {error.strerror}") from error
+        if found is not None:
+            raise ExperimentError(
+                f"{found}; an experiment has files and directories of its own only: put what is meant in its place, or "
+                "remove it"
+            )
 
     def is_running(self) -> bool:
         """Whether a live process has the directory.
@@ -178,6 +222,18 @@ class Experiment:
                     path.unlink()
         except OSError as error:
             raise ExperimentError(f"cannot delete everything in {self}: {error.strerror}: {error.filename}") from error
+
+
+def _check_name(directory: Path) -> None:
+    """Fail where the operating system would, wherever that is asked first."""
+    for part in directory.parts:
+        if "\0" in part:
+            raise ExperimentError(f"{part!r} cannot be the name of a directory; choose another one")
+        if len(os.fsencode(part)) > LONGEST_NAME:
+            raise ExperimentError(
+                f"{part[:40]!r}... is too long for the name of a directory ({len(os.fsencode(part))} bytes, "
+                f"{LONGEST_NAME} are possible); choose a shorter one"
+            )
 
 
 def _is_own(name: str) -> bool:

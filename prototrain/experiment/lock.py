@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import IO
 
 from prototrain.errors import ExperimentError
+from prototrain.system.contained import open_file
 from prototrain.system.forks import tell_of_forks
 
 LOCK = ".lock"
 """The name of the file."""
+_LONGEST_HOLDER = 1000  # bytes; nobody writes more
 
 
 class DirectoryLock:
@@ -30,7 +32,7 @@ class DirectoryLock:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._file: IO[str] | None = None
+        self._file: IO[bytes] | None = None
         tell_of_forks(self)
 
     def take(self) -> str | None:
@@ -46,11 +48,12 @@ class DirectoryLock:
             return None
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            file = open(self._directory / LOCK, "a+", encoding="utf-8")  # noqa: SIM115 - held while the run lasts
+            file = _open(self._directory / LOCK, os.O_RDWR | os.O_APPEND | os.O_CREAT)  # held while the run lasts
         except OSError as error:
-            raise ExperimentError(f"cannot use the experiment directory {self._directory}: {error.strerror}") from error
-        file.seek(0)
-        holder, _, inode = file.read().strip().partition("\n")
+            raise ExperimentError(
+                f"cannot use the experiment directory {self._directory}: {error.strerror} ({error.filename})"
+            ) from error
+        holder, _, inode = _content(file).partition("\n")
         own_inode = str(os.fstat(file.fileno()).st_ino)
         try:
             self._lock(file, holder)
@@ -60,8 +63,7 @@ class DirectoryLock:
         self._file = file
         with suppress(OSError):  # a full disk has no room for who holds it
             file.truncate(0)
-            file.write(f"process {os.getpid()} on {platform.node()}\n{own_inode}\n")
-            file.flush()
+            file.write(f"process {os.getpid()} on {platform.node()}\n{own_inode}\n".encode())
         # In a copy of a run's directory, what the lock says is about the original.
         stale = holder and inode == own_inode
         return f"took over the lock of {holder}, which ended without giving it back" if stale else None
@@ -88,12 +90,12 @@ class DirectoryLock:
         Raises:
             ExperimentError: another run has it.
         """
-        path = self._directory / LOCK
-        if self._file is None and path.is_file():
-            with open(path, encoding="utf-8") as file:
-                self._lock(file, file.read().partition("\n")[0])
+        if self._file is not None:
+            return
+        with suppress(FileNotFoundError, NotADirectoryError), _open(self._directory / LOCK) as file:
+            self._lock(file, _content(file).partition("\n")[0])
 
-    def _lock(self, file: IO[str], holder: str) -> None:
+    def _lock(self, file: IO[bytes], holder: str) -> None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -101,6 +103,17 @@ class DirectoryLock:
                 f"{self._directory} is in use by another run ({holder or 'unknown process'}); "
                 "wait for it, stop it, or choose another trainer.experiment_name"
             ) from error
+
+
+def _open(path: Path, flags: int = os.O_RDONLY) -> IO[bytes]:
+    # Without a buffer: what is written has to be there before the lock counts for others.
+    return open(open_file(path, flags), "ab+" if flags else "rb", buffering=0)
+
+
+def _content(file: IO[bytes]) -> str:
+    """What a lock says of who has it, whatever somebody may have put there."""
+    file.seek(0)
+    return file.read(_LONGEST_HOLDER).decode("utf-8", "replace").strip()
 
 
 def is_locked(path: Path) -> bool:
@@ -112,7 +125,7 @@ def is_locked(path: Path) -> bool:
         OSError: the file cannot be looked at.
     """
     try:
-        with open(path, encoding="utf-8") as file:
+        with _open(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

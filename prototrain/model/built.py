@@ -18,7 +18,7 @@ from prototrain.data.batches import first_part
 from prototrain.data.knowledge import reshuffles
 from prototrain.data.pipeline import named_files
 from prototrain.data.stream import TrainingData
-from prototrain.errors import DataError
+from prototrain.errors import DataError, OutOfMemoryError
 from prototrain.experiment import home_of, source_of
 from prototrain.experiment.data_files import describe_files, noting_files
 from prototrain.experiment.provenance import config_provenance, source_digest
@@ -32,6 +32,7 @@ from prototrain.predictor import Predictor
 from prototrain.step.graph_caveats import graph_caveats
 from prototrain.system.graphs import graph_digest
 from prototrain.system.signals import StopRequest
+from prototrain.system.tracebacks import out_of_memory
 from prototrain.system.waiting import announcing
 from prototrain.towers import building
 
@@ -100,8 +101,13 @@ class BuiltModel:
         self.datasets = self.data.datasets
         keras.utils.set_random_seed(seed)
         self._store = VariableStore()
-        with announcing("building the model", log):
-            self._create_variables(check)
+        try:
+            with announcing("building the model", log):
+                self._create_variables(check)
+        except (MemoryError, tf.errors.OpError) as error:
+            if (asked := out_of_memory(error)) is None:
+                raise
+            raise OutOfMemoryError(f"out of memory: building the model: {asked}") from error
         self.variables = dict(self._store.variables)
         self._weights: dict[str, tf.Variable] = {}
         self.trainable: dict[str, Any] = {}

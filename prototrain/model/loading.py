@@ -117,7 +117,8 @@ def load_model(name: str) -> Model:
     missing = [part for part, value in parts.items() if value is None and part != "callbacks"]
     if missing:
         homes = [f"{_PARTS[part]}.py" for part in missing] if hasattr(module, "__path__") else []
-        where = " or in its ".join([Path(module.__file__ or name).name, " and ".join(homes)][: 1 + bool(homes)])
+        file = getattr(module, "__file__", None)  # modules of the interpreter itself have none
+        where = " or in its ".join([Path(file or name).name, " and ".join(homes)][: 1 + bool(homes)])
         raise ModelError(f"model {name} has no {' and no '.join(missing)}; define it in {where}")
     config = parts["config"]
     if not isinstance(config, Mapping):

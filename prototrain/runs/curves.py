@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from prototrain.errors import ExperimentError
 from prototrain.runs import Run
+from prototrain.system.terminal import one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,11 +98,11 @@ def _draw_chart(axes: Axes, tag: str, names: Sequence[str], runs: Sequence[Run])
                 linestyle="-" if len(runs) == 1 else _STYLES[index % len(_STYLES)],
                 marker="o" if len(steps) == 1 else None,
                 # matplotlib leaves labels out that begin with an underscore.
-                label=" " + (name if len(runs) == 1 else f"{run.name} {name}"),
+                label=" " + one_line(name if len(runs) == 1 else f"{run.name} {name}"),
             )
     axes.set_xlabel("step")
     axes.locator_params(axis="x", integer=True)
-    axes.set_ylabel(tag)
+    axes.set_ylabel(one_line(tag))
     axes.grid(alpha=0.3)
     legend = axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize="small")
     legend.set_in_layout(False)

@@ -95,8 +95,8 @@ class Run:
 
 
 def is_experiment(directory: Path) -> bool:
-    """Whether a run has been started in a directory."""
-    return Experiment(directory).environment.is_file()
+    """Whether a run has been started in a directory, or it looks so: what is wrong with it is said when it is read."""
+    return os.path.lexists(Experiment(directory).environment)
 
 
 def _fail(error: OSError) -> None:
@@ -129,14 +129,15 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
         ExperimentError: it is no experiment, or a file cannot be read.
         ConfigError: a file is damaged.
     """
-    directory = Path(directory)
+    experiment = Experiment(directory)
+    directory = experiment.directory
     if not directory.is_dir():
         raise ExperimentError(f"there is no directory {directory}")
     if not is_experiment(directory):
         raise ExperimentError(
             f"{directory} is not an experiment: it has no environment.json; `prototrain runs DIR` lists those below DIR"
         )
-    experiment = Experiment(directory)
+    experiment.check_inside(deep=False)
     try:
         rows = list(read_rows(experiment.metrics.read_bytes())) if experiment.metrics.exists() else []
         checkpoints = checkpoint_steps(experiment.checkpoints)

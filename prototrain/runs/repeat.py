@@ -45,6 +45,7 @@ class Repeat:
         self._experiment = experiment = Experiment(directory)
         if not experiment.environment.is_file():
             raise ExperimentError(f"--from: {directory} is not an experiment: it has no environment.json")
+        experiment.check_inside()
         self._environment = found = read_object(experiment.environment)
         if not all(isinstance(found.get(key), kind) for key, kind in _FORM.items()):
             raise ExperimentError(

@@ -8,7 +8,7 @@ import re
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -62,21 +62,24 @@ $sections
 """)
 
 
-def write_page(run: Run) -> str:
+def write_page(run: Run, complain: Callable[[str], None] = print) -> str:
     """The page.
 
     Args:
         run: the run that it is about.
+        complain: called with a line about what is damaged, and left out.
 
     Raises:
-        ExperimentError: the run has scalars, and matplotlib, which draws them, is not installed.
+        ExperimentError: the run has scalars, and matplotlib, which draws them, is not installed; or something in its
+            directory leads elsewhere.
         OSError: a file of the experiment cannot be read.
     """
+    Experiment(run.directory).check_inside()
     sections = {
         "": _summary(run),
         "Curves": _curves(run),
         "Scalars": _scalars(run),
-        "Images": _images(run),
+        "Images": _images(run, complain),
         "Config": _config(run),
         "Time": _time(run),
         "Environment": _environment(run),
@@ -165,10 +168,14 @@ def _row_of(attempt: Attempt) -> list[Any]:
 # -- images -----------------------------------------------------------------------------------------------------------
 
 
-def _images(run: Run) -> str:
-    experiment = Experiment(run.directory)
-    found = {**_dumped(run.directory / "analysis" / "images"), **read_images(experiment.summaries)}
-    return "\n".join(_steps_of(name, by_step) for name, by_step in sorted(found.items()))
+def _images(run: Run, complain: Callable[[str], None]) -> str:
+    damage: list[str] = []
+    of_summaries = read_images(Experiment(run.directory).summaries, damage.append)
+    for line in damage:
+        complain(line)
+    found = {**_dumped(run.directory / "analysis" / "images"), **of_summaries}
+    notes = [f"<p>{html.escape(line)}</p>" for line in damage]
+    return "\n".join([*notes, *(_steps_of(name, by_step) for name, by_step in sorted(found.items()))])
 
 
 def _dumped(directory: Path) -> dict[str, dict[int, list[bytes]]]:

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
+from prototrain.data.elements import at_path, by_path, has_path
 from prototrain.errors import ModelError
 from prototrain.experiment.event_files import records
 from prototrain.step.direct_call import DirectCall
@@ -122,7 +123,7 @@ def pick(names: Collection[str], nets: Sequence[Mapping[str, Any]], inputs: Mapp
     """Find tensors of one tower by name, joined over its micro-batches.
 
     Args:
-        names: in the model's mapping or in the batch.
+        names: in the model's mapping or in the batch, or paths there.
         nets: what `build` returned, for each micro-batch.
         inputs: the tower's batch.
 
@@ -131,9 +132,10 @@ def pick(names: Collection[str], nets: Sequence[Mapping[str, Any]], inputs: Mapp
     """
     found = {}
     for name in sorted(names):
-        values = [net[name] for net in nets if name in net] or [inputs[name] for _ in range(1) if name in inputs]
-        if not values:
-            known = ", ".join(dict.fromkeys([*inputs, *(key for net in nets for key in net)]))
+        values = [at_path(net, name) for net in nets if has_path(net, name)]
+        values = values or ([at_path(inputs, name)] if has_path(inputs, name) else [])
+        if not values or any(isinstance(value, Mapping) for value in values):
+            known = ", ".join(dict.fromkeys([*by_path(inputs), *(key for net in nets for key in net)]))
             raise ModelError(f"there is no tensor {name!r} in the step; there are: {known}")
         found[name] = join([tf.convert_to_tensor(value) for value in values])
     return found

@@ -14,6 +14,7 @@ from prototrain.model import ModelProtocol, load_model
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import as_options, from_mapping
 from prototrain.system.signals import StopRequest
+from prototrain.system.terminal import say
 
 if TYPE_CHECKING:
     from prototrain.callbacks.base import Callback
@@ -72,7 +73,7 @@ def sweep(
         SystemExit: after SIGTERM, with exit code 143, once all trials are saved.
     """
     _require_optuna()
-    from prototrain.sweeps.storage import reporting_failures, shown, sqlite_url
+    from prototrain.sweeps.storage import own_database, reporting_failures, shown
     from prototrain.sweeps.study import PRUNERS, Study
     from prototrain.sweeps.summary import describe, summarise
 
@@ -92,7 +93,7 @@ def sweep(
         command = _command(model, plan, {"--trainer": trainer, "--towers": named})
     elif jobs > 1:
         raise SweepError("several jobs need the model's name, such as 'models.simple', in place of the model itself")
-    where = sqlite_url(plan.directory / f"{plan.name}.sweep.db") if storage is None else storage
+    where = own_database(plan.directory / f"{plan.name}.sweep.db") if storage is None else storage
     stop = StopRequest(_say)
     with _quiet_optuna(), reporting_failures(where):
         study = Study(plan, storage=where, pruner=pruner or ("none" if trials is None else "median"))
@@ -166,7 +167,7 @@ def _check_end(result: SweepResult) -> None:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    say(text)
 
 
 def _require_optuna() -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from prototrain.callbacks.base import Callback
+from prototrain.callbacks.listing import checked
 from prototrain.config import Config
 from prototrain.errors import SweepError
 from prototrain.launch import launch
@@ -43,7 +44,7 @@ def run_here(
         name = {"trainer.experiment_name": trial.experiment.directory.name}
         with _having(model.config, {**study.plan.config, **trial.values, **name}):
             try:
-                launch(model, callbacks=[*callbacks(model), reporter(trial.report, model.config)], **options)
+                launch(model, callbacks=[*checked(callbacks(model)), reporter(trial.report, model.config)], **options)
             except SweepError:
                 trial.release()
                 raise

@@ -22,6 +22,7 @@ import psutil
 
 from prototrain.errors import SweepError
 from prototrain.experiment.lock import is_locked
+from prototrain.system.contained import open_file
 from prototrain.system.forks import tell_of_forks
 
 BEAT_SECONDS: Final = 60.0
@@ -43,6 +44,18 @@ def is_silent(owner: Mapping[str, Any]) -> bool:
 def has_ended(owner: Mapping[str, Any]) -> bool:
     """Whether an owner's process was on this machine and is no more."""
     return owner["host"] == platform.node() and not psutil.pid_exists(int(owner["process"]))
+
+
+def is_held(path: Path) -> bool:
+    """Whether a live process has the lock on a file.
+
+    Raises:
+        SweepError: it is no file, or cannot be read.
+    """
+    try:
+        return is_locked(path)
+    except OSError as error:
+        raise SweepError(f"cannot use {path}: {error.strerror}") from error
 
 
 class TrialLock:
@@ -79,7 +92,8 @@ class TrialLock:
             SweepError: the file cannot be made.
         """
         try:
-            file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - held while the trial runs
+            descriptor = open_file(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            file = open(descriptor, "a", encoding="utf-8")  # noqa: SIM115 - held while the trial runs
         except OSError as error:
             raise SweepError(f"cannot write {self.path}: {error.strerror}") from error
         try:
@@ -91,8 +105,12 @@ class TrialLock:
         return True
 
     def is_taken(self) -> bool:
-        """Whether another process has the lock."""
-        return is_locked(self.path)
+        """Whether another process has the lock.
+
+        Raises:
+            SweepError: it is no file, or cannot be read.
+        """
+        return is_held(self.path)
 
     def fileno(self) -> int:
         """The descriptor for a child process to inherit."""

@@ -41,6 +41,7 @@ class Plan:
     Raises:
         SweepError: the space is empty, or does not fit `trials`.
         ConfigError: a key or a value is wrong.
+        ExperimentError: a trial's directory could not have its name.
     """
 
     config: Config
@@ -62,6 +63,7 @@ class Plan:
                 "give it a name without {timestamp}"
             )
         self.config.validate()
+        self.experiment(0)  # fails early at a name that no directory can have
         check(self.space, self.config, every_combination=self.trials is None)
 
     @property

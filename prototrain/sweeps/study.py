@@ -16,7 +16,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from prototrain.config.json_form import as_text
 from prototrain.errors import SweepError
-from prototrain.sweeps.ownership import ME, Heartbeat, TrialLock, has_ended, is_silent, signature
+from prototrain.experiment.lock import LOCK
+from prototrain.sweeps.ownership import ME, Heartbeat, TrialLock, has_ended, is_held, is_silent, signature
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.storage import FAILURES, open_storage, shown
 from prototrain.sweeps.trial import Trial, read_values
@@ -181,7 +182,7 @@ class Study:
     def _is_free(self, number: int) -> bool:
         """Whether a trial has not ended, and nobody trains in its experiment."""
         running = self._study.get_trials(deepcopy=False)[number].state == TrialState.RUNNING
-        return running and not self.plan.experiment(number).is_running()
+        return running and not is_held(self.plan.experiment(number).directory / LOCK)
 
     def _outlasts_others(self, trial: FrozenTrial) -> bool:
         """Whether this process gets a trial for which no lock decides: of several, the last to sign has it."""
@@ -214,7 +215,7 @@ class Study:
         lock = self._lock(trial.number)
         if lock.exists():
             orphaned = owner is not None and has_ended(owner)
-            return not orphaned and (lock.is_taken() or self.plan.experiment(trial.number).is_running())
+            return not orphaned and (lock.is_taken() or is_held(self.plan.experiment(trial.number).directory / LOCK))
         return owner is not None and not is_silent(owner)
 
     def _confirm(self) -> None:

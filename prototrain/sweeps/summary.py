@@ -6,13 +6,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tabulate import tabulate
-
 from prototrain.config.json_form import as_text
 from prototrain.experiment import Experiment
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import as_options, as_settings
 from prototrain.sweeps.study import Outcome
+from prototrain.system.tables import table
 from prototrain.system.wording import in_digits
 
 _ORDER = ("finished", "pruned", "running", "stopped", "failed")
@@ -52,9 +51,9 @@ def describe(plan: Plan, result: SweepResult, command: Sequence[str] | None) -> 
         [trial.number, *(_cell(trial.values, key) for key in keys), _number(trial.objective), trial.step, trial.state]
         for trial in ranked
     ]
-    table = tabulate(rows, headers=["trial", *keys, plan.objective, "step", "state"], disable_numparse=True)
+    trials = table(rows, headers=["trial", *keys, plan.objective, "step", "state"], disable_numparse=True)
     errors = [_error(trial) for trial in result.trials if trial.state == "failed"]
-    return "\n".join([table, *([""] if errors else []), *errors, *_best_lines(result.best, command)])
+    return "\n".join([trials, *([""] if errors else []), *errors, *_best_lines(result.best, command)])
 
 
 def _error(trial: Outcome) -> str:
@@ -72,7 +71,7 @@ def _best_lines(best: Outcome | None, command: Sequence[str] | None) -> list[str
         ("directory", str(best.directory)),
         ("again" if command else "values", shlex.join(again)),
     ]
-    return ["", tabulate(rows, tablefmt="plain")]
+    return ["", table(rows, tablefmt="plain")]
 
 
 def _rank(plan: Plan, trial: Outcome) -> tuple[float, int]:

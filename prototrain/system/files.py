@@ -5,6 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from prototrain.system.contained import open_file
+
+LONGEST_NAME = 255
+"""Bytes of the name of one file or directory, in the usual file systems."""
+
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write `content` to `path` so that a reader, or a crash, sees the old file or the new one, never a part.
@@ -19,7 +24,8 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     data = content.encode("utf-8") if isinstance(content, str) else content
     temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     try:
-        with open(temporary, "wb") as file:
+        temporary.unlink(missing_ok=True)  # what a killed write has left, or a link that somebody has put there
+        with open(open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

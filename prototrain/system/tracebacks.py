@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from prototrain.errors import PrototrainError
-from prototrain.system.code_paths import OURS, STANDARD_LIBRARY
+from prototrain.system.code_paths import OURS, STANDARD_LIBRARY, is_installed
 from prototrain.system.graphs import all_operations
 
 _FRAMEWORK = re.compile(r"[/\\](site|dist)-packages[/\\](absl|keras|tensorflow|wrapt)[/\\]|__autograph_generated_file")
 _HEADLINE = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^  File "(.+?)", line (\d+).*\n(?:    .*\n)*', re.MULTILINE)
+_OUT_OF_MEMORY = re.compile(r"\bOOM\b|[Oo]ut of memory|allocate|MemoryError")  # and not: no space left on a disk
 _NODE = re.compile(r"\{\{node ([^}]*)\}\}")
 _NODE_NAME = re.compile(r"\[\[\{\{(?:function_)?node")
 _GRAPH_NOISE = re.compile(
@@ -85,6 +86,26 @@ def in_one_line(error: BaseException) -> str:
     text = cause(error) if _is_of_tensorflow(error) else str(error)
     said = text if isinstance(error, PrototrainError) else f"{type(error).__name__}: {text}"
     return " ".join(said.split())
+
+
+def out_of_memory(error: BaseException | None) -> str | None:
+    """What was asked for and where, in one line, if memory that there is not has led to an error; else None."""
+    text = None
+    while error is not None and text is None:
+        if isinstance(error, MemoryError):
+            text = f"{str(error) or 'Python has no more of it'}{_asked_at(error)}"
+        elif _is_of_tensorflow(error) and _OUT_OF_MEMORY.search(cause(error)):
+            line = source_line(error)
+            text = cause(error) + (f" ({line})" if line else _asked_at(error))
+        error = error.__cause__
+    return None if text is None else " ".join(text.split())
+
+
+def _asked_at(error: BaseException) -> str:
+    """The last line of the user's own code that an error came through, in brackets."""
+    frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [(file, line) for file, line in users_own(frames) if not is_installed(file)]
+    return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
 
 
 def _is_of_tensorflow(error: BaseException) -> bool:

@@ -18,6 +18,7 @@ from prototrain.predictor import Predictor
 from prototrain.step.result import StepResult
 from prototrain.system.signals import StopRequest
 from prototrain.trainers.banner import closing, describe_run, opening
+from prototrain.trainers.memory import saying_what_is_left
 from prototrain.trainers.python_steps import python_steps
 from prototrain.trainers.run_length import ENDLESS, RunLength
 from prototrain.trainers.run_times import RunTimes
@@ -150,7 +151,7 @@ class Trainer:
         self.allow_changed_data = allow_changed_data
         self.evaluation_scopes = []
         self.check_finite = self.record_gradient_norm = False
-        with self._around_run(), self.session, self.stop:
+        with saying_what_is_left(self), self._around_run(), self.session, self.stop:
             try:
                 with self.setup_scope():
                     self.callbacks.setup()

@@ -24,7 +24,9 @@ from prototrain.errors import CheckpointError, ExperimentError
 from prototrain.experiment import Experiment, source_of
 from prototrain.experiment.provenance import changes_since, import_digests, source_digest
 from prototrain.experiment.record import RunRecord, State
+from prototrain.system.contained import open_file
 from prototrain.system.forks import end_child, tell_of_forks
+from prototrain.system.terminal import printable
 from prototrain.system.tracebacks import in_one_line
 from prototrain.system.waiting import announcing
 
@@ -163,14 +165,16 @@ class Session:
         """Print a line, past a progress bar if there is one, and add it to the experiment's train.log."""
         # A disk that is full must not end the run, least of all by the line that reports it.
         with suppress(OSError):
-            tqdm.write(text)
+            tqdm.write(printable(text))
         self._write_to_log(text)
 
     def _write_to_log(self, text: str) -> None:
         experiment = self._trainer.experiment
         if experiment is not None and self._trainer.is_chief and experiment.directory.is_dir():
-            with suppress(OSError), open(experiment.log, "a", encoding="utf-8") as file:
-                file.write(text + "\n")
+            with suppress(OSError):
+                descriptor = open_file(experiment.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+                with open(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:
+                    file.write(printable(text) + "\n")
 
     # -- what became of the run, for others ---------------------------------------------------------------------------
 

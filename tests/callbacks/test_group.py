@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ from prototrain import Callback
 from prototrain.callbacks import KerasCallback, ModelSaver, PeriodicCallback, Priority, SaveOnExit
 from prototrain.callbacks.base import ProxyCallback
 from prototrain.callbacks.group import CallbackGroup
+from prototrain.callbacks.listing import own_callbacks
 from prototrain.errors import CallbackError
 from tests.tiny import CountingTrainer, Recorder
 
@@ -163,6 +165,33 @@ def test_a_callback_that_failed_runs_again_after_a_resume(tmp_path: Path) -> Non
         train()
     train()
     assert "".join(order) == "abcabc"
+
+
+@pytest.mark.parametrize(
+    ("given", "message", "of_model"),
+    [
+        (None, "must be a list, not None", "must return a list of callbacks, not None; return .. for none"),
+        (5, "must be a list, not int", "must return a list of callbacks, not int"),
+        (Callback, "must be a list, not type", "must return a list of callbacks, not type"),
+        (Callback(), "must be a list; write .Callback", "must return a list of callbacks, not Callback"),
+        ("ab", "not a callback: 'a'", "not a callback: 'a'"),
+        ([Callback], "write it with parentheses", "write it with parentheses"),
+    ],
+    ids=str,
+)
+def test_what_is_no_list_of_callbacks(given: Any, message: str, of_model: str) -> None:
+    with pytest.raises(CallbackError, match=message):
+        CountingTrainer().train(given, max_steps=1)
+    with pytest.raises(CallbackError, match=of_model):
+        own_callbacks(SimpleNamespace(callbacks=lambda: given))
+
+
+def test_a_model_may_have_callbacks_or_none() -> None:
+    one = Callback()
+    assert own_callbacks(SimpleNamespace()) == [] and own_callbacks(SimpleNamespace(callbacks=None)) == []
+    assert own_callbacks(SimpleNamespace(callbacks=lambda: iter([one]))) == [one]
+    with pytest.raises(CallbackError, match="must be a function that returns a list, not list"):
+        own_callbacks(SimpleNamespace(callbacks=[one]))
 
 
 def test_a_state_that_json_cannot_hold_is_an_error_that_names_it(tmp_path: Path) -> None:

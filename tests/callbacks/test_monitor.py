@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from prototrain import Callback
-from prototrain.callbacks import Monitor, SaveOnExit, Summaries
+from prototrain.callbacks import JSONWriter, MinSaver, Monitor, SaveOnExit, Summaries, TensorBoardWriter
 from prototrain.callbacks.monitor import HISTORY_LENGTH
 from prototrain.errors import CallbackError
+from prototrain.experiment.rows import read_rows
 from tests.tiny import CountingTrainer
 
 
@@ -51,6 +54,28 @@ def test_any_single_number_is_taken(value: object) -> None:
 def test_anything_else_is_refused(value: object) -> None:
     with pytest.raises(CallbackError, match="scalar 'x' must be a single number"):
         CountingTrainer().monitors.put_scalar("x", value)
+
+
+@pytest.mark.parametrize(
+    "name", ["a\0b", "trn/a\0b", "../x", "half \udc80", "n" * 256 + "/x", "\u00e9" * 128 + "/x", "step", 5, None]
+)
+def test_names_that_no_file_could_have(name: Any) -> None:
+    with pytest.raises(CallbackError, match=r"a scalar (cannot be called|must be a text)") as raised:
+        CountingTrainer().monitors.put_scalar(name, 1.0)
+    assert len(str(raised.value)) < 250 and "\n" not in str(raised.value)
+
+
+def test_long_names_are_kept_where_they_can_be(experiment: Path) -> None:
+    class Long(CountingTrainer):
+        def run_step(self) -> dict[str, float]:
+            return {"s" * 300: 2.0, "n" * 255 + "/x": 1.0}
+
+    callbacks = [Summaries(), TensorBoardWriter(), JSONWriter(), MinSaver("trn/" + "s" * 300).every(steps=1)]
+    Long(experiment=experiment).train(callbacks, max_steps=1)
+    (row,) = read_rows((experiment / "metrics.jsonl").read_bytes())
+    assert row["trn/" + "s" * 300] == 2.0
+    (note,) = (experiment / "checkpoints").glob("min-*.json")
+    assert json.loads(note.read_text())["stat"] == "trn/" + "s" * 300
 
 
 def test_history_and_latest() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,12 @@ def other(place: Path) -> Path:
     return place
 
 
+def piped(place: Path) -> Path:
+    place.with_name(place.name + ".index").write_text("")
+    os.mkfifo(place.with_name(place.name + ".data-00000-of-00001"))
+    return place
+
+
 def damaged(place: Path) -> Path:
     place.with_name(place.name + ".index").write_text("no index")
     return place
@@ -104,6 +111,9 @@ def damaged(place: Path) -> Path:
     [
         (lambda place: place, "weights_load_path: there is no checkpoint at .*place; give an experiment's directory"),
         (empty, "weights_load_path: there is no checkpoint at"),
+        (lambda place: place.with_name("n" * 300), "File name too long"),
+        (lambda place: Path(f"{place}\0"), "there is no checkpoint '.*: embedded null byte"),
+        (piped, "place.data-00000-of-00001 is a pipe, not a file"),
         (other, "nothing in .*place matches a variable of the model"),
         (damaged, "cannot read the checkpoint"),
     ],

@@ -102,11 +102,17 @@ def test_each_key(key: str, default: Any, good: Any, wrong: Any) -> None:
     assert config[key] == good
 
 
+LARGE = f"{2**63} has more than 64 bits"
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
         ("trainer.print_interval", 0, "trainer.print_interval: expected int >= 1, got 0"),
         ("trainer.steps_per_epoch", "a", "trainer.steps_per_epoch: expected int >= 1 or None, got 'a'"),
+        ("trainer.validation_batches", 1e23, "trainer.validation_batches: expected int >= 0, got 1e+23"),
+        ("trainer.validation_batches", 2**63, f"trainer.validation_batches: {LARGE}"),
+        ("model.lr_schedule.step.boundaries", [2**63], f"model.lr_schedule.step.boundaries: {LARGE}"),
         ("model.optimizer.adam.beta1", 1, "model.optimizer.adam.beta1: expected float >= 0 and < 1, got 1"),
         ("model.lr_schedule.method", 3, "model.lr_schedule.method: expected step or exp or constant or custom, got 3"),
         ("model.lr_schedule.step.values", 3, "model.lr_schedule.step.values: expected list[float] >= 0, got 3"),

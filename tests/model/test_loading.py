@@ -134,6 +134,12 @@ def test_a_wrong_value_in_a_plain_dict_names_the_model() -> None:
         load_model("mine")
 
 
+@pytest.mark.parametrize("name", ["sys", "builtins", "os", "json"])
+def test_a_module_that_is_no_model(name: str) -> None:
+    with pytest.raises(ModelError, match=f"model {name} has no config and no datasets and no build"):
+        load_model(name)
+
+
 @pytest.mark.parametrize("name", ["models/simple", "a-b", "", ".", "a..b", "../a", "a b"])
 def test_a_name_that_is_none(name: str) -> None:
     with pytest.raises(ModelError, match="is not a module name; write it with dots"):

@@ -195,6 +195,13 @@ def test_images_of_a_run_that_went_back(tmp_path: Path) -> None:
             for event in events:
                 writer.write(event)
     assert read_images(tmp_path) == {"trn/x": {5: [b"a"], 8: [b"d"]}}
-    whole = (tmp_path / "trn" / "events.out.tfevents.1.host").read_bytes()
+    first = tmp_path / "trn" / "events.out.tfevents.1.host"
+    whole = first.read_bytes()
     assert list(records(whole)) == files["1"]
     assert [list(records(whole[:-cut])) for cut in (1, len(files["1"][2]) + 5)] == [files["1"][:2]] * 2
+    # Damage is said, and what was before it is there.
+    for place in (len(files["1"][0]) + 16, len(files["1"][0]) + 16 + 12):  # a length, the data behind it
+        first.write_bytes(whole[:place] + b"\xff\xff" + whole[place + 2 :])
+        said: list[str] = []
+        assert read_images(tmp_path, said.append) == {"trn/x": {5: [b"a"], 8: [b"d"]}}
+        assert len(said) == 1 and said[0].startswith(f"{first} is damaged, and what is behind")

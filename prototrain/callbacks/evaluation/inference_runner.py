@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.evaluation.inferencer import Inferencer
+from prototrain.callbacks.evaluation.validation import check_batches
 from prototrain.data.elements import batch_size
 from prototrain.errors import CallbackError, DataError, StepError
 from prototrain.model.evaluation import OR_BATCHES, CompiledPass, require_end
@@ -31,7 +32,7 @@ class InferenceRunner(Callback):
         prefix: what the scalars' names start with; the dataset's name if None, which is "inference" for one without.
 
     Raises:
-        CallbackError: something among the inferencers is none.
+        CallbackError: something among the inferencers is none, or `batches` is not a whole number from 0.
         DataError: at setup, if the dataset is not there, or all of one without an end is asked for.
     """
 
@@ -46,6 +47,7 @@ class InferenceRunner(Callback):
         batches: int = 0,
         prefix: str | None = None,
     ) -> None:
+        check_batches("InferenceRunner", batches)
         self.dataset = dataset
         self.inferencers = [inferencers] if isinstance(inferencers, Inferencer) else list(inferencers)
         self.batches = batches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 
 from prototrain.callbacks.base import Callback, Priority
@@ -10,6 +11,16 @@ from prototrain.model.evaluation import OR_BATCHES, require_end
 from prototrain.system.waiting import announcing
 
 Evaluate = Callable[[str, int], Mapping[str, float] | None]
+
+
+def check_batches(who: str, batches: object) -> None:
+    """Check how many batches somebody wants to be evaluated.
+
+    Raises:
+        CallbackError: that is no number of batches.
+    """
+    if not isinstance(batches, int) or isinstance(batches, bool) or not 0 <= batches <= sys.maxsize:
+        raise CallbackError(f"{who}: batches must be a whole number, 0 for all, got {batches!r}")
 
 
 class Validation(Callback):
@@ -38,8 +49,7 @@ class Validation(Callback):
     def __init__(
         self, dataset: str = "vld", *, batches: int = 0, prefix: str | None = None, evaluate: Evaluate | None = None
     ) -> None:
-        if not isinstance(batches, int) or isinstance(batches, bool) or batches < 0:
-            raise CallbackError(f"Validation: batches must be a whole number, 0 for all, got {batches!r}")
+        check_batches(self.name, batches)
         self.dataset = dataset
         self.batches = batches
         self.prefix = dataset if prefix is None else prefix

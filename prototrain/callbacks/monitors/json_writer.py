@@ -13,6 +13,7 @@ from typing import Any
 from prototrain.callbacks.monitor import Monitor
 from prototrain.errors import ExperimentError
 from prototrain.experiment.rows import read_rows
+from prototrain.system.contained import open_file
 from prototrain.system.files import write_atomic
 
 
@@ -119,8 +120,7 @@ def _encode(rows: list[dict[str, Any]]) -> bytes:
 
 def _write_at(path: Path, offset: int, data: bytes) -> None:
     """Write to a file from a position on, and end it there."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
-    with open(descriptor, "wb") as file:
+    with open(open_file(path, os.O_WRONLY | os.O_CREAT), "wb") as file:
         file.seek(offset)
         file.write(data)
         file.truncate()

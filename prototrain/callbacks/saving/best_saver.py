@@ -12,6 +12,9 @@ from prototrain.callbacks.proxies import innermost
 from prototrain.callbacks.saving.model_saver import ModelSaver
 from prototrain.errors import CheckpointError
 from prototrain.system.files import write_atomic
+from prototrain.system.graphs import short_digest
+
+_LONGEST_NOTE = 200  # bytes of a file's name, which grows while it is written
 
 
 class BestSaver(Callback):
@@ -88,7 +91,10 @@ class BestSaver(Callback):
 
     @property
     def _note(self) -> Path:
-        return self._checkpoints / f"{self.mode}-{self.stat.replace('/', '-')}.json"
+        name = f"{self.mode}-{self.stat.replace('/', '-')}"
+        if len(name.encode()) > _LONGEST_NOTE:
+            name = f"{name.encode()[:_LONGEST_NOTE].decode(errors='ignore')}-{short_digest(name.encode())}"
+        return self._checkpoints / f"{name}.json"
 
     def _write_note(self) -> None:
         step, value = self.best.step, self.best.value
@@ -99,7 +105,10 @@ class BestSaver(Callback):
             "step": step,
             "checkpoint": self.trainer.session.checkpoints.path(step).name,
         }
-        write_atomic(self._note, json.dumps(note) + "\n")
+        try:
+            write_atomic(self._note, json.dumps(note) + "\n")
+        except OSError as error:  # of a full disk: the checkpoint is there, and a resume writes the note anew
+            self.trainer.log(f"WARNING: cannot write {self._note}: {error.strerror}")
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best.state_dict(), "own": self._own}

@@ -1,0 +1,172 @@
+"""Links, pipes and odd names in an experiment that a stranger has made."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from prototrain import Experiment
+from prototrain.callbacks import JSONWriter, SaveOnExit, Summaries
+from prototrain.cli import main
+from prototrain.errors import ExperimentError
+from tests.made import make, part
+from tests.tiny import CountingTrainer
+
+NAMES = (
+    ".lock", "train.log", "metrics.jsonl", "metrics.superseded.jsonl", "config.json", "run.json", "environment.json",
+    "checkpoints", "summaries", "source", "exported", "analysis", "analysis/images", "checkpoints/step-0000000007",
+)  # fmt: skip
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """A directory that nobody may touch, with names in it that a run deletes in its own."""
+    directory = tmp_path / "theirs"
+    (directory / ".old-step").mkdir(parents=True)
+    for name in ("file", ".tmp-x", ".old-step/file"):
+        (directory / name).write_text("precious")
+    return directory
+
+
+def content(directory: Path) -> dict[str, str]:
+    return {str(path.relative_to(directory)): path.read_text() for path in directory.rglob("*") if path.is_file()}
+
+
+def train(experiment: Path) -> None:
+    CountingTrainer(experiment=experiment).train([Summaries(), JSONWriter(), SaveOnExit()], max_steps=2)
+
+
+@pytest.mark.parametrize("target", ["file", ".", "missing"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_link_out_of_it_is_refused_before_anything_is_written(
+    name: str, target: str, experiment: Path, theirs: Path
+) -> None:
+    (experiment / name).parent.mkdir(parents=True)
+    (experiment / name).symlink_to(theirs / target)
+    before, there = content(theirs), sorted(experiment.rglob("*"))
+    with pytest.raises(ExperimentError, match=f"{name} is a link to .*outside of the directory; an experiment has"):
+        train(experiment)
+    assert content(theirs) == before and sorted(experiment.rglob("*")) == there
+    with pytest.raises(ExperimentError, match="is a link"):
+        Experiment(experiment).check_free()
+
+
+@pytest.mark.parametrize("name", [".lock", "train.log", "metrics.jsonl", "environment.json", "summaries/events"])
+def test_a_pipe_is_not_waited_for(name: str, experiment: Path) -> None:
+    (experiment / name).parent.mkdir(parents=True)
+    os.mkfifo(experiment / name)
+    with pytest.raises(ExperimentError, match="is a pipe"):
+        train(experiment)
+
+
+def test_links_inside_do_no_harm_and_a_directory_may_be_one(experiment: Path) -> None:
+    (experiment / "checkpoints").mkdir(parents=True)
+    (experiment / "checkpoints" / "latest").symlink_to("step-0000000002")
+    link = experiment.with_name("link")
+    link.symlink_to(experiment)
+    train(link)
+    assert (experiment / "checkpoints" / "latest" / "meta.json").is_file()
+
+
+@pytest.mark.parametrize("name", [".lock", "train.log", "metrics.jsonl"])
+def test_what_is_written_in_place_is_neither_a_link_inside_nor_a_hard_link(name: str, experiment: Path) -> None:
+    experiment.mkdir()
+    (experiment / "other").write_text("kept\n")
+    (experiment / name).hardlink_to(experiment / "other")
+    with pytest.raises(ExperimentError, match=f"{name} has another name as well"):
+        train(experiment)
+    (experiment / name).unlink()
+    (experiment / name).symlink_to("other")
+    if name == ".lock":
+        with pytest.raises(ExperimentError, match=r"cannot use the experiment directory .*it is a link \(.*\.lock\)"):
+            train(experiment)
+    assert (experiment / "other").read_text() == "kept\n"
+
+
+@pytest.mark.parametrize("holder", [b"\xff\xfe\x00" * 1000, b"\x1b[2J\n1\n", b"\n" * 50])
+def test_a_lock_may_hold_anything(holder: bytes, experiment: Path) -> None:
+    experiment.mkdir()
+    (experiment / ".lock").write_bytes(holder)
+    first, second = Experiment(experiment), Experiment(experiment)
+    first.check_free()
+    first.lock()
+    with pytest.raises(ExperimentError, match="in use by another run"):
+        second.lock()
+    first.unlock()
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "run.json", "config.json", "environment.json", "train.log", "checkpoints"]
+)
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_reads_one_says_so_and_shows_the_others(
+    name: str, kind: str, tmp_path: Path, theirs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path / "all" / "good", part())
+    bad = make(tmp_path / "all" / "bad", part())
+    (bad / name).unlink(missing_ok=True)
+    if kind == "link":
+        (bad / name).symlink_to(theirs / "file")
+    else:
+        os.mkfifo(bad / name)
+    for arguments in (["report", str(bad)], ["compare", str(bad), str(tmp_path / "all" / "good")]):
+        assert main(arguments) == 1
+        said = capsys.readouterr().err
+        assert said.startswith("prototrain: error: ") and said.count("\n") == 1 and str(bad) in said
+    assert main(["runs", str(tmp_path / "all")]) == 0
+    shown = capsys.readouterr().out
+    assert "150 of 200" in shown and "unreadable" in shown
+
+
+def test_a_report_looks_at_what_it_shows(tmp_path: Path, theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make(tmp_path / "run", part())
+    (run / "analysis" / "images").mkdir(parents=True)
+    (run / "analysis" / "images" / "x-step-0000000001-0.png").symlink_to(theirs / "file")
+    assert main(["report", str(run)]) == 1
+    assert "is a link to" in capsys.readouterr().err and not (run / "report.html").exists()
+
+
+def test_names_of_strangers_do_not_reach_the_terminal_as_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = "\x1b]0;owned\x07\r\nname"
+    rows = [{"step": 1, "time": 1.0, f"trn/{evil}": 0.5, "trn/loss": 1.0}]
+    reason = part(state="failed", reason=evil, changes=[[evil, evil, evil]])
+    first = make(
+        tmp_path / f"a{evil}", reason, rows=rows, config={evil: evil}, environment={"run_id": evil, evil: evil}
+    )
+    second = make(tmp_path / "b", part(), rows=rows)
+    (second / "config.json").write_text("{" + evil)
+    commands = [["runs", str(tmp_path)], ["compare", str(first), str(first)], ["compare", str(first), str(second)]]
+    for arguments in [*commands, ["report", str(first), "-o", str(tmp_path / evil / "none" / "x")]]:
+        main(arguments)
+        shown = "".join(capsys.readouterr())
+        assert shown and not {"\x1b", "\x07", "\r"} & set(shown)
+        assert "name" not in shown.splitlines()
+    assert json.loads((first / "run.json").read_text())["parts"][0]["reason"] == evil
+
+
+@pytest.mark.parametrize("name", ["a\0b", "n" * 256, "\u00e9" * 128, "fine/" + "n" * 300 + "/fine"])
+def test_names_that_no_directory_can_have(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match="name of a directory"):
+        Experiment(tmp_path / name)
+    assert Experiment("n" * 255).exists() is False
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["runs"], ["report"], ["compare", "here"], ["plot", "--scalar", "x", "-o", "x.png"], ["run", "--from"]],
+    ids=" ".join,
+)
+def test_names_on_the_command_line_that_no_directory_can_have(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "n" * 300]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("prototrain: error: ") and said.count("\n") == 1

@@ -1,0 +1,140 @@
+"""Batches with dicts and tuples inside of them, all the way through."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import SimpleTrainer, SyncReplicatedTrainer
+from prototrain.actions.saved_model import ServedModel
+from prototrain.callbacks import (
+    Callback,
+    DumpTensors,
+    InferenceRunner,
+    JSONWriter,
+    ModelSaver,
+    ScalarStats,
+    Summaries,
+    Validation,
+)
+from prototrain.errors import ModelError
+from prototrain.model.built import BuiltModel
+from tests.tiny import Losses, tiny_model, values
+
+NUMBERS = np.random.default_rng(5).normal(size=(40, 3)).astype(np.float32)
+
+
+def nested() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(
+        {"user": {"age": NUMBERS[:, :1], "pair": (NUMBERS, np.arange(40))}, "y": NUMBERS.sum(1, keepdims=True)}
+    )
+
+
+def datasets() -> dict[str, tf.data.Dataset]:
+    return {"trn": nested().shuffle(40).batch(8), "vld": nested().batch(16)}
+
+
+def generated() -> dict[str, tf.data.Dataset]:
+    spec = nested().element_spec
+    return {"trn": tf.data.Dataset.from_generator(lambda: nested().as_numpy_iterator(), output_signature=spec).batch(8)}
+
+
+def flat() -> dict[str, tf.data.Dataset]:
+    def flatten(batch: Any) -> dict[str, Any]:
+        return {"age": batch["user"]["age"], "pair": batch["user"]["pair"][0], "y": batch["y"]}
+
+    return {name: dataset.map(flatten) for name, dataset in datasets().items()}
+
+
+def network(age: Any, pair: Any, more: Any) -> dict[str, Any]:
+    guess = keras.layers.Dense(1, name="guess")(tf.concat([age, pair], 1))
+    return {"guess": guess} | ({"loss": tf.reduce_mean((guess - more["y"]) ** 2)} if "y" in more else {})
+
+
+def build(inputs: Any, train_phase: bool) -> dict[str, Any]:
+    user = inputs["user"]
+    tf.summary.histogram("age", user["age"])
+    return network(user["age"], user["pair"][0], inputs)
+
+
+def build_flat(inputs: Any, train_phase: bool) -> dict[str, Any]:
+    return network(inputs["age"], inputs["pair"], inputs)
+
+
+def callbacks() -> list[Callback]:
+    watching = [DumpTensors(["user/age", "guess"]).every(steps=3), InferenceRunner("vld", ScalarStats("loss"))]
+    return [
+        Summaries().every(steps=3),
+        Validation().every(steps=3),
+        JSONWriter(),
+        *watching,
+        ModelSaver().every(steps=4),
+    ]
+
+
+def test_it_trains_as_if_it_were_flat_on_one_tower_and_several_and_resumes(tmp_path: Path) -> None:
+    trainers = {
+        "flat": SimpleTrainer(tiny_model(build=build_flat, datasets=flat)),
+        "one": SimpleTrainer(tiny_model(build=build, datasets=datasets), experiment=tmp_path / "one"),
+        "half": SimpleTrainer(tiny_model(build=build, datasets=datasets), experiment=tmp_path / "half"),
+        "rest": SimpleTrainer(tiny_model(build=build, datasets=datasets), experiment=tmp_path / "half"),
+    }
+    losses = {name: Losses() for name in trainers}
+    for name, trainer in trainers.items():
+        of_nested = [] if name == "flat" else callbacks()
+        trainer.train([*of_nested, losses[name]], max_steps=4 if name == "half" else 8)
+    one = trainers["one"]
+    assert losses["one"].by_step == losses["flat"].by_step
+    assert losses["half"].by_step | losses["rest"].by_step == losses["one"].by_step
+    assert values(trainers["rest"]) == values(one)
+    dumped = np.load(tmp_path / "one" / "analysis" / "tensors" / "step-0000000003.npz")
+    assert dumped["user/age"].shape == dumped["guess"].shape == (8, 1)
+
+    _predicts(one)
+    _is_served(one.built)
+
+
+def _predicts(trainer: SimpleTrainer) -> None:
+    age, pair, number = NUMBERS[:3, :1], NUMBERS[:3], np.arange(3)
+    guess = trainer.build({"user": {"age": tf.constant(age), "pair": (tf.constant(pair), number)}}, False)["guess"]
+    by_path = trainer.get_predictor(["user/pair/1", "user/age", "user/pair/0"], ["guess"])
+    (found,) = by_path(number, age, pair)
+    (whole,) = trainer.get_predictor(["user"], ["guess"])({"age": age.tolist(), "pair": (pair, number)})
+    (parts,) = trainer.get_predictor(["user/age", "user/pair"], ["guess"])(age, (pair, number))
+    assert all(np.allclose(guess, one) for one in (found, whole, parts))
+    for names, given, message in [
+        (["user/agent"], (age,), "a training batch has: user/age, user/pair/0, user/pair/1, y"),
+        (["user/pair/0"], (pair,), "of a tuple all is needed, also number '1'"),
+        (["user"], ({"age": age},), "input 'user' must have age, pair/0, pair/1; there is no pair/0, pair/1 in it"),
+        (["user"], (age,), "there is no age, pair/0, pair/1 in it"),
+        (["user"], ({"age": age[0], "pair": (pair, number)},), r"input 'user/age' must have shape \(None, 1\)"),
+    ]:
+        with pytest.raises(ModelError, match=message):
+            trainer.get_predictor(names, ["guess"])(*given)
+
+
+def _is_served(built: BuiltModel) -> None:
+    served = ServedModel(built, ["user/age", "user/pair/0", "user/pair/1"], ["guess"])
+    assert [*served.cases[0]] == ["user_age", "user_pair_0", "user_pair_1"]
+    assert served.results()[0]["guess"].shape == (8, 1)
+
+
+def test_several_towers_and_micro_batches_get_their_parts(tmp_path: Path) -> None:
+    losses = Losses(), Losses()
+    SimpleTrainer(tiny_model(build=build, datasets=datasets)).train([losses[0]], max_steps=3)
+    model = tiny_model(build=build, datasets=datasets, model__accumulate_steps=2)
+    SyncReplicatedTrainer(model, "cpu:2").train([losses[1], Validation().every(steps=3)], max_steps=3)
+    assert np.allclose([*losses[0].by_step.values()], [*losses[1].by_step.values()], rtol=1e-5)
+
+
+def test_python_data_is_read_again_and_compared(tmp_path: Path) -> None:
+    for steps in (3, 6):
+        trainer = SimpleTrainer(tiny_model(build=build, datasets=generated), experiment=tmp_path)
+        trainer.train([ModelSaver().every(steps=3)], max_steps=steps)
+        assert trainer.data.mode == "replay" and trainer.data.caveat is None
+    assert trainer.session.resume_line() == "resumed at step 3, exact"

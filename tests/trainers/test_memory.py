@@ -1,0 +1,85 @@
+"""A run that needs more memory than there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import Callback
+from prototrain.callbacks import ModelSaver
+from prototrain.errors import OutOfMemoryError
+from prototrain.system.tracebacks import out_of_memory
+from tests.tiny import CountingTrainer, tiny_build, tiny_trainer
+
+_PETABYTES = 10**16  # more than a processor can name
+
+
+class Eats(Callback):
+    """Asks for more memory than there is, after some step."""
+
+    def trigger(self) -> None:
+        np.ones(_PETABYTES)
+
+
+def big(inputs: Any) -> tf.Tensor:
+    """Fails when it is computed, and not while it is traced."""
+    many = 10000 * (1 + tf.cast(tf.reduce_mean(inputs["x"]) * 0, tf.int32))
+    return tf.reduce_sum(tf.zeros([100000, 100000, many, 100]))
+
+
+def build_of(inputs: Any, train_phase: bool) -> Any:
+    net = tiny_build(inputs, train_phase)
+    net.loss += 0.0 if tf.executing_eagerly() else big(inputs)
+    return net
+
+
+def test_in_a_callback(experiment: Path) -> None:
+    callbacks = [ModelSaver().every(steps=2), Eats().every(steps=3)]
+    with pytest.raises(OutOfMemoryError, match="Unable to allocate") as raised:
+        CountingTrainer(experiment=experiment).train(callbacks, max_steps=4)
+    said = str(raised.value)
+    assert said.startswith("out of memory: after step 3: ") and "\n" not in said
+    assert "(test_memory.py, line " in said and "the newest checkpoint, of step 2, is whole" in said
+
+
+def test_in_a_step_of_the_user_s_own() -> None:
+    class Hungry(CountingTrainer):
+        def run_step(self) -> dict[str, float]:
+            raise MemoryError
+
+    with pytest.raises(OutOfMemoryError, match=r"no more of it \(test_memory.py, line \d+\); there is no checkpoint"):
+        Hungry().train(max_steps=1)
+
+
+def test_in_a_compiled_step() -> None:
+    trainer = tiny_trainer(build=build_of)
+    with pytest.raises(OutOfMemoryError, match=r"step 1 failed in the model: OOM when allocating tensor with shape\["):
+        trainer.train(max_steps=2)
+
+
+def test_while_the_model_is_built() -> None:
+    def build(inputs: Any, train_phase: bool) -> Any:
+        return {"loss": big(inputs)}
+
+    with pytest.raises(OutOfMemoryError, match=r"building the model: OOM when .*\(test_memory.py, line \d+\)"):
+        tiny_trainer(build=build)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError("Unable to allocate 1 GB"), "Unable to allocate 1 GB"),
+        (tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor"), "OOM when allocating tensor"),
+        (tf.errors.ResourceExhaustedError(None, None, "model.data; No space left on device"), None),
+        (tf.errors.InternalError(None, None, "Out of memory while trying to allocate 9 bytes."), "Out of memory while"),
+        (ValueError("OOM"), None),
+        (None, None),
+    ],
+)
+def test_what_is_a_lack_of_memory(error: BaseException | None, expected: str | None) -> None:
+    found = out_of_memory(error)
+    assert found is None if expected is None else (found or "").startswith(expected)
