@@ -13,7 +13,7 @@ from prototrain.errors import ConfigError, SweepError
 from prototrain.model import ModelProtocol, load_model
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import as_options, from_mapping
-from prototrain.system.signals import StopRequest
+from prototrain.system.signals import StopRequest, outlasting
 
 if TYPE_CHECKING:
     from prototrain.callbacks.base import Callback
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from prototrain.trainers.tower import TowerTrainer
 
 
+@outlasting()
 def sweep(
     model: str | ModelProtocol,
     space: Mapping[str, Any],
@@ -69,7 +70,7 @@ def sweep(
         SweepError: the sweep cannot be begun, its storage fails, no trial has finished, or one was killed.
         ConfigError: a key or a value of the space is wrong.
         KeyboardInterrupt: after Ctrl-C, once all trials are saved.
-        SystemExit: after SIGTERM, with exit code 143, once all trials are saved.
+        SystemExit: after SIGTERM, SIGHUP or SIGXCPU, with exit code 128 + its number, once all trials are saved.
     """
     _require_optuna()
     from prototrain.sweeps.storage import reporting_failures, shown, sqlite_url
@@ -93,7 +94,7 @@ def sweep(
     elif jobs > 1:
         raise SweepError("several jobs need the model's name, such as 'models.simple', in place of the model itself")
     where = sqlite_url(plan.directory / f"{plan.name}.sweep.db") if storage is None else storage
-    stop = StopRequest(_say)
+    stop = StopRequest(_say, saves=False)
     with _quiet_optuna(), reporting_failures(where):
         study = Study(plan, storage=where, pruner=pruner or ("none" if trials is None else "median"))
         _say(f"sweep {plan.name}: {plan.total} trials, {len(study.outcomes())} of them begun, in {shown(where)}")
