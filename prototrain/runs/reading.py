@@ -99,7 +99,7 @@ class Run:
 
 def is_experiment(directory: Path) -> bool:
     """Whether a run has been started in a directory."""
-    return Experiment(directory).environment.is_file()
+    return os.path.isfile(os.path.join(directory, "environment.json"))  # asked of every directory there is
 
 
 def _fail(error: OSError) -> None:
