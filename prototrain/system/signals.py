@@ -20,7 +20,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
@@ -262,23 +262,30 @@ class _Harmless:
     """What `outlasting` has taken, and gives back."""
 
     def __init__(self) -> None:
+        self._is_over = False
         # Whoever has a handler of his own keeps it, a run around this one among them.
         self._took_save = signal.getsignal(_SAVE) is signal.SIG_DFL
         if self._took_save:
             signal.signal(_SAVE, self._handle)
-        self._had_stacks = _begin_stacks()
+        self._stderr = _copy_of_stderr()
+        self._had_stacks = _begin_stacks(self._stderr or _STDERR)
         tell_of_forks(self)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if signal.getsignal(_SAVE) == self._handle:  # else a run has taken it, and passes it on
-            os.write(_STDERR, b"SIGUSR1: there is nothing to save; going on\n")  # print could be under way already
+            with suppress(OSError):  # of a terminal that is gone; and print could be under way already
+                os.write(self._stderr or _STDERR, b"SIGUSR1: there is nothing to save; going on\n")
 
     def after_fork(self) -> None:
         if self._took_save:
             self._took_save = False
             signal.signal(_SAVE, signal.SIG_DFL)
+        if self._is_over:
+            return
+        self._is_over = True
         _end_stacks(self._had_stacks)
-        self._had_stacks = True
+        if self._stderr is not None:
+            os.close(self._stderr)
 
 
 @contextmanager
@@ -297,19 +304,32 @@ def outlasting() -> Iterator[None]:
         harmless.after_fork()
 
 
-def _begin_stacks() -> bool:
+def _copy_of_stderr() -> int | None:
+    """The error stream, also while it is put aside for the import of TensorFlow; None for a process without one."""
+    try:
+        return os.dup(_STDERR)
+    except OSError:
+        return None
+
+
+def _begin_stacks(file: int = _STDERR) -> bool:
     """Have SIGQUIT show the stacks of all threads, at once: also while the main thread is in a call of TensorFlow.
+
+    Args:
+        file: where to.
 
     Returns:
         whether it did so before.
     """
     had_stacks: bool = faulthandler.unregister(signal.SIGQUIT)  # type: ignore[func-returns-value,assignment]
-    faulthandler.register(signal.SIGQUIT, file=_STDERR, all_threads=True)
+    faulthandler.register(signal.SIGQUIT, file=file, all_threads=True)
     return had_stacks
 
 
 def _end_stacks(had_stacks: bool) -> None:
-    if not had_stacks:
+    if had_stacks:
+        faulthandler.register(signal.SIGQUIT, file=_STDERR, all_threads=True)
+    else:
         faulthandler.unregister(signal.SIGQUIT)
 
 
