@@ -22,7 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: what stands behind ``prototrain``; `sys.argv` if None.
 
     Returns:
-        the exit code: 0 done, 1 a clear error, 130 after Ctrl-C. Wrong usage exits with 2, SIGTERM with 143.
+        the exit code: 0 done, 1 a clear error, 130 after Ctrl-C. Wrong usage exits with 2, SIGTERM with 143,
+        other signals that stop with 128 and their number.
     """
     options = _parser().parse_args(arguments)
     try:

@@ -25,6 +25,7 @@ from prototrain.errors import ConfigError
 from prototrain.experiment import Experiment
 from prototrain.model import ModelProtocol
 from prototrain.schedules import from_config
+from prototrain.system.signals import outlasting
 from prototrain.towers import choose_devices
 from prototrain.trainers.replicated import SyncReplicatedTrainer
 from prototrain.trainers.tower import SimpleTrainer, TowerTrainer
@@ -87,6 +88,7 @@ def _check_fresh(experiment: Experiment, confirm: Callable[[str], bool] | None) 
         raise ConfigError(f"{experiment} was not deleted, so there is no fresh start")
 
 
+@outlasting()
 def launch(
     model: ModelProtocol,
     *,

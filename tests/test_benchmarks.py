@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import growth, long_run, startup, steps
+from benchmarks import growth, long_run, million_rows, startup, steps
 from benchmarks.workloads import WORKLOADS
 
 
@@ -68,3 +68,10 @@ def test_what_counts_as_a_leak(changes: dict[int, dict[str, float]], found: list
     row = {"rss": 100.0, "handles": 10.0, "threads": 19.0, "checkpoints": 5.0}
     rows = [{**row, "step": 10.0 * number, **changes.get(number, {})} for number in range(1, 9)]
     assert long_run.growth(rows, 80) == found
+
+
+@pytest.mark.slow
+def test_many_rows(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    million_rows.main(["--rows", "2000", "--experiments", "2", "--directory", str(scratch / "made")])
+    assert len(re.findall(r"\d+\.\d +\d+\.\d +\d+\.\d$", capsys.readouterr().out, re.MULTILINE)) == 7
+    assert (scratch / "made" / "large" / "one" / "metrics.index").exists()

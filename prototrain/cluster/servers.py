@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from prototrain.cluster import tf_config
 from prototrain.errors import ConfigError, StepError
-from prototrain.system.signals import LeavingAtOnce
+from prototrain.system.signals import LeavingAtOnce, outlasting
 from prototrain.system.waiting import announcing
 
 POLL_SECONDS = 1.0
@@ -108,10 +108,11 @@ def serve(*, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float
         raise ConfigError(f"TF_CONFIG: cannot listen at {own}: {error.message}") from error
     print(f"{cluster.task_type} {cluster.task_index} serves at {own} until the chief at {chief} is gone", flush=True)
     heard: float | None = None
-    while heard is None or clock() - heard < PATIENCE_SECONDS:
-        if _answers(chief):
-            heard = clock()
-        sleep(POLL_SECONDS)
+    with outlasting():  # a signal to save may be sent to all processes, and only the chief saves
+        while heard is None or clock() - heard < PATIENCE_SECONDS:
+            if _answers(chief):
+                heard = clock()
+            sleep(POLL_SECONDS)
     print(f"the chief at {chief} is gone", flush=True)
     del server
     raise SystemExit(0)

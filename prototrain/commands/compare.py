@@ -64,7 +64,7 @@ def _results(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def _scalars(runs: Sequence[Run]) -> list[str]:
-    return sorted({name for run in runs for name in run.scalars})
+    return sorted({name for run in runs for name in run.ranges})
 
 
 def _range(scalar: Range | None) -> str:

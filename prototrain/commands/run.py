@@ -12,6 +12,7 @@ from prototrain.config.schema import REFERENCE
 from prototrain.errors import ConfigError
 from prototrain.model import import_own
 from prototrain.system.quiet import import_tensorflow
+from prototrain.system.signals import outlasting
 
 if TYPE_CHECKING:
     from prototrain.runs.repeat import Repeat
@@ -61,8 +62,14 @@ def _run(options: argparse.Namespace) -> None:
     if options.repeats is None:
         if options.model is None:
             options.wrong_usage("the following arguments are required: model, or --from EXPERIMENT")
-        _train(options)
+        with outlasting():
+            _train(options)
         return
+    with outlasting():
+        _repeat(options)
+
+
+def _repeat(options: argparse.Namespace) -> None:
     import_tensorflow()
     from prototrain.experiment.copies import imported_from_copies
     from prototrain.runs.repeat import Repeat

@@ -28,6 +28,7 @@ from prototrain.estimator.throttled_validation import ThrottledValidation, prefi
 from prototrain.estimator.trainers import BuiltProgram, ProgramTrainer, make_trainer
 from prototrain.experiment import Experiment, source_of
 from prototrain.launch import standard_callbacks
+from prototrain.system.signals import outlasting
 from prototrain.system.terminal import say
 from prototrain.system.wording import in_digits
 from prototrain.trainers.run_length import ENDLESS
@@ -92,6 +93,7 @@ class Estimator:
 
     # -- training -----------------------------------------------------------------------------------------------------
 
+    @outlasting()
     def train(
         self,
         input_fn: InputFn,
@@ -149,6 +151,7 @@ class Estimator:
         callbacks += as_callbacks(spec.hooks)
         trainer.train(callbacks, max_steps=spec.max_steps or ENDLESS)
 
+    @outlasting()
     def train_and_evaluate(self, train_spec: TrainSpec, eval_spec: EvalSpec) -> dict[str, Any]:
         """Train, evaluating whenever a checkpoint is due and at the end; see `train_and_evaluate`.
 

@@ -23,7 +23,8 @@ from prototrain.system.files import LONGEST_NAME, write_atomic
 
 _OWN_NAMES = {
     "config.json", "config.txt", "source", "environment.json", "checkpoints", "summaries", "metrics.jsonl",
-    "metrics.superseded.jsonl", "train.log", LOCK, "analysis", "exported", "hyper.txt", "run.json", "report.html",
+    "metrics.index", "metrics.superseded.jsonl", "train.log", LOCK, "analysis", "exported", "hyper.txt", "run.json",
+    "report.html",
 }  # fmt: skip
 _MARKS = ("config.json", "environment.json")
 STEP = re.compile(r"step-(\d{10,})")

@@ -28,13 +28,13 @@ def require_scalars(runs: Sequence[Run], names: Sequence[str]) -> None:
         ExperimentError: one has not; the message names those that it has.
     """
     for run in runs:
-        if not run.scalars:
+        if not run.ranges:
             raise ExperimentError(
                 f"{run.name} has no scalars yet: there is nothing in {run.directory / 'metrics.jsonl'}"
             )
         for name in names:
-            if name not in run.scalars:
-                raise ExperimentError(f"{run.name} has no scalar {name!r}; it has: {', '.join(run.scalars)}")
+            if name not in run.ranges:
+                raise ExperimentError(f"{run.name} has no scalar {name!r}; it has: {', '.join(run.ranges)}")
 
 
 def _by_tag(names: Sequence[str]) -> dict[str, list[str]]:
@@ -90,7 +90,7 @@ def _draw_chart(axes: Axes, tag: str, names: Sequence[str], runs: Sequence[Run])
     count = len(names) if len(runs) == 1 else len(runs)
     for number, run in enumerate(runs):
         for index, name in enumerate(names):
-            steps, values = zip(*run.scalars[name], strict=True)
+            steps, values = zip(*run.curves[name], strict=True)
             axes.plot(
                 steps,
                 values,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +18,11 @@ from prototrain.config.schema import LOCATION_KEYS
 from prototrain.errors import ExperimentError
 from prototrain.experiment import Experiment, checkpoint_steps
 from prototrain.experiment.record import Attempt, State, read_attempts
-from prototrain.experiment.rows import read_rows
+from prototrain.experiment.rows import rows_of
+from prototrain.runs.metrics import Metrics, as_float, read_metrics
+from prototrain.runs.series import Curve, Range
 
 _NO_END = "killed, no end was recorded"
-
-Curve = list[tuple[int, float]]
-
-
-@dataclass(frozen=True)
-class Range:
-    """A scalar over a run; NaN counts only where there is nothing else.
-
-    Attributes:
-        last: its newest value.
-        lowest, highest: (value, step) of the extremes.
-    """
-
-    last: float
-    lowest: tuple[float, int]
-    highest: tuple[float, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +43,7 @@ class Run:
         config: the content of config.json; empty if there is none.
         environment: the content of environment.json.
         attempts: of the run, each from one start to the next stop.
-        scalars: (step, value) pairs by name.
+        metrics: what has become of its scalars over the steps.
     """
 
     directory: Path
@@ -71,12 +59,27 @@ class Run:
     config: dict[str, Any]
     environment: dict[str, Any]
     attempts: list[Attempt]
-    scalars: dict[str, Curve]
+    metrics: Metrics
 
     @cached_property
     def ranges(self) -> dict[str, Range]:
         """Every scalar's last value and extremes, by name."""
-        return {name: _range(curve) for name, curve in self.scalars.items()}
+        return {name: series.range for name, series in self.metrics.series.items()}
+
+    @cached_property
+    def curves(self) -> dict[str, Curve]:
+        """(step, value) pairs by name; where there are very many, as few as show the same, all peaks among them."""
+        metrics = self.metrics
+        if not metrics.has_curves:
+            with _reading(self.directory):
+                metrics = read_metrics(Experiment(self.directory).metrics)
+        return {name: series.curve for name, series in metrics.series.items()}
+
+    @cached_property
+    def scalars(self) -> dict[str, Curve]:
+        """All (step, value) pairs by name, as they are in the file by now; of a million rows they take gigabytes."""
+        with _reading(self.directory):
+            return _curves(rows_of(Experiment(self.directory).metrics))
 
     @property
     def parts(self) -> list[Attempt]:
@@ -96,7 +99,7 @@ class Run:
 
 def is_experiment(directory: Path) -> bool:
     """Whether a run has been started in a directory, or it looks so: what is wrong with it is said when it is read."""
-    return os.path.lexists(Experiment(directory).environment)
+    return os.path.lexists(os.path.join(directory, "environment.json"))  # asked of every directory there is
 
 
 def _fail(error: OSError) -> None:
@@ -138,15 +141,13 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
             f"{directory} is not an experiment: it has no environment.json; `prototrain runs DIR` lists those below DIR"
         )
     experiment.check_inside(deep=False)
-    try:
-        rows = list(read_rows(experiment.metrics.read_bytes())) if experiment.metrics.exists() else []
-        checkpoints = checkpoint_steps(experiment.checkpoints)
+    with _reading(directory):
         attempts = read_attempts(experiment.record)
+        metrics = read_metrics(experiment.metrics, _moments(attempts), curves=False)
+        checkpoints = checkpoint_steps(experiment.checkpoints)
         running = (not attempts or attempts[-1].state == "running") and experiment.is_running()
-    except OSError as error:
-        raise ExperimentError(f"cannot read {error.filename or directory}: {error.strerror}") from error
     has_config = (directory / "config.json").exists()
-    traces = [*(row["step"] for row in rows[-1:]), *checkpoints[-1:]]
+    traces = [*([] if metrics.last_step is None else [metrics.last_step]), *checkpoints[-1:]]
     last = attempts[-1] if attempts else Attempt(started=math.nan)
     ended = last.state != "running"
     return Run(
@@ -157,14 +158,22 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
         step=max(traces, default=0) if last.step is None else last.step,
         total_steps=last.total_steps,
         started=last.started if attempts else None,
-        seconds=_seconds(attempts, rows, clock() if running else None),
+        seconds=_seconds(attempts, metrics, clock() if running else None),
         checkpoint=checkpoints[-1] if checkpoints else None,
         changes=_without_location(last.changes),
         config=read_object(directory / "config.json") if has_config else {},
         environment=read_object(experiment.environment),
         attempts=attempts,
-        scalars=_curves(rows),
+        metrics=metrics,
     )
+
+
+@contextmanager
+def _reading(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ExperimentError(f"cannot read {error.filename or directory}: {error.strerror}") from error
 
 
 def settings(run: Run) -> dict[str, Any]:
@@ -186,26 +195,23 @@ def _without_location(changes: Any) -> list[tuple[str, Any, Any]] | None:
     return None if changes is None else [tuple(change) for change in changes if change[0] not in LOCATION_KEYS]
 
 
-def _curves(rows: list[dict[str, Any]]) -> dict[str, Curve]:
+def _curves(rows: Iterable[dict[str, Any]]) -> dict[str, Curve]:
     curves: dict[str, Curve] = {}
     for row in rows:
         for name, value in row.items():
             if name in ("step", "time") or not (value is None or isinstance(value, int | float)):
                 continue
-            # JSON has no word for what is not finite.
-            curves.setdefault(name, []).append((row["step"], math.nan if value is None else float(value)))
+            curves.setdefault(name, []).append((row["step"], as_float(value)))
     return curves
 
 
-def _range(curve: Curve) -> Range:
-    numbers = [(value, step) for step, value in curve if not math.isnan(value)]
-    extremes = numbers or [(math.nan, curve[-1][0])]
-    return Range(curve[-1][1], min(extremes), max(extremes, key=lambda pair: (pair[0], -pair[1])))
+def _moments(attempts: list[Attempt]) -> list[float]:
+    """When others were started after attempts that have left no end."""
+    return [later.started for one, later in pairwise(attempts) if one.seconds is None]
 
 
-def _seconds(attempts: list[Attempt], rows: list[dict[str, Any]], now: float | None) -> float:
+def _seconds(attempts: list[Attempt], metrics: Metrics, now: float | None) -> float:
     """What all attempts took; one without an end up to now, if it is the last and goes on, else to its last row."""
-    times = [row["time"] for row in rows if isinstance(row.get("time"), int | float)]
     total = 0.0
     for number, attempt in enumerate(attempts):
         if attempt.seconds is not None:
@@ -213,6 +219,6 @@ def _seconds(attempts: list[Attempt], rows: list[dict[str, Any]], now: float | N
             continue
         is_last = number == len(attempts) - 1
         until = math.inf if is_last else attempts[number + 1].started
-        seen = [now] if is_last and now is not None else [moment for moment in times if moment < until]
-        total += max(0.0, max(seen, default=0.0) - attempt.started)
+        end = now if is_last and now is not None else metrics.latest_before[until]
+        total += max(0.0, end - attempt.started)
     return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from prototrain.experiment.copies import ModuleCopy
 from prototrain.experiment.data_files import file_changes
 from prototrain.experiment.provenance import differences
 from prototrain.experiment.record import read_attempts
-from prototrain.experiment.rows import read_rows
+from prototrain.experiment.rows import Row, rows_of
 from prototrain.system.tables import plain_table
 
 _FORM = {"trainer": str, "modules": dict, "callbacks": list, "provenance": dict, "versions": dict, "data": dict}
@@ -124,21 +125,18 @@ class Repeat:
 
     def compare_metrics(self, experiment: Experiment) -> str:
         """Whether another run has measured the same, in words; how fast it was does not count."""
-        then, now = (
-            {row.pop("step"): row for row in read_rows(run.metrics.read_bytes())} if run.metrics.exists() else {}
-            for run in (self._experiment, experiment)
-        )
-        common = [step for step in then if step in now]
-        for step in common:
-            for name in dict.fromkeys([*then[step], *now[step]]):
-                was, value = then[step].get(name), now[step].get(name)
+        common = 0
+        for step, then, now in _at_the_same_steps(self._experiment.metrics, experiment.metrics):
+            common += 1
+            for name in dict.fromkeys([*then, *now]):
+                was, value = then.get(name), now.get(name)
                 if was != value and name != "time" and not name.startswith("perf/"):
                     return (
                         f"metrics: they first differ from {self._experiment} at step {step}: {name} {was}, now {value}"
                     )
         if not common:
             return f"metrics: there are none at the same steps as in {self._experiment}"
-        return f"metrics: the same bits as in {self._experiment}, at all {len(common)} steps that both have written"
+        return f"metrics: the same bits as in {self._experiment}, at all {common} steps that both have written"
 
 
 class _Announcement(Callback):
@@ -151,6 +149,17 @@ class _Announcement(Callback):
         lines = self._repeat.differences(read_object(experiment.environment), self.trainer.config)
         rows = {"repeats": self._repeat, "differs in": "; ".join(lines) or "nothing that is known"}
         self.trainer.log(plain_table(rows) + "\n")
+
+
+def _at_the_same_steps(one: Path, other: Path) -> Iterator[tuple[int, Row, Row]]:
+    """The rows of two files that have the same step; in what a run has left the steps grow from row to row."""
+    others = rows_of(other)
+    there = next(others, None)
+    for row in rows_of(one):
+        while there is not None and there["step"] < row["step"]:
+            there = next(others, None)
+        if there is not None and there["step"] == row["step"]:
+            yield row["step"], row, there
 
 
 def _settings(environment: dict[str, Any]) -> dict[str, Any]:

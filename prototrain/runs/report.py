@@ -7,7 +7,7 @@ import html
 import re
 import shlex
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from string import Template
@@ -105,7 +105,7 @@ def _summary(run: Run) -> str:
 
 
 def _curves(run: Run) -> str:
-    names = list(run.scalars)
+    names = list(run.ranges)
     return _picture(draw([run], names, "svg"), "svg+xml", ", ".join(names)) if names else ""
 
 
@@ -229,9 +229,12 @@ def _picture(content: bytes, kind: str, description: str) -> str:
 def _log(path: Path) -> str:
     if not path.exists():
         return ""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    title = f"The last {_LOG_LINES} of {len(lines)} lines" if len(lines) > _LOG_LINES else "All of it"
-    text = html.escape("\n".join(lines[-_LOG_LINES:]))
+    count, last = 0, deque[str](maxlen=_LOG_LINES)
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for count, line in enumerate(file, 1):  # noqa: B007 - read below
+            last.append(line)
+    title = f"The last {_LOG_LINES} of {count} lines" if count > _LOG_LINES else "All of it"
+    text = html.escape("".join(last).removesuffix("\n"))
     return f"<details><summary>{title}</summary>\n<pre>{text}</pre>\n</details>"
 
 

@@ -13,7 +13,7 @@ from prototrain.errors import ConfigError, SweepError
 from prototrain.model import ModelProtocol, load_model
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import as_options, from_mapping
-from prototrain.system.signals import StopRequest
+from prototrain.system.signals import StopRequest, outlasting
 from prototrain.system.terminal import say
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from prototrain.trainers.tower import TowerTrainer
 
 
+@outlasting()
 def sweep(
     model: str | ModelProtocol,
     space: Mapping[str, Any],
@@ -70,7 +71,7 @@ def sweep(
         SweepError: the sweep cannot be begun, its storage fails, no trial has finished, or one was killed.
         ConfigError: a key or a value of the space is wrong.
         KeyboardInterrupt: after Ctrl-C, once all trials are saved.
-        SystemExit: after SIGTERM, with exit code 143, once all trials are saved.
+        SystemExit: after SIGTERM, SIGHUP or SIGXCPU, with exit code 128 + its number, once all trials are saved.
     """
     _require_optuna()
     from prototrain.sweeps.storage import own_database, reporting_failures, shown
@@ -94,7 +95,7 @@ def sweep(
     elif jobs > 1:
         raise SweepError("several jobs need the model's name, such as 'models.simple', in place of the model itself")
     where = own_database(plan.directory / f"{plan.name}.sweep.db") if storage is None else storage
-    stop = StopRequest(_say)
+    stop = StopRequest(_say, saves=False)
     with _quiet_optuna(), reporting_failures(where):
         study = Study(plan, storage=where, pruner=pruner or ("none" if trials is None else "median"))
         _say(f"sweep {plan.name}: {plan.total} trials, {len(study.outcomes())} of them begun, in {shown(where)}")

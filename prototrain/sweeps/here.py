@@ -37,7 +37,7 @@ def run_here(
     Raises:
         SweepError: the trials do not measure the objective, or the storage has failed.
         KeyboardInterrupt: after Ctrl-C, once the trial is saved.
-        SystemExit: after SIGTERM, with exit code 143, once the trial is saved.
+        SystemExit: after SIGTERM, SIGHUP or SIGXCPU, with exit code 128 + its number, once the trial is saved.
     """
     while (trial := study.next()) is not None:
         say(f"trial {trial.number} runs: {' '.join(trial.settings)}")

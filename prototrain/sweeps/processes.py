@@ -22,7 +22,7 @@ from prototrain.sweeps.trial import Trial
 from prototrain.system.signals import StopRequest
 
 _TICK_SECONDS: Final = 0.5
-_KILLS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
+_KILLS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM, signal.SIGXCPU)
 _OUTPUT_BYTES: Final = 4000
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from prototrain.system.contained import open_file
@@ -11,29 +12,33 @@ LONGEST_NAME = 255
 """Bytes of the name of one file or directory, in the usual file systems."""
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
+def write_atomic(path: Path, content: str | bytes | Iterable[bytes], *, durable: bool = True) -> None:
     """Write `content` to `path` so that a reader, or a crash, sees the old file or the new one, never a part.
 
     Args:
         path: the file to write; its directory must exist.
-        content: text (written as UTF-8) or bytes.
+        content: text (written as UTF-8), bytes, or pieces of bytes, which need not be in memory at the same time.
+        durable: whether it must outlast a power failure; if not, that can leave an empty file.
 
     Raises:
         OSError: the file cannot be written; the old one is untouched and nothing is left beside it.
     """
-    data = content.encode("utf-8") if isinstance(content, str) else content
+    encoded = content.encode("utf-8") if isinstance(content, str) else content
+    pieces = [encoded] if isinstance(encoded, bytes) else encoded
     temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)  # what a killed write has left, or a link that somebody has put there
         with open(open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
-            file.write(data)
+            file.writelines(pieces)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync(path.parent)
+    if durable:
+        sync(path.parent)
 
 
 def sync(path: Path) -> None:

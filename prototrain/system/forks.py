@@ -23,13 +23,20 @@ class Forkable(Protocol):
         """Let go, in the child; the parent's must stay as it is. Called before anything else runs there."""
 
 
-_told: weakref.WeakSet[Forkable] = weakref.WeakSet()
+_told: list[weakref.ref[Forkable]] = []
 _mask = threading.local()
+# What a run has handlers of. SIGINT is not among them, since what Python makes of that would be raised, and lost, in
+# `_before`.
+_HELD = (signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1, signal.SIGQUIT)
 
 
 def tell_of_forks(one: Forkable) -> None:
-    """Have `after_fork` called in every child that is forked from now on, as long as the object is there."""
-    _told.add(one)
+    """Have `after_fork` called in every child that is forked from now on, as long as the object is there.
+
+    Those that were named last come first; to name one again makes it the last.
+    """
+    _told[:] = [told for told in _told if told() not in (None, one)]
+    _told.append(weakref.ref(one))
 
 
 def end_child(error: BaseException) -> NoReturn:
@@ -50,8 +57,7 @@ def end_child(error: BaseException) -> NoReturn:
 
 def _before() -> None:
     # A child that is terminated the moment it begins must not take the signal for the run's: it waits for `after_fork`.
-    # SIGINT does not, since what Python makes of that would be raised, and lost, in here.
-    _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
 
 
 def _after() -> None:
@@ -60,8 +66,9 @@ def _after() -> None:
 
 def _after_in_child() -> None:
     try:
-        for one in list(_told):
-            one.after_fork()
+        for told in reversed(_told):
+            if (one := told()) is not None:
+                one.after_fork()
     finally:
         _after()
 

@@ -1,56 +1,72 @@
-"""Asking a run to stop: from a signal, from another thread, promptly and without breaking anything.
+"""Asking a run to stop, or to save: from a signal, from another thread, promptly and without breaking anything.
 
 A Python signal handler runs only between bytecodes, so a compiled call of many steps would delay it until the call
 returns, and raising from it could tear a TensorFlow trace apart. `StopRequest` therefore only records the request. The
 byte that the interpreter writes to the wakeup descriptor at once reaches a thread, which tells listeners (a compiled
-trainer sets the variable that its loop reads), and the training loop raises at the end of the step.
+trainer sets the variable that its loop reads), and the training loop raises, or saves, at the end of the step.
+
+SIGINT, SIGTERM, SIGHUP (a terminal was closed) and SIGXCPU (a limit of processor time) stop a run, SIGUSR1 has it save
+and go on, and SIGQUIT shows what all threads are doing.
 
 A forked child has none of this: what it is sent is meant for it alone.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
 from prototrain.system.forks import tell_of_forks
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SENT = (signal.SIGINT, signal.SIGTERM)  # by somebody, who may lose patience
+_SYSTEM = (signal.SIGHUP, signal.SIGXCPU)  # sends these by itself, and more than once
+_STOPS = (*_SENT, *_SYSTEM)
+_SAVE = signal.SIGUSR1
+_STDERR = 2
 
 
 class StopRequest:
-    """Turns Ctrl-C and SIGTERM into one flag while it is entered as a context manager.
+    """Turns signals into flags while it is entered as a context manager: to stop, and to save and go on.
 
     The first signal asks the run to stop after its step; the second says what is being waited for; the third leaves at
-    once (in an interactive session by KeyboardInterrupt, elsewhere by ending the process). Off the main thread no
-    handlers are installed, and only `request` sets the flag.
+    once (in an interactive session by KeyboardInterrupt, elsewhere by ending the process). SIGHUP and SIGXCPU count as
+    the first only: terminals send one twice, and the system the other every second. Where they are ignored, as under
+    ``nohup``, they stay so. Off the main thread no handlers are installed, and only `request` and `ask_to_save` set the
+    flags.
 
     Args:
         announce: called with one line of text for the user.
+        saves: whether whoever owns this looks at `take_save`.
     """
 
-    def __init__(self, announce: Callable[[str], None]) -> None:
+    def __init__(self, announce: Callable[[str], None], *, saves: bool = True) -> None:
         self.signum: int | None = None
         self.stage = "the current step"
         self.listeners: list[Callable[[bool], None]] = []
+        self._pausing: list[Callable[[bool], None]] = []
+        self._save_asked = self._paused = False
+        self._saves = saves
         self._announce = announce
         self._count = 0
         self._old_handlers: dict[int, Any] = {}
+        self._had_stacks = False
         self._old_wakeup = -1
         self._receiver: socket.socket | None = None
         self._sender: socket.socket | None = None
         self._thread: threading.Thread | None = None
-        tell_of_forks(self)
 
     def __enter__(self) -> StopRequest:
         self.signum, self._count, self.stage = None, 0, "the current step"
+        self._save_asked = self._paused = False
         self._tell(False)
         if threading.current_thread() is threading.main_thread():
             self._listen()
@@ -92,13 +108,22 @@ class StopRequest:
         self._receiver = self._sender = self._thread = None
 
     @contextmanager
-    def telling(self, listener: Callable[[bool], None]) -> Iterator[None]:
-        """Call `listener` with True when a stop is requested, and with False when a run begins, for a while."""
+    def telling(self, listener: Callable[[bool], None], *, pauses: bool = False) -> Iterator[None]:
+        """Call `listener` with True when a stop is requested, and with False when a run begins, for a while.
+
+        Args:
+            listener: may be called from another thread.
+            pauses: call it with True also when the run is to be saved, and with False when that is done.
+        """
         self.listeners.append(listener)
+        if pauses:
+            self._pausing.append(listener)
         try:
             yield
         finally:
             self.listeners.remove(listener)
+            if pauses:
+                self._pausing.remove(listener)
 
     def request(self, signum: int) -> None:
         """Ask the run to stop after its step, as if `signum` had arrived."""
@@ -106,12 +131,32 @@ class StopRequest:
             self.signum = signum
             self._tell(True)
 
+    def ask_to_save(self) -> None:
+        """Ask the run to save after its step and to go on, as SIGUSR1 does."""
+        self._save_asked = True
+        self._pause()
+
+    def take_save(self) -> bool:
+        """Whether the run was asked to save, once; whoever asks this does it."""
+        if self._paused:
+            self._paused = False
+            self._tell_pausing(False)
+            if self.signum is not None or self._paused:  # what came meanwhile was overwritten
+                self._tell_pausing(True)
+        asked, self._save_asked = self._save_asked, False
+        return asked
+
+    def _pause(self) -> None:
+        """Have the present call end after its step."""
+        self._paused = True
+        self._tell_pausing(True)
+
     def check(self) -> None:
         """Raise what the signal stands for, if one has arrived. Called where stopping leaves everything whole.
 
         Raises:
             KeyboardInterrupt: after SIGINT.
-            SystemExit: after SIGTERM, with exit code 143.
+            SystemExit: after SIGTERM, SIGHUP or SIGXCPU, with exit code 143, 129 or 152.
         """
         if self.signum == signal.SIGINT:
             raise KeyboardInterrupt
@@ -122,43 +167,74 @@ class StopRequest:
         for listener in self.listeners:
             listener(stop)
 
+    def _tell_pausing(self, pause: bool) -> None:
+        for listener in self._pausing:
+            listener(pause)
+
     def _give_back(self) -> None:
         for signum, handler in self._old_handlers.items():
             if handler is not None:  # one that was not set from Python cannot be set from Python
                 signal.signal(signum, handler)
+        _end_stacks(self._had_stacks)
 
     def _listen(self) -> None:
+        tell_of_forks(self)  # now: whoever took the signals last gives them back first
         self._receiver, self._sender = socket.socketpair()
         self._sender.setblocking(False)
-        self._old_handlers = {signum: signal.getsignal(signum) for signum in _SIGNALS}
+        before = {signum: signal.getsignal(signum) for signum in (*_STOPS, _SAVE)}
+        # What is started in the background by a shell ignores SIGINT as well, which has always stopped a run.
+        self._old_handlers = {
+            signum: handler
+            for signum, handler in before.items()
+            if signum not in _SYSTEM or handler is not signal.SIG_IGN
+        }
         self._old_wakeup = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._wait, args=(self._receiver,), name="stop-request", daemon=True)
         self._thread.start()
-        for signum in _SIGNALS:
+        for signum in self._old_handlers:
             signal.signal(signum, self._handle)
+        self._had_stacks = _begin_stacks()
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if signum == _SAVE:
+            self._save_asked = True  # here alone: the thread may be so late that it has been done, and then only pauses
+            if callable(before := self._old_handlers[_SAVE]):
+                before(signum, frame)
+            return
         # The thread usually comes first; this makes the flag certain once the main thread runs Python again.
         self.request(signum)
-        if self._count > 2 and _interactive():
+        if self._count > 2 and signum in _SENT and _interactive():
             raise KeyboardInterrupt
 
     def _wait(self, receiver: socket.socket) -> None:
         while received := receiver.recv(64):
             for signum in received:
-                if signum in _SIGNALS:
+                if signum in self._old_handlers:
                     self._on_signal(signum)
 
     def _on_signal(self, signum: int) -> None:
-        self._count += 1
         name = signal.Signals(signum).name
+        if signum == _SAVE:
+            self._on_save(name)
+            return
+        if self._count and signum in _SYSTEM:
+            return
+        self._count += 1
         if self._count == 1:
             self.request(signum)
-            self._announce(f"{name}: stopping after this step and saving; twice more leaves at once")
+            more = "; twice more leaves at once" if signum in _SENT else ""
+            self._announce(f"{name}: stopping after this step and saving{more}")
         elif self._count == 2:
             self._announce(f"{name}: still waiting for {self.stage}; once more leaves at once, without saving")
         elif not _interactive():
             os._exit(128 + signum)
+
+    def _on_save(self, name: str) -> None:
+        if not self._saves:
+            self._announce(f"{name}: there is nothing to save here; going on")
+        elif self.stage != "saving":
+            self._pause()
+            self._announce(f"{name}: saving after this step")
 
 
 class LeavingAtOnce(StopRequest):
@@ -169,7 +245,7 @@ class LeavingAtOnce(StopRequest):
     """
 
     def __init__(self) -> None:
-        super().__init__(lambda text: None)
+        super().__init__(partial(print, flush=True), saves=False)
 
     def __enter__(self) -> LeavingAtOnce:
         if not _interactive():
@@ -177,7 +253,84 @@ class LeavingAtOnce(StopRequest):
         return self
 
     def _on_signal(self, signum: int) -> None:
-        os._exit(128 + signum)
+        if signum in _STOPS:
+            os._exit(128 + signum)
+        super()._on_signal(signum)
+
+
+class _Harmless:
+    """What `outlasting` has taken, and gives back."""
+
+    def __init__(self) -> None:
+        self._is_over = False
+        # Whoever has a handler of his own keeps it, a run around this one among them.
+        self._took_save = signal.getsignal(_SAVE) is signal.SIG_DFL
+        if self._took_save:
+            signal.signal(_SAVE, self._handle)
+        self._stderr = _copy_of_stderr()
+        self._had_stacks = _begin_stacks(self._stderr or _STDERR)
+        tell_of_forks(self)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if signal.getsignal(_SAVE) == self._handle:  # else a run has taken it, and passes it on
+            with suppress(OSError):  # of a terminal that is gone; and print could be under way already
+                os.write(self._stderr or _STDERR, b"SIGUSR1: there is nothing to save; going on\n")
+
+    def after_fork(self) -> None:
+        if self._took_save:
+            self._took_save = False
+            signal.signal(_SAVE, signal.SIG_DFL)
+        if self._is_over:
+            return
+        self._is_over = True
+        _end_stacks(self._had_stacks)
+        if self._stderr is not None:
+            os.close(self._stderr)
+
+
+@contextmanager
+def outlasting() -> Iterator[None]:
+    """Let neither SIGUSR1 nor SIGQUIT end the process around a run, where there is nothing to be saved.
+
+    The one is answered by a line, the other by the stacks of all threads. Off the main thread nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    harmless = _Harmless()
+    try:
+        yield
+    finally:
+        harmless.after_fork()
+
+
+def _copy_of_stderr() -> int | None:
+    """The error stream, also while it is put aside for the import of TensorFlow; None for a process without one."""
+    try:
+        return os.dup(_STDERR)
+    except OSError:
+        return None
+
+
+def _begin_stacks(file: int = _STDERR) -> bool:
+    """Have SIGQUIT show the stacks of all threads, at once: also while the main thread is in a call of TensorFlow.
+
+    Args:
+        file: where to.
+
+    Returns:
+        whether it did so before.
+    """
+    had_stacks: bool = faulthandler.unregister(signal.SIGQUIT)  # type: ignore[func-returns-value,assignment]
+    faulthandler.register(signal.SIGQUIT, file=file, all_threads=True)
+    return had_stacks
+
+
+def _end_stacks(had_stacks: bool) -> None:
+    if had_stacks:
+        faulthandler.register(signal.SIGQUIT, file=_STDERR, all_threads=True)
+    else:
+        faulthandler.unregister(signal.SIGQUIT)
 
 
 def _interactive() -> bool:

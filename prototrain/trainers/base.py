@@ -16,7 +16,7 @@ from prototrain.experiment import Experiment
 from prototrain.experiment.provenance import origin_of, sources_of
 from prototrain.predictor import Predictor
 from prototrain.step.result import StepResult
-from prototrain.system.signals import StopRequest
+from prototrain.system.signals import StopRequest, outlasting
 from prototrain.trainers.banner import closing, describe_run, opening
 from prototrain.trainers.memory import saying_what_is_left
 from prototrain.trainers.python_steps import python_steps
@@ -141,7 +141,7 @@ class Trainer:
         Raises:
             PrototrainError: the user's mistakes, and what went wrong in a step.
             KeyboardInterrupt: after Ctrl-C, once everything is saved.
-            SystemExit: after SIGTERM, with exit code 143, once everything is saved.
+            SystemExit: after SIGTERM, SIGHUP or SIGXCPU, with exit code 128 + its number, once everything is saved.
         """
         self._set_length(self._length(steps_per_epoch, max_epoch, max_steps))
         self.times.start()
@@ -151,7 +151,7 @@ class Trainer:
         self.allow_changed_data = allow_changed_data
         self.evaluation_scopes = []
         self.check_finite = self.record_gradient_norm = False
-        with saying_what_is_left(self), self._around_run(), self.session, self.stop:
+        with outlasting(), saying_what_is_left(self), self._around_run(), self.session, self.stop:
             try:
                 with self.setup_scope():
                     self.callbacks.setup()
@@ -169,6 +169,8 @@ class Trainer:
             finally:
                 self.stop.stage = "saving"
                 self.callbacks.after_train()
+                if self.stop.take_save():
+                    self.log("the signal to save came when the run was ending")
                 self._say_where()
             self.stop.check()
 
@@ -191,8 +193,15 @@ class Trainer:
                 self.callbacks.trigger_step()
             self.callbacks.after_epoch()
             self.callbacks.trigger_epoch()
+        self._save_if_asked()
+
+    def _save_if_asked(self) -> None:
+        """Save where a stop would end the run: between two steps, when no callback has still to run."""
+        if self.stop.take_save():
+            self.session.save_as_asked()
 
     def _advance(self, n: int) -> None:
+        self._save_if_asked()
         start, begin = self.global_step, self.times.clock()
         self.stop.check()
         self.go_to(start + self.run_steps(n))

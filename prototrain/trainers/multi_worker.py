@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -44,6 +43,9 @@ class AgreedStop(StopRequest):
     def request(self, signum: int) -> None:
         if self.wanted is None:
             self.wanted = signum
+
+    def _pause(self) -> None:
+        pass  # no worker may leave a call by itself; calls are short
 
     def agree(self, signum: int) -> None:
         """All workers know now: let this one stop."""
@@ -178,10 +180,13 @@ class MultiWorkerTrainer(SyncTrainer):
     def provenance(self) -> dict[str, Any]:
         return {**super().provenance(), "workers": self.worker.count}
 
+    def _save_if_asked(self) -> None:
+        pass  # which only the chief can do, whoever was asked: see `_agree`
+
     # -- agreeing -----------------------------------------------------------------------------------------------------
 
     def _agree(self, n: int, *, leaves: bool = False) -> int:
-        """Tell the others how many steps this worker can do, and whether it has to stop or ends the run.
+        """Tell the others how many steps this worker can do, and whether it has to stop, ends the run or is to save.
 
         Returns:
             how many steps all workers can do.
@@ -189,17 +194,17 @@ class MultiWorkerTrainer(SyncTrainer):
         Raises:
             ExperimentError: the workers are not at the same step.
             StopTraining: another worker ends the run.
-            KeyboardInterrupt, SystemExit: a worker was asked to stop.
+            KeyboardInterrupt, SystemExit: a worker was asked to stop, by the signal that it has got.
         """
         wanted = self.stop.wanted or 0
         try:
-            told = self._exchange.numbers(n, self.global_step, wanted, leaves)
+            told = self._exchange.numbers(n, self.global_step, wanted, leaves, self.stop.take_save())
         except tf.errors.OpError as error:
             self._parted = self._connection_broken = True
             raise StepError(f"{_LOST} before step {self.global_step + 1}") from error
         if leaves:
             return 0
-        self._parted = bool(told[:, 2:].any())
+        self._parted = bool(told[:, 2:4].any())
         steps = {int(step) for step in told[:, 1]}
         if told[:, 3].any():
             raise StopTraining(f"worker {int(told[:, 3].argmax())} has ended the run")
@@ -209,8 +214,10 @@ class MultiWorkerTrainer(SyncTrainer):
                 f"the workers are at different steps ({', '.join(map(str, sorted(steps)))}): all of them must be able "
                 "to read the chief's experiment directory"
             )
+        if told[:, 4].any():
+            self.session.save_as_asked()
         if told[:, 2].any():
-            self.stop.agree(int(signal.SIGTERM if wanted == 0 else wanted))
+            self.stop.agree(int(wanted or told[:, 2].max()))
             self.stop.check()
         return int(told[:, 0].min())
 

@@ -208,6 +208,21 @@ class Session:
         self._writing = self._writer.submit(finish)
         return self._writing.result
 
+    def save_as_asked(self) -> None:
+        """Write a checkpoint because a signal has asked for it, and say so; of several workers, the chief does."""
+        trainer = self._trainer
+        if not trainer.is_chief:
+            return
+        if trainer.experiment is None:
+            trainer.log("nothing was saved: the trainer has no experiment directory; going on")
+            return
+        try:
+            path = trainer.save()
+        except CheckpointError as error:
+            trainer.log(f"WARNING: {error}; training goes on")
+        else:
+            trainer.log(f"saved step {trainer.global_step} to {path}; going on")
+
     def wait(self) -> None:
         """Wait until nothing is being written any more; whoever began it hears of a failure."""
         wait([] if self._writing is None else [self._writing])

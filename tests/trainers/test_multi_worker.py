@@ -44,16 +44,24 @@ def test_a_resume_is_exact_and_only_the_chief_writes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("act", "chief"), [("signal", 0), ("signal", 1), ("stop", 0), ("fail", 1)])
+@pytest.mark.parametrize(("act", "chief"), [("signal", 0), ("hang up", 1), ("stop", 0), ("fail", 1)])
 def test_what_ends_one_worker_ends_all_at_the_same_step(act: str, chief: int, tmp_path: Path) -> None:
     results = run(2, steps=100_000, experiment=str(tmp_path / "run"), actor=chief, act=act, at=12)
     assert all(result is not None for result in results)
     steps = {result["step"] for result in results if result is not None}
     assert len(steps) == 1 and 12 <= steps.pop() < 100_000
-    if act == "signal":
-        assert [result["exit"] for result in results if result] == [143, 143]
+    if act in ("signal", "hang up"):
+        assert [result["exit"] for result in results if result] == [143 if act == "signal" else 129] * 2
     saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert len(saved) == 1 and saved[0].startswith("step-")
+
+
+@pytest.mark.slow
+def test_any_worker_can_be_asked_to_save_and_all_go_on(tmp_path: Path) -> None:
+    results = run(2, steps=200, experiment=str(tmp_path / "run"), actor=1, act="save", at=12)
+    assert [result["step"] for result in results if result is not None] == [200, 200]
+    asked, last = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert "step-0000000012" <= asked < last == "step-0000000200"
 
 
 @pytest.mark.slow

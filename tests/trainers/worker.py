@@ -42,6 +42,10 @@ class Act(Callback):
         match self.what:
             case "signal":
                 os.kill(os.getpid(), signal.SIGTERM)
+            case "save":
+                os.kill(os.getpid(), signal.SIGUSR1)
+            case "hang up":
+                os.kill(os.getpid(), signal.SIGHUP)
             case "die":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "kill":

@@ -8,13 +8,12 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from prototrain.callbacks.monitor import Monitor
 from prototrain.errors import ExperimentError
-from prototrain.experiment.rows import read_rows
+from prototrain.experiment.rows import Row, cut_back
 from prototrain.system.contained import open_file
-from prototrain.system.files import write_atomic
+from prototrain.system.waiting import announcing
 
 
 class JSONWriter(Monitor):
@@ -30,7 +29,7 @@ class JSONWriter(Monitor):
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._rows: list[dict[str, Any]] | None = None  # what the file does not hold for certain, the last row among it
+        self._rows: list[Row] | None = None  # what the file does not hold for certain, the last row among it
         self._offset = 0  # where the first of these rows begins in the file
         self._dirty = False
         self._failing = False
@@ -76,7 +75,7 @@ class JSONWriter(Monitor):
             with open(self._path, "rb") as file:
                 os.fsync(file.fileno())
 
-    def _open_rows(self) -> list[dict[str, Any]]:
+    def _open_rows(self) -> list[Row]:
         """The rows at hand; the first time, the file is cut back to the step that this run starts from.
 
         This cannot wait for `before_train`: callbacks that come earlier may already record something in theirs.
@@ -85,37 +84,12 @@ class JSONWriter(Monitor):
             step = self.trainer.global_step
             try:
                 # A run that begins at step 0 makes every row anew, those of step 0 as well.
-                last = _cut(self._path, step or -1)
+                with announcing(f"bringing {self._path} back to step {step}", self.trainer.log):
+                    last = cut_back(self._path, step or -1)
             except OSError as error:
                 raise ExperimentError(f"cannot bring {self._path} back to step {step}: {error.strerror}") from error
-            self._rows = [last] if last else []
-            size = self._path.stat().st_size if self._path.exists() else 0
-            self._offset = size - sum(len(json.dumps(row)) + 1 for row in self._rows)
+            self._rows, self._offset = ([], 0) if last is None else ([last[0]], last[1])
         return self._rows
-
-
-def _cut(path: Path, step: int) -> dict[str, Any] | None:
-    """Leave the rows up to a step in the file; later ones move aside, and lines that are no rows are dropped.
-
-    Returns:
-        the last row, if there is one.
-    """
-    if not path.exists():
-        return None
-    content = path.read_bytes()
-    rows = list(read_rows(content))
-    kept = [row for row in rows if row["step"] <= step]
-    superseded = [row for row in rows if row["step"] > step]
-    if superseded:
-        aside = path.with_name("metrics.superseded.jsonl")
-        write_atomic(aside, (aside.read_bytes() if aside.exists() else b"") + _encode(superseded))
-    if content != _encode(kept):
-        write_atomic(path, _encode(kept))
-    return kept[-1] if kept else None
-
-
-def _encode(rows: list[dict[str, Any]]) -> bytes:
-    return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
 def _write_at(path: Path, offset: int, data: bytes) -> None:

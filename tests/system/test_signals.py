@@ -1,0 +1,343 @@
+"""Signals that stop a run, that have it save and go on, and that show what it is doing. Real ones, and real forks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import Callback, KerasTrainer, SimpleTrainer
+from prototrain.callbacks import SaveOnExit
+from prototrain.estimator import Estimator, EstimatorSpec
+from prototrain.system.signals import LeavingAtOnce, StopRequest, outlasting
+from tests.system.test_forks import code_of, fork, wait_for_ever
+from tests.test_exits import (
+    STEPS,
+    At,
+    WhileSaving,
+    WhileTracing,
+    callbacks,
+    environment,
+    rows,
+    send,
+    straight,
+    wait_for,
+)
+from tests.tiny import CountingTrainer, tiny_model, tiny_trainer, values
+
+__all__ = ["straight"]  # a fixture
+TAKEN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1, signal.SIGQUIT)
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def _handlers_are_put_back() -> Iterator[None]:
+    def caught() -> str:
+        (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("SigCgt")]
+        return line
+
+    before = [signal.getsignal(signum) for signum in TAKEN], caught()
+    yield
+    assert ([signal.getsignal(signum) for signum in TAKEN], caught()) == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def save() -> None:
+    send(signal.SIGUSR1)
+
+
+# -- stopping ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGXCPU])
+@pytest.mark.parametrize("make", [CountingTrainer, tiny_trainer], ids=["plain", "compiled"])
+def test_what_the_system_sends_stops_and_saves_however_often(
+    make: Callable[..., Any], signum: int, experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def again_and_again() -> None:
+        for _ in range(4):
+            send(signum)
+            time.sleep(0.01)  # one that is pending swallows the next
+
+    trainer = make(experiment=experiment)
+    with pytest.raises(SystemExit) as caught:
+        trainer.train([At(3, again_and_again), SaveOnExit()], max_steps=10)
+    assert caught.value.code == 128 + signum
+    assert trainer.session.checkpoints.steps() == [3]
+    said = capsys.readouterr().out
+    assert said.count("stopping after this step and saving") == 1 and "waiting" not in said
+    assert signal.Signals(signum).name in (experiment / "run.json").read_text()
+
+
+def test_what_is_ignored_at_the_start_stays_ignored() -> None:
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        trainer = CountingTrainer()
+        trainer.train([At(3, lambda: send(signal.SIGHUP))], max_steps=5)
+        assert trainer.global_step == 5
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, old)
+
+
+# -- saving and going on ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("where", "step"), [("a callback", 7), ("tracing", 0), ("validation", 12), ("a save", 8), ("the last step", STEPS)]
+)
+def test_a_run_saves_when_it_is_asked_to_and_nothing_else_changes(
+    where: str, step: int, straight: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = SimpleTrainer(tiny_model(), experiment=tmp_path)
+    more: list[Callback] = []
+    evaluate = None
+    if where in ("a callback", "the last step"):
+        more = [At(step, save)]
+    elif where == "tracing":
+        more = [WhileTracing(save)]
+    elif where == "a save":
+        trainer.state["slow"] = WhileSaving(save)
+    else:
+
+        def evaluate(dataset: str, batches: int) -> Any:
+            if trainer.global_step == 12:
+                save()
+            return trainer.evaluate(dataset, batches)
+
+    trainer.train(callbacks(*more, evaluate=evaluate), max_steps=STEPS)
+    assert values(trainer) == straight[0]
+    assert rows(tmp_path) == straight[1]
+    said = capsys.readouterr().out
+    # What is being traced runs when the signal comes, and makes its step or none.
+    saved = {0, 1} if where == "tracing" else {step}
+    paths = [path for at in saved if (path := tmp_path / "checkpoints" / f"step-{at:010d}").is_dir()]
+    assert len(paths) == 1 and f"to {paths[0]}; going on" in said
+    if where == "a callback":
+        for later in (tmp_path / "checkpoints").iterdir():
+            if later != paths[0]:
+                later.rename(tmp_path / later.name)
+        again = SimpleTrainer(tiny_model(), experiment=tmp_path)
+        again.train(callbacks(At(step, lambda: None)), max_steps=STEPS)
+        assert again.session.resume_line() == f"resumed at step {step}, exact"
+        assert values(again) == straight[0] and rows(tmp_path) == straight[1]
+
+
+def test_a_call_of_a_million_steps_is_left_to_save_and_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = SimpleNamespace(limit=10**6, start=lambda: None, finish=lambda steps: 0.0)
+    monkeypatch.setattr("prototrain.step.compiled_call.CallLength", lambda: whole)
+    trainer = SimpleTrainer(tiny_model(), experiment=tmp_path)
+    seconds: list[float] = []
+
+    def until(step: int) -> None:
+        deadline = time.monotonic() + 60
+        while trainer.call.completed() < step and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def watch() -> None:
+        until(20)
+        begin = time.monotonic()
+        save()
+        while not trainer.session.checkpoints.steps() and time.monotonic() < begin + 60:
+            time.sleep(0.005)
+        seconds.append(time.monotonic() - begin)
+        until(trainer.session.checkpoints.steps()[0] + 20)
+        send(signal.SIGTERM)
+
+    class Start(Callback):
+        def before_train(self) -> None:
+            assert trainer.call.completed() == 0  # made here, so that the thread finds it
+            threading.Thread(target=watch, daemon=True).start()
+
+    with pytest.raises(SystemExit):
+        trainer.train([Start(), SaveOnExit()], max_steps=10**6)
+    first, last = trainer.session.checkpoints.steps()
+    assert 20 <= first < last == trainer.global_step < 10**6
+    assert seconds[0] < 5, "a step and a save take a fraction of this"
+    plain = SimpleTrainer(tiny_model())
+    monkeypatch.undo()
+    plain.train([], max_steps=last)
+    assert values(trainer) == values(plain)
+
+
+def test_a_trainer_without_a_directory_says_that_nothing_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
+    CountingTrainer().train([At(2, save)], max_steps=3)
+    assert "nothing was saved: the trainer has no experiment directory" in capsys.readouterr().out
+
+
+def test_a_save_that_fails_does_not_end_the_run(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fill() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    trainer = CountingTrainer(experiment=experiment)
+    trainer.state["large"] = WhileSaving(fill)
+    trainer.train([At(2, save)], max_steps=3)
+    said = capsys.readouterr().out
+    assert "WARNING" in said and "training goes on" in said
+
+
+def test_a_keras_model_and_an_estimator_save_as_well(tmp_path: Path) -> None:
+    x, y = np.ones((8, 2), np.float32), np.ones((8, 1), np.float32)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    trainer = KerasTrainer(model, data, experiment=tmp_path / "keras")
+    trainer.train([At(3, save)], max_steps=5)
+    assert trainer.session.checkpoints.steps() == [3]
+
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        save()  # while there is nothing to save, and while the step is traced
+        made = keras.layers.Dense(1, name="guess")(features)
+        loss = tf.reduce_mean((made - labels) ** 2)
+        return EstimatorSpec(mode, made, loss, keras.optimizers.SGD(0.1))
+
+    estimator = Estimator(model_fn, tmp_path / "estimator")
+    estimator.train(lambda: data.repeat(), hooks=[At(2, save)], max_steps=4)
+    assert (tmp_path / "estimator" / "checkpoints" / "step-0000000002").is_dir()
+
+
+def test_a_run_in_a_run_both_save_and_whoever_else_listens_hears_it(tmp_path: Path) -> None:
+    heard: list[int] = []
+    inner, outer = CountingTrainer(experiment=tmp_path / "inner"), CountingTrainer(experiment=tmp_path / "outer")
+    old = signal.signal(signal.SIGUSR1, lambda signum, frame: heard.append(signum))
+    try:
+        outer.train([At(2, lambda: inner.train([At(3, save)], max_steps=5))], max_steps=4)
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+    assert inner.session.checkpoints.steps() == [3] and outer.session.checkpoints.steps() == [2]
+    assert heard == [signal.SIGUSR1]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT])
+def test_a_child_of_a_run_in_a_run_gets_its_own_signals(signum: int) -> None:
+    codes: list[int] = []
+
+    def end_one() -> None:
+        child = fork(wait_for_ever)
+        os.kill(child, signum)  # at once: it may not even have begun to run
+        codes.append(code_of(child))
+
+    # The outer one takes the signals first although it is made last.
+    inner = CountingTrainer()
+    outer = CountingTrainer()
+    outer.train([At(2, lambda: inner.train([At(2, end_one)], max_steps=3))], max_steps=3)
+    assert codes == [-signum] and outer.global_step == inner.global_step == 3
+
+
+# -- looking ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_stacks_of_all_threads_are_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    ready, done = threading.Event(), threading.Event()
+
+    def beside() -> None:
+        ready.set()
+        done.wait()
+
+    def look() -> None:
+        ready.wait()
+        send(signal.SIGQUIT)
+        done.set()
+
+    thread = threading.Thread(target=beside)
+    trainer = CountingTrainer()
+    thread.start()
+    trainer.train([At(2, look)], max_steps=3)
+    thread.join()
+    said = capfd.readouterr().err
+    assert trainer.global_step == 3
+    assert "in look" in said and "in beside" in said and "Current thread" in said
+
+
+def test_around_a_run_there_is_nothing_to_save_and_nothing_is_lost(capfd: pytest.CaptureFixture[str]) -> None:
+    with outlasting(), outlasting():
+        save()
+        send(signal.SIGQUIT)
+        stderr = os.dup(2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # as for the import of TensorFlow
+        save()
+        os.dup2(stderr, 2)
+        with LeavingAtOnce():
+            save()
+        with StopRequest(lambda text: print(text, flush=True), saves=False):
+            save()
+    said = capfd.readouterr()
+    assert said.err.count("SIGUSR1: there is nothing to save; going on") == 2
+    assert said.out.count("SIGUSR1: there is nothing to save here; going on") == 2
+    assert "most recent call first" in said.err
+
+
+WAITING = """
+import time
+import tensorflow as tf
+from tests.tiny import tiny_build as build, tiny_config, tiny_arrays
+
+config = tiny_config(trainer__experiment_name="e")
+
+
+def datasets():
+    print("making data", flush=True)
+    time.sleep(1)
+    examples = tf.data.Dataset.from_tensor_slices(tiny_arrays()).batch(8)
+
+    def slow(path, example):
+        while not tf.io.gfile.exists(path):
+            time.sleep(0.05)
+
+    calls = iter([0, 0])
+
+    def wait(x, y):
+        if next(calls, None) is None:
+            print("waiting for a batch", flush=True)
+            while not tf.io.gfile.exists("go"):
+                time.sleep(0.05)
+        return x
+
+    def of(batch):
+        x = tf.numpy_function(wait, [batch["x"], batch["y"]], tf.float32)
+        return {"x": tf.ensure_shape(x, [None, 4]), "y": batch["y"]}
+
+    return {"trn": examples.map(of)}
+"""
+
+
+@pytest.mark.slow
+def test_from_the_start_of_a_process_on_while_it_waits_for_data(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(WAITING)
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "prototrain.cli", "run", "m"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
+    )
+    try:
+        wait_for(process, "making data")
+        process.send_signal(signal.SIGUSR1)
+        wait_for(process, "there is nothing to save; going on")
+        wait_for(process, "waiting for a batch")
+        process.send_signal(signal.SIGQUIT)
+        wait_for(process, "most recent call first")
+        process.send_signal(signal.SIGUSR1)
+        (tmp_path / "go").touch()
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    assert (tmp_path / "experiments" / "e" / "checkpoints" / "step-0000000020").is_dir()
