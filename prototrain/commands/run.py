@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from prototrain.commands.arguments import add_model, confirm, load
+from prototrain.config import Config
 from prototrain.config.schema import REFERENCE
 from prototrain.errors import ConfigError
 from prototrain.model import import_own
@@ -91,7 +92,7 @@ def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTr
     if options.trainer:
         import_tensorflow()
         keywords["trainer"] = trainer_class(options.trainer)
-        keywords["trainer"].prepare()  # likewise
+        keywords["trainer"].prepare(*_patience(options.set))  # likewise
     model = load(options, None if repeat is None else repeat.configure)
     from prototrain.launch import default_callbacks, launch
 
@@ -114,6 +115,17 @@ def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTr
         towers=options.towers,
         **keywords,
     )
+
+
+def _patience(settings: list[str]) -> list[float]:
+    """How long to wait for other processes, if the command line says so: the model's config is not read yet."""
+    key = "trainer.cluster_timeout"
+    given = [setting for setting in settings if setting.partition("=")[0].strip() == key]
+    if not given:
+        return []
+    config = Config({})
+    config.override(given)
+    return [config[key]]
 
 
 def trainer_class(name: str) -> type[TowerTrainer]:
