@@ -254,7 +254,7 @@ class Link:
             self._states = {int(index): state for index, state in message["states"].items()}
         elif message["kind"] == "failed":
             self._break(message)
-        else:
+        elif message["kind"] in ("given", "left"):
             with self._changed:
                 self._answer = message
                 self._changed.notify_all()

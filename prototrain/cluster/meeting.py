@@ -131,8 +131,10 @@ class Meeting:
         self._hub = Hub(self._names, self._send, self._limits)
         reader, self._writers[0] = await asyncio.open_connection(sock=self._own, limit=_LONGEST_MESSAGE)
         own = asyncio.create_task(self._listen_to(0, reader))
-        for index in self._writers:
+        for index in range(1, len(self._names)):
             self._send(index, {"kind": "met"})
+        for index in self.missing:  # died in the very moment
+            self._hub.lose(index)
         self._is_complete.set()
         while True:
             await asyncio.sleep(BEAT_SECONDS)

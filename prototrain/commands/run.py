@@ -93,6 +93,15 @@ def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTr
         import_tensorflow()
         keywords["trainer"] = trainer_class(options.trainer)
         keywords["trainer"].prepare(*_patience(options.set))  # likewise
+    try:
+        return _launch(options, repeat, keywords)
+    except Exception as error:
+        if "trainer" in keywords:
+            keywords["trainer"].give_up(error)
+        raise
+
+
+def _launch(options: argparse.Namespace, repeat: Repeat | None, keywords: dict[str, Any]) -> TowerTrainer:
     model = load(options, None if repeat is None else repeat.configure)
     from prototrain.launch import default_callbacks, launch
 

@@ -150,6 +150,10 @@ class MultiWorkerTrainer(SyncTrainer):
         connect(timeout=timeout)
 
     @classmethod
+    def give_up(cls, error: BaseException) -> None:
+        own_link().fail(in_one_line(error))
+
+    @classmethod
     def leads(cls) -> bool:
         return find_cluster()[1].is_chief
 

@@ -179,6 +179,10 @@ class TowerTrainer(Trainer):
         """
 
     @classmethod
+    def give_up(cls, error: BaseException) -> None:
+        """Tell other processes, if there are any, what this one ends with; the command line calls it."""
+
+    @classmethod
     def leads(cls) -> bool:
         """Whether a trainer made in this process would be the chief."""
         return True

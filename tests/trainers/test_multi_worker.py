@@ -93,6 +93,7 @@ def test_a_worker_that_is_stopped_ends_the_others_after_a_while(tmp_path: Path) 
     config = {"trainer__cluster_timeout": 6.0}
     order: dict[str, Any] = {
         "steps": 100_000,
+        "batch": 6,
         "experiment": str(tmp_path / "run"),
         "actor": 2,
         "act": "freeze",
