@@ -158,7 +158,7 @@ class Link:
     @property
     def verdict(self) -> str:
         """The same in one line."""
-        told = self.broken or {"who": 0, "why": GONE}
+        told = self.broken or {"who": 0, "why": GONE, "signum": None}
         return f"{self.names[told['who']]} failed: {told['why']}"
 
     def hear(self, seconds: float) -> bool:
@@ -244,7 +244,7 @@ class Link:
             for text in lines:
                 self._take(json.loads(text))
         if self._line is not None:
-            self._break({"who": 0, "why": GONE})
+            self._break({"who": 0, "why": GONE, "signum": None})
             with suppress(OSError):
                 line.shutdown(socket.SHUT_RDWR)  # for which the chief waits at its end
 
@@ -273,7 +273,7 @@ class Link:
             if self.broken is None:
                 self._send({"kind": "beat", "place": self._place, "together": self._together, "begun": self.begun()})
             if self.broken is None and self._clock() - self._heard > self.limits.silence:
-                self._break({"who": 0, "why": no_sign_of_life(self.limits.silence)})
+                self._break({"who": 0, "why": no_sign_of_life(self.limits.silence), "signum": None})
             time.sleep(BEAT_SECONDS)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
@@ -46,6 +47,7 @@ class ScheduledSteps:
         cluster: the workers.
         count_updates: called with the number of completed steps.
         limits: how long to wait for a process that is silent, and for steps that do not end.
+        signum: returns the signal that wants the run to end, or None.
         leave: ends the process at once, with an exit code.
         clock: returns the time in seconds.
     """
@@ -58,6 +60,7 @@ class ScheduledSteps:
         cluster: ServerCluster,
         count_updates: Callable[[int], None],
         limits: Limits,
+        signum: Callable[[], int | None],
         *,
         leave: Callable[[int], object] = os._exit,
         clock: Callable[[], float] = time.monotonic,
@@ -68,6 +71,7 @@ class ScheduledSteps:
         self._cluster = cluster
         self._count_updates = count_updates
         self._limits = limits
+        self._signum = signum
         self._leave = leave
         self._clock = clock
         self._completed = 0
@@ -133,14 +137,17 @@ class ScheduledSteps:
         return None
 
     def _verdict(self, silent: list[str], waited: float) -> str | None:
-        stops = self._plan.stop_requested()
-        if silent and (stops or waited > self._limits.silence):
-            found = f"{', '.join(silent)}: {no_sign_of_life(waited)}"
+        signum = self._signum()
+        if silent and (signum is not None or waited > self._limits.silence):
+            found = f"{', '.join(silent)}: {no_sign_of_life(round(waited))}"
+            code = 1 if signum is None else 128 + signum
+            # At its end TensorFlow would wait for the processes that do not answer.
+            atexit.register(_leave_at_once, self._leave, code)
             if any(name.startswith("parameter server") for name in silent):
                 # It has the variables, so that nothing can be saved, and to try would be to wait for ever.
                 sys.stderr.write(f"prototrain: error: {found}; the newest checkpoint is what a resume goes on from\n")
                 sys.stderr.flush()
-                self._leave(1)
+                self._leave(code)
             return found
         if waited > self._limits.stall:
             return f"no worker has ended a step for {waited:.0f} seconds (trainer.stall_timeout)"
@@ -215,7 +222,9 @@ class DistributedAsyncTrainer(OwnPaceTrainer):
         plan = step_plan(self, may_fail=False, may_be_watched=False)  # the other workers' steps go on
         packing = Packing()
         limits = Limits(self.config["trainer.cluster_timeout"], self.config["trainer.stall_timeout"])
-        runner = ScheduledSteps(plan, packing, self.coordinator, self.cluster, self._count_updates, limits)
+        runner = ScheduledSteps(
+            plan, packing, self.coordinator, self.cluster, self._count_updates, limits, lambda: self.stop.signum
+        )
         return CompiledCall(plan, self._stop_variable, packing, runner)
 
     def _count_updates(self, completed: int) -> None:
@@ -236,6 +245,12 @@ class DistributedAsyncTrainer(OwnPaceTrainer):
 
     def provenance(self) -> dict[str, Any]:
         return {**super().provenance(), "order of the workers' updates": self.order_of_updates}
+
+
+def _leave_at_once(leave: Callable[[int], object], code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    leave(code)
 
 
 def _get(result: Any) -> tuple[Any, ...] | None:

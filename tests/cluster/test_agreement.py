@@ -111,7 +111,7 @@ def test_what_fails_here_is_told_in_its_own_words() -> None:
 
 def test_what_fails_because_of_another_says_that() -> None:
     table = Table()
-    table.broken = {"who": 1}
+    table.broken = {"who": 1, "signum": None}
     with pytest.raises(ClusterError, match="worker 1"), table.agreement.failing_together():
         raise tf.errors.InternalError(None, None, "CollectiveBcastSendV2: aborted")
     with pytest.raises(ValueError, match="own"), table.agreement.failing_together():

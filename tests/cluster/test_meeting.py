@@ -95,6 +95,7 @@ def test_one_that_is_gone(victim: int, links: list[Link]) -> None:
         assert isinstance(error, ClusterError)
         assert f"worker {victim} (127.0.0.1" in str(error) and "gone without a word" in str(error)
     assert heard == [str(told[0])]
+    assert [link.broken["signum"] for link in rest if link.broken is not None] == [None, None]
 
 
 def test_one_that_fails_reaches_the_others_in_its_own_words(links: list[Link]) -> None:
