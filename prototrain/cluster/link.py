@@ -7,6 +7,7 @@ waits for nor why, hears no signal and has no end.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
@@ -95,9 +96,9 @@ class Link:
 
     def after_fork(self) -> None:
         """Leave the line to the parent: the others must see it end when the parent does."""
-        if self._line is not None:
-            self._line.close()
-            self._line = None
+        line, self._line = self._line, None
+        if line is not None:
+            os.close(line.detach())  # `close` would leave it open for the thread that reads, which is not here
 
     # -- with the others ----------------------------------------------------------------------------------------------
 

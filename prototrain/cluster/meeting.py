@@ -14,6 +14,7 @@ import asyncio
 import atexit
 import hashlib
 import json
+import os
 import socket
 import threading
 import time
@@ -54,7 +55,7 @@ class Meeting:
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._hub: Hub | None = None
         self._is_complete, self._is_closed = threading.Event(), threading.Event()
-        self._is_closing = False
+        self._is_closing = self._is_forked = False
         self._sockets: list[socket.socket] = []
         self._door = _listen(addresses[0])
         self.line, self._own = socket.socketpair()
@@ -64,8 +65,10 @@ class Meeting:
 
     def after_fork(self) -> None:
         """Leave the connections to the parent: the others must see them end when the parent does."""
+        self._is_forked = True
         for one in [self._door, self._own, *self._sockets]:
-            one.close()
+            if one.fileno() >= 0:
+                os.close(one.fileno())  # they belong to the loop, which has no way to close them without its thread
 
     @property
     def missing(self) -> list[int]:
@@ -91,8 +94,9 @@ class Meeting:
 
     def end(self) -> None:
         """Let everybody read what was sent last: a connection that is closed before its time takes that away."""
-        self._loop.call_soon_threadsafe(self._close)
-        self._is_closed.wait(_LAST_SECONDS)
+        if not self._is_forked:
+            self._loop.call_soon_threadsafe(self._close)
+            self._is_closed.wait(_LAST_SECONDS)
 
     # -- in a thread of its own ---------------------------------------------------------------------------------------
 

@@ -255,7 +255,8 @@ def _leave_at_once(leave: Callable[[int], object], code: int) -> None:
 
 def _get(result: Any) -> tuple[Any, ...] | None:
     """What a step returned; None if it failed, never began, or has not ended."""
-    if result._status is RemoteValueStatus.NOT_READY:  # for which `get` would wait
+    # In private only does it say that `get` would wait.
+    if result._status is RemoteValueStatus.NOT_READY:
         return None
     try:
         return tuple(result.get())

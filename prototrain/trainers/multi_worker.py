@@ -186,6 +186,15 @@ class MultiWorkerTrainer(SyncTrainer):
         except StepError as error:
             self._parted = True
             raise self._after_break(error) from error
+        except StopTraining:  # the data has ended, which it should have everywhere
+            self._ended = self.global_step
+            self._agree(0)
+            self._parted = True
+            raise
+        except Exception as error:  # the others are in the step already
+            self._parted = True
+            self._link.fail(in_one_line(error))
+            raise
         self._ended = self.global_step if steps < agreed else None
         return steps
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,6 +99,23 @@ def test_one_that_is_gone(victim: int, links: list[Link]) -> None:
         assert f"worker {victim} (127.0.0.1" in str(error) and "gone without a word" in str(error)
     assert heard == [str(told[0])]
     assert [link.broken["signum"] for link in rest if link.broken is not None] == [None, None]
+
+
+def test_a_forked_child_does_not_keep_the_line_of_its_parent(tmp_path: Path) -> None:
+    where = addresses(2)
+    worker = os.fork()
+    if worker == 0:
+        meet(where, 1, Limits(20.0)).exchange("forks", None)
+        if (child := os.fork()) == 0:
+            signal.pause()
+        (tmp_path / "child").write_text(str(child))
+        os.kill(os.getpid(), signal.SIGKILL)
+    link = meet(where, 0, Limits(20.0))
+    link.exchange("forks", None)
+    assert link.hear(10.0) and "gone without a word" in link.verdict
+    os.waitpid(worker, 0)
+    os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+    end(link)
 
 
 def test_one_that_fails_reaches_the_others_in_its_own_words(links: list[Link]) -> None:
