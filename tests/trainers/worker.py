@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,8 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
         if trainer is None:
             return found
     if order.get("act") == "freeze":
-        os.kill(int(_pid_file(order, order["actor"]).read_text()), signal.SIGKILL)  # it waits to be continued
+        with suppress(ProcessLookupError):  # it waits to be continued, unless another worker has done this
+            os.kill(int(_pid_file(order, order["actor"]).read_text()), signal.SIGKILL)
     if trainer is not None:
         found["step"] = trainer.global_step
         found["outputs"] = {name: float(value) for name, value in trainer.outputs.items()}
