@@ -52,5 +52,9 @@ class NonFiniteError(PrototrainError):
     """A loss or a gradient became NaN or infinite."""
 
 
+class ClusterError(PrototrainError):
+    """Of several workers one is missing, failed, silent or different; the message names it and says what it said."""
+
+
 class SweepError(PrototrainError):
     """A sweep cannot be begun or go on: a wrong space, another sweep of the same name, a storage out of reach."""

@@ -1,5 +1,6 @@
-"""Which of several processes this one is, and how they are connected."""
+"""Which of several processes this one is, how they are connected, and what becomes of them together."""
 
-from prototrain.cluster.workers import COLLECTIVES, Exchange, Worker, connect, find_cluster, tf_config
+from prototrain.cluster.link import Left, Link
+from prototrain.cluster.workers import COLLECTIVES, Worker, connect, find_cluster, own_link, tf_config
 
-__all__ = ["COLLECTIVES", "Exchange", "Worker", "connect", "find_cluster", "tf_config"]
+__all__ = ["COLLECTIVES", "Left", "Link", "Worker", "connect", "find_cluster", "own_link", "tf_config"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import socket
 import time
 from collections.abc import Callable
@@ -11,9 +10,12 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from prototrain.cluster import tf_config
-from prototrain.errors import ConfigError, StepError
+from prototrain.cluster.hub import no_sign_of_life
+from prototrain.cluster.meeting import Waiting
+from prototrain.cluster.workers import ending_after, require_not_started
+from prototrain.config.schema import SCHEMA
+from prototrain.errors import ClusterError, ConfigError, StepError
 from prototrain.system.signals import LeavingAtOnce, outlasting
-from prototrain.system.waiting import announcing
 
 POLL_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0
@@ -57,6 +59,12 @@ class ServerCluster:
         if not any(map(_answers, self.addresses["worker"])):
             raise StepError(f"none of the {self.workers} workers is left")
 
+    def silent(self) -> list[str]:
+        """The workers and parameter servers that do not answer, in words; whoever is stopped lets others call only."""
+        kinds = (("parameter server", "ps"), ("worker", "worker"))
+        named = [(f"{word} {i} ({at})", at) for word, kind in kinds for i, at in enumerate(self.addresses[kind])]
+        return [name for name, address in named if not _responds(address)]
+
 
 def find_servers() -> ServerCluster:
     """Find the cluster that this process was started in.
@@ -71,32 +79,56 @@ def find_servers() -> ServerCluster:
     return ServerCluster(cluster, kind, index)
 
 
-@functools.cache
-def connect() -> tuple[tf.distribute.Strategy, ServerCluster]:
+_connections: list[tuple[tf.distribute.Strategy, ServerCluster]] = []
+
+
+def connect(
+    *, timeout: float | None = None, sleep: Callable[[float], None] = time.sleep
+) -> tuple[tf.distribute.Strategy, ServerCluster]:
     """Connect the chief with all others; once, before anything else makes TensorFlow start. Waits until all are there.
+
+    Args:
+        timeout: seconds to wait for them; by default that of ``trainer.cluster_timeout``.
+        sleep: waits for some seconds.
 
     Raises:
         ConfigError: there is no description of the cluster, or TensorFlow has started already.
+        ClusterError: somebody has not come in time.
     """
-    cluster = find_servers()
-    try:
-        with announcing("waiting for the workers and parameter servers to connect"), LeavingAtOnce():
+    if not _connections:
+        cluster = find_servers()
+        require_not_started("parameter servers", "prototrain.cluster.servers.connect()")
+        seconds = SCHEMA["trainer.cluster_timeout"].default if timeout is None else timeout
+        waiting = Waiting(seconds)
+        while missing := cluster.silent():  # TensorFlow would wait for them without hearing a signal
+            waiting.say_missing(missing)
+            sleep(POLL_SECONDS / 4)
+        with ending_after(seconds), LeavingAtOnce():
             resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-            return tf.distribute.ParameterServerStrategy(resolver), cluster
-    except RuntimeError as error:
-        raise ConfigError(
-            "parameter servers: TensorFlow has started before the processes were connected; call "
-            f"prototrain.cluster.servers.connect() before anything makes a tensor, a variable or an optimizer ({error})"
-        ) from error
+            _connections.append((tf.distribute.ParameterServerStrategy(resolver), cluster))
+    return _connections[0]
 
 
-def serve(*, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
+def serve(
+    *,
+    timeout: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
     """Do what the chief asks for, as a worker or parameter server, until it is gone.
+
+    Args:
+        timeout: seconds to wait for the chief to start, and for a sign of life of it; by default that of
+            ``trainer.cluster_timeout``.
+        clock: returns the time in seconds.
+        sleep: waits for some seconds.
 
     Raises:
         ConfigError: this process cannot listen at its address.
+        ClusterError: the chief does not come, or has given no sign of life for too long.
         SystemExit: the chief is gone.
     """
+    seconds = SCHEMA["trainer.cluster_timeout"].default if timeout is None else timeout
     cluster = find_servers()
     (chief,) = cluster.addresses["chief"]
     own = cluster.addresses[cluster.task_type][cluster.task_index]
@@ -107,11 +139,17 @@ def serve(*, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float
     except tf.errors.OpError as error:
         raise ConfigError(f"TF_CONFIG: cannot listen at {own}: {error.message}") from error
     print(f"{cluster.task_type} {cluster.task_index} serves at {own} until the chief at {chief} is gone", flush=True)
-    heard: float | None = None
+    waiting = Waiting(seconds, clock=clock)
+    heard = alive = None
     with outlasting():  # a signal to save may be sent to all processes, and only the chief saves
         while heard is None or clock() - heard < PATIENCE_SECONDS:
             if _answers(chief):
                 heard = clock()
+                alive = heard if alive is None or _responds(chief) else alive
+                if heard - alive > seconds:
+                    raise ClusterError(f"the chief at {chief}: {no_sign_of_life(seconds)}")
+            elif heard is None:
+                waiting.say_missing([f"the chief at {chief}"])
             sleep(POLL_SECONDS)
     print(f"the chief at {chief} is gone", flush=True)
     del server
@@ -121,7 +159,17 @@ def serve(*, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float
 def _answers(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), timeout=POLL_SECONDS):
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=POLL_SECONDS):
             return True
+    except OSError:
+        return False
+
+
+def _responds(address: str) -> bool:
+    """Whether somebody is at work at an address: TensorFlow's server is the first to speak."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=POLL_SECONDS) as line:
+            return bool(line.recv(1))
     except OSError:
         return False

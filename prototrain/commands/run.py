@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from prototrain.commands.arguments import add_model, confirm, load
+from prototrain.config import Config
 from prototrain.config.schema import REFERENCE
 from prototrain.errors import ConfigError
 from prototrain.model import import_own
@@ -98,7 +99,16 @@ def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTr
     if options.trainer:
         import_tensorflow()
         keywords["trainer"] = trainer_class(options.trainer)
-        keywords["trainer"].prepare()  # likewise
+        keywords["trainer"].prepare(*_patience(options.set))  # likewise
+    try:
+        return _launch(options, repeat, keywords)
+    except Exception as error:
+        if "trainer" in keywords:
+            keywords["trainer"].give_up(error)
+        raise
+
+
+def _launch(options: argparse.Namespace, repeat: Repeat | None, keywords: dict[str, Any]) -> TowerTrainer:
     model = load(options, None if repeat is None else repeat.configure)
     from prototrain.launch import default_callbacks, launch
 
@@ -121,6 +131,17 @@ def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTr
         towers=options.towers,
         **keywords,
     )
+
+
+def _patience(settings: list[str]) -> list[float]:
+    """How long to wait for other processes, if the command line says so: the model's config is not read yet."""
+    key = "trainer.cluster_timeout"
+    given = [setting for setting in settings if setting.partition("=")[0].strip() == key]
+    if not given:
+        return []
+    config = Config({})
+    config.override(given)
+    return [config[key]]
 
 
 def trainer_class(name: str) -> type[TowerTrainer]:

@@ -123,6 +123,8 @@ SCHEMA: Final[dict[str, Key]] = {
     "trainer.max_checkpoints_to_keep": Key(type="int", default=5, minimum=1),
     "trainer.random_seed": Key(type="int", default=1337, minimum=0, maximum=2**32 - 1),
     "trainer.steps_per_epoch": Key(type="int", default=None, minimum=1),
+    "trainer.cluster_timeout": Key(type="float", default=300.0, above=0),
+    "trainer.stall_timeout": Key(type="float", default=1800.0, above=0),
     "model.weights_load_path": Key(type="str", default=None),
     "model.batch_size": Key(type="int", required=True, minimum=1),
     "model.num_steps": Key(type="int", required=True, minimum=0),

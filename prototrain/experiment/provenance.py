@@ -60,6 +60,8 @@ _HARMLESS = {
     "trainer.print_interval",
     "trainer.checkpoint_save_interval",
     "trainer.max_checkpoints_to_keep",
+    "trainer.cluster_timeout",
+    "trainer.stall_timeout",
 }
 
 

@@ -51,6 +51,7 @@ class BuiltModel:
         placement: the towers; one on the default device if None.
         datasets: in place of the model's `datasets`.
         repeats_data: whether training data with an end begins anew there, or ends the training.
+        look: called with this object when the data is there, before the model is built.
         check: called with what `build` returns for training, to say what is wrong with it.
         stop: what ends an evaluation; one that prints nothing if None.
         log: prints a line for the user.
@@ -77,6 +78,7 @@ class BuiltModel:
         *,
         datasets: Callable[[], dict[str, tf.data.Dataset]] | None = None,
         repeats_data: bool = True,
+        look: Callable[[BuiltModel], object] = lambda built: None,
         check: Callable[[Any], object] = check_net,
         stop: StopRequest | None = None,
         log: Callable[[str], None] = print,
@@ -99,6 +101,7 @@ class BuiltModel:
             make = model.datasets if datasets is None else datasets
             self.data = TrainingData(make, seed=seed, announce=log, repeat=repeats_data)
         self.datasets = self.data.datasets
+        look(self)
         keras.utils.set_random_seed(seed)
         self._store = VariableStore()
         try:
@@ -314,13 +317,17 @@ class BuiltModel:
 
     def origin(self) -> dict[str, Any]:
         """What the model and its data were made from: the "model" by name with its "modules", and the "data"."""
-        files = describe_files(self._files | named_files(self.datasets.values()))
-        found: dict[str, Any] = {"data": {"files": files, "pipeline": self.data.fingerprint()["pipeline"]}}
+        data = {"files": self.data_files(), "pipeline": self.data.fingerprint()["pipeline"]}
+        found: dict[str, Any] = {"data": data}
         if isinstance(self.model, Model):
             home = home_of(sys.modules.get(self.model.name))
             modules = {} if home is None else {self.model.name: str(home.resolve())}
             found.update(model=self.model.name, modules=modules)
         return found
+
+    def data_files(self) -> dict[str, dict[str, Any]]:
+        """The files that the data comes from, as far as they are known; see `describe_files`."""
+        return describe_files(self._files | named_files(self.datasets.values()))
 
     def resume_caveats(self) -> list[str]:
         """Why what follows will not be exactly what it would have been, in words."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -10,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 
+from prototrain.cluster.hub import Limits, no_sign_of_life
 from prototrain.cluster.servers import ServerCluster, connect, find_servers, serve
-from prototrain.errors import ConfigError
+from prototrain.errors import ClusterError, ConfigError
 from prototrain.experiment import Experiment
 from prototrain.step.compiled_call import CompiledCall
 from prototrain.step.iteration import Iteration
 from prototrain.step.packing import Packing
 from prototrain.step.plan import StepPlan
-from prototrain.step.result import Outcome
+from prototrain.step.result import Outcome, StepFailure, StepResult
 from prototrain.step.watched import Seen
 from prototrain.trainers.own_pace import OwnPaceTrainer
 from prototrain.trainers.placement import Placement
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
     from prototrain.model import ModelProtocol
 
 POLL_SECONDS = 0.001
+LOOK_SECONDS = 2.0
 SILENCE_SECONDS = 20.0
 
 
@@ -40,6 +46,9 @@ class ScheduledSteps:
         coordinator: hands the steps out.
         cluster: the workers.
         count_updates: called with the number of completed steps.
+        limits: how long to wait for a process that is silent, and for steps that do not end.
+        signum: returns the signal that wants the run to end, or None.
+        leave: ends the process at once, with an exit code.
         clock: returns the time in seconds.
     """
 
@@ -50,7 +59,10 @@ class ScheduledSteps:
         coordinator: Any,
         cluster: ServerCluster,
         count_updates: Callable[[int], None],
+        limits: Limits,
+        signum: Callable[[], int | None],
         *,
+        leave: Callable[[int], object] = os._exit,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._plan = plan
@@ -58,6 +70,9 @@ class ScheduledSteps:
         self._coordinator = coordinator
         self._cluster = cluster
         self._count_updates = count_updates
+        self._limits = limits
+        self._signum = signum
+        self._leave = leave
         self._clock = clock
         self._completed = 0
         self._iteration = Iteration(plan)
@@ -75,8 +90,9 @@ class ScheduledSteps:
                 else:
                     ended = True
         finally:
+            stuck = None
             try:
-                self._wait()
+                stuck = self._wait()
             except tf.errors.OpError:
                 self._cluster.require_alive()  # has a clearer word than the network, if that is what failed
                 raise
@@ -84,25 +100,58 @@ class ScheduledSteps:
                 made = [values for result in results if (values := _get(result)) is not None]
                 good = [values for values in made if values[0]]
                 self._completed = start + len(good)
+        if stuck is not None and not self._plan.stop_requested():
+            raise StepFailure(ClusterError(stuck), StepResult(steps=len(good)), is_whole=True)
         self._count_updates(self._completed)
         bad = [values for values in made if not values[0]]
         nothing = (True, tf.zeros([0]), tf.zeros([0], tf.float64))
         _, single, double = (bad or good or [nothing])[-1]
         return Outcome(done=len(good), finite=not bad, ended=ended, waited=0.0, single=single, double=double)
 
-    def _wait(self) -> None:
+    def _wait(self) -> str | None:
         """Wait until the workers have done all that was scheduled.
+
+        Returns:
+            what keeps them from it, if it is not worth waiting any longer.
 
         Raises:
             StepError: nothing happens, because workers or parameter servers are gone.
             tf.errors.OpError: what failed on a worker.
         """
-        asked = self._clock()
+        begin = asked = self._clock()
+        is_quiet = True
         while not self._coordinator.done():
             time.sleep(POLL_SECONDS)
-            if self._clock() - asked > SILENCE_SECONDS:
+            if self._clock() - asked < LOOK_SECONDS:
+                continue
+            silent = self._cluster.silent()
+            asked = self._clock()
+            if asked - begin > SILENCE_SECONDS:
                 self._cluster.require_alive()
-                asked = self._clock()
+            if silent and is_quiet:
+                is_quiet = False
+                self._plan.log(f"waiting for {', '.join(silent)}, of which nothing is heard")
+            stuck = self._verdict(silent, asked - begin)
+            if stuck is not None:
+                return stuck
+        return None
+
+    def _verdict(self, silent: list[str], waited: float) -> str | None:
+        signum = self._signum()
+        if silent and (signum is not None or waited > self._limits.silence):
+            found = f"{', '.join(silent)}: {no_sign_of_life(round(waited))}"
+            code = 1 if signum is None else 128 + signum
+            # At its end TensorFlow would wait for the processes that do not answer.
+            atexit.register(_leave_at_once, self._leave, code)
+            if any(name.startswith("parameter server") for name in silent):
+                # It has the variables, so that nothing can be saved, and to try would be to wait for ever.
+                sys.stderr.write(f"prototrain: error: {found}; the newest checkpoint is what a resume goes on from\n")
+                sys.stderr.flush()
+                self._leave(code)
+            return found
+        if waited > self._limits.stall:
+            return f"no worker has ended a step for {waited:.0f} seconds (trainer.stall_timeout)"
+        return None
 
     def _run_on_worker(self, inputs: dict[str, Any], step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         iterated = self._iteration(inputs, step)
@@ -150,7 +199,7 @@ class DistributedAsyncTrainer(OwnPaceTrainer):
         scale_gradient: bool = True,
         experiment: Experiment | str | Path | None = None,
     ) -> None:
-        self.prepare()
+        self.prepare(model.config["trainer.cluster_timeout"])
         if model.config["model.mixed_precision"] == "mixed_float16":
             raise ConfigError(
                 "model.mixed_precision: mixed_float16 adapts one loss scale at every step, which workers that do not "
@@ -163,16 +212,19 @@ class DistributedAsyncTrainer(OwnPaceTrainer):
         )
 
     @classmethod
-    def prepare(cls) -> None:
+    def prepare(cls, timeout: float | None = None) -> None:
         if find_servers().task_type == "chief":
-            connect()
+            connect(timeout=timeout)
         else:
-            serve()
+            serve(timeout=timeout)
 
     def make_call(self) -> CompiledCall:
         plan = step_plan(self, may_fail=False, may_be_watched=False)  # the other workers' steps go on
         packing = Packing()
-        runner = ScheduledSteps(plan, packing, self.coordinator, self.cluster, self._count_updates)
+        limits = Limits(self.config["trainer.cluster_timeout"], self.config["trainer.stall_timeout"])
+        runner = ScheduledSteps(
+            plan, packing, self.coordinator, self.cluster, self._count_updates, limits, lambda: self.stop.signum
+        )
         return CompiledCall(plan, self._stop_variable, packing, runner)
 
     def _count_updates(self, completed: int) -> None:
@@ -195,8 +247,17 @@ class DistributedAsyncTrainer(OwnPaceTrainer):
         return {**super().provenance(), "order of the workers' updates": self.order_of_updates}
 
 
+def _leave_at_once(leave: Callable[[int], object], code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    leave(code)
+
+
 def _get(result: Any) -> tuple[Any, ...] | None:
-    """What a step returned; None if it failed or never began."""
+    """What a step returned; None if it failed, never began, or has not ended."""
+    # In private only does it say that `get` would wait.
+    if result._status is RemoteValueStatus.NOT_READY:
+        return None
     try:
         return tuple(result.get())
     except tf.errors.OpError:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import keras
 import tensorflow as tf
 
-from prototrain.cluster import COLLECTIVES, Exchange, connect, find_cluster
-from prototrain.errors import ConfigError, ExperimentError, NonFiniteError, StepError, StopTraining
+from prototrain.cluster import COLLECTIVES, Left, connect, find_cluster, own_link
+from prototrain.cluster.agreement import WORD_SECONDS, Agreement, LeavingTogether
+from prototrain.cluster.call_watch import CallWatch
+from prototrain.errors import ClusterError, ConfigError, ExperimentError, NonFiniteError, StepError, StopTraining
 from prototrain.experiment import Experiment
-from prototrain.experiment.provenance import config_provenance, differences
 from prototrain.step.compiled_call import CompiledCall
-from prototrain.system.signals import LeavingAtOnce, StopRequest
-from prototrain.system.waiting import announcing
+from prototrain.step.scratch import scratch_variable
+from prototrain.system.signals import StopRequest
+from prototrain.system.tracebacks import in_one_line
 from prototrain.towers import components
 from prototrain.trainers.placement import Placement
 from prototrain.trainers.replicated import BatchMeaning, SyncTrainer
@@ -26,6 +29,7 @@ from prototrain.trainers.step_plan import step_plan
 
 if TYPE_CHECKING:
     from prototrain.model import ModelProtocol
+    from prototrain.model.built import BuiltModel
 
 BACKUP_SECONDS = 5.0
 
@@ -75,6 +79,10 @@ class Backup:
         self._copies = [(copy, tf.identity(copy)) for entry in entries for copy in components(entry)]
         self._step, self._taken = self._trainer.global_step, self._clock()
 
+    def expire(self) -> None:
+        """Have the state copied anew before the next step, so that nobody goes back to before a checkpoint."""
+        self._taken = -BACKUP_SECONDS
+
     def put_back(self) -> int:
         """Give the state its copied values.
 
@@ -101,10 +109,12 @@ class MultiWorkerTrainer(SyncTrainer):
 
     Raises:
         ConfigError: there is no description of the cluster, TensorFlow has started before this, the batch does not
-            divide by the number of towers, or the workers were started with different configs.
+            divide by the number of towers, or the workers were started with different configs, code or data.
+        ClusterError: a worker has not come in time, or has failed.
     """
 
     stop: AgreedStop
+    _ended: int | None  # the step behind which the last call met the end of the data
 
     def __init__(
         self,
@@ -116,21 +126,35 @@ class MultiWorkerTrainer(SyncTrainer):
     ) -> None:
         if reduction not in COLLECTIVES:
             raise ConfigError(f"reduction must be {', '.join(COLLECTIVES)}, not {reduction!r}")
-        strategy, self.worker = connect() if reduction == "auto" else connect(reduction)
-        self._exchange = Exchange(strategy, self.worker)
-        self._require_same("the config", config_provenance(model.config))
+        timeout = model.config["trainer.cluster_timeout"]
+        strategy, self.worker = connect(reduction, timeout=timeout)
+        self._link = own_link()
+        self._link.limits.silence, self._link.limits.stall = timeout, model.config["trainer.stall_timeout"]
+        self._parted, self._ended = False, None
         first_tower = strategy.num_replicas_in_sync // self.worker.count * self.worker.index
         placement = Placement(strategy, first_tower=first_tower)
-        super().__init__(model, experiment=experiment, placement=placement, batch=batch)
+        self._agreement = Agreement(self._link)
+        with LeavingTogether(self._link), self._agreement.failing_together():
+            self._agreement.require_same_settings(model, self)
+            self._link.be("making its datasets")
+            super().__init__(model, experiment=experiment, placement=placement, batch=batch)
+            self._agreement.require_same("the model", {"variables": list(self.variables)})
+            self._link.be("getting ready")
         self.is_chief = self.worker.is_chief
-        self.stop = AgreedStop(self.log)
+        self.stop = AgreedStop(self._say)
         self._backup = Backup(self)
-        self._parted = self._connection_broken = False
-        self._require_same("the model", {"code": self.built.code, "variables": list(self.variables)})
+        with tf.device("CPU:0"):  # where it can be read whatever the other devices wait for
+            self._begun = scratch_variable(0, dtype=tf.int64, name="begun")
+        self._link.announce = self._say
+        self._watch = CallWatch(self._link, lambda: int(self._begun), lambda: self.stop.wanted, self._say)
 
     @classmethod
-    def prepare(cls) -> None:
-        connect()
+    def prepare(cls, timeout: float | None = None) -> None:
+        connect(timeout=timeout)
+
+    @classmethod
+    def give_up(cls, error: BaseException) -> None:
+        own_link().fail(in_one_line(error))
 
     @classmethod
     def leads(cls) -> bool:
@@ -138,33 +162,58 @@ class MultiWorkerTrainer(SyncTrainer):
 
     @contextmanager
     def _around_run(self) -> Iterator[None]:
-        self._parted = self._connection_broken = False
-        with announcing("waiting for the other workers"), LeavingAtOnce():
-            self._exchange.numbers(0)  # nobody looks for a checkpoint before the chief has cleared the directory
+        self._parted, self._ended, planned = False, None, self.total_steps
+        with LeavingTogether(self._link), self._agreement.failing_together():
+            # Nobody looks for a checkpoint before the chief has cleared the directory.
+            self._link.exchange("the start of the training", None)
+        error: BaseException | None = None
         try:
             with super()._around_run():
                 yield
+        except BaseException as caught:
+            error = caught
+            raise
         finally:
-            self._part()
-            self._say_goodbye()
+            self._part(planned, error)
 
     def run_steps(self, n: int) -> int:
         agreed = self._agree(min(n, self.call.longest))
         self._backup.take()
+        self._begun.assign(self.global_step)
         try:
-            return self._run_call(agreed)
+            with self._watch.under_way(self.global_step):
+                steps = self._run_call(agreed)
         except NonFiniteError:
             self._parted = True  # averaged gradients are the same everywhere: all workers end here
             raise
         except StepError as error:
-            self._parted = self._connection_broken = True  # a failed step ends the connection between the workers
-            if isinstance(error.__cause__, tf.errors.OpError) and "ollective" in str(error.__cause__):
-                raise self._after_loss(error) from error
+            self._parted = True
+            raise self._after_break(error) from error
+        except StopTraining:  # the data has ended, which it should have everywhere
+            self._ended = self.global_step
+            self._agree(0)
+            self._parted = True
             raise
+        except Exception as error:  # the others are in the step already
+            self._parted = True
+            self._link.fail(in_one_line(error))
+            raise
+        self._ended = self.global_step if steps < agreed else None
+        return steps
 
     def make_call(self) -> CompiledCall:
         # Several workers have no step that is seen alone: its graph would be another one on each of them.
-        return CompiledCall(step_plan(self, may_be_watched=False), self._stop_variable)
+        plan = step_plan(self, may_be_watched=False)
+
+        def before_run(step: tf.Tensor) -> None:
+            self._begun.assign(step + 1)
+            plan.before_run(step)
+
+        return CompiledCall(dataclasses.replace(plan, before_run=before_run), self._stop_variable)
+
+    def start_save(self) -> Callable[[], Path]:
+        self._backup.expire()
+        return super().start_save()
 
     def model_state(self) -> list[Any]:
         """The variables in `state`."""
@@ -185,73 +234,117 @@ class MultiWorkerTrainer(SyncTrainer):
 
     # -- agreeing -----------------------------------------------------------------------------------------------------
 
-    def _agree(self, n: int, *, leaves: bool = False) -> int:
-        """Tell the others how many steps this worker can do, and whether it has to stop, ends the run or is to save.
+    def _agree(self, n: int) -> int:
+        """Tell the others how many steps this worker can do, and whether it was asked to save, or that it has to stop.
 
         Returns:
             how many steps all workers can do.
 
         Raises:
             ExperimentError: the workers are not at the same step.
+            ClusterError: a worker has failed, or does not come.
             StopTraining: another worker ends the run.
             KeyboardInterrupt, SystemExit: a worker was asked to stop, by the signal that it has got.
         """
-        wanted = self.stop.wanted or 0
+        mine = [n, self.global_step, self.data.offset, self.stop.take_save()]
         try:
-            told = self._exchange.numbers(n, self.global_step, wanted, leaves, self.stop.take_save())
-        except tf.errors.OpError as error:
-            self._parted = self._connection_broken = True
-            raise StepError(f"{_LOST} before step {self.global_step + 1}") from error
-        if leaves:
-            return 0
-        self._parted = bool(told[:, 2:4].any())
-        steps = {int(step) for step in told[:, 1]}
-        if told[:, 3].any():
-            raise StopTraining(f"worker {int(told[:, 3].argmax())} has ended the run")
-        if len(steps) > 1:
-            self._parted = True
-            raise ExperimentError(
-                f"the workers are at different steps ({', '.join(map(str, sorted(steps)))}): all of them must be able "
-                "to read the chief's experiment directory"
+            if self.stop.wanted is not None:
+                self._parted = True
+                self._link.leave(signum=self.stop.wanted)
+                self._stop_now(self.stop.wanted)
+            told = self._link.exchange(
+                "a step", mine, ended=self._ended, grace=self._watch.grace, wanted=lambda: self.stop.wanted
             )
-        if told[:, 4].any():
-            self.session.save_as_asked()
-        if told[:, 2].any():
-            self.stop.agree(int(wanted or told[:, 2].max()))
-            self.stop.check()
-        return int(told[:, 0].min())
-
-    def _part(self) -> None:
-        """Tell the others, which wait for this worker's next step, that there is none."""
-        if not self._parted and self.global_step < self.total_steps:
+        except Left as left:
             self._parted = True
-            with suppress(tf.errors.OpError, StepError):
-                self._agree(0, leaves=True)
+            self._take_leave(left)
+        except ClusterError:
+            self._parted = True
+            self._stop_if_told()
+            raise
+        places = {tuple(place[1:3]) for place in told}
+        if len(places) > 1:
+            self._parted = True
+            steps = ", ".join(f"worker {index}: step {place[1]}, batch {place[2]}" for index, place in enumerate(told))
+            raise ExperimentError(
+                f"the workers are at different places ({steps}): all of them must be able to read the chief's "
+                "experiment directory, and must read the same data"
+            )
+        if any(place[3] for place in told):
+            self.session.save_as_asked()
+        return int(min(place[0] for place in told))
 
-    def _say_goodbye(self) -> None:
-        """Wait for the others, which may still be reading this process's part of the last exchange."""
-        if not self._connection_broken:
-            # A worker that comes out of this first may end, which breaks the others' goodbye: all had come this far.
-            with suppress(tf.errors.OpError):
-                self._exchange.numbers(0)
+    def _take_leave(self, left: Left) -> NoReturn:
+        """Another worker, or this one at a signal, ends the run where all are at the same step."""
+        if left.signum is not None:
+            self._stop_now(left.signum)
+        name = self._link.names[left.who]
+        if left.why is not None:
+            raise ClusterError(f"{name} failed: {left.why}")
+        raise StopTraining(f"{name} has ended the run" + (f": {left.reason}" if left.reason else ""))
 
-    def _after_loss(self, error: StepError) -> StepError:
+    def _stop_now(self, signum: int) -> NoReturn:
+        self.stop.agree(signum)
+        self.stop.check()
+        raise AssertionError("a stop was agreed on")
+
+    def _stop_if_told(self) -> None:
+        """End as after a signal, where a signal to another worker has broken the connection."""
+        if self._link.broken is not None and self._link.broken["signum"] is not None:
+            self._stop_now(int(self._link.broken["signum"]))
+
+    def _part(self, planned: int, error: BaseException | None) -> None:
+        """Tell the others, which wait for this worker's next step, that there is none; wait until all are here."""
+        if self._link.broken is not None:
+            return
+        why = None if error is None or isinstance(error, (KeyboardInterrupt, SystemExit)) else in_one_line(error)
+        if not self._parted and (self.global_step < planned or why is not None):
+            self._link.leave(why=why, reason=self.session.stopped_by or "")
+        try:
+            # TensorFlow, on the others, may still be reading this process's part of the last step.
+            self._link.exchange("the end of the training", None)
+        except Left as left:
+            if error is None and left.why is not None:
+                self._take_leave(left)
+        except ClusterError as broken:
+            self._say(f"WARNING: {broken}, after the training had ended here")
+        self._link.be("done")
+
+    def _after_break(self, error: StepError) -> BaseException:
+        """What to raise when a call has failed: this worker's own error, or what has become of another one."""
+        is_collective = "ollective" in str(error.__cause__)
+        if is_collective:
+            self._link.hear(WORD_SECONDS)
+        broken = self._link.broken
+        if not is_collective and (broken is None or broken["signum"] is None):
+            self._link.fail(in_one_line(error))
+            return error
+        back = self._put_back()
+        if broken is None:
+            self._link.fail(in_one_line(error))
+            return StepError(f"the connection between the workers broke{back}: {error}")
+        found = self._link.error()
+        try:
+            self._stop_if_told()
+        except (KeyboardInterrupt, SystemExit) as stopped:
+            return stopped
+        return ClusterError(f"{found}{back}")
+
+    def _put_back(self) -> str:
+        """Go back to the backup; returns that in words."""
         lost = self.global_step
         step = self._backup.put_back()
         self.data.count(step - lost, reads_ahead=True)
         self.go_to(step)
-        back = f"; back to step {step}, {lost - step} steps earlier" if lost > step else ""
-        return StepError(f"{_LOST} in step {lost + 1}{back}: {error}")
+        return f"; back to step {step}, {lost - step} steps earlier" if lost > step else f" in step {lost + 1}"
 
-    def _require_same(self, what: str, mine: dict[str, Any]) -> None:
-        all_of_them = [json.loads(text) for text in self._exchange.texts(json.dumps(mine, sort_keys=True))]
-        for index, other in enumerate(all_of_them):
-            different = differences(all_of_them[0], other)
-            if different:
-                raise ConfigError(
-                    f"the workers disagree on {what}: worker {index} was started with another one than the chief "
-                    f"({'; '.join(different)}); start all of them with the same command"
-                )
+    def _look_at_data(self, built: BuiltModel) -> None:
+        first = self._agreement.require_same_data(built)
+        self._link.be("building its model", together=True)
+        if first is not None:
+            self.log(f"WARNING: {first}")
 
-
-_LOST = "a worker is gone: the connection between the workers broke"
+    def _say(self, text: str) -> None:
+        """Print a line on any worker, at once."""
+        super().log(text)
+        sys.stdout.flush()

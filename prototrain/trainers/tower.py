@@ -89,6 +89,7 @@ class TowerTrainer(Trainer):
             self.placement,
             datasets=self.make_datasets,
             repeats_data=self.repeats_data,
+            look=self._look_at_data,
             check=self._check_trainable,
             stop=self.stop,
             log=self.log,
@@ -172,8 +173,16 @@ class TowerTrainer(Trainer):
         return int(self.config["model.batch_size"])
 
     @classmethod
-    def prepare(cls) -> None:
-        """Do what must come before TensorFlow starts; the command line calls it before it imports the model."""
+    def prepare(cls, timeout: float | None = None) -> None:
+        """Do what must come before TensorFlow starts; the command line calls it before it imports the model.
+
+        Args:
+            timeout: seconds to wait for other processes, as ``trainer.cluster_timeout`` says.
+        """
+
+    @classmethod
+    def give_up(cls, error: BaseException) -> None:
+        """Tell other processes, if there are any, what this one ends with; the command line calls it."""
 
     @classmethod
     def leads(cls) -> bool:
@@ -416,6 +425,9 @@ class TowerTrainer(Trainer):
         found, model = super().origin(), self.built.origin()
         modules = {**model.pop("modules", {}), **found["modules"]}
         return {**found, **model, "modules": modules, "towers": getattr(self, "devices", None)}
+
+    def _look_at_data(self, built: BuiltModel) -> None:
+        """For a subclass: the data is there, and nothing is built yet."""
 
     def _check_trainable(self, net: Any) -> None:
         """Check that `train_step` can train what `build` returned, unless it is a subclass's own."""

@@ -42,6 +42,8 @@ CONTRACT: list[tuple[str, Any, Any, Any]] = [
     ("trainer.max_checkpoints_to_keep", 5, 1, 0),
     ("trainer.random_seed", 1337, 0, True),
     ("trainer.steps_per_epoch", None, 10, 0),
+    ("trainer.cluster_timeout", 300.0, 1.5, 0),
+    ("trainer.stall_timeout", 1800.0, 60.0, "long"),
     ("model.weights_load_path", None, "path", 3),
     ("model.batch_size", UNSET, 1, 0),
     ("model.num_steps", UNSET, 0, -1),

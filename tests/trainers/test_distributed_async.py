@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from prototrain.cluster import servers as server_cluster
+from prototrain.cluster.hub import Limits
 from prototrain.cluster.servers import ServerCluster, find_servers
-from prototrain.errors import ConfigError, StepError
+from prototrain.errors import ClusterError, ConfigError, StepError
+from prototrain.step.packing import Packing
+from prototrain.trainers.distributed_async import ScheduledSteps
 from tests.trainers import processes
 
 TASKS = ["chief", "worker", "worker", "ps"]
@@ -60,6 +65,40 @@ def test_a_lost_parameter_server_is_an_error(tmp_path: Path) -> None:
     assert chief["error"].startswith("StepError") and "parameter server 127.0.0.1" in chief["error"]
 
 
+@pytest.mark.parametrize(
+    ("silent", "signum", "said", "code"),
+    [
+        (["worker 1 (b:1)"], None, "worker 1 (b:1): it has given no sign of life for", 1),
+        (["worker 1 (b:1)"], 15, "worker 1 (b:1): it has given no sign of life for", 143),
+        (["parameter server 0 (c:1)"], None, "parameter server 0 (c:1): it has given no sign of life for", 1),
+        ([], None, "no worker has ended a step for 51 seconds (trainer.stall_timeout)", None),
+    ],
+)
+def test_steps_that_do_not_end(
+    silent: list[str], signum: int | None, said: str, code: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, codes, at_exit = list[str](), list[int](), list[Any]()
+    monkeypatch.setattr("atexit.register", lambda *call: at_exit.append(call))
+    monkeypatch.setattr("prototrain.trainers.distributed_async.POLL_SECONDS", 0)
+    seconds = itertools.count()
+    steps = ScheduledSteps(
+        SimpleNamespace(log=lines.append),  # type: ignore[arg-type]
+        Packing(),
+        SimpleNamespace(done=lambda: False),
+        SimpleNamespace(silent=lambda: silent, require_alive=lambda: None),  # type: ignore[arg-type]
+        lambda completed: None,
+        Limits(silence=10, stall=50),
+        lambda: signum,
+        leave=codes.append,
+        clock=lambda: float(next(seconds)),
+    )
+    stuck = steps._wait()
+    assert stuck is not None and stuck.startswith(said)
+    assert lines == [f"waiting for {name}, of which nothing is heard" for name in silent]
+    assert codes == ([1] if "parameter server" in said else [])  # nothing can be saved without it
+    assert [call[-1] for call in at_exit] == ([] if code is None else [code])
+
+
 class TestCluster:
     @pytest.mark.parametrize("missing", ["chief", "worker", "ps"])
     def test_a_kind_that_is_missing(self, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +132,29 @@ class TestCluster:
             server_cluster.serve(clock=lambda: now, sleep=sleep)
         assert end.value.code == 0 and now == 32 + server_cluster.PATIENCE_SECONDS
         assert "the chief at 127.0.0.1:1 is gone" in capsys.readouterr().out
+
+    def test_a_server_does_not_wait_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        cluster = {**CLUSTER, "ps": ["127.0.0.1:0"]}
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}}))
+        monkeypatch.setattr(server_cluster.tf.distribute, "Server", lambda *_, **__: object())
+        for answers, said in ((False, "has not come within 7 seconds"), (True, "no sign of life for 7 seconds")):
+            monkeypatch.setattr(server_cluster, "_answers", lambda _, answers=answers: answers)
+            monkeypatch.setattr(server_cluster, "_responds", lambda _: False)
+            seconds = itertools.count()
+            with pytest.raises(ClusterError, match=said):
+                server_cluster.serve(timeout=7, clock=lambda ticks=seconds: float(next(ticks)), sleep=lambda _: None)
+
+    def test_the_chief_does_not_wait_for_ever(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER, "task": {"type": "chief", "index": 0}}))
+        monkeypatch.setattr(server_cluster, "require_not_started", lambda *_: None)
+        monkeypatch.setattr(server_cluster, "_responds", lambda address: address != "127.0.0.1:4")
+        with pytest.raises(
+            ClusterError, match=r"parameter server 0 \(127\.0\.0\.1:4\) has not come within 2\.5 seconds"
+        ):
+            server_cluster.connect(timeout=2.5)
+        assert "waiting for parameter server 0 (127.0.0.1:4) to start ..." in capsys.readouterr().out
 
     def test_who_is_alive(self, monkeypatch: pytest.MonkeyPatch) -> None:
         cluster = ServerCluster(CLUSTER, "chief", 0)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from prototrain.cluster import Worker, find_cluster
+from prototrain.cluster.workers import slurm_port
 from prototrain.errors import ConfigError
 from tests.trainers import processes
 
@@ -50,6 +51,9 @@ def test_what_ends_one_worker_ends_all_at_the_same_step(act: str, chief: int, tm
     assert all(result is not None for result in results)
     steps = {result["step"] for result in results if result is not None}
     assert len(steps) == 1 and 12 <= steps.pop() < 100_000
+    if act == "fail":
+        assert results[0] is not None and results[0]["error"].startswith("ClusterError: worker 1 (127.0.0.1:")
+        assert results[0]["error"].endswith(" failed: RuntimeError: a callback failed")
     if act in ("signal", "hang up"):
         assert [result["exit"] for result in results if result] == [143 if act == "signal" else 129] * 2
     saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
@@ -76,7 +80,7 @@ def test_a_value_that_is_not_finite_on_one_worker_ends_all(tmp_path: Path) -> No
 def test_a_worker_that_dies_ends_the_others_with_a_checkpoint(tmp_path: Path) -> None:
     results = run(2, steps=100_000, experiment=str(tmp_path / "run"), actor=1, act="die", at=40)
     assert results[1] is None and results[0] is not None
-    assert "a worker is gone" in results[0]["error"]
+    assert "worker 1 (127.0.0.1:" in results[0]["error"] and "gone without a word" in results[0]["error"]
     (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
     assert saved.name == f"step-{results[0]['step']:010d}"
     again = run(2, steps=results[0]["step"] + 5, experiment=str(tmp_path / "run"))
@@ -90,6 +94,42 @@ def test_workers_that_disagree_on_the_config() -> None:
         assert result is not None
         assert "the workers disagree on the config: worker 1" in result["error"]
         assert "model.weight_decay.value was not set and is 0.5" in result["error"]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_ends_the_others_after_a_while(tmp_path: Path) -> None:
+    config = {"trainer__cluster_timeout": 6.0}
+    order: dict[str, Any] = {
+        "steps": 100_000,
+        "batch": 6,
+        "experiment": str(tmp_path / "run"),
+        "actor": 2,
+        "act": "freeze",
+        "at": 40,
+    }
+    *others, frozen = run(3, config=config, **order)
+    assert frozen is None
+    for result in others:
+        assert result is not None and result["error"].startswith("ClusterError: worker 2 (127.0.0.1:")
+        assert "no sign of life for 6 seconds (trainer.cluster_timeout)" in result["error"]
+    assert others[0] is not None
+    (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert saved.name == f"step-{others[0]['step']:010d}"
+
+
+@pytest.mark.slow
+def test_data_that_ends_on_one_worker_ends_all() -> None:
+    for result in run(2, orders=[{"rows": 40}, {"rows": 24}]):
+        assert result is not None and result["error"].startswith("ClusterError: worker 1 (127.0.0.1:")
+        assert "failed: it ran out of training data behind step 3, and worker 0 (127.0.0.1:" in result["error"]
+
+
+@pytest.mark.slow
+def test_a_worker_that_cannot_read_its_data_ends_the_others_with_its_own_words(tmp_path: Path) -> None:
+    chief, other = run(2, orders=[{}, {"missing": str(tmp_path / "train.csv")}])
+    assert chief is not None and other is not None
+    assert "FileNotFoundError" in other["error"] and "train.csv" in other["error"]
+    assert chief["error"].startswith("ClusterError: worker 1 (127.0.0.1:") and other["error"] in chief["error"]
 
 
 class TestCluster:
@@ -115,12 +155,23 @@ class TestCluster:
             "SLURM_STEP_NODELIST": "node[01-02]",
             "SLURM_STEP_NUM_TASKS": "2",
             "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+            "SLURM_JOB_ID": "1251",
+            "SLURM_STEP_ID": "0",
             "CUDA_VISIBLE_DEVICES": "0",
         }.items():
             monkeypatch.setenv(name, value)
         resolver, worker = find_cluster()
         assert worker == Worker(1, 2)
-        assert resolver.cluster_spec().as_dict() == {"worker": ["node01:8888", "node02:8888"]}
+        assert resolver.cluster_spec().as_dict() == {"worker": ["node01:12032", "node02:12032"]}
+        assert worker.addresses == ("node01:12032", "node02:12032")
+
+    def test_slurm_jobs_that_share_a_node_have_ports_of_their_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        ports = []
+        for job, step in ((7, 0), (8, 0), (7, 1), (9_999_999, 0)):
+            monkeypatch.setenv("SLURM_JOB_ID", str(job))
+            monkeypatch.setenv("SLURM_STEP_ID", str(step))
+            ports.append(slurm_port())
+        assert len({port // 32 for port in ports}) == 4 and all(12000 <= port < 32000 for port in ports)
 
     def test_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("TF_CONFIG", raising=False)

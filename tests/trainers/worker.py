@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from prototrain.errors import PrototrainError, StopTraining
 from prototrain.trainers.distributed_async import DistributedAsyncTrainer
 from prototrain.trainers.multi_worker import MultiWorkerTrainer
 from prototrain.trainers.tower import SimpleTrainer
-from tests.tiny import tiny_build, tiny_model
+from tests.tiny import tiny_arrays, tiny_build, tiny_model
 from tests.trainers.test_replicated import endless, plain_build, poisoned
 
 KINDS = {"multi_worker": MultiWorkerTrainer, "asynchronous": DistributedAsyncTrainer}
@@ -54,17 +56,39 @@ class Act(Callback):
                 raise StopTraining("enough")
             case "fail":
                 raise RuntimeError("a callback failed")
+            case "freeze":
+                os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _pid_file(order: dict[str, Any], index: int) -> Path:
     return Path(f"{order.get('experiment')}-{index}.pid")
 
 
+def _datasets(order: dict[str, Any]) -> Callable[[], dict[str, tf.data.Dataset]]:
+    if "poisoned" in order:
+        made: Callable[[], dict[str, tf.data.Dataset]] = poisoned(*order["poisoned"])
+        return made
+    if "missing" in order:
+        raise_missing = Path(order["missing"]).read_text
+        return lambda: {"trn": raise_missing()}  # type: ignore[dict-item]
+    if "rows" in order:
+        return lambda: _generated(order["rows"])
+    return lambda: endless(order.get("batch", 8))
+
+
+def _generated(rows: int) -> dict[str, tf.data.Dataset]:
+    """Data whose length nobody knows before it ends."""
+    arrays = tiny_arrays(rows)
+    spec = tf.data.Dataset.from_tensor_slices(arrays).element_spec
+    each = [{name: values[row] for name, values in arrays.items()} for row in range(rows)]
+    return {"trn": tf.data.Dataset.from_generator(lambda: iter(each), output_signature=spec).batch(8)}
+
+
 def main(order: dict[str, Any]) -> dict[str, Any]:
     index = order.get("index", 0)
     model = tiny_model(
         build=plain_build if order.get("plain") else tiny_build,
-        datasets=poisoned(*order["poisoned"]) if "poisoned" in order else lambda: endless(order.get("batch", 8)),
+        datasets=_datasets(order),
         model__batch_size=order.get("batch", 8),
         **order.get("config", {}),
     )
@@ -83,12 +107,15 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
         kind = KINDS[order.get("trainer", "multi_worker")] if "TF_CONFIG" in os.environ else SimpleTrainer
         trainer = kind(model, experiment=order.get("experiment"))
         trainer.train(callbacks, max_steps=order.get("steps", 20))
-    except (PrototrainError, RuntimeError) as error:
+    except (PrototrainError, RuntimeError, OSError) as error:
         found["error"] = f"{type(error).__name__}: {error}"
     except SystemExit as error:
         found["exit"] = error.code
         if trainer is None:
             return found
+    if order.get("act") == "freeze":
+        with suppress(ProcessLookupError):  # it waits to be continued, unless another worker has done this
+            os.kill(int(_pid_file(order, order["actor"]).read_text()), signal.SIGKILL)
     if trainer is not None:
         found["step"] = trainer.global_step
         found["outputs"] = {name: float(value) for name, value in trainer.outputs.items()}
