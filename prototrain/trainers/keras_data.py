@@ -35,7 +35,7 @@ class Element:
         self._is_one = not isinstance(spec, tuple)
         parts = (spec,) if self._is_one else spec
         self._parts = dict(zip(_PARTS, parts, strict=False)) if len(parts) <= len(_PARTS) else {}
-        roots = self._parts or dict(enumerate(parts))
+        roots: dict[Any, Any] = {**self._parts} or dict(enumerate(parts))
         self.names = [name for root, part in roots.items() for name in named(root, part)]
 
     def named(self, *element: Any) -> dict[str, Any]:

@@ -25,8 +25,11 @@ from prototrain.model.evaluation import REHEARSED, random_state_kept
 from prototrain.model.kept_values import keeping_values
 from prototrain.model.variables import select, variable_table
 from prototrain.step.trace import tower_trace
+from prototrain.system.waiting import announcing
 from prototrain.trainers.keras_data import Data, made
+from prototrain.trainers.keras_fit import fit_callbacks, fit_data
 from prototrain.trainers.keras_model import CompiledModel, check, guarded, optimizers_of
+from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.tower import SimpleTrainer
 
 
@@ -45,10 +48,14 @@ class KerasTrainer(SimpleTrainer):
     `fit`. Validation is that of `keras.Model.evaluate`.
 
     Args:
-        model: compiled, of one device, and without a `train_step` of its own.
-        dataset: gives ``(x, y)``, ``(x, y, sample_weight)`` or x alone, batched; or a function that makes it. A
-            function can be called again under the same seed, so that data without a seed resumes exactly.
-        validation: such a dataset for the `Validation` callback, named "vld".
+        model: compiled, of one device. A `train_step` of its own is traced as it is, with the optimizers that it uses.
+        dataset: gives ``(x, y)``, ``(x, y, sample_weight)`` or x alone, batched: a `tf.data.Dataset`, a
+            `keras.utils.PyDataset`, a generator; or such arrays; or a function that makes one of these. A function can
+            be called again under the same seed, so that data without a seed resumes exactly. None: `fit` is given it.
+        validation: such data for the `Validation` callback, named "vld"; `validation_data` is another name of it.
+        batch_size: of arrays; 32 by default.
+        shuffle: whether arrays, and the batches of a `PyDataset`, come in another order in each epoch.
+        class_weight: from a class to the weight of its examples.
         experiment: the directory of the run, if it is to leave anything behind.
         config: keys for `default_callbacks(trainer.model)` and `train`, such as ``{"trainer.print_interval": 10}``.
 
@@ -56,8 +63,8 @@ class KerasTrainer(SimpleTrainer):
         keras_model: the model that was given; `model` is what the loop sees of it.
 
     Raises:
-        ModelError: the model is not compiled, or has a `train_step` of its own.
-        DataError: the dataset is empty, or none.
+        ModelError: the model is not compiled.
+        DataError: the data is empty, or none.
     """
 
     model: CompiledModel
@@ -65,7 +72,7 @@ class KerasTrainer(SimpleTrainer):
     def __init__(
         self,
         model: keras.Model,
-        dataset: Data,
+        dataset: Data | None = None,
         *,
         validation: Data | None = None,
         validation_data: Data | None = None,
@@ -80,16 +87,39 @@ class KerasTrainer(SimpleTrainer):
             raise DataError("validation and validation_data are two names of one argument; give one of them")
         self.keras_model = model
         self._may_train: set[str] = set()
-        held_out = validation_data if validation is None else validation
-        make = {"trn": partial(made, dataset, batch_size=batch_size, shuffle=shuffle, class_weight=class_weight)}
+        self._epochs = 0  # that `fit` was asked for
+        self._begin = partial(self._begin_with, experiment=experiment, config=dict(config or {}))
+        if dataset is not None:
+            held_out = validation_data if validation is None else validation
+            self._begin(dataset, held_out, (batch_size, batch_size), shuffle=shuffle, class_weight=class_weight)
+
+    def _begin_with(
+        self,
+        dataset: Data,
+        held_out: Data | None,
+        batch_sizes: tuple[int | None, int | None],
+        *,
+        shuffle: bool,
+        class_weight: Mapping[int, float] | None,
+        experiment: Experiment | str | Path | None,
+        config: dict[str, Any],
+    ) -> None:
+        make = {"trn": partial(made, dataset, batch_size=batch_sizes[0], shuffle=shuffle, class_weight=class_weight)}
         if held_out is not None:
-            make["vld"] = partial(made, held_out, batch_size=batch_size, training=False)
+            make["vld"] = partial(made, held_out, batch_size=batch_sizes[1], training=False)
+        self._can_be_counted = not isinstance(dataset, Iterator)
+        self._passes: int | None = None
         with global_random_kept():
-            super().__init__(CompiledModel(model, make, config or {}), experiment=experiment)
+            super().__init__(CompiledModel(self.keras_model, make, config), experiment=experiment)
         size = int(examples_of(self.data.first_batch))
         check_divides(size, 1, self.config["model.accumulate_steps"])
         self.config["model.batch_size"] = size
-        model.reset_metrics()
+        self.keras_model.reset_metrics()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "built" in vars(self) or "keras_model" not in vars(self):
+            raise AttributeError(f"{type(self).__name__} has no {name!r}", name=name, obj=self)
+        raise DataError(f"this KerasTrainer has no data yet, so it has no {name}: give it a dataset, or call fit(x, y)")
 
     def create_optimizers(self) -> None:
         """Take the optimizers that the model has."""
@@ -144,6 +174,78 @@ class KerasTrainer(SimpleTrainer):
     def _around_run(self) -> Iterator[None]:
         with super()._around_run(), tensorflow_seeded(self.config["trainer.random_seed"]):
             yield
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        class_weight: Mapping[int, float] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int = 1,
+        **options: Any,
+    ) -> keras.callbacks.History:
+        """Train as `keras.Model.fit` does, with its arguments; with an experiment, going on where a run was stopped.
+
+        Data is given once, here or to the constructor. Each further call trains for `epochs` more.
+
+        Args:
+            callbacks: of Keras and of prototrain. With an experiment a `ModelSaver` and a `SaveOnExit` are added.
+            options: of `train`, such as ``fresh=True`` and ``allow_changed_data=True``.
+
+        Returns:
+            the metrics by epoch, those of the epochs before a resume too.
+
+        Raises:
+            DataError: there is no data, or data twice; or `initial_epoch`, which a resumed run knows itself.
+            PrototrainError: the user's mistakes, and what went wrong in a step.
+        """
+        if initial_epoch:
+            raise DataError("fit: leave out initial_epoch: a resumed run is in its epoch by itself")
+        if not isinstance(validation_freq, int):
+            raise DataError(
+                "fit: validation_freq must be a whole number; for single epochs give a callback of your own"
+            )
+        if x is not None:
+            if "built" in vars(self):
+                raise DataError("fit: this KerasTrainer has its data; make a new one for other data")
+            data, split = fit_data(x, y, sample_weight, validation_split)
+            sizes = batch_size, validation_batch_size or batch_size
+            held_out = split if validation_data is None else validation_data
+            self._begin(data, held_out, sizes, shuffle=shuffle, class_weight=class_weight)
+        history = keras.callbacks.History()
+        validation = (validation_steps or 0, validation_freq) if "vld" in self.datasets else None
+        saves = self.experiment is not None
+        chosen = fit_callbacks(callbacks, history, verbose=verbose, saves=saves, validation=validation)
+        self._epochs += epochs
+        self.train(chosen, steps_per_epoch=steps_per_epoch, max_epoch=self._epochs, **options)
+        return history
+
+    def _length(self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None) -> RunLength:
+        steps = steps_per_epoch or self.config["trainer.steps_per_epoch"] or self.data.cardinality
+        if steps is None and max_epoch is not None:
+            steps = self._passes = self._passes or self._count()
+        return super()._length(steps, max_epoch, max_steps)
+
+    def _count(self) -> int:
+        """The number of batches in a pass whose length only reading it tells."""
+        dataset = self.datasets["trn"]
+        if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY or not self._can_be_counted:
+            raise DataError("the training data has no known end: say how long an epoch is with steps_per_epoch=")
+        with announcing("reading the training data once, to count its batches", self.log):
+            steps = sum(1 for _ in dataset)
+        self.data.rewind()  # whose order this reading may have moved on
+        return steps
 
     def train(self, callbacks: Any = (), **length: Any) -> None:
         """Train; see `TowerTrainer.train`."""

@@ -26,11 +26,13 @@ def from_py_dataset(data: keras.utils.PyDataset, *, shuffle: bool, ends_epochs: 
     Args:
         data: its `workers` are not used.
         shuffle: whether the batches come in an order that depends on the run's seed and the pass.
-        ends_epochs: whether to call its `on_epoch_end` between passes: as many times as there were passes, where a run
-            goes on in another process, and with NumPy's and Python's generators as the run's seed and the pass say.
+        ends_epochs: whether to call its `on_epoch_end` ahead of each pass, as `fit` does: as many times as there were
+            passes, where a run goes on in another process, and with NumPy's and Python's global generators as the run's
+            seed and the pass say.
     """
     number, length, seed = pass_being_made(), data.num_batches, random.getrandbits(31)
-    for done in range(_passes.get(data, 0), number if ends_epochs else 0):
+    # `fit` ends an epoch before the first one, too.
+    for done in range(_passes.get(data, 0), number + 1 if ends_epochs else 0):
         random.seed(seed + done)
         np.random.seed(seed + done)
         data.on_epoch_end()
@@ -117,9 +119,9 @@ def _spec(value: Any) -> tf.TypeSpec:
 
 
 def _common(specs: tuple[Any, ...]) -> Any:
-    found = specs[0]
-    for spec in specs[1:]:
-        found = found.most_specific_compatible_type(spec)
+    found = specs[0].most_specific_common_supertype(specs[1:])
+    if found is None:
+        raise DataError(f"the batches are not alike: {' and '.join(map(str, specs))}")
     return found
 
 

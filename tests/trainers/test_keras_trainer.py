@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +292,69 @@ def test_what_a_script_has_changed_takes_effect_and_is_named(tmp_path: Path) -> 
             assert float(trainer.optimizer.learning_rate) < 0.2
 
 
+class Shuffling(keras.utils.PyDataset):  # type: ignore[misc]
+    """Has another order in each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order, self.generator = np.arange(40), np.random.default_rng(3)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        chosen = self.order[index * 10 : index * 10 + 10]
+        return IMAGES[chosen], LABELS[chosen]
+
+    def on_epoch_end(self) -> None:
+        self.generator.shuffle(self.order)
+
+
+def forty() -> Iterator[tuple[Any, Any]]:
+    for start in range(0, 40, 10):
+        yield IMAGES[start : start + 10], LABELS[start : start + 10]
+
+
+DATA: dict[str, Callable[[], dict[str, Any]]] = {
+    "arrays": lambda: {"x": IMAGES.astype(np.float64), "y": LABELS, "batch_size": 16, "validation_split": 0.25},
+    "weights": lambda: {"x": IMAGES, "y": LABELS, "sample_weight": WEIGHTS, "validation_data": (IMAGES, LABELS)},
+    "classes": lambda: {"x": IMAGES, "y": LABELS, "class_weight": {1: 3.0, 0: 0.5}, "validation_freq": 2},
+    "PyDataset": lambda: {"x": Shuffling(), "validation_data": (IMAGES, LABELS), "validation_steps": 2},
+    "generator": lambda: {"x": forty(), "steps_per_epoch": 2},
+}
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_fit_takes_what_fit_takes_and_returns_the_same_history(data: str) -> None:
+    there, here = made(mlp), made(mlp)
+    here.set_weights(there.get_weights())
+    expected = there.fit(**DATA[data](), epochs=2, verbose=0, shuffle=False).history
+    found = KerasTrainer(here).fit(**DATA[data](), epochs=2, verbose=0, shuffle=False).history
+    assert found.keys() == expected.keys()
+    for name, values_of in expected.items():
+        assert found[name] == pytest.approx(values_of, rel=1e-4, abs=1e-5), name
+
+
+def test_data_of_unknown_length_and_a_python_dataset_resume_exactly(tmp_path: Path) -> None:
+    def run(name: str, data: Any, stop: int | None = None) -> KerasTrainer:
+        trainer = KerasTrainer(made(mlp), data, experiment=tmp_path / name)
+        trainer.fit(
+            epochs=3, verbose=0, max_steps=stop, callbacks=[keras.callbacks.CSVLogger(tmp_path / f"{name}.csv")]
+        )
+        return trainer
+
+    for name, make in {"python": Shuffling, "function": lambda: forty}.items():
+        whole = run(name, make())
+        run(f"{name} in parts", make(), stop=5)
+        with open(tmp_path / f"{name} in parts.csv", "a", encoding="utf-8") as file:
+            file.write("1,0.5,0.7\n2,0.")  # as if the run had gone on and was killed before it was saved
+        parts = run(f"{name} in parts", make())
+        assert parts.session.resume_line() == "resumed at step 5, exact"
+        assert values(parts) == values(whole) and parts.global_step == 12
+        rows = [(tmp_path / f"{run_name}.csv").read_text() for run_name in (name, f"{name} in parts")]
+        assert rows[0] == rows[1] and rows[0].count("\n") == 4
+
+
 def test_validation_data_has_a_structure_of_its_own() -> None:
     model = made(mlp)
     model.compile("sgd", "sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
@@ -469,6 +532,7 @@ def test_in_16_bits_the_loss_is_scaled_by_the_engine() -> None:
         (lambda: 3, None, ModelError, "KerasTrainer takes a keras.Model, not int"),
         (lambda: keras.Sequential(name="raw"), None, ModelError, r"raw has no optimizer: call its compile"),
         (mlp, 3, DataError, "must be arrays of one length, not int"),
+        (mlp, None, DataError, "has no data yet, so it has no train_data: give it a dataset, or call fit"),
         (mlp, (IMAGES, LABELS[1:]), DataError, r"arrays .* of one length, not tuple of lengths 40, 39"),
         (mlp, batches(IMAGES, LABELS).take(0), DataError, "dataset 'trn' is empty"),
     ],
@@ -477,4 +541,4 @@ def test_what_cannot_be_trained_is_one_clear_line(
     model: Any, data: Any, error: type[PrototrainError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        KerasTrainer(model(), data)
+        KerasTrainer(model(), data).train_data  # noqa: B018 - of one without data, nothing is there
