@@ -104,8 +104,13 @@ class CompiledModel:
             logs = self._model.train_step(self._elements["trn"].as_given(inputs))
         if not isinstance(logs, Mapping):
             raise ModelError(f"{self.name}.train_step must return a dict of scalars, not {type(logs).__name__}")
-        scalars = {name: tf.convert_to_tensor(value) for name, value in logs.items() if value is not None}
-        return {name: tf.reshape(value, []) for name, value in scalars.items()}
+        return {name: tf.reshape(value, []) for name, value in _flat(logs) if value is not None}
+
+
+def _flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Names and values as `fit` reports them: metrics of `compile` come in a dict of their own."""
+    for name, value in logs.items():
+        yield from _flat(value) if isinstance(value, Mapping) else [(name, value)]
 
 
 def has_own_step(model: keras.Model) -> bool:
