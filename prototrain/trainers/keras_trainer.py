@@ -117,9 +117,15 @@ class KerasTrainer(SimpleTrainer):
         self.keras_model.reset_metrics()
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "built" in vars(self) or "keras_model" not in vars(self):
+        model = vars(self).get("keras_model")
+        if name.startswith("_") or model is None:
             raise AttributeError(f"{type(self).__name__} has no {name!r}", name=name, obj=self)
-        raise DataError(f"this KerasTrainer has no data yet, so it has no {name}: give it a dataset, or call fit(x, y)")
+        if "built" not in vars(self):
+            raise _MissingError(
+                f"this KerasTrainer has no data yet, so it has no {name}: give it some, or call fit(x, y)"
+            )
+        instead = f"; the Keras model has it: trainer.keras_model.{name}" if hasattr(model, name) else ""
+        raise _MissingError(f"KerasTrainer has no {name}{instead}")
 
     def create_optimizers(self) -> None:
         """Take the optimizers that the model has."""
@@ -310,6 +316,10 @@ class KerasTrainer(SimpleTrainer):
         """The names of the variables that metrics have."""
         metrics = {id(variable.value) for variable in self.keras_model.metrics_variables}
         return [name for name, variable in self.variables.items() if id(variable) in metrics]
+
+
+class _MissingError(DataError, AttributeError):
+    """An AttributeError too, for whoever asks whether there is something."""
 
 
 class _EpochMetrics(Callback):

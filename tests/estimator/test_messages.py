@@ -10,6 +10,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from prototrain import estimator
 from prototrain.errors import CheckpointError, ConfigError, DataError, ModelError, PrototrainError
 from prototrain.estimator import (
     Estimator,
@@ -168,3 +169,18 @@ def test_of_use(tmp_path: Path) -> None:
     for message, wrong in cases.items():
         with pytest.raises(PrototrainError, match=message):
             wrong()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("DNNClassifier", "has no DNNClassifier: write its network as a model_fn"),
+        ("inputs", "has no inputs: return a tf.data.Dataset"),
+        ("StopAtStepHook", "has no StopAtStepHook: use the callback"),
+    ],
+)
+def test_names_that_are_gone(name: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        getattr(estimator, name)
+    with pytest.raises(AttributeError, match="no attribute 'Estimater'"):
+        estimator.Estimater  # noqa: B018

@@ -475,6 +475,15 @@ def test_the_default_callbacks_and_predictions_by_name(tmp_path: Path) -> None:
         trainer.evaluate("tst")
 
 
+def test_a_name_that_only_the_keras_model_has_says_where_it_is() -> None:
+    trainer = KerasTrainer(made(mlp), (IMAGES, LABELS))
+    with pytest.raises(
+        DataError, match=r"KerasTrainer has no predict; the Keras model has it: trainer.keras_model.pred"
+    ):
+        trainer.predict(IMAGES)
+    assert not hasattr(trainer, "nothing")
+
+
 def flowers(examples: int = 40, columns: int = 4) -> tf.data.Dataset:
     points = np.random.default_rng(1).normal(size=(examples, columns)).astype(np.float32)
     return batches(points, (points[:, 0] > 0).astype(np.int32))
@@ -533,7 +542,7 @@ def test_in_16_bits_the_loss_is_scaled_by_the_engine() -> None:
         (lambda: 3, None, ModelError, "KerasTrainer takes a keras.Model, not int"),
         (lambda: keras.Sequential(name="raw"), None, ModelError, r"raw has no optimizer: call its compile"),
         (mlp, 3, DataError, "must be arrays of one length, not int"),
-        (mlp, None, DataError, "has no data yet, so it has no train_data: give it a dataset, or call fit"),
+        (mlp, None, DataError, "has no data yet, so it has no train_data: give it some, or call fit"),
         (mlp, (IMAGES, LABELS[1:]), DataError, r"arrays .* of one length, not tuple of lengths 40, 39"),
         (mlp, batches(IMAGES, LABELS).take(0), DataError, "dataset 'trn' is empty"),
     ],
