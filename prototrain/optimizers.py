@@ -53,6 +53,14 @@ def make_optimizer(config: Config) -> keras.optimizers.Optimizer:
     return optimizer
 
 
+def update_with(optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Update variables as Keras does: by the optimizer's `apply_gradients`, in which a subclass may do more."""
+    if getattr(optimizer.apply_gradients, "__func__", None) is keras.optimizers.Optimizer.apply_gradients:
+        optimizer.apply(gradients, variables)  # which is all that it does
+    else:
+        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+
+
 def _named(method: str, learning_rate: float, config: Config) -> keras.optimizers.Optimizer:
     def options(**names: str) -> dict[str, Any]:
         return {keras_name: config[f"model.optimizer.{method}.{name}"] for keras_name, name in names.items()}

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
-from prototrain.checkpoint.state import random_state, set_random_state
+from prototrain.checkpoint.global_random import global_random_kept
 from prototrain.data.elements import check_dataset
 from prototrain.data.pipeline import describe_sources
 from prototrain.errors import DataError
 
 Datasets = dict[str, tf.data.Dataset]
-_KERAS_GENERATOR = "global_seed_generator"
 
 
 class Source:
@@ -69,12 +68,30 @@ class Source:
 
     def _call(self, number: int) -> Datasets:
         digest = hashlib.sha256(f"{self.seed}/{number}".encode()).digest()
-        with _seeded(self.seed, self.seed if number == 0 else int.from_bytes(digest[:4], "big")):
+        with _making(number), _seeded(self.seed, self.seed if number == 0 else int.from_bytes(digest[:4], "big")):
             datasets = self._make()
         if not isinstance(datasets, dict) or "trn" not in datasets:
             given = ", ".join(map(repr, datasets)) if isinstance(datasets, dict) else type(datasets).__name__
             raise DataError(f"datasets() must return a dict with the training dataset under 'trn'; it gave {given}")
         return {name: check_dataset(dataset, name) for name, dataset in datasets.items()}
+
+
+_thread = threading.local()
+
+
+def pass_being_made() -> int:
+    """Which pass, counted from 0, the datasets are made for that a model's `datasets` is asked for in this thread."""
+    found: int = getattr(_thread, "number", 0)
+    return found
+
+
+@contextmanager
+def _making(number: int) -> Iterator[None]:
+    _thread.number = number
+    try:
+        yield
+    finally:
+        _thread.number = 0
 
 
 @contextmanager
@@ -85,12 +102,7 @@ def _seeded(seed: int, of_pass: int) -> Iterator[None]:
         seed: what Python, NumPy and Keras draw from, so that a random split is the same one in every pass.
         of_pass: what `tf.data` shuffles by.
     """
-    kept, generator = random_state(), global_state.get_global_attribute(_KERAS_GENERATOR)
-    keras.utils.set_random_seed(seed)
-    tf.random.set_seed(of_pass)
-    try:
+    with global_random_kept():
+        keras.utils.set_random_seed(seed)
+        tf.random.set_seed(of_pass)
         yield
-    finally:
-        set_random_state(kept)
-        global_state.set_global_attribute(_KERAS_GENERATOR, generator)
-        tf.random.set_seed(seed)

@@ -18,6 +18,7 @@ from prototrain.actions.export import write_export
 from prototrain.actions.saved_model import ServedModel
 from prototrain.callbacks import Callback, ScalarPrinter
 from prototrain.checkpoint import BUNDLE, Checkpoint, Checkpoints, verify
+from prototrain.checkpoint.global_random import global_random_kept
 from prototrain.config import Config
 from prototrain.errors import CheckpointError, ConfigError, ExperimentError, ModelError
 from prototrain.estimator.hooks import as_callbacks
@@ -131,7 +132,8 @@ class Estimator:
             say(f"nothing to train: {self.model_dir} is at step {done} of {spec.max_steps}")
             return None
         program = self._program(ModeKeys.TRAIN, spec.input_fn)
-        trainer = make_trainer(program, self.model_dir, self.config.train_distribute)
+        with global_random_kept():
+            trainer = make_trainer(program, self.model_dir, self.config.train_distribute)
         trainer.data.allow_changes = True  # what the data is like is the input_fn's concern
         if self._warm_start_from is not None and not done:
             trainer.load_weights(self._warm_start_from)
@@ -160,7 +162,8 @@ class Estimator:
         """
         measured = None
         if (trainer := self._trainer(train_spec, self._newest_step())) is not None:
-            built = BuiltProgram(self._program(ModeKeys.EVAL, eval_spec.input_fn))
+            with global_random_kept():
+                built = BuiltProgram(self._program(ModeKeys.EVAL, eval_spec.input_fn))
             built.take_over(trainer)  # so that what does not fit shows now
             evaluation = ThrottledValidation(built, eval_spec)
             self._run(trainer, train_spec, evaluation.every(**self.config.checkpoint_interval))
@@ -345,7 +348,8 @@ class Estimator:
 
     def _built(self, program: Program, checkpoint_path: str | Path | None) -> BuiltProgram:
         checkpoint = self._checkpoint(checkpoint_path)
-        built = BuiltProgram(program)
+        with global_random_kept():
+            built = BuiltProgram(program)
         built.take_weights(checkpoint, cure="train anew in another model_dir, or undo the change of model_fn")
         return built
 

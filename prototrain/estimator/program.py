@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from prototrain.config import Config
 from prototrain.errors import DataError, ModelError
+from prototrain.estimator import graph_collections  # noqa: F401 - answers what a model_fn asks TensorFlow 1 for
 from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec
 
 _GUIDE = 'see the table in "From tf.estimator" of the documentation'

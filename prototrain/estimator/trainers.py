@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from prototrain.checkpoint.global_random import tensorflow_seeded
 from prototrain.data.elements import batch_size
 from prototrain.errors import ConfigError, DataError
 from prototrain.estimator.program import Program
@@ -38,6 +41,11 @@ class ProgramTrainer(TowerTrainer):
         # A new one: the variables of that in the model_fn are shared between its calls.
         self.optimizer = type(spec.optimizer).from_config(spec.optimizer.get_config())
         self.register_optimizer("optimizer", self.optimizer, self.trainable.values())
+
+    @contextmanager
+    def _around_run(self) -> Iterator[None]:
+        with super()._around_run(), tensorflow_seeded(self.config["trainer.random_seed"]):
+            yield
 
     def describe_more(self) -> list[str]:
         return [] if self.global_step else super().describe_more()

@@ -161,11 +161,13 @@ _OF_A_FILE = "text "
 _WITH_ITS_NAME = re.compile("[0-9a-f]{12}")  # of a file, as earlier versions wrote it, which says nothing of its text
 
 
-_ADDED_LATER = ("model graph", "optimizers", "schedule")  # which checkpoints of earlier versions do not say
+_ADDED_LATER = ("layers", "model graph", "optimizers", "schedule")  # which checkpoints of earlier versions do not say
 # What is seen in two ways is said once, in the words that are nearer to what was edited.
 _SAID_BY = {
-    "model graph ": ("model code", "trainer code", "config"),
-    "optimizers ": ("config model.optimizer", "config model.lr_schedule", "compiled with optimizer"),
+    "compiled with optimizer ": ("optimizers optimizer ",),
+    "layers ": ("config",),
+    "model graph ": ("model code", "trainer code", "config", "layers", "compiled with"),
+    "optimizers ": ("config model.optimizer", "config model.lr_schedule"),
     "schedule ": ("config model.lr_schedule",),
 }
 
@@ -204,11 +206,22 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     for key in dict.fromkeys([*then, *now]):
         mine, theirs = now.get(key, "not set"), then.get(key, "not set")
         if isinstance(mine, dict) and isinstance(theirs, dict):
+            kinds = [side["class"] for side in (theirs, mine) if isinstance(side.get("class"), str)]
+            if len(set(kinds)) == 2:  # what one class is made with says nothing of another
+                theirs, mine = {"class": kinds[0]}, {"class": kinds[1]}
             found += [f"{key} {line}" for line in differences(theirs, mine)]
         elif mine != theirs and not _cannot_be_compared(theirs, mine):
-            found.append(f"{key} was {theirs} and is {mine}")
+            found.append(f"{key} was {_shown(theirs)} and is {_shown(mine)}")
     return found
 
 
 def _cannot_be_compared(then: Any, now: Any) -> bool:
     return str(now).startswith(_OF_A_FILE) and _WITH_ITS_NAME.fullmatch(str(then)) is not None
+
+
+def _shown(value: Any) -> Any:
+    """A value for a message: what Keras can make anew, such as a learning-rate schedule, as it would be written."""
+    if not (isinstance(value, dict) and {"class_name", "config"} <= value.keys() and isinstance(value["config"], dict)):
+        return value
+    given = {name: item for name, item in value["config"].items() if item is not None and name != "name"}
+    return f"{value['class_name']}({', '.join(f'{name}={_shown(item)}' for name, item in given.items())})"

@@ -12,7 +12,9 @@ import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
+from prototrain.model.kept_values import KeptValues
 from prototrain.model.keras_hooks import STATEFUL, forget_losses, made_by
+from prototrain.towers import components
 
 Place = tuple[Any, ...]
 """Where an object is made: by which layer, in which name scope, of which class, with which arguments."""
@@ -39,13 +41,15 @@ class BuildCall:
     Args:
         objects: what the first call made; it fills them.
         take_over: only for the first call: is given each layer that `build` itself calls, before its first call.
+        kept: only for the first call: what it changes is put back, unless it is for good.
         seeds: by the name of a seed state, what the present tower has in its place.
 
     Attributes:
         called: the layers that `build` itself has called, by their ids.
+        variables: the `tf.Variable` objects that were asked for where `build` or a layer makes one.
         losses: tensors that layers have added, in the order of addition.
         taken: ids of losses and of weights whose regularizers `build` has asked for itself.
-        before: in the first call, by the id of a variable: the variable, and its value before the call changed it.
+        used_by_layers: the ids of the variables that were used while a layer was called.
     """
 
     def __init__(
@@ -53,11 +57,13 @@ class BuildCall:
         objects: Objects,
         take_over: Callable[[Any], None] | None = None,
         *,
+        kept: KeptValues | None = None,
         seeds: Mapping[str, tf.Variable] | None = None,
     ) -> None:
         self._objects = objects
         self._take_over = take_over
         self._is_first = take_over is not None
+        self._kept = KeptValues() if kept is None else kept
         self._seeds = {} if seeds is None else seeds
         self._scopes = [""]
         self._paths: dict[str, str] = {}
@@ -66,9 +72,10 @@ class BuildCall:
         self._place: Place | None = None
         self._new: dict[int, Any] = {}
         self.called: dict[int, Any] = {}
+        self.variables: list[Any] = []
         self.losses: list[Any] = []
         self.taken: set[int] = set()
-        self.before: dict[int, tuple[Any, tf.Tensor]] = {}
+        self.used_by_layers: set[int] = set()
 
     @property
     def _in_layer(self) -> bool:
@@ -126,6 +133,11 @@ class BuildCall:
         """It ends."""
         self._scopes.pop()
 
+    def note(self, variable: Any) -> None:
+        """A variable is about to be used; see `kept_values.noting`."""
+        if self._in_layer:
+            self.used_by_layers.add(id(variable))
+
     def check_left_out(self) -> None:
         """Fail if an object with weights was left out that might have been meant where another one was given.
 
@@ -157,7 +169,7 @@ class BuildCall:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Until the end of the context an object is initialised or built, which no later call repeats."""
-        with self._frame(_Frame(0, is_aside=True)):
+        with self._frame(_Frame(0, is_aside=True)), self._kept.for_good():
             yield
 
     @contextmanager
@@ -186,27 +198,16 @@ class BuildCall:
             ModelError: it would be repeated in every step.
         """
         for_good = not self._in_layer and not tf.is_tensor(value) and not isinstance(value, keras.Variable)
-        if self._is_first:
-            return self._assign_first(variable, for_good, make)
-        if self._in_layer:
+        if self._is_first and for_good:
+            with self._kept.for_good(*components(variable.value)):
+                return make()
+        if self._is_first or self._in_layer:
             return make()
         if for_good:
             return value
         if variable.trainable:
             raise assigns_in_every_step(variable.path)
         return make()
-
-    def _assign_first(self, variable: Any, for_good: bool, make: Callable[[], Any]) -> Any:
-        held = variable.value
-        if for_good:
-            self.before.pop(id(held), None)
-        else:
-            self.keep(held)
-        return make()
-
-    def keep(self, variable: Any) -> None:
-        """Note the value that a variable is to have after the first call."""
-        self.before.setdefault(id(variable), (variable, tf.identity(variable)))
 
     # -- losses and seeds ---------------------------------------------------------------------------------------------
 
@@ -218,6 +219,23 @@ class BuildCall:
         """The losses of a layer were read, so `build` itself takes care of them."""
         if not self._in_layer:
             self.taken |= {id(loss) for loss in losses} | {id(weight) for weight in layer.trainable_weights}
+
+    def trainable_variables(self) -> list[Any]:
+        """The variables of the layers that `build` has called so far, and those that it has made itself, if trained."""
+        weights = [weight for layer in self.called.values() for weight in layer.weights]
+        trained = {id(weight) for layer in self.called.values() for weight in layer.trainable_weights}
+        found = {id(weight.value): weight.value for weight in weights if id(weight) in trained}
+        of_layers = {id(weight.value) for weight in weights}
+        found |= {id(made): made for made in self.variables if made.trainable and id(made) not in of_layers}
+        return list(found.values())
+
+    def take_losses(self) -> list[Any]:
+        """The losses of the layers that `build` has called so far; it takes care of them itself from here on."""
+        weights = {id(w): w for layer in self.called.values() for w in layer.trainable_weights}
+        found = [loss for loss in self.losses if id(loss) not in self.taken]
+        found += [w.regularizer(w) for w in weights.values() if w.regularizer is not None and id(w) not in self.taken]
+        self.taken |= {*map(id, self.losses), *weights}
+        return found
 
     def seed_state(self, state: Any) -> Any:
         """What the present tower has in place of the state of a `SeedGenerator`, or None."""

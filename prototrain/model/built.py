@@ -23,6 +23,7 @@ from prototrain.experiment import home_of, source_of
 from prototrain.experiment.data_files import describe_files, noting_files
 from prototrain.experiment.provenance import config_provenance, source_digest
 from prototrain.model.evaluation import Evaluation
+from prototrain.model.layer_settings import layer_settings
 from prototrain.model.loading import Model
 from prototrain.model.net import check_net, scalars
 from prototrain.model.placement import Placement
@@ -116,6 +117,7 @@ class BuiltModel:
         self.trainable: dict[str, Any] = {}
         self.decayed: dict[str, Any] = {}
         self.choose_trained()
+        self._layer_settings = layer_settings(self._store.layers.values())
 
     def _create_variables(self, check: Callable[[Any], object]) -> None:
         """Call `build` on a real batch, which creates the variables, and once more, which must find all of them."""
@@ -312,6 +314,7 @@ class BuiltModel:
             "config": config_provenance(self.config),
             "model code": self.code,
             "model graph": self.graph_digest,
+            "layers": self._layer_settings,
             "data mode": self.data.mode,
         }
 

@@ -83,7 +83,7 @@ class CompiledPass:
             graph = self._call.get_concrete_function(tf.data.IteratorSpec(self._dataset.element_spec)).graph
             if reshuffles(self._dataset):
                 return None
-            with values_kept(variable for variable in graph.variables if not variable.trainable):
+            with values_kept(graph.variables):
                 return self.run(stop, min(batches or REHEARSED, REHEARSED))
 
     def _run(self, iterator: Any) -> tuple[tf.Tensor, ...]:

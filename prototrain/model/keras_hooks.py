@@ -12,7 +12,7 @@ import inspect
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -42,12 +42,20 @@ _thread = threading.local()  # towers are traced in threads of their own
 @contextmanager
 def listening(listener: BuildCall) -> Iterator[None]:
     """Let a call of `build` hear what Keras does in this thread."""
-    outer = _listener()
+    outer = present_call()
     _thread.listener = listener
     try:
         yield
     finally:
         _thread.listener = outer
+
+
+@contextmanager
+def calling(layer: Any) -> Iterator[None]:
+    """Let what happens in this thread be that layer's own concern, as in its call: making objects, assigning."""
+    listener = present_call()
+    with nullcontext() if listener is None else listener.inside(layer):
+        yield
 
 
 def layers_within(layer: Any) -> list[Any]:
@@ -96,7 +104,8 @@ def made_by(tensor: Any) -> Any:
 # -- the hooks --------------------------------------------------------------------------------------------------------
 
 
-def _listener() -> BuildCall | None:
+def present_call() -> BuildCall | None:
+    """The call of `build` that is under way in this thread, or None."""
     listener: BuildCall | None = getattr(_thread, "listener", None)
     return listener
 
@@ -114,7 +123,7 @@ def _hook_constructor(kind: type) -> None:
             return object.__new__(cls) if original is object.__new__ else original(cls, *args, **kwargs)
 
         # Constructors call those of their base classes, and not always with the arguments.
-        listener = None if getattr(_thread, "constructing", False) else _listener()
+        listener = None if getattr(_thread, "constructing", False) else present_call()
         if listener is None:
             return make()
         found = listener.earlier(cls, args, kwargs)
@@ -143,7 +152,7 @@ def _hook_initialiser(kind: type) -> None:
 
     @functools.wraps(original)
     def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
-        listener = _listener()
+        listener = present_call()
         if listener is None:
             original(self, *args, **kwargs)
         elif not listener.is_initialised(self):
@@ -158,7 +167,7 @@ def _hook_initialiser(kind: type) -> None:
 def _built_once(layer: Any, build: Method) -> Method:
     @functools.wraps(build)
     def build_once(*args: Any, **kwargs: Any) -> Any:
-        listener = _listener()
+        listener = present_call()
         if listener is None:
             return build(*args, **kwargs)
         if listener.is_done(layer):
@@ -171,7 +180,7 @@ def _built_once(layer: Any, build: Method) -> Method:
 
 def _once(original: Method) -> Method:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        listener = _listener()
+        listener = present_call()
         return None if listener is not None and listener.is_done(self) else original(self, *args, **kwargs)
 
     return method
@@ -179,7 +188,7 @@ def _once(original: Method) -> Method:
 
 def _called(original: Method) -> Method:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        listener = _listener()
+        listener = present_call()
         if listener is None:
             return original(self, *args, **kwargs)
         with listener.inside(self):
@@ -190,7 +199,7 @@ def _called(original: Method) -> Method:
 
 def _assigned(original: Method) -> Method:
     def assign(self: Any, value: Any) -> Any:
-        listener = _listener()
+        listener = present_call()
         if listener is None or in_stateless_scope():
             return original(self, value)
         return listener.assign(self, value, lambda: original(self, value))
@@ -201,7 +210,7 @@ def _assigned(original: Method) -> Method:
 def _added(original: Method) -> Method:
     def add_loss(self: Any, loss: Any) -> None:
         original(self, loss)
-        listener = _listener()
+        listener = present_call()
         if listener is not None and not in_stateless_scope():
             listener.note_losses(keras.tree.flatten(loss))
 
@@ -210,7 +219,7 @@ def _added(original: Method) -> Method:
 
 def _drawn(original: Method) -> Method:
     def draw(self: Any, *args: Any, **kwargs: Any) -> Any:
-        listener = _listener()
+        listener = present_call()
         own = None if listener is None else listener.seed_state(self.state.value)
         if own is None:
             return original(self, *args, **kwargs)
@@ -226,7 +235,7 @@ def _drawn(original: Method) -> Method:
 def _entered(original: Method) -> Method:
     def enter(self: Any) -> Any:
         full = original(self)
-        listener = _listener()
+        listener = present_call()
         if listener is not None:
             listener.enter_scope(self.name, full)
         return full
@@ -236,7 +245,7 @@ def _entered(original: Method) -> Method:
 
 def _left(original: Method) -> Method:
     def leave(self: Any, *error: Any) -> Any:
-        listener = _listener()
+        listener = present_call()
         if listener is not None:
             listener.leave_scope()
         return original(self, *error)
@@ -246,7 +255,7 @@ def _left(original: Method) -> Method:
 
 def _outside_of_graphs(original: Method) -> Method:
     def read(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _listener() is None:
+        if present_call() is None:
             return original(self, *args, **kwargs)
         with tf.init_scope():
             return original(self, *args, **kwargs)
@@ -261,7 +270,7 @@ def _hook_properties() -> None:
 
     def read_losses(self: Any) -> Any:
         found = losses.fget(self)
-        listener = _listener()
+        listener = present_call()
         if listener is not None:
             listener.note_taken(self, found)
         return found

@@ -17,6 +17,7 @@ import tensorflow as tf
 from prototrain.checkpoint.state import describe_variable
 from prototrain.errors import ModelError
 from prototrain.model.build_call import BuildCall, Objects, assigns_in_every_step, is_named
+from prototrain.model.kept_values import keeping_values, noting
 from prototrain.model.keras_hooks import call_by, has_automatic_name, layers_within, listening, own_weights, place_again
 from prototrain.towers import components, tower_index
 
@@ -69,8 +70,6 @@ class VariableStore:
                 if not strategy.extended.variable_created_in_scope(variable.value):
                     place_again(variable)  # by way of `create`
 
-        call = BuildCall(self._objects, take_over)
-
         def create(make: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
             nonlocal placing
             if placing:
@@ -83,15 +82,14 @@ class VariableStore:
                 placing = False
             self._add(variable)
             self._created.append(variable)
-            if not variable.trainable:
-                call.keep(variable)
+            call.variables.append(variable)
             return variable
 
-        with listening(call), tf.variable_creator_scope(create):
-            yield
-        call.end()
-        for variable, value in call.before.values():
-            variable.assign(value)
+        with keeping_values() as kept, tf.variable_creator_scope(create):
+            call = BuildCall(self._objects, take_over, kept=kept)
+            with listening(call):
+                yield
+            call.end()
 
     @contextmanager
     def sharing(self) -> Iterator[None]:
@@ -103,7 +101,7 @@ class VariableStore:
         """
         call = BuildCall(self._objects, seeds=self.of_tower.get(tower_index()))
         given = _Given(self._created, call)
-        with _host_random_state_kept(), listening(call), tf.variable_creator_scope(given):
+        with _host_random_state_kept(), listening(call), noting(call), tf.variable_creator_scope(given):
             yield
         call.end()
         call.check_left_out()
@@ -137,7 +135,7 @@ class VariableStore:
             if handle in by_handle and handle not in known:
                 self._add(by_handle[handle])
         self._find_layers(self._thread.call)
-        self._check_assignments(graph)
+        self._check_assignments(self._thread.call, graph)
         return graph
 
     # -- what Keras knows of the variables ----------------------------------------------------------------------------
@@ -210,9 +208,17 @@ class VariableStore:
                 f"make the layer once and call it twice, otherwise give one of them another name (or a tf.name_scope)"
             )
 
-    def _check_assignments(self, graph: Any) -> None:
-        """Fail where `build` itself assigns a trainable `tf.Variable`; see `BuildCall.assign` for those of Keras."""
-        names = {id(v.handle): name for name, v in self.trainable.items() if id(v) not in self._weights}
+    def _check_assignments(self, call: BuildCall, graph: Any) -> None:
+        """Fail where `build` itself assigns a trainable `tf.Variable`; see `BuildCall.assign` for those of Keras.
+
+        What a layer does with a variable of its own, such as counting, is its own concern.
+        """
+        of_layers = {*self._weights, *call.used_by_layers}
+        names = {
+            id(v.handle): name
+            for name, v in self.trainable.items()
+            if of_layers.isdisjoint({id(v), *map(id, components(v))})
+        }
         inside = {id(internal): names.get(id(external)) for external, internal in graph.captures}
         for op in graph.get_operations():
             name = inside.get(id(op.inputs[0])) if _ASSIGNS.fullmatch(op.type) else None
@@ -242,6 +248,7 @@ class _Given:
         wanted = _kind_of(arguments)
         rest = self._rest.get(name, [])
         if rest and describe_variable(rest[0]) == wanted:
+            self._call.variables.append(rest[0])
             return rest.pop(0)
         first = f"made it {describe_variable(rest[0])}" if rest else "made no such variable, or not in that place"
         raise ModelError(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from prototrain.optimizers import update_with
 from prototrain.step.scratch import scratch_variable
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Unguarded(Guard):
         variables: list[Any],
         loss: tf.Tensor,
     ) -> None:
-        optimizer.apply(gradients, variables)
+        update_with(optimizer, gradients, variables)
 
     def finish(
         self, outputs: Mapping[str, tf.Tensor], finite: tf.Tensor, after_run: Callable[[], None] | None
@@ -151,7 +152,7 @@ class FailingGuard(Guard):
         loss: tf.Tensor,
     ) -> None:
         with tf.control_dependencies([self._require(all_finite([*gradients, loss]), {"loss": loss})]):
-            optimizer.apply(gradients, variables)
+            update_with(optimizer, gradients, variables)
 
     def finish(
         self, outputs: Mapping[str, tf.Tensor], finite: tf.Tensor, after_run: Callable[[], None] | None
@@ -217,7 +218,7 @@ class ConditionalGuard(Guard):
             strategy: tf.distribute.Strategy, finite: Any, gradients: list[Any], loss: Any
         ) -> tf.Tensor:
             def apply() -> tf.Tensor:
-                strategy.run(lambda given: optimizer.apply(given, variables), args=(gradients,))
+                strategy.run(lambda given: update_with(optimizer, given, variables), args=(gradients,))
                 return tf.constant(True)
 
             # The condition stands between the towers: an update inside one tower cannot be conditional.

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.optimizers import global_norm
+from prototrain.optimizers import global_norm, update_with
 from prototrain.step.plan import Towers
 from prototrain.step.trace import tower_trace
 
@@ -53,7 +53,7 @@ def apply_gradients(
         optimizer._all_reduce_sum_gradients = _as_they_are
     processed, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
     if trace is None:  # outside of a compiled step there is nobody who could put anything back
-        optimizer.apply(processed, variables)
+        update_with(optimizer, processed, variables)
     else:
         trace.guard.apply(trace, optimizer, processed, variables, loss)
 

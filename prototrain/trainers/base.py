@@ -367,11 +367,14 @@ class Trainer:
         """What must not change between a run and its bit-exact continuation, as JSON can hold it, by name."""
         return self.session.provenance()
 
-    def fitted_to(self, saved: Mapping[str, Mapping[str, Any]]) -> AbstractContextManager[None]:
-        """Let `state` have, until the end of the context, what a checkpoint holds that is about to be restored.
+    def fitted_to(
+        self, saved: Mapping[str, Mapping[str, Any]], provenance: Mapping[str, Any]
+    ) -> AbstractContextManager[None]:
+        """Let `state` have, until the end of the context, what a checkpoint holds that is restored in it.
 
         Args:
             saved: "shape" and "dtype" of its variables by name.
+            provenance: of the run that wrote it; see `provenance`.
         """
         return nullcontext()
 

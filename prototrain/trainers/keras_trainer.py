@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
 from prototrain.callbacks.helping.keras_callback import KerasCallback
 from prototrain.callbacks.proxies import innermost
-from prototrain.config import Config
-from prototrain.config.json_form import encode
-from prototrain.data.elements import batch_size
+from prototrain.checkpoint.global_random import global_random_kept, tensorflow_seeded
+from prototrain.data.batches import check_divides
+from prototrain.data.elements import batch_size as examples_of
 from prototrain.data.knowledge import reshuffles, unseeded
 from prototrain.errors import DataError, ModelError
-from prototrain.experiment import Experiment, source_of
-from prototrain.model.evaluation import REHEARSED, random_state_kept, values_kept
+from prototrain.experiment import Experiment
+from prototrain.model.evaluation import REHEARSED, random_state_kept
+from prototrain.model.kept_values import keeping_values
 from prototrain.model.variables import select, variable_table
+from prototrain.step.trace import tower_trace
+from prototrain.system.waiting import announcing
+from prototrain.trainers.keras_data import Data, made
+from prototrain.trainers.keras_fit import fit_callbacks, fit_data
+from prototrain.trainers.keras_model import CompiledModel, check, guarded, optimizers_of
+from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.tower import SimpleTrainer
-
-Data: TypeAlias = tf.data.Dataset | Callable[[], tf.data.Dataset]
-
-_PARTS = ("x", "y", "sample_weight")
 
 
 class KerasTrainer(SimpleTrainer):
@@ -42,10 +48,14 @@ class KerasTrainer(SimpleTrainer):
     `fit`. Validation is that of `keras.Model.evaluate`.
 
     Args:
-        model: compiled, of one device, and without a `train_step` of its own.
-        dataset: gives ``(x, y)``, ``(x, y, sample_weight)`` or x alone, batched; or a function that makes it. A
-            function can be called again under the same seed, so that data without a seed resumes exactly.
-        validation: such a dataset for the `Validation` callback, named "vld".
+        model: compiled, of one device. A `train_step` of its own is traced as it is, with the optimizers that it uses.
+        dataset: gives ``(x, y)``, ``(x, y, sample_weight)`` or x alone, batched: a `tf.data.Dataset`, a
+            `keras.utils.PyDataset`, a generator; or such arrays; or a function that makes one of these. A function can
+            be called again under the same seed, so that data without a seed resumes exactly. None: `fit` is given it.
+        validation: such data for the `Validation` callback, named "vld"; `validation_data` is another name of it.
+        batch_size: of arrays; 32 by default.
+        shuffle: whether arrays, and the batches of a `PyDataset`, come in another order in each epoch.
+        class_weight: from a class to the weight of its examples.
         experiment: the directory of the run, if it is to leave anything behind.
         config: keys for `default_callbacks(trainer.model)` and `train`, such as ``{"trainer.print_interval": 10}``.
 
@@ -53,36 +63,83 @@ class KerasTrainer(SimpleTrainer):
         keras_model: the model that was given; `model` is what the loop sees of it.
 
     Raises:
-        ModelError: the model is not compiled, or has a `train_step` of its own.
-        DataError: the dataset is empty, or none.
+        ModelError: the model is not compiled.
+        DataError: the data is empty, or none.
     """
 
-    model: _Adapter
+    model: CompiledModel
 
     def __init__(
         self,
         model: keras.Model,
-        dataset: Data,
+        dataset: Data | None = None,
         *,
         validation: Data | None = None,
+        validation_data: Data | None = None,
+        batch_size: int | None = None,
+        shuffle: bool = True,
+        class_weight: Mapping[int, float] | None = None,
         experiment: Experiment | str | Path | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        _check(model)
+        check(model)
+        if validation is not None and validation_data is not None:
+            raise DataError("validation and validation_data are two names of one argument; give one of them")
         self.keras_model = model
         self._may_train: set[str] = set()
-        adapter = _Adapter(model, dataset, validation, config or {})
-        super().__init__(adapter, experiment=experiment)
-        model.reset_metrics()
+        self._epochs = 0  # that `fit` was asked for
+        self._begin = partial(self._begin_with, experiment=experiment, config=dict(config or {}))
+        if dataset is not None:
+            held_out = validation_data if validation is None else validation
+            self._begin(dataset, held_out, (batch_size, batch_size), shuffle=shuffle, class_weight=class_weight)
+
+    def _begin_with(
+        self,
+        dataset: Data,
+        held_out: Data | None,
+        batch_sizes: tuple[int | None, int | None],
+        *,
+        shuffle: bool,
+        class_weight: Mapping[int, float] | None,
+        experiment: Experiment | str | Path | None,
+        config: dict[str, Any],
+    ) -> None:
+        make = {"trn": partial(made, dataset, batch_size=batch_sizes[0], shuffle=shuffle, class_weight=class_weight)}
+        if held_out is not None:
+            make["vld"] = partial(made, held_out, batch_size=batch_sizes[1], training=False)
+        self._can_be_counted = not isinstance(dataset, Iterator)
+        self._passes: int | None = None
+        with global_random_kept():
+            super().__init__(CompiledModel(self.keras_model, make, config), experiment=experiment)
+        size = int(examples_of(self.data.first_batch))
+        check_divides(size, 1, self.config["model.accumulate_steps"])
+        self.config["model.batch_size"] = size
+        self.keras_model.reset_metrics()
+
+    def __getattr__(self, name: str) -> Any:
+        model = vars(self).get("keras_model")
+        if name.startswith("_") or model is None:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}", name=name, obj=self)
+        if "built" not in vars(self):
+            raise _MissingError(
+                f"this KerasTrainer has no data yet, so it has no {name}: give it some, or call fit(x, y)"
+            )
+        instead = f"; the Keras model has it: trainer.keras_model.{name}" if hasattr(model, name) else ""
+        raise _MissingError(f"KerasTrainer has no {name}{instead}")
 
     def create_optimizers(self) -> None:
-        """Take the optimizer that the model was compiled with."""
+        """Take the optimizers that the model has."""
         # The Keras variables themselves, since the optimizer asks them for constraints.
         names = {id(variable): name for name, variable in self.variables.items()}
         trained = {names[id(v.value)]: v for v in self.keras_model.trainable_variables if id(v.value) in names}
         self.trainable = select(trained, self.config, "model.trainable_variables")
-        # Scaling of the loss is the engine's, which knows what to do after an overflow.
-        self.optimizer = getattr(self.keras_model.optimizer, "inner_optimizer", self.keras_model.optimizer)
+        if self.has_own_train_step:
+            self._take_optimizers()
+            return
+        self.optimizer = self.keras_model.optimizer
+        if type(self.optimizer) is keras.optimizers.LossScaleOptimizer:
+            # Scaling of the loss is the engine's, which knows what to do after an overflow.
+            self.optimizer = self.optimizer.inner_optimizer
         if not self.optimizer.built:
             self.optimizer.build(self.keras_model.trainable_variables)
         elif self._may_train and not self.trainable.keys() <= self._may_train:
@@ -93,10 +150,113 @@ class KerasTrainer(SimpleTrainer):
         self._may_train = self._may_train or set(self.trainable)
         self.register_optimizer("optimizer", self.optimizer)
 
+    def _take_optimizers(self) -> None:
+        """Register what the model's own `train_step` updates with; the first call of it has built them."""
+        found = optimizers_of(self.keras_model)
+        of_optimizers = {id(v.value) for optimizer in found.values() for v in optimizer.variables}
+        for name in [name for name, variable in self.variables.items() if id(variable) in of_optimizers]:
+            del self.variables[name]
+        for name, optimizer in found.items():
+            self.register_optimizer(name, optimizer)
+        self.optimizer = found.get("optimizer", next(iter(found.values()), None))
+        self.loss_scale = None  # which is the optimizer's concern
+
+    @property
+    def has_own_train_step(self) -> bool:
+        return self.model.has_own_step
+
+    def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+        """Do one iteration: that of the engine, or the model's own `train_step`; traced."""
+        trace = tower_trace()
+        if not self.has_own_train_step or trace is None:
+            return super().train_step(inputs)
+        with guarded(optimizers_of(self.keras_model), trace):
+            outputs = dict(self.build(inputs, True))
+        if self.optimizer is not None:
+            outputs.setdefault("learning_rate", tf.convert_to_tensor(self.optimizer.learning_rate))
+        return outputs
+
+    @contextmanager
+    def _around_run(self) -> Iterator[None]:
+        with super()._around_run(), tensorflow_seeded(self.config["trainer.random_seed"]):
+            yield
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        class_weight: Mapping[int, float] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int = 1,
+        **options: Any,
+    ) -> keras.callbacks.History:
+        """Train as `keras.Model.fit` does, with its arguments; with an experiment, going on where a run was stopped.
+
+        Data is given once, here or to the constructor. Each further call trains for `epochs` more.
+
+        Args:
+            callbacks: of Keras and of prototrain. With an experiment a `ModelSaver` and a `SaveOnExit` are added.
+            options: of `train`, such as ``fresh=True`` and ``allow_changed_data=True``.
+
+        Returns:
+            the metrics by epoch, those of the epochs before a resume too.
+
+        Raises:
+            DataError: there is no data, or data twice; or `initial_epoch`, which a resumed run knows itself.
+            PrototrainError: the user's mistakes, and what went wrong in a step.
+        """
+        if initial_epoch:
+            raise DataError("fit: leave out initial_epoch: a resumed run is in its epoch by itself")
+        if not isinstance(validation_freq, int):
+            raise DataError(
+                "fit: validation_freq must be a whole number; for single epochs give a callback of your own"
+            )
+        if x is not None:
+            if "built" in vars(self):
+                raise DataError("fit: this KerasTrainer has its data; make a new one for other data")
+            data, split = fit_data(x, y, sample_weight, validation_split)
+            sizes = batch_size, validation_batch_size or batch_size
+            held_out = split if validation_data is None else validation_data
+            self._begin(data, held_out, sizes, shuffle=shuffle, class_weight=class_weight)
+        history = keras.callbacks.History()
+        validation = (validation_steps or 0, validation_freq) if "vld" in self.datasets else None
+        saves = self.experiment is not None
+        chosen = fit_callbacks(callbacks, history, verbose=verbose, saves=saves, validation=validation)
+        self._epochs += epochs
+        self.train(chosen, steps_per_epoch=steps_per_epoch, max_epoch=self._epochs, **options)
+        return history
+
+    def _length(self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None) -> RunLength:
+        steps = steps_per_epoch or self.config["trainer.steps_per_epoch"] or self.data.cardinality
+        if steps is None and max_epoch is not None:
+            steps = self._passes = self._passes or self._count()
+        return super()._length(steps, max_epoch, max_steps)
+
+    def _count(self) -> int:
+        """The number of batches in a pass whose length only reading it tells."""
+        dataset = self.datasets["trn"]
+        if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY or not self._can_be_counted:
+            raise DataError("the training data has no known end: say how long an epoch is with steps_per_epoch=")
+        with announcing("reading the training data once, to count its batches", self.log):
+            steps = sum(1 for _ in dataset)
+        self.data.rewind()  # whose order this reading may have moved on
+        return steps
+
     def train(self, callbacks: Any = (), **length: Any) -> None:
         """Train; see `TowerTrainer.train`."""
         super().train([_EpochMetrics(), *callbacks], **length)
-        if self.optimizer.use_ema:
+        if self.optimizer is not None and self.optimizer.use_ema:
             self.optimizer.finalize_variable_values(list(self.trainable.values()))
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:
@@ -104,7 +264,7 @@ class KerasTrainer(SimpleTrainer):
         if dataset not in self.datasets:
             raise DataError(f"there is no dataset {dataset!r}; there are {', '.join(self.datasets)}")
         model = self.keras_model
-        data = self.datasets[dataset].map(self.model.as_given)
+        data = self.datasets[dataset].map(self.model.as_given(dataset))
         watching = [cb.callback for cb in map(innermost, self.callbacks) if isinstance(cb, KerasCallback)]
         callbacks = keras.callbacks.CallbackList([_LeaveOff(self), *watching], model=model)
         of_training = [(variable, tf.identity(variable)) for variable in model.metrics_variables]
@@ -118,14 +278,13 @@ class KerasTrainer(SimpleTrainer):
         model = self.keras_model
         if type(self).evaluate is not KerasTrainer.evaluate or reshuffles(self.datasets[dataset]):
             return
-        data = self.datasets[dataset].map(self.model.as_given).take(min(batches or REHEARSED, REHEARSED))
-        changing = [variable.value for variable in (*model.non_trainable_variables, *model.metrics_variables)]
-        with random_state_kept(), values_kept(changing):
+        data = self.datasets[dataset].map(self.model.as_given(dataset)).take(min(batches or REHEARSED, REHEARSED))
+        model.test_function = None  # one that was traced before does not tell which variables it uses
+        with random_state_kept(), keeping_values():
             model.evaluate(data, verbose=0)
 
     def describe_more(self) -> list[str]:
-        metrics = {id(variable.value) for variable in self.keras_model.metrics_variables}
-        shown = {name: variable for name, variable in self.variables.items() if id(variable) not in metrics}
+        shown = {name: variable for name, variable in self.variables.items() if name not in self._of_metrics()}
         return [variable_table(shown, self.trainable, self.decayed)]
 
     def resume_caveats(self) -> list[str]:
@@ -135,62 +294,32 @@ class KerasTrainer(SimpleTrainer):
         return found
 
     def provenance(self) -> dict[str, Any]:
-        return {**super().provenance(), "compiled with": self.model.compiled_with}
+        metrics = sorted({name.rpartition("/")[0] for name in self._of_metrics()})
+        return {**super().provenance(), "compiled with": {**self.model.compiled_with, "metrics": metrics}}
+
+    @contextmanager
+    def fitted_to(self, saved: Mapping[str, Mapping[str, Any]], provenance: Mapping[str, Any]) -> Iterator[None]:
+        """Let metrics come and go: new ones begin to count where the run goes on."""
+        then = dict(provenance.get("compiled with") or {}).get("metrics") or []
+        new = {name: self.state.pop(name) for name in self._of_metrics() if name not in saved}
+        gone = [name for name in saved if name not in self.state and name.rpartition("/")[0] in then]
+        self.state.update({name: np.zeros(saved[name]["shape"], saved[name]["dtype"]) for name in gone})
+        try:
+            with super().fitted_to(saved, provenance):
+                yield
+        finally:
+            for name in gone:
+                del self.state[name]
+            self.state.update(new)
+
+    def _of_metrics(self) -> list[str]:
+        """The names of the variables that metrics have."""
+        metrics = {id(variable.value) for variable in self.keras_model.metrics_variables}
+        return [name for name, variable in self.variables.items() if id(variable) in metrics]
 
 
-class _Adapter:
-    """A compiled Keras model, as the protocol of models wants it."""
-
-    def __init__(self, model: keras.Model, trn: Data, vld: Data | None, config: Mapping[str, Any]) -> None:
-        self._model = model
-        self._given = {"trn": trn} if vld is None else {"trn": trn, "vld": vld}
-        first = _made(trn)
-        self._structure = keras.utils.unpack_x_y_sample_weight(first.element_spec)
-        self.name = model.name
-        self.source = None if type(model).__module__.startswith("keras.") else source_of(model)
-        self.compiled_with = _settings(model)
-        self.config = Config(
-            {
-                "trainer.experiment_name": model.name,
-                "trainer.validation_batches": 0,
-                "model.batch_size": _batch_size(first),
-                "model.jit_compile": bool(model.jit_compile),
-                **config,
-            }
-        )
-        if model.dtype_policy.name.startswith("mixed_"):
-            self.config["model.mixed_precision"] = model.dtype_policy.name
-
-    def datasets(self) -> dict[str, tf.data.Dataset]:
-        return {name: _made(data).map(_as_dict) for name, data in self._given.items()}
-
-    def build(self, inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
-        x, y, sample_weight = self._parts(inputs)
-        model = self._model
-        y_pred = model(x, training=train_phase)
-        net = _named("y_pred", y_pred)
-        if y is None and self._structure[1] is not None:
-            return net
-        loss = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=train_phase)
-        if train_phase:
-            for metric in model.metrics:
-                if metric.name == "loss":  # Keras's own, which its `train_step` would keep
-                    metric.update_state(loss, sample_weight=batch_size(inputs))
-            net.update(model.compute_metrics(x, y, y_pred, sample_weight=sample_weight))
-        return {**net, "loss": loss}
-
-    def as_given(self, inputs: dict[str, Any]) -> tuple[Any, ...]:
-        """A batch as the user's dataset gives it."""
-        return tuple(part for part in self._parts(inputs) if part is not None)
-
-    def _parts(self, inputs: dict[str, Any]) -> list[Any]:
-        """What the batch has of x, y and sample_weight; None for what it has not."""
-        found = []
-        for name, structure in zip(_PARTS, self._structure, strict=True):
-            names = [] if structure is None else list(_named(name, structure))
-            there = bool(names) and (name == "x" or inputs.keys() >= set(names))
-            found.append(keras.tree.pack_sequence_as(structure, [inputs[n] for n in names]) if there else None)
-        return found
+class _MissingError(DataError, AttributeError):
+    """An AttributeError too, for whoever asks whether there is something."""
 
 
 class _EpochMetrics(Callback):
@@ -210,54 +339,3 @@ class _LeaveOff(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         self.model.stop_evaluating = self._trainer.stop.signum is not None
-
-
-def _check(model: Any) -> None:
-    if not isinstance(model, keras.Model):
-        raise ModelError(f"KerasTrainer takes a keras.Model, not {type(model).__name__}")
-    if not model.compiled or model.optimizer is None:
-        raise ModelError(f"{model.name} has no optimizer: call its compile(optimizer=..., loss=...) first")
-    if type(model).train_step is not keras.Model.train_step:
-        raise ModelError(
-            f"{model.name} has a train_step of its own, which the compiled loop does not call; write it as the "
-            "train_step of a class derived from SimpleTrainer"
-        )
-    if getattr(model.optimizer, "loss_scale_factor", None):
-        raise ModelError(
-            f"the optimizer of {model.name} has a loss_scale_factor, which the compiled loop does not know; "
-            'leave it out: with the policy "mixed_float16" the engine scales the loss'
-        )
-    if model.distribute_strategy.num_replicas_in_sync > 1:
-        raise ModelError(f"{model.name} was made for several devices; KerasTrainer has one")
-
-
-def _made(data: Data) -> tf.data.Dataset:
-    made = data() if callable(data) else data
-    if not isinstance(made, tf.data.Dataset):
-        raise DataError(
-            f"KerasTrainer takes a tf.data.Dataset of (x, y), batched, or a function that makes one, not "
-            f"{type(made).__name__}; tf.data.Dataset.from_tensor_slices((x, y)).batch(32) makes one of arrays"
-        )
-    return made
-
-
-def _batch_size(dataset: tf.data.Dataset) -> int:
-    for batch in dataset.take(1).map(_as_dict):
-        return int(batch_size(batch))
-    raise DataError("the training dataset is empty")
-
-
-def _as_dict(*element: Any) -> dict[str, Any]:
-    parts = zip(_PARTS, keras.utils.unpack_x_y_sample_weight(element), strict=True)
-    return {path: value for name, part in parts if part is not None for path, value in _named(name, part).items()}
-
-
-def _named(name: str, structure: Any) -> dict[str, Any]:
-    """The leaves of a nested structure by their paths."""
-    return {"/".join(map(str, (name, *path))): leaf for path, leaf in keras.tree.flatten_with_path(structure)}
-
-
-def _settings(model: keras.Model) -> dict[str, Any]:
-    """What `compile` was given, as JSON can hold it; without the learning rate, which every checkpoint holds."""
-    optimizer = {name: value for name, value in model.optimizer.get_config().items() if name != "learning_rate"}
-    return {"optimizer": encode(optimizer, "optimizer", []), "loss": encode(model.loss, "loss", [])}

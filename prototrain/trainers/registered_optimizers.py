@@ -40,6 +40,7 @@ class RegisteredOptimizers:
         self._placement = placement
         self._keras_variables = keras_variables
         self.settings: dict[str, dict[str, Any]] = {}
+        self._optimizers: dict[str, keras.optimizers.Optimizer] = {}
         self._state = state
         self._in_use: set[str] = set()
         self._resting: set[str] = set()
@@ -56,6 +57,7 @@ class RegisteredOptimizers:
         trained = {} if variables is None else self._keras_variables(variables)
         if variables is not None:
             optimizer.build(list(trained.values()))
+        self._optimizers[name] = optimizer
         self.settings.setdefault(name, optimizer_settings(optimizer))  # as it was made first
         for slot, variable in named_slots(optimizer, trained):
             self._state[f"{name}/{slot}"] = variable
@@ -87,8 +89,14 @@ class RegisteredOptimizers:
                 self._state[name].assign(value)
 
     @contextmanager
-    def fitted_to(self, saved: Mapping[str, Mapping[str, Any]], weights: Mapping[str, bool]) -> Iterator[None]:
-        """Let the state be that of a checkpoint which was written while other weights were trained.
+    def fitted_to(
+        self,
+        saved: Mapping[str, Mapping[str, Any]],
+        weights: Mapping[str, bool],
+        made_with: Mapping[str, Mapping[str, Any]],
+    ) -> Iterator[None]:
+        """Let the state be that of a checkpoint which was written while other weights were trained, or by optimizers
+        that were made with something else: what is new of these begins anew, and so does a learning rate.
 
         Slots of weights that are not trained now come to rest in the state. Those of weights that were not trained then
         are out of the state meanwhile, and keep their values.
@@ -96,6 +104,7 @@ class RegisteredOptimizers:
         Args:
             saved: "shape" and "dtype" of what the checkpoint holds, by name.
             weights: whether a weight is trained, by name.
+            made_with: the `settings` of the run that wrote it.
         """
         kept: dict[str, Any] = {}
         for optimizer in self.settings:
@@ -110,7 +119,50 @@ class RegisteredOptimizers:
             kept.update({name: self._state[name] for name in self._in_use if name.startswith(fresh)})
         for name in kept:
             del self._state[name]
+        more, dropped = self._fit_changed(saved, made_with)
+        rates = self._changed_rates(made_with)
         try:
             yield
         finally:
-            self._state.update(kept)
+            for name in dropped:
+                del self._state[name]
+            self._state.update(kept | more)
+        for name, rate in rates.items():
+            self._optimizers[name].learning_rate = rate
+
+    def _fit_changed(
+        self, saved: Mapping[str, Mapping[str, Any]], made_with: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[dict[str, Any], list[str]]:
+        """Add to the state what a checkpoint has of optimizers that are made with something else now.
+
+        Returns:
+            what the checkpoint has not, by name; and the names of what was added.
+        """
+        kept: dict[str, Any] = {}
+        dropped: list[str] = []
+        for optimizer, now in self.settings.items():
+            then = made_with.get(optimizer)
+            if then is None or _without_rate(then) == _without_rate(now):
+                continue
+            is_other = then.get("class") != now["class"]
+            mine = [name for name in self._state if name.startswith(f"{optimizer}/") and name in self._in_use]
+            kept.update({name: self._state.pop(name) for name in mine if is_other or name not in saved})
+            for name in saved:
+                if name.startswith(f"{optimizer}/") and name not in self._state:
+                    self._state[name] = np.zeros(saved[name]["shape"], saved[name]["dtype"])
+                    dropped.append(name)
+        return kept, dropped
+
+    def _changed_rates(self, made_with: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+        """The learning rates that optimizers are made with, where they were made with another one then."""
+        found = {}
+        for name, now in self.settings.items():
+            then, rate = made_with.get(name, {}).get("learning_rate"), now.get("learning_rate")
+            if isinstance(then, float) and isinstance(rate, float) and then != rate:
+                found[name] = rate
+        return found
+
+
+def _without_rate(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without a learning rate that is a number, which leaves the variables of the optimizer the same."""
+    return {key: value for key, value in settings.items() if key != "learning_rate" or not isinstance(value, float)}

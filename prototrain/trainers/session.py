@@ -309,7 +309,7 @@ class Session:
         step, is_whole = trainer.global_step, trainer.step_is_whole
         epoch_num, outputs = trainer.epoch_num, trainer.outputs
         try:
-            with taking(f"checkpoint {checkpoint.path}"), trainer.fitted_to(meta["variables"]):
+            with taking(f"checkpoint {checkpoint.path}"), trainer.fitted_to(meta["variables"], meta["provenance"]):
                 StateEntries(trainer.state).restore(checkpoint, beside=beside)
         except BaseException:
             trainer.go_to(step, epoch_num=epoch_num, outputs=outputs, is_whole=is_whole)

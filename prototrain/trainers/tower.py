@@ -390,8 +390,11 @@ class TowerTrainer(Trainer):
         """The Keras layers that `build` makes or calls, by name."""
         return self.built.keras_layers
 
-    def fitted_to(self, saved: Mapping[str, Mapping[str, Any]]) -> AbstractContextManager[None]:
-        return self._optimizers.fitted_to(saved, self.built.frozen | dict.fromkeys(self.trainable, True))
+    def fitted_to(
+        self, saved: Mapping[str, Mapping[str, Any]], provenance: Mapping[str, Any]
+    ) -> AbstractContextManager[None]:
+        made_with = provenance.get("optimizers") or {}
+        return self._optimizers.fitted_to(saved, self.built.frozen | dict.fromkeys(self.trainable, True), made_with)
 
     # -- what it says of itself ----------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -219,3 +220,38 @@ def test_without_a_directory_there_is_a_temporary_one(capsys: pytest.CaptureFixt
     assert made.model_dir in capsys.readouterr().out
     assert Path(made.model_dir).is_dir() and made.latest_checkpoint() is None
     Path(made.model_dir).rmdir()
+
+
+def decaying(how: str) -> Callable[..., EstimatorSpec]:
+    """A `model_fn` with a weight decay of 0.5 times the squares, written in one of the ways of TensorFlow 1."""
+    v1 = tf.compat.v1
+
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        regularizer = keras.regularizers.L2(0.5) if "regularization" in how or how == "keras" else None
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", kernel_regularizer=regularizer)
+        loss = tf.reduce_mean((layer(features)[:, 0] - tf.cast(labels, tf.float32)) ** 2)
+        if how == "sum":
+            loss += 0.5 * sum(tf.reduce_sum(v**2) for v in v1.trainable_variables() if "kernel" in v.name)
+        elif how == "add_n":
+            loss += tf.add_n([tf.nn.l2_loss(v) for v in v1.get_collection(v1.GraphKeys.TRAINABLE_VARIABLES)])
+        elif how == "regularization_loss":
+            loss += v1.losses.get_regularization_loss()
+        elif how == "regularization_losses":
+            loss += tf.add_n(v1.get_collection(v1.GraphKeys.REGULARIZATION_LOSSES))
+        return EstimatorSpec(mode, loss=loss, train_op=keras.optimizers.SGD(0.1))
+
+    return model_fn
+
+
+def test_weight_decay_by_collections_of_tensorflow_1(tmp_path: Path) -> None:
+    found = {}
+    for how in ("keras", "sum", "add_n", "regularization_loss", "regularization_losses"):
+        there = Estimator(decaying(how), tmp_path / how).train(plain, steps=3)
+        found[how] = there.get_variable_value("dense/kernel").tolist()
+    expected = np.ones(2, np.float64)
+    for start in (0, 10, 20):
+        points, sides = POINTS[start : start + 10], SIDES[start : start + 10]
+        expected -= 0.1 * (2 * (points @ expected - sides) @ points / 10 + expected)
+    assert found == {how: pytest.approx(np.reshape(expected, (2, 1)), rel=1e-5) for how in found}
+    evaluated = Estimator(decaying("regularization_loss"), tmp_path / "keras").evaluate(plain)
+    assert evaluated["loss"] == pytest.approx(Estimator(decaying("sum"), tmp_path / "keras").evaluate(plain)["loss"])

@@ -10,6 +10,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from prototrain import estimator
 from prototrain.errors import CheckpointError, ConfigError, DataError, ModelError, PrototrainError
 from prototrain.estimator import (
     Estimator,
@@ -56,6 +57,8 @@ OF_MODEL_FN = {
     "has no los: the nearest that it has is loss": lambda mode, loss: EstimatorSpec(mode, los=loss),  # type: ignore[call-arg]
     "feature_column.input_layer, which is gone; tf.stack": lambda mode, loss: tf.feature_column.input_layer,
     "model_fn uses tf.layers, which is gone; use keras": lambda mode, loss: tf.layers.dense,
+    "losses.get_total_loss.., which is gone; the losses": lambda mode, loss: tf.compat.v1.losses.get_total_loss(),
+    "train.get_global_step.., which is gone; give a learn": lambda mode, loss: tf.compat.v1.train.get_global_step(),
     "tf.metrics.accuracy, which is gone; see the table": lambda mode, loss: tf.metrics.accuracy,
 }
 
@@ -166,3 +169,18 @@ def test_of_use(tmp_path: Path) -> None:
     for message, wrong in cases.items():
         with pytest.raises(PrototrainError, match=message):
             wrong()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("DNNClassifier", "has no DNNClassifier: write its network as a model_fn"),
+        ("inputs", "has no inputs: return a tf.data.Dataset"),
+        ("StopAtStepHook", "has no StopAtStepHook: use the callback"),
+    ],
+)
+def test_names_that_are_gone(name: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        getattr(estimator, name)
+    with pytest.raises(AttributeError, match="no attribute 'Estimater'"):
+        estimator.Estimater  # noqa: B018

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +92,6 @@ def weighted() -> keras.Model:
     return model
 
 
-KINDS: dict[Callable[[], keras.Model], tuple[Any, ...]] = {
-    mlp: (IMAGES, LABELS),
-    convnet: (IMAGES, LABELS[:, None]),
-    two_outputs: ({"image": IMAGES}, {"label": LABELS, "mean": MEANS}),
-    weighted: (IMAGES, MEANS, WEIGHTS),
-}
-
-
 class Logs(keras.callbacks.Callback):
     """Keeps the logs of every epoch."""
 
@@ -117,13 +110,84 @@ def made(make: Callable[[], keras.Model]) -> keras.Model:
     return make()
 
 
+class Doubling(keras.optimizers.SGD):  # type: ignore[misc]
+    """Doubles gradients, in the method that `fit` calls."""
+
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        return super().apply_gradients([(2.0 * gradient, variable) for gradient, variable in grads_and_vars])
+
+
+def doubling() -> keras.Model:
+    model = mlp()
+    model.compile(Doubling(0.1), model.loss, metrics=["accuracy"])
+    return model
+
+
+def loss_scaled() -> keras.Model:
+    model = mlp()
+    model.compile(keras.optimizers.SGD(0.1, loss_scale_factor=8.0), model.loss, metrics=["accuracy"])
+    return model
+
+
+class OwnStep(Subclassed):
+    """A `train_step` of its own, with two optimizers and a metric of its own, as a GAN has."""
+
+    def compile(self, *arguments: Any, **keywords: Any) -> None:
+        super().compile(*arguments, **keywords)
+        self.of_hidden = keras.optimizers.SGD(0.05, momentum=0.9)
+        self.norm = keras.metrics.Mean(name="norm")
+        self.seed = keras.random.SeedGenerator(7)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        noise = keras.random.normal(tf.shape(x), seed=self.seed)
+        with tf.GradientTape(persistent=True) as tape:
+            loss = self.compute_loss(x, y, self(x + 0.1 * noise, training=True))
+        parts = ((self.optimizer, self.out), (self.of_hidden, self.hidden))
+        for optimizer, layer in parts:
+            gradients = tape.gradient(loss, layer.trainable_weights)
+            optimizer.apply_gradients(zip(gradients, layer.trainable_weights, strict=True))
+        self.norm.update_state(tf.linalg.global_norm(gradients))
+        return {"loss": loss, "norm": self.norm.result()}
+
+
+def own_step() -> keras.Model:
+    model = OwnStep()
+    model.compile(keras.optimizers.Adam(1e-2), "mse")
+    return model
+
+
+class OnlySuper(Subclassed):
+    def train_step(self, data: Any) -> dict[str, Any]:
+        found = dict(super().train_step(data))
+        return {"loss": found.pop("loss"), "compile_metrics": found}
+
+
+def only_super() -> keras.Model:
+    model = OnlySuper()
+    model.compile("adam", "mse", metrics=["mae"])
+    return model
+
+
+KINDS: dict[Callable[[], keras.Model], tuple[Any, ...]] = {
+    mlp: (IMAGES, LABELS),
+    convnet: (IMAGES, LABELS[:, None]),
+    two_outputs: ({"image": IMAGES}, {"label": LABELS, "mean": MEANS}),
+    weighted: (IMAGES, MEANS, WEIGHTS),
+    doubling: (IMAGES, LABELS),
+    loss_scaled: (IMAGES, LABELS),
+    own_step: (IMAGES, MEANS),
+    only_super: (IMAGES, MEANS),
+}
+
+
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
 def test_a_model_trains_as_in_fit(make: Callable[[], keras.Model]) -> None:
     data = batches(*KINDS[make])
     there, expected = made(make), Logs()
     there.fit(data, validation_data=data, epochs=2, verbose=0, shuffle=False, callbacks=[expected])
     here, found = made(make), Logs()
-    KerasTrainer(here, data, validation=data).train([Validation(), KerasCallback(found)], max_epoch=2)
+    KerasTrainer(here, data, validation=data).train([Validation(), StopOnNaN(), KerasCallback(found)], max_epoch=2)
     assert len(found.by_epoch) == 2
     for mine, theirs in zip(found.by_epoch, expected.by_epoch, strict=True):
         assert {name: mine[name] for name in theirs} == pytest.approx(theirs, rel=1e-4, abs=1e-5)
@@ -172,6 +236,211 @@ def test_a_resumed_run_is_exact_in_the_middle_of_an_epoch(tmp_path: Path) -> Non
     assert "compiled with optimizer beta_1 was 0.9 and is 0.8" in differences(parts.provenance(), other)
 
 
+def test_an_own_train_step_resumes_exactly_with_all_its_optimizers(tmp_path: Path) -> None:
+    def run(name: str, steps: int) -> KerasTrainer:
+        trainer = KerasTrainer(made(own_step), batches(*KINDS[own_step]), experiment=tmp_path / name)
+        trainer.train([SaveOnExit()], max_steps=steps)
+        return trainer
+
+    whole = run("whole", 5)
+    run("parts", 4)
+    parts = run("parts", 5)
+    assert parts.session.resume_line() == "resumed at step 4, exact"
+    assert values(parts) == values(whole)
+    assert {"optimizer/iteration", "of_hidden/iteration", "norm/total"} <= values(parts).keys()
+
+
+def test_what_a_script_has_changed_takes_effect_and_is_named(tmp_path: Path) -> None:
+    def run(
+        steps: int, rate: Any = 1e-3, kind: Any = keras.optimizers.Adam, drop: float = 0.2, metrics: Any = ("mae",)
+    ) -> KerasTrainer:
+        made(mlp)  # which counts names and seeds anew
+        layers = [keras.Input((6, 6, 1)), LAYERS.Flatten(), LAYERS.Dropout(drop, name="drop"), LAYERS.Dense(1)]
+        model = keras.Sequential(layers, name="changing")
+        model.compile(kind(rate), "mse", metrics=list(metrics))
+        trainer = KerasTrainer(model, batches(IMAGES, MEANS), experiment=tmp_path)
+        trainer.train([SaveOnExit()], max_steps=steps)
+        return trainer
+
+    assert run(2).session.resume_line() == "fresh"
+    edits: list[tuple[dict[str, Any], list[str]]] = [
+        ({"drop": 0.9}, ["layers drop rate was 0.2 and is 0.9"]),
+        ({}, ["layers drop rate was 0.9 and is 0.2"]),
+        ({"rate": 1e-4}, ["optimizer learning_rate was 0.001 and is 0.0001"]),
+        ({"rate": 1e-4}, []),
+        ({"kind": keras.optimizers.SGD, "rate": 0.1}, ["optimizer class was Adam and is SGD"]),
+        ({"kind": keras.optimizers.SGD, "rate": keras.optimizers.schedules.ExponentialDecay(0.2, 1, 0.5)}, []),
+        (
+            {"metrics": ["mae", "mse"]},
+            [
+                "optimizer class was SGD and is Adam",
+                "compiled with metrics was ['loss', 'mean_absolute_error'] and is "
+                "['loss', 'mean_absolute_error', 'mean_squared_error']",
+            ],
+        ),
+        ({"metrics": []}, ["compiled with metrics was"]),
+    ]
+    for steps, (edit, named) in enumerate(edits, start=3):
+        trainer = run(steps, **edit)
+        line = trainer.session.resume_line()
+        assert all(words in line for words in named), line
+        rate = edit.get("rate", 1e-3)
+        if isinstance(rate, float):
+            assert float(trainer.optimizer.learning_rate) == pytest.approx(rate)
+            assert bool(named) != line.endswith(", exact")
+        else:
+            assert "learning_rate was 0.1 and is ExponentialDecay(initial_learning_rate=0.2" in line
+            assert float(trainer.optimizer.learning_rate) < 0.2
+
+
+class Shuffling(keras.utils.PyDataset):  # type: ignore[misc]
+    """Has another order in each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order, self.generator = np.arange(40), np.random.default_rng(3)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        chosen = self.order[index * 10 : index * 10 + 10]
+        return IMAGES[chosen], LABELS[chosen]
+
+    def on_epoch_end(self) -> None:
+        self.generator.shuffle(self.order)
+
+
+def forty() -> Iterator[tuple[Any, Any]]:
+    for start in range(0, 40, 10):
+        yield IMAGES[start : start + 10], LABELS[start : start + 10]
+
+
+DATA: dict[str, Callable[[], dict[str, Any]]] = {
+    "arrays": lambda: {"x": IMAGES.astype(np.float64), "y": LABELS, "batch_size": 16, "validation_split": 0.25},
+    "weights": lambda: {"x": IMAGES, "y": LABELS, "sample_weight": WEIGHTS, "validation_data": (IMAGES, LABELS)},
+    "classes": lambda: {"x": IMAGES, "y": LABELS, "class_weight": {1: 3.0, 0: 0.5}, "validation_freq": 2},
+    "PyDataset": lambda: {"x": Shuffling(), "validation_data": (IMAGES, LABELS), "validation_steps": 2},
+    "generator": lambda: {"x": forty(), "steps_per_epoch": 2},
+}
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_fit_takes_what_fit_takes_and_returns_the_same_history(data: str) -> None:
+    there, here = made(mlp), made(mlp)
+    here.set_weights(there.get_weights())
+    expected = there.fit(**DATA[data](), epochs=2, verbose=0, shuffle=False).history
+    found = KerasTrainer(here).fit(**DATA[data](), epochs=2, verbose=0, shuffle=False).history
+    assert found.keys() == expected.keys()
+    for name, values_of in expected.items():
+        assert found[name] == pytest.approx(values_of, rel=1e-4, abs=1e-5), name
+
+
+def test_data_of_unknown_length_and_a_python_dataset_resume_exactly(tmp_path: Path) -> None:
+    def run(name: str, data: Any, stop: int | None = None) -> KerasTrainer:
+        trainer = KerasTrainer(made(mlp), data, experiment=tmp_path / name)
+        trainer.fit(
+            epochs=3, verbose=0, max_steps=stop, callbacks=[keras.callbacks.CSVLogger(tmp_path / f"{name}.csv")]
+        )
+        return trainer
+
+    for name, make in {"python": Shuffling, "function": lambda: forty}.items():
+        whole = run(name, make())
+        run(f"{name} in parts", make(), stop=5)
+        with open(tmp_path / f"{name} in parts.csv", "a", encoding="utf-8") as file:
+            file.write("1,0.5,0.7\n2,0.")  # as if the run had gone on and was killed before it was saved
+        parts = run(f"{name} in parts", make())
+        assert parts.session.resume_line() == "resumed at step 5, exact"
+        assert values(parts) == values(whole) and parts.global_step == 12
+        rows = [(tmp_path / f"{run_name}.csv").read_text() for run_name in (name, f"{name} in parts")]
+        assert rows[0] == rows[1] and rows[0].count("\n") == 4
+
+
+def test_validation_data_has_a_structure_of_its_own() -> None:
+    model = made(mlp)
+    model.compile("sgd", "sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
+    of_labels = batches(IMAGES, LABELS, 0 * WEIGHTS)
+    trainer = KerasTrainer(model, batches(IMAGES, LABELS), validation=of_labels)
+    measured = trainer.evaluate("vld")
+    assert measured == pytest.approx(model.evaluate(of_labels, verbose=0, return_dict=True), rel=1e-5)
+
+    alone = WithoutLabels()
+    alone.compile("sgd")
+    trainer = KerasTrainer(
+        alone, tf.data.Dataset.from_tensor_slices(IMAGES).batch(8), validation=batches(IMAGES, MEANS)
+    )
+    trainer.train([Validation()], max_steps=5)
+    expected = alone.evaluate(batches(IMAGES, MEANS), verbose=0, return_dict=True)
+    assert trainer.monitors.latest("vld/loss") == pytest.approx(expected["loss"], rel=1e-5)
+
+
+class WithoutLabels(Subclassed):
+    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return keras.ops.mean(y_pred**2 if y is None else (y - y_pred) ** 2)
+
+
+class Counting(LAYERS.Layer):  # type: ignore[misc]
+    """Counts its calls in variables that Keras does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.total = tf.Variable(0), [tf.Variable(0.0, trainable=False)]
+        self.generator = tf.random.Generator.from_seed(1)
+
+    def call(self, x: Any) -> Any:
+        self.calls.assign_add(1)
+        self.total[0].assign_add(1.0)
+        return x + 0.0 * self.generator.normal(tf.shape(x))
+
+
+def test_making_a_trainer_moves_no_state_whoever_owns_it() -> None:
+    made(mlp)
+    sequences = RANDOM.normal(size=(16, 5, 2)).astype(np.float32)
+    counting = Counting()
+    layers = [LAYERS.BatchNormalization(), counting, LAYERS.LSTM(3, stateful=True), LAYERS.Dense(1)]
+    model = keras.Sequential([keras.Input((5, 2), batch_size=8), *layers])
+    model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensor_slices((sequences, MEANS[:16])).batch(8)
+
+    def state() -> list[Any]:
+        mine = [counting.calls, *counting.total, counting.generator.state]
+        return [np.array(variable) for variable in [*model.variables, *model.metrics_variables, *mine]]
+
+    before = state()
+    trainer = KerasTrainer(model, data, validation=data)
+    trainer.rehearse("vld")
+    for then, now in zip(before, state(), strict=True):
+        np.testing.assert_array_equal(then, now)
+    trainer.train([], max_steps=5)
+    assert int(counting.calls) == 5 and float(counting.total[0]) == 5.0
+
+
+def test_the_seed_of_keras_is_that_of_the_run_and_global_generators_are_left_alone() -> None:
+    def drawn() -> tuple[float, float, float, float]:
+        uniform = keras.random.uniform([])
+        return random.random(), np.random.random(), float(tf.random.uniform([])), float(uniform)
+
+    def run(seed: int, **config: Any) -> tuple[int, list[bytes], Any]:
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(seed)
+        model = Subclassed()  # whose layers are not built yet
+        model.compile("sgd", "mse")
+        keras.random.uniform([])  # which makes Keras's global generator
+        trainer = KerasTrainer(model, lambda: batches(IMAGES, MEANS).shuffle(5), config=config)
+        after = drawn()
+        trainer.train([], max_steps=2)
+        return trainer.config["trainer.random_seed"], [np.asarray(v).tobytes() for v in model.variables], after
+
+    keras.utils.set_random_seed(5)
+    Subclassed()
+    keras.random.uniform([])
+    expected = drawn()
+    first, again, other = run(5), run(5), run(6)
+    assert first == again and first[0] == 5 and first[2] == expected
+    assert other[0] == 6 and first[1] != other[1]
+    assert run(5, **{"trainer.random_seed": 9})[0] == 9
+
+
 def test_data_that_has_no_seed_is_said_to_resume_inexactly() -> None:
     tf.random.set_seed(None)  # as before any seed was set
     shuffled = batches(IMAGES, LABELS).shuffle(3)
@@ -204,6 +473,15 @@ def test_the_default_callbacks_and_predictions_by_name(tmp_path: Path) -> None:
     assert counted == [variable.numpy() for variable in model.metrics_variables]
     with pytest.raises(DataError, match="no dataset 'tst'; there are trn, vld"):
         trainer.evaluate("tst")
+
+
+def test_a_name_that_only_the_keras_model_has_says_where_it_is() -> None:
+    trainer = KerasTrainer(made(mlp), (IMAGES, LABELS))
+    with pytest.raises(
+        DataError, match=r"KerasTrainer has no predict; the Keras model has it: trainer.keras_model.pred"
+    ):
+        trainer.predict(IMAGES)
+    assert not hasattr(trainer, "nothing")
 
 
 def flowers(examples: int = 40, columns: int = 4) -> tf.data.Dataset:
@@ -258,36 +536,19 @@ def test_in_16_bits_the_loss_is_scaled_by_the_engine() -> None:
     assert trainer.loss_scale is not None and trainer.optimizer is model.optimizer.inner_optimizer
 
 
-class OwnStep(keras.Model):
-    def train_step(self, data: Any) -> dict[str, Any]:
-        return {}
-
-
-def own_step() -> keras.Model:
-    model = OwnStep(name="own")
-    model.compile("adam")
-    return model
-
-
-def scaled() -> keras.Model:
-    model = keras.Sequential([keras.layers.Dense(2)], name="scaled")
-    model.compile(keras.optimizers.SGD(loss_scale_factor=8.0), "mse")
-    return model
-
-
 @pytest.mark.parametrize(
     ("model", "data", "error", "message"),
     [
         (lambda: 3, None, ModelError, "KerasTrainer takes a keras.Model, not int"),
         (lambda: keras.Sequential(name="raw"), None, ModelError, r"raw has no optimizer: call its compile"),
-        (own_step, None, ModelError, "own has a train_step of its own"),
-        (scaled, None, ModelError, "optimizer of scaled has a loss_scale_factor"),
-        (mlp, (IMAGES, LABELS), DataError, r"takes a tf.data.Dataset of \(x, y\), batched.*, not tuple"),
-        (mlp, batches(IMAGES, LABELS).take(0), DataError, "the training dataset is empty"),
+        (mlp, 3, DataError, "must be arrays of one length, not int"),
+        (mlp, None, DataError, "has no data yet, so it has no train_data: give it some, or call fit"),
+        (mlp, (IMAGES, LABELS[1:]), DataError, r"arrays .* of one length, not tuple of lengths 40, 39"),
+        (mlp, batches(IMAGES, LABELS).take(0), DataError, "dataset 'trn' is empty"),
     ],
 )
 def test_what_cannot_be_trained_is_one_clear_line(
     model: Any, data: Any, error: type[PrototrainError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        KerasTrainer(model(), data)
+        KerasTrainer(model(), data).train_data  # noqa: B018 - of one without data, nothing is there

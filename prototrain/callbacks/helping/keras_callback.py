@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -13,12 +15,15 @@ import numpy as np
 from prototrain.callbacks.base import Callback
 from prototrain.config.json_form import decode, encode
 from prototrain.errors import CallbackError, ConfigError, StopTraining
+from prototrain.system.files import write_atomic
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _VALIDATION = "vld/"
+# Scalars of a step that `fit` does not have.
+_OF_ENGINE = {"gradient_norm", "learning_rate", "loss_l2", "loss_layers", "loss_scale", "loss_total"}
 # What the callback is told anew in every run, and files that Keras's own callbacks open again.
 _NOT_STATE = {"_model", "params", "csv_file", "writer", "_writers", "_summary_module"}
 
@@ -26,8 +31,8 @@ _NOT_STATE = {"_model", "params", "csv_file", "writer", "_writers", "_summary_mo
 class KerasCallback(Callback):
     """Calls a Keras callback as `fit` would.
 
-    Its `logs` are the scalars of the step, at the end of an epoch with the metrics over the epoch where the trainer is
-    a `KerasTrainer`, and what `Validation` has recorded in this epoch as ``vld/<name>`` under ``val_<name>``. With
+    Its `logs` are those of `fit` where the trainer is a `KerasTrainer`, else the scalars of the step; at the end of an
+    epoch with what `Validation` has recorded in it as ``vld/<name>`` under ``val_<name>``. With
     another trainer there is no Keras model, and a callback that asks for one gets an error; its optimizer and
     `stop_training` are there.
 
@@ -68,7 +73,7 @@ class KerasCallback(Callback):
 
     def setup(self) -> None:
         trainer = self.trainer
-        self._restored: dict[str, Any] = {"changed": {}, "lost": [], "begun": -1, "stopped": False}
+        self._restored: dict[str, Any] = {"changed": {}, "lost": [], "begun": -1, "ended": 0, "stopped": False}
         self._at_begin: dict[str, Any] | None = None
         self._model = _NoModel(self.name, trainer) if trainer.keras_model is None else trainer.keras_model
         self.callback.set_params({"epochs": trainer.max_epoch, "steps": trainer.steps_per_epoch, "verbose": 0})
@@ -79,9 +84,11 @@ class KerasCallback(Callback):
     def before_train(self) -> None:
         restored = self._restored
         self._begun, self._stopped = restored["begun"], restored["stopped"]
+        self._ended = restored.get("ended", self.trainer.epoch_num)
         self._model.stop_training = False
         if self._begun >= 0 and isinstance(self.callback, keras.callbacks.CSVLogger):
             self.callback.append = True
+            _forget_rows(self.callback, self._ended)
         self._call("on_train_begin", None)
         self._at_begin = {name: _mark(value) for name, value in vars(self.callback).items()}
         for name, (coded, marks) in restored["changed"].items():
@@ -99,10 +106,11 @@ class KerasCallback(Callback):
         return super().overrides(hook) and (hook != "trigger_step" or self._by_step)
 
     def trigger_step(self) -> None:
-        self._call("on_train_batch_end", self.trainer.local_step - 1, logs=dict(self.trainer.outputs))
+        self._call("on_train_batch_end", self.trainer.local_step - 1, logs=self._train_logs())
         self._begin_batch()
 
     def trigger_epoch(self) -> None:
+        self._ended = self.trainer.epoch_num
         self._call("on_epoch_end", self.trainer.epoch_num - 1, self._epoch_logs())
 
     def after_train(self) -> None:
@@ -123,7 +131,7 @@ class KerasCallback(Callback):
                 changed[name] = [coded, marks]
             except ConfigError:
                 lost.append(name)
-        return {"changed": changed, "lost": lost, "begun": self._begun, "stopped": self._stopped}
+        return {"changed": changed, "lost": lost, "begun": self._begun, "ended": self._ended, "stopped": self._stopped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._restored = state
@@ -148,14 +156,21 @@ class KerasCallback(Callback):
 
     def _epoch_logs(self) -> dict[str, Any]:
         trainer = self.trainer
-        logs = dict(trainer.outputs)
-        if trainer.keras_model is not None:
-            logs.update({name: _plain(value) for name, value in trainer.keras_model.get_metrics_result().items()})
+        logs = self._train_logs()
         for name in trainer.monitors.names():
             step, value = trainer.monitors.history(name)[-1]
             if name.startswith(_VALIDATION) and step > trainer.global_step - trainer.local_step:
                 logs[f"val_{name.removeprefix(_VALIDATION)}"] = value
         return logs
+
+    def _train_logs(self) -> dict[str, Any]:
+        """What `fit` would give of the training: the metrics, or else what the model's own `train_step` returned."""
+        trainer = self.trainer
+        if trainer.keras_model is None:
+            return dict(trainer.outputs)
+        metrics = {name: _plain(value) for name, value in trainer.keras_model.get_metrics_result().items()}
+        logs = {name: value for name, value in trainer.outputs.items() if name not in _OF_ENGINE}
+        return metrics if logs.keys() == metrics.keys() else logs
 
     @contextmanager
     def _testing(self) -> Iterator[None]:
@@ -200,6 +215,24 @@ def _mark(value: Any) -> Any:
     if isinstance(value, (list, tuple, set, deque)):
         return [_mark(part) for part in value]
     return id(value)
+
+
+def _forget_rows(logger: keras.callbacks.CSVLogger, epochs: int) -> None:
+    """Take out of a logger's file what was written after so many epochs: a run that was killed does those again."""
+    path = Path(logger.filename)
+    if not path.is_file():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    rows = csv.DictReader(lines, delimiter=logger.sep)
+    column = (rows.fieldnames or []).index("epoch") if "epoch" in (rows.fieldnames or []) else None
+    if column is None:
+        return
+
+    def stays(line: str) -> bool:
+        cells = next(csv.reader([line], delimiter=logger.sep), [])
+        return len(cells) > column and line.endswith("\n") and cells[column].isdigit() and int(cells[column]) < epochs
+
+    write_atomic(path, "".join([lines[0], *filter(stays, lines[1:])]))
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,49 @@
+"""What layers were made with, so that a change of it can be named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import sha256
+from typing import Any
+
+from prototrain.config.json_form import encode
+from prototrain.model.keras_hooks import layers_within
+
+_LONGEST = 200  # characters of a text that is shown
+
+
+def layer_settings(layers: Iterable[Any]) -> dict[str, Any]:
+    """The configuration of each layer, and of those inside of it, by their names, as JSON can hold it.
+
+    One that makes a layer of layers is left out, since the inner ones say it; and so is what Keras cannot tell.
+    """
+    found: dict[str, Any] = {}
+    for layer in dict.fromkeys(inner for outer in layers for inner in layers_within(outer)):
+        if len(layers_within(layer)) > 1:
+            continue
+        try:
+            config = layer.get_config()
+        except NotImplementedError:  # a layer of the user's own that does not say
+            continue
+        name, number = layer.name, 1
+        while name in found:
+            number += 1
+            name = f"{layer.name} ({number})"
+        of_class = {"class": type(layer).__name__}
+        found[name] = of_class | {key: _short(value) for key, value in config.items() if key not in ("name", "dtype")}
+    return found
+
+
+def _short(value: Any) -> Any:
+    """A value as JSON can hold it, without what Keras needs only to make it anew, and with a digest of a long text."""
+    if isinstance(value, dict) and value.keys() >= {"class_name", "config"}:
+        config = value["config"] if isinstance(value["config"], dict) else {"value": value["config"]}
+        return {"class": value["class_name"], **_short({key: item for key, item in config.items() if key != "name"})}
+    if isinstance(value, dict):
+        return {str(key): _short(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_short(item) for item in value]
+    plain = encode(value, "layer", [])
+    if isinstance(plain, str) and len(plain) > _LONGEST:
+        return f"{plain[:20]}... ({sha256(plain.encode()).hexdigest()[:8]})"
+    return plain

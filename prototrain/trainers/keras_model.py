@@ -1,0 +1,202 @@
+"""A compiled Keras model as the protocol of models wants it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from prototrain.checkpoint.global_random import global_seed
+from prototrain.checkpoint.state import random_state, set_random_state
+from prototrain.config import Config
+from prototrain.config.json_form import encode
+from prototrain.data.elements import batch_size
+from prototrain.errors import ModelError
+from prototrain.experiment import source_of
+from prototrain.model.keras_hooks import calling
+from prototrain.step.trace import TowerTrace
+from prototrain.trainers.keras_data import Element, named
+
+
+class CompiledModel:
+    """A compiled Keras model, as the protocol of models wants it.
+
+    Args:
+        model: compiled.
+        datasets: functions that make the datasets, as `fit` would take them, by name.
+        config: keys of the user's.
+
+    Attributes:
+        has_own_step: whether an iteration is the model's own `train_step`, rather than the one of Keras.
+        compiled_with: what `compile` was given, as JSON can hold it.
+    """
+
+    def __init__(
+        self, model: keras.Model, datasets: Mapping[str, Callable[[], tf.data.Dataset]], config: Mapping[str, Any]
+    ) -> None:
+        self._model = model
+        self._make = dict(datasets)
+        self._random: dict[str, Any] | None = random_state()
+        self._elements: dict[str, Element] = {}
+        self.has_own_step = has_own_step(model)
+        self.name = model.name
+        self.source = None if type(model).__module__.startswith("keras.") else source_of(model)
+        self.compiled_with = _settings(model)
+        seed = global_seed()
+        self.config = Config(
+            {
+                "trainer.experiment_name": model.name,
+                "trainer.validation_batches": 0,
+                "model.jit_compile": bool(model.jit_compile),
+                **({} if seed is None else {"trainer.random_seed": seed}),
+                **config,
+            }
+        )
+        # Until a batch was read; nothing may be read before, since that would move the order of a shuffled dataset on.
+        self.config["model.batch_size"] = self.config["model.accumulate_steps"]
+        if model.dtype_policy.name.startswith("mixed_") and not self.has_own_step:
+            self.config["model.mixed_precision"] = model.dtype_policy.name
+
+    def datasets(self) -> dict[str, tf.data.Dataset]:
+        found = {}
+        for name, make in self._make.items():
+            dataset = make()
+            self._elements[name] = element = Element(dataset.element_spec)
+            found[name] = dataset.map(element.named)
+        return found
+
+    def build(self, inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
+        if self._random is not None:
+            # Layers that are made only now draw their initial weights as they would in `fit`.
+            set_random_state(self._random)
+            self._random = None
+        if train_phase and self.has_own_step:
+            return self._own_step(inputs)
+        x, y, sample_weight = self._element_of(inputs).unpacked(inputs)
+        model = self._model
+        y_pred = model(x, training=train_phase)
+        net = named("y_pred", y_pred)
+        if y is None and self._elements["trn"].has_labels:
+            return net
+        more = {"training": train_phase} if "training" in inspect.signature(model.compute_loss).parameters else {}
+        loss = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **more)
+        if train_phase:
+            for metric in model.metrics:
+                if metric.name == "loss":  # Keras's own, which its `train_step` would keep
+                    metric.update_state(loss, sample_weight=batch_size(inputs))
+            net.update(model.compute_metrics(x, y, y_pred, sample_weight=sample_weight))
+        return {**net, "loss": loss}
+
+    def as_given(self, dataset: str) -> Callable[[dict[str, Any]], Any]:
+        """From a batch of a dataset, as a dict, to what the user's own gives."""
+        return self._elements[dataset].as_given
+
+    def _element_of(self, inputs: Mapping[str, Any]) -> Element:
+        like = [element for element in self._elements.values() if set(element.names) == inputs.keys()]
+        return like[0] if like else self._elements["trn"]
+
+    def _own_step(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        with calling(self._model):
+            logs = self._model.train_step(self._elements["trn"].as_given(inputs))
+        if not isinstance(logs, Mapping):
+            raise ModelError(f"{self.name}.train_step must return a dict of scalars, not {type(logs).__name__}")
+        return {name: tf.reshape(value, []) for name, value in _flat(logs) if value is not None}
+
+
+def _flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Names and values as `fit` reports them: metrics of `compile` come in a dict of their own."""
+    for name, value in logs.items():
+        yield from _flat(value) if isinstance(value, Mapping) else [(name, value)]
+
+
+def has_own_step(model: keras.Model) -> bool:
+    """Whether an iteration has to be the model's `train_step` itself: it is not Keras's, or scales the loss."""
+    optimizer = model.optimizer
+    if getattr(model.train_step, "__func__", None) is not keras.Model.train_step:
+        return True
+    if optimizer is None or type(optimizer) is keras.optimizers.LossScaleOptimizer:
+        return False
+    stock = getattr(optimizer.scale_loss, "__func__", None) is keras.optimizers.Optimizer.scale_loss
+    return not stock or optimizer.loss_scale_factor is not None
+
+
+def check(model: Any) -> None:
+    """Check that a model can be trained.
+
+    Raises:
+        ModelError: it is no Keras model, not compiled, or made for several devices.
+    """
+    if not isinstance(model, keras.Model):
+        raise ModelError(f"KerasTrainer takes a keras.Model, not {type(model).__name__}")
+    if not model.compiled or (model.optimizer is None and not has_own_step(model)):
+        raise ModelError(f"{model.name} has no optimizer: call its compile(optimizer=..., loss=...) first")
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        raise ModelError(f"{model.name} was made for several devices; KerasTrainer has one")
+
+
+def optimizers_of(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
+    """The optimizers that a model has as attributes, by their names; "optimizer" is that of `compile`."""
+    found: dict[str, Any] = {}
+    for attribute, value in vars(model).items():
+        name = attribute.lstrip("_")
+        pairs = (
+            enumerate(value) if isinstance(value, list | tuple) else value.items() if isinstance(value, dict) else ()
+        )
+        found |= {name: value} | {f"{name}/{key}": item for key, item in pairs}
+    found = {name: item for name, item in found.items() if isinstance(item, keras.optimizers.Optimizer)}
+    return {name: optimizer for name, optimizer in found.items() if optimizer.built}
+
+
+@contextmanager
+def guarded(optimizers: Mapping[str, keras.optimizers.Optimizer], trace: TowerTrace) -> Iterator[None]:
+    """Let what optimizers are told to do meanwhile, in the model's `train_step`, go through a step's guard; traced."""
+    # One that scales the loss knows what to do after an overflow.
+    scaling = keras.optimizers.LossScaleOptimizer
+    distinct = list({id(found): found for found in optimizers.values() if not isinstance(found, scaling)}.values())
+    for optimizer in distinct:
+        optimizer.apply = _Guarded(optimizer.apply, trace)
+    try:
+        yield
+    finally:
+        for optimizer in distinct:
+            del optimizer.apply
+
+
+class _Guarded:
+    """In place of an optimizer's `apply`."""
+
+    def __init__(self, apply: Callable[..., None], trace: TowerTrace) -> None:
+        self._apply, self._trace = apply, trace
+
+    def __call__(self, grads: Any, trainable_variables: Any = None) -> None:
+        gradients = list(grads)
+        variables = None if trainable_variables is None else list(trainable_variables)
+        there = [tf.cast(gradient, tf.float32) for gradient in gradients if gradient is not None]
+        update = _Update(lambda: self._apply(gradients, variables))
+        norm = tf.linalg.global_norm(there) if there else tf.constant(0.0)
+        self._trace.guard.apply(self._trace, update, there, there, norm)
+
+
+class _Update:
+    """An update as a guard takes it."""
+
+    def __init__(self, make: Callable[[], None]) -> None:
+        self._make = make
+
+    def apply_gradients(self, gradients_and_variables: Any) -> None:
+        """Make it; the gradients are known."""
+        self._make()
+
+
+def _settings(model: keras.Model) -> dict[str, Any]:
+    """What `compile` was given, as JSON can hold it; without the learning rate, which every checkpoint holds."""
+    given = {"loss": model.loss} if hasattr(model, "loss") else {}
+    found = {name: encode(value, name, []) for name, value in given.items()}
+    if model.optimizer is not None:
+        config = {name: value for name, value in model.optimizer.get_config().items() if name != "learning_rate"}
+        found = {"optimizer": encode(config, "optimizer", []), **found}
+    return found

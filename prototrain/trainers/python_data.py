@@ -1,0 +1,138 @@
+"""Datasets of what Python code gives batch by batch: a `keras.utils.PyDataset`, or a generator."""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, ClassVar
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from prototrain.data.source import pass_being_made
+from prototrain.errors import DataError
+
+_LOOKED_AT = 2  # batches, to see which of their sizes vary
+_KEPT = 64  # batches of a generator, which cannot be asked for them again
+_passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def from_py_dataset(data: keras.utils.PyDataset, *, shuffle: bool, ends_epochs: bool) -> tf.data.Dataset:
+    """The batches of one pass over a `PyDataset`.
+
+    Args:
+        data: its `workers` are not used.
+        shuffle: whether the batches come in an order that depends on the run's seed and the pass.
+        ends_epochs: whether to call its `on_epoch_end` ahead of each pass, as `fit` does: as many times as there were
+            passes, where a run goes on in another process, and with NumPy's and Python's global generators as the run's
+            seed and the pass say.
+    """
+    number, length, seed = pass_being_made(), data.num_batches, random.getrandbits(31)
+    # `fit` ends an epoch before the first one, too.
+    for done in range(_passes.get(data, 0), number + 1 if ends_epochs else 0):
+        random.seed(seed + done)
+        np.random.seed(seed + done)
+        data.on_epoch_end()
+        _passes[data] = done + 1
+    order = list(range(length or 0))
+    if shuffle:
+        random.Random(seed + number).shuffle(order)
+
+    def batches() -> Iterator[Any]:
+        endless = iter(range(2**63)) if length is None else iter(order)
+        return (_as_tuple(data[index]) for index in endless)
+
+    dataset = _dataset(batches, list(islice(batches(), _LOOKED_AT)))
+    cardinality = tf.data.INFINITE_CARDINALITY if length is None else length
+    return dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
+
+
+def from_generator(made: Iterator[Any], again: Callable[[], Any] | None) -> tf.data.Dataset:
+    """The batches that a generator gives.
+
+    Args:
+        made: the generator, of which nothing was read.
+        again: makes it once more, if anything does. Without it the data can be read once only, and a run that goes on
+            in another process counts on it giving the same batches.
+    """
+    if again is None:
+        once = _Once.of(made)
+        return _dataset(once, list(islice(once(), _LOOKED_AT)))
+    return _dataset(lambda: map(_as_tuple, again()), list(map(_as_tuple, islice(made, _LOOKED_AT))))
+
+
+class _Once:
+    """Reads a generator once, however often the first batches are looked at before the training begins."""
+
+    _of: ClassVar[weakref.WeakKeyDictionary[Any, _Once]] = weakref.WeakKeyDictionary()
+
+    def __init__(self, generator: Iterator[Any]) -> None:
+        self._generator = generator
+        self._first: list[Any] = []
+        self._read = 0
+
+    @classmethod
+    def of(cls, generator: Iterator[Any]) -> _Once:
+        """The one reader of a generator."""
+        return cls._of.setdefault(generator, cls(generator))
+
+    def __call__(self) -> Iterator[Any]:
+        if pass_being_made():
+            raise DataError(f"the generator ended after {self._read} batches; {_FUNCTION}")
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
+        index = 0
+        while True:
+            if index < len(self._first):
+                batch = self._first[index]
+            elif index < self._read:
+                raise DataError(f"a generator cannot be read a second time; {_FUNCTION}")
+            else:
+                batch = next(self._generator, None)
+                if batch is None:
+                    return
+                batch, self._read = _as_tuple(batch), self._read + 1
+                if self._read <= _KEPT:
+                    self._first.append(batch)
+            index += 1
+            yield batch
+
+
+_FUNCTION = "give KerasTrainer the function that makes it, which is called anew for each pass"
+
+
+def _dataset(batches: Callable[[], Iterator[Any]], first: list[Any]) -> tf.data.Dataset:
+    if not first:
+        raise DataError("the training data is empty: it gave no batch")
+    specs = [keras.tree.map_structure(_spec, batch) for batch in first]
+    signature = keras.tree.map_structure(lambda *some: _common(some), *specs)
+    return tf.data.Dataset.from_generator(batches, output_signature=signature)
+
+
+def _spec(value: Any) -> tf.TypeSpec:
+    spec = tf.type_spec_from_value(value if tf.is_tensor(value) else tf.convert_to_tensor(value))
+    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if isinstance(spec, tf.TensorSpec) else spec
+
+
+def _common(specs: tuple[Any, ...]) -> Any:
+    found = specs[0].most_specific_common_supertype(specs[1:])
+    if found is None:
+        raise DataError(f"the batches are not alike: {' and '.join(map(str, specs))}")
+    return found
+
+
+def _as_tuple(batch: Any) -> Any:
+    """A batch with tuples for lists, which tf.data would take for one tensor, and floats as `fit` takes them."""
+    batch = tuple(batch) if isinstance(batch, list) else batch
+    return keras.tree.map_structure(_as_float, batch)
+
+
+def _as_float(value: Any) -> Any:
+    if tf.is_tensor(value):
+        return value
+    array = np.asarray(value)
+    return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
