@@ -45,7 +45,7 @@ class StepError(PrototrainError):
 
 
 class NonFiniteError(PrototrainError):
-    """A loss or a gradient became NaN or infinite."""
+    """A loss, a gradient, a learning rate or a variable became NaN or infinite."""
 
 
 class SweepError(PrototrainError):
