@@ -188,7 +188,7 @@ class Checkpoints:
         aside = sorted(self.directory.glob(".bad-step-*"))
         if aside:
             raise CheckpointError(
-                f"all checkpoints in {self.directory} were set aside, the last is {aside[-1]}; {_FRESH}"
+                f"all checkpoints in {self.directory} are damaged or not finite, the last is {aside[-1]}; {_FRESH}"
             )
         return None
 

@@ -218,7 +218,7 @@ def test_a_checkpoint_that_is_not_finite_is_not_resumed_from(
     Watches(experiment).train([], max_steps=5)  # step 4 is finite
     for path in (experiment / "checkpoints").glob("step-*"):
         path.rename(experiment / "checkpoints/failed-0")
-    with pytest.raises(CheckpointError, match=r"all checkpoints in .* were set aside.*--fresh"):
+    with pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged or not finite.*--fresh"):
         Watches(experiment).train([StopOnNaN()], max_steps=9)
 
 
