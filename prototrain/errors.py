@@ -49,7 +49,7 @@ class OutOfMemoryError(PrototrainError):
 
 
 class NonFiniteError(PrototrainError):
-    """A loss or a gradient became NaN or infinite."""
+    """A loss, a gradient, a learning rate or a variable became NaN or infinite."""
 
 
 class ClusterError(PrototrainError):

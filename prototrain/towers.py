@@ -16,6 +16,7 @@ from prototrain.errors import ConfigError, ModelError
 OF_TOWER = "@tower-"
 """Stands between a variable's name and a tower's index where towers have values of their own."""
 
+MOST_CPU_DEVICES = 256
 _LOGICAL_CPUS = re.compile(r"cpu:([1-9]\d*)", re.IGNORECASE)
 _DEVICE = re.compile(r"(?:/?device:)?([CG]PU):(\d+)", re.IGNORECASE)
 _GOLDEN = 0x9E3779B9  # odd, so that its multiples by the towers' indices all differ modulo 2**32
@@ -128,8 +129,10 @@ def make_cpu_devices(count: int) -> None:
     """Divide the CPU into logical devices, to try several towers without GPUs.
 
     Raises:
-        ConfigError: TensorFlow has started with fewer of them.
+        ConfigError: there are more than any machine is divided into, or TensorFlow has started with fewer of them.
     """
+    if count > MOST_CPU_DEVICES:  # TensorFlow would make them, with threads of their own each, for hours
+        raise ConfigError(f"towers: cpu:{count} is too many; at most {MOST_CPU_DEVICES} logical CPU devices are made")
     (cpu, *_) = tf.config.list_physical_devices("CPU")
     try:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)

@@ -50,6 +50,7 @@ class CallbackGroup:
         self._stepped = False
         self._in_epoch = False
         self._outer = sys.exception()  # what the caller is handling, which is no failure of this run
+        self.failure: BaseException | None = None  # what has ended the run, for those that `after_train` calls
         self._watchers: dict[Callback, Collection[str]] = {}
         self.watching = False  # whether the step that `next_step` named last is watched
         self.seconds: dict[Callback, float] = dict.fromkeys(self.callbacks, 0.0)
@@ -90,7 +91,7 @@ class CallbackGroup:
 
     def after_train(self) -> None:
         """Call `after_train` on every callback that was set up, whatever fails, then let the first failure go on."""
-        failure = None if sys.exception() is self._outer else sys.exception()
+        failure = self.failure = None if sys.exception() is self._outer else sys.exception()
         first: BaseException | None = None
         for callback in self._set_up:
             try:

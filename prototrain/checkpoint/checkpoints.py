@@ -155,8 +155,11 @@ class Checkpoints:
 
     # -- restoring ----------------------------------------------------------------------------------------------------
 
-    def newest(self) -> Checkpoint | None:
+    def newest(self, check: Callable[[Checkpoint], object] | None = None) -> Checkpoint | None:
         """Find the newest checkpoint that verifies; set broken ones aside and say so.
+
+        Args:
+            check: raises a CheckpointError if one that is whole is of no use all the same.
 
         Raises:
             UnknownFormatError: a newer one than that is whole, but of a format that only another version reads.
@@ -167,6 +170,8 @@ class Checkpoints:
             path = self.path(step)
             try:
                 checkpoint = verify(path, run_id=self._run_id)
+                if check is not None:
+                    check(checkpoint)
             except UnknownFormatError:
                 raise
             except CheckpointError as error:
@@ -182,7 +187,9 @@ class Checkpoints:
             raise CheckpointError(f"none of the {len(broken)} checkpoints in {self.directory} can be used; {_FRESH}")
         aside = sorted(self.directory.glob(".bad-step-*"))
         if aside:
-            raise CheckpointError(f"all checkpoints in {self.directory} are damaged, the last is {aside[-1]}; {_FRESH}")
+            raise CheckpointError(
+                f"all checkpoints in {self.directory} are damaged or not finite, the last is {aside[-1]}; {_FRESH}"
+            )
         return None
 
     def run_id(self) -> str | None:

@@ -11,7 +11,7 @@ import json
 import mmap
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -66,12 +66,15 @@ class Snapshot:
         variables: tensors or variables by name.
         saveables: objects that write files of their own, by name.
         meta: everything else, as JSON can hold it.
+        check: called with the variables' values by name, ahead of writing and in its thread; raises where they must not
+            be saved.
     """
 
     step: int
     variables: dict[str, Any] = field(default_factory=dict)
     saveables: dict[str, Saveable] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
+    check: Callable[[Mapping[str, tf.Tensor]], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ def start_snapshot(directory: Path, snapshot: Snapshot) -> Callable[[], None]:
     Raises:
         CheckpointError: something cannot be saved; also from the function.
         OSError, tf.errors.OpError: a file cannot be written; also from the function.
+        NonFiniteError: from the function, as the snapshot's check says.
     """
     # A tensor that was read from a variable keeps its value: the variable's next update makes a copy.
     tensors = {
@@ -129,6 +133,8 @@ def start_snapshot(directory: Path, snapshot: Snapshot) -> Callable[[], None]:
     written = {name: one.write(prefix_of(directory, name)) for name, one in snapshot.saveables.items()}
 
     def finish() -> None:
+        if snapshot.check is not None:
+            snapshot.check(tensors)
         parts = {name: rest() if callable(rest) else rest for name, rest in written.items()}
         if tensors:
             with tf.device("CPU:0"):

@@ -16,8 +16,10 @@ from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectG
 
 from prototrain.checkpoint.checkpoints import Checkpoints
 from prototrain.checkpoint.files import BUNDLE, META, first_line, read_bundle, verify
+from prototrain.checkpoint.finite import NAN, in_words, not_finite
 from prototrain.checkpoint.state import OF_CALLBACKS, describe_variable
 from prototrain.errors import CheckpointError
+from prototrain.experiment import STEP
 from prototrain.system.contained import special
 
 AVERAGES = f"{OF_CALLBACKS}ExponentialMovingAverage/"
@@ -43,7 +45,8 @@ def load_weights(
         "shape differs".
 
     Raises:
-        CheckpointError: there is no readable checkpoint, or nothing in it matches.
+        CheckpointError: there is no readable checkpoint, nothing in it matches, or what matches is NaN; no variable has
+            changed.
     """
     try:
         prefix = _bundle_prefix(Path(path))
@@ -66,6 +69,9 @@ def load_weights(
         report["excluded" if name.startswith(("optimizer/", OF_CALLBACKS)) else "not in the model"].append(name)
     if not report["loaded"]:
         raise CheckpointError(f"nothing in {path} matches a variable of the model by name and shape")
+    spoiled = {name: kind for name, kind in not_finite({n: saved[n] for n in report["loaded"]}).items() if kind == NAN}
+    if spoiled:
+        raise CheckpointError(f"in {path}, {in_words(spoiled)}; take a checkpoint of an earlier step")
     for name in report["loaded"]:
         variables[name].assign(saved[name])
     return report
@@ -83,9 +89,11 @@ def _bundle_prefix(path: Path) -> Path:
         if steps := Checkpoints(directory).steps():
             path = Checkpoints(directory).path(steps[-1])
             break
-    if (path / META).is_file():
-        verify(path)
-        path = path / BUNDLE
+    # A prefix inside of a checkpoint stands for the whole of it, which has checksums.
+    directory = path.parent if path.name == BUNDLE else path
+    if directory.is_dir() and (STEP.fullmatch(directory.name) or (directory / META).is_file()):
+        verify(directory)
+        path = directory / BUNDLE
     if not path.with_name(path.name + ".index").is_file():
         raise CheckpointError(
             f"model.weights_load_path: there is no checkpoint at {path}; give an experiment's directory, one of its "

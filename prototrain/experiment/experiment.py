@@ -95,6 +95,14 @@ class Experiment:
         """Give the directory back."""
         self._lock.give_back()
 
+    def is_gone(self) -> bool:
+        """Whether the directory was deleted, moved, or replaced by another one, since this process has taken it."""
+        try:
+            # To delete the lock alone is a mistake, too, but loses nothing.
+            return self._lock.is_lost() and ((self.directory / LOCK).exists() or not self.environment.exists())
+        except OSError:  # of a network that does not answer, for example, nothing is known
+            return False
+
     def check_free(self) -> None:
         """Fail early if another run has the directory, or a run could not use it.
 

@@ -78,6 +78,19 @@ class DirectoryLock:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
             self._file = None
 
+    def is_lost(self) -> bool:
+        """Whether the file that this process has locked no longer stands where it was.
+
+        Raises:
+            OSError: it cannot be looked at.
+        """
+        if self._file is None:
+            return False
+        try:
+            return not os.path.samestat(os.stat(self._directory / LOCK), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            return True
+
     def after_fork(self) -> None:
         """Close this child's copy of the file."""
         if self._file is not None:

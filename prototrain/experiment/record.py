@@ -7,6 +7,7 @@ one that still says so while no process has the directory was killed. The file h
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -35,6 +36,7 @@ class Attempt:
         seconds: how long it took; None while it has no end.
         loop: seconds spent on the steps, on waiting for input among them, and on tracing.
         callbacks: seconds that each callback took, by name, the longest first.
+        has_saved: whether it has written a checkpoint.
         changes: (key, value, default) of the config's values that are not the model's own ones; None if not known.
     """
 
@@ -48,6 +50,7 @@ class Attempt:
     seconds: float | None = None
     loop: dict[str, float] = field(default_factory=dict)
     callbacks: dict[str, float] = field(default_factory=dict)
+    has_saved: bool = False
     changes: Sequence[Sequence[Any]] | None = None
 
 
@@ -68,11 +71,16 @@ class RunRecord:
             self._earlier = read_attempts(path)
         self._attempt = Attempt(started=round(time.time(), 3), **facts)
         self._began = time.monotonic()
+        self._lock = threading.Lock()
 
     def begin(self, *, first_step: int, start: str) -> None:
         """Leave word that the run is under way."""
-        self._attempt = replace(self._attempt, first_step=first_step, start=start)
-        self._write()
+        self._note(first_step=first_step, start=start)
+
+    def note_save(self) -> None:
+        """Leave word that there is a checkpoint; in any thread. Only the first one has to be noted."""
+        if not self._attempt.has_saved:
+            self._note(has_saved=True)
 
     def end(
         self, state: State, reason: str | None, *, step: int, loop: dict[str, float], callbacks: dict[str, float]
@@ -80,16 +88,16 @@ class RunRecord:
         """Leave word of the end."""
         known = None if self._attempt.first_step is None else step
         seconds = round(time.monotonic() - self._began, 3)
-        ended = replace(self._attempt, state=state, reason=reason, step=known, seconds=seconds)
-        self._attempt = replace(ended, loop=loop, callbacks=callbacks)
-        self._write()
+        self._note(state=state, reason=reason, step=known, seconds=seconds, loop=loop, callbacks=callbacks)
 
-    def _write(self) -> None:
-        content = {"parts": [asdict(attempt) for attempt in [*self._earlier, self._attempt]]}
-        try:
-            write_atomic(self._path, json.dumps(content, indent=1) + "\n")
-        except OSError as error:
-            self._announce(f"WARNING: cannot write {self._path}: {error.strerror}")
+    def _note(self, **facts: Any) -> None:
+        with self._lock:
+            self._attempt = replace(self._attempt, **facts)
+            content = {"parts": [asdict(attempt) for attempt in [*self._earlier, self._attempt]]}
+            try:
+                write_atomic(self._path, json.dumps(content, indent=1) + "\n")
+            except OSError as error:
+                self._announce(f"WARNING: cannot write {self._path}: {error.strerror}")
 
 
 def read_attempts(path: Path) -> list[Attempt]:
@@ -121,7 +129,8 @@ def _is_sound(attempt: Attempt) -> bool:
     maybe_numbers = (attempt.first_step, attempt.step, attempt.total_steps, attempt.seconds)
     changes = attempt.changes or []
     return (
-        all(isinstance(number, int | float) for number in numbers)
+        isinstance(attempt.has_saved, bool)
+        and all(isinstance(number, int | float) for number in numbers)
         and all(number is None or isinstance(number, int | float) for number in maybe_numbers)
         and all(text is None or isinstance(text, str) for text in (attempt.reason, attempt.start))
         and attempt.state in get_args(State)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -171,8 +173,7 @@ class CompiledCall:
         # Without a step there are no scalars either, except for those of one that did not count.
         outputs = self._packing.unpack((outcome.single, outcome.double)) if steps or not is_finite else {}
         if not is_finite:
-            values = ", ".join(f"{name} {value:g}" for name, value in outputs.items())
-            raise StepFailure(_non_finite(start + steps, values), StepResult(steps=steps, **more), is_whole=True)
+            raise StepFailure(_non_finite(start + steps, outputs), StepResult(steps=steps, **more), is_whole=True)
         return StepResult(steps=steps, outputs=outputs, data_ended=bool(outcome.ended), **more)
 
     def _failure(self, error: tf.errors.OpError, start: int) -> StepFailure:
@@ -194,10 +195,11 @@ class CompiledCall:
         return StepFailure(failure, done, is_whole=where == "data")
 
 
-def _non_finite(completed: int, values: str) -> NonFiniteError:
-    return NonFiniteError(
-        f"the loss or a gradient is not finite in step {completed + 1} ({values}); its update was not applied"
-    )
+def _non_finite(completed: int, values: Mapping[str, float]) -> NonFiniteError:
+    rate_is_finite = math.isfinite(values.get("learning_rate", 0.0))
+    what = "the loss or a gradient" if rate_is_finite else "the learning rate"
+    shown = ", ".join(f"{name} {value:g}" for name, value in values.items())
+    return NonFiniteError(f"{what} is not finite in step {completed + 1} ({shown}); its update was not applied")
 
 
 @functools.lru_cache(maxsize=1024)

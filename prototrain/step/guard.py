@@ -1,4 +1,4 @@
-"""What becomes of a step whose loss or gradients are not finite: nothing, or it changes nothing and says so.
+"""What becomes of a step whose loss, gradients or learning rate are not finite: all the same, or nothing and a word.
 
 A guard is asked three times in each traced iteration: `begin` before anything happens, `apply` for each update from
 inside a tower, `finish` behind all towers. What a step changes before it can be known to be finite, such as batch
@@ -87,8 +87,8 @@ class Guard(ABC):
             whether the step counts.
         """
 
-    def failed_with(self, error: tf.errors.OpError) -> str | None:
-        """What is to be shown of the values, if the error comes from this guard, else None."""
+    def failed_with(self, error: tf.errors.OpError) -> Mapping[str, float] | None:
+        """What is to be shown of the values, by name, if the error comes from this guard, else None."""
         return None
 
     def put_back(self) -> None:  # noqa: B027 - only a guard that fails has something to do
@@ -151,7 +151,9 @@ class FailingGuard(Guard):
         variables: list[Any],
         loss: tf.Tensor,
     ) -> None:
-        with tf.control_dependencies([self._require(all_finite([*gradients, loss]), {"loss": loss})]):
+        rate = tf.convert_to_tensor(optimizer.learning_rate)
+        shown = {"loss": loss, "learning_rate": rate}
+        with tf.control_dependencies([self._require(all_finite([*gradients, loss, rate]), shown)]):
             update_with(optimizer, gradients, variables)
 
     def finish(
@@ -176,12 +178,11 @@ class FailingGuard(Guard):
         self._checks.append(check)
         return check
 
-    def failed_with(self, error: tf.errors.OpError) -> str | None:
+    def failed_with(self, error: tf.errors.OpError) -> Mapping[str, float] | None:
         found = _SHOWN.search(str(error.message))
         if found is None:
             return None
-        pairs = zip(self._shown[int(found[1])], found[2].split(), strict=True)
-        return ", ".join(f"{name} {float(value):g}" for name, value in pairs)
+        return dict(zip(self._shown[int(found[1])], map(float, found[2].split()), strict=True))
 
     def put_back(self) -> None:
         for variable, shadow in self._shadows.values():
@@ -229,6 +230,10 @@ class ConditionalGuard(Guard):
                 scale.adjust(good)
             return applied
 
+        if self.may_end:
+            # Into the loss, since an overflow, which costs the update only, can come of the gradients alone.
+            rate = tf.convert_to_tensor(optimizer.learning_rate)
+            loss = tf.cast(loss, tf.float32) + tf.cast(rate, tf.float32)
         tower = tf.distribute.get_replica_context()
         arguments = (all_finite([*gradients, loss]), gradients, loss)
         trace.applied.append(tower.merge_call(apply_everywhere, args=arguments))

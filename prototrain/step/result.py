@@ -13,6 +13,10 @@ from prototrain.errors import PrototrainError
 
 _NODE = re.compile(r"\[\[(?:\{\{function_node [^}]*\}\})?(?:\{\{node )?([^\]}]*)")
 
+_EMPTY_ELEMENT = "components but got"
+"""What a dataset's iterator says, whatever op it is read by, of an element that is not what its stage promises;
+`snapshot` has been seen to give such ones."""
+
 
 class Outcome(NamedTuple):
     """What a compiled call returns, as tensors or numbers.
@@ -80,6 +84,8 @@ def stage(error: tf.errors.OpError) -> str:
     inside the op that reads the iterator.
     """
     text = str(error.message)
+    if _EMPTY_ELEMENT in text:
+        return "data"
     nodes = _NODE.findall(text)
     outermost = text.rpartition("[Op:")[2] if "[Op:Iterator" in text else nodes[-1] if nodes else ""
     return "data" if "IteratorGetNext" in outermost else "model"

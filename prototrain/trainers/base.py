@@ -65,7 +65,7 @@ class Trainer:
         is_chief: whether this process writes the experiment directory.
         record_gradient_norm: whether a compiled step has the scalar "gradient_norm".
         allow_changed_data: whether the present run goes on with other training data than its checkpoint was made with.
-        check_finite: whether a non-finite scalar of a step ends the run with an error.
+        check_finite: whether a scalar, update or variable that is not finite ends the run with an error.
         evaluation_scopes: functions that return a context manager; an evaluation takes place inside of them.
         config, optimizer, datasets, element_spec, keras_model: what a subclass has of it, else None.
     """
@@ -172,6 +172,7 @@ class Trainer:
                 if self.stop.take_save():
                     self.log("the signal to save came when the run was ending")
                 self._say_where()
+            self.session.require_directory()
             self.stop.check()
 
     def _say_where(self) -> None:
@@ -204,6 +205,7 @@ class Trainer:
         self._save_if_asked()
         start, begin = self.global_step, self.times.clock()
         self.stop.check()
+        self.session.check(begin)
         self.go_to(start + self.run_steps(n))
         self.times.steps += self.times.clock() - begin
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import functools
-import os
-import platform
 import signal
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,7 +17,7 @@ from tqdm import tqdm
 
 from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
 from prototrain.checkpoint.state import StateEntries, plain, random_state, set_random_state, taking
-from prototrain.errors import CheckpointError, ExperimentError
+from prototrain.errors import CheckpointError, ExperimentError, NonFiniteError
 from prototrain.experiment import Experiment, source_of
 from prototrain.experiment.provenance import changes_since, import_digests, source_digest
 from prototrain.experiment.record import RunRecord, State
@@ -29,6 +26,9 @@ from prototrain.system.forks import end_child, tell_of_forks
 from prototrain.system.terminal import printable
 from prototrain.system.tracebacks import in_one_line
 from prototrain.system.waiting import announcing
+from prototrain.trainers.finite import FiniteRun
+from prototrain.trainers.past import check_past
+from prototrain.trainers.versions import versions
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
@@ -44,6 +44,7 @@ class Session:
         resumed: the checkpoint that the run goes on from, or None.
         inexact: why it does not go on to the bit, in words.
         began_at: the number of completed steps at its start.
+        finite: looks for what is not finite in the state, if `StopOnNaN` is in the list.
         stopped_by: why the run ends before its last step, if it does.
     """
 
@@ -58,6 +59,8 @@ class Session:
         self.stopped_by: str | None = None
         self._record: RunRecord | None = None
         self.began_at = 0
+        self.finite = FiniteRun(trainer)
+        self._looked_at = 0.0
         self._protected: dict[str, set[int]] = {}
         self._is_forked = False
         self._make_writer()
@@ -104,6 +107,7 @@ class Session:
 
     def __enter__(self) -> Session:
         self._is_forked = False
+        self.finite.forget()
         experiment = self._trainer.experiment
         if experiment is not None and self._trainer.is_chief:
             stale = experiment.lock()
@@ -145,7 +149,8 @@ class Session:
         if self._trainer.experiment is not None:
             try:
                 self.wait()
-                self._record_end(error)
+                if not self.directory_is_gone():
+                    self._record_end(error)
             finally:
                 self._trainer.experiment.unlock()
 
@@ -197,16 +202,75 @@ class Session:
             self._record.end(state, reason, step=self._trainer.global_step, loop=loop, callbacks=callbacks)
             self._record = None
 
+    def directory_is_gone(self) -> bool:
+        """Whether somebody has deleted or moved the directory while the run is under way."""
+        experiment = self._trainer.experiment
+        return experiment is not None and experiment.is_gone()
+
+    def check(self, now: float) -> None:
+        """Check what may go wrong while steps are made; cheap.
+
+        Args:
+            now: the time in seconds.
+
+        Raises:
+            ExperimentError: the directory was deleted, moved or replaced.
+            NonFiniteError: what was to be saved last is not finite.
+        """
+        writing = self._writing
+        if writing is not None and writing.done() and isinstance(writing.exception(), NonFiniteError):
+            self._result_of(writing)
+        if now - self._looked_at > 1:  # once a second is often enough
+            self._looked_at = now
+            self.require_directory()
+
+    def require_directory(self) -> None:
+        """Check that the directory is still there.
+
+        Raises:
+            ExperimentError: it was deleted, moved or replaced.
+        """
+        if self.directory_is_gone():
+            raise ExperimentError(
+                f"the experiment directory {self._trainer.experiment} was deleted or moved during the run, "
+                f"which ends after step {self._trainer.global_step}; nothing of it can be saved there"
+            )
+
     # -- saving -------------------------------------------------------------------------------------------------------
 
     def start_save(self) -> Callable[[], Path]:
         """See `Trainer.start_save`."""
         self.wait()
-        trainer = self._trainer
+        self.require_directory()
+        trainer, record = self._trainer, self._record
         trainer.monitors.flush()
-        finish = self.checkpoints.start(self._snapshot(), aside=not trainer.state_is_sound)
-        self._writing = self._writer.submit(finish)
-        return self._writing.result
+        is_sound = trainer.state_is_sound
+        finish = self.checkpoints.start(self._snapshot(), aside=not is_sound)
+
+        def write() -> Path:
+            path = finish()
+            if is_sound and record is not None:
+                record.note_save()
+            return path
+
+        self._writing = self._writer.submit(write)
+        return functools.partial(self._result_of, self._writing)
+
+    def _result_of(self, writing: Future[Path]) -> Path:
+        try:
+            return writing.result()
+        except NonFiniteError as error:
+            self._trainer.reject_state()
+            raise NonFiniteError(f"{error}; {self.resume_point()}") from None
+
+    def resume_point(self) -> str:
+        """Where a resume would go on from, in words."""
+        if self._trainer.experiment is None:
+            return "there is no experiment directory to resume from"
+        self.wait()
+        steps = self.checkpoints.steps()
+        found = f"the checkpoint of step {steps[-1]}" if steps else "the start: there is no checkpoint yet"
+        return f"a resume goes on from {found}"
 
     def save_as_asked(self) -> None:
         """Write a checkpoint because a signal has asked for it, and say so; of several workers, the chief does."""
@@ -240,7 +304,7 @@ class Session:
             "random": random_state(),
             "provenance": trainer.provenance(),
         }
-        return Snapshot(trainer.global_step, entries.variables, entries.saveables, meta)
+        return Snapshot(trainer.global_step, entries.variables, entries.saveables, meta, self.finite.checking())
 
     # -- resuming -----------------------------------------------------------------------------------------------------
 
@@ -251,8 +315,8 @@ class Session:
         where it is; after a step that was left half-done, from that checkpoint.
 
         Raises:
-            CheckpointError: the checkpoints are damaged or do not fit, or there is none to go back to; or something in
-                the trainer's state could not be saved.
+            CheckpointError: the checkpoints are damaged or do not fit, or there is none to go back to, or no longer
+                any; or something in the trainer's state could not be saved.
         """
         self.resumed, self.inexact = None, []
         self._known = []
@@ -260,11 +324,13 @@ class Session:
         trainer = self._trainer
         self.began_at = trainer.global_step
         self.wait()
+        self._writing = None
         if not trainer.state_is_sound and (trainer.experiment is None or not resume or not self.checkpoints.steps()):
             raise CheckpointError(
                 f"step {trainer.global_step + 1} failed half-done, and there is no checkpoint to go back to; "
                 "make a new trainer"
             )
+        self.finite.begin()
         if trainer.experiment is None:
             return
         StateEntries(trainer.state).check()
@@ -278,8 +344,10 @@ class Session:
         if not resume:
             return
         with announcing("checking the newest checkpoint", trainer.log):
-            newest = checkpoints.newest()
+            newest = checkpoints.newest(self.finite.check)
         trainer.stop.check()
+        if newest is None and trainer.global_step == 0:
+            check_past(trainer)
         if newest is None or (newest.step < trainer.global_step and trainer.state_is_sound):
             return
         with announcing(f"restoring the checkpoint of step {newest.step}", trainer.log):
@@ -338,20 +406,7 @@ class Session:
 
     def provenance(self) -> dict[str, Any]:
         """Versions, threads and code; see `Trainer.provenance`."""
-        return {
-            "python": platform.python_version(),
-            "numpy": _version("numpy"),
-            "tensorflow": tf.__version__,
-            "keras": _version("keras"),
-            "processors": os.cpu_count(),
-            "intra-op threads": tf.config.threading.get_intra_op_parallelism_threads(),
-            "inter-op threads": tf.config.threading.get_inter_op_parallelism_threads(),
-            "trainer": type(self._trainer).__name__,
-            "trainer code": self._trainer_code,
-        }
-
-
-_version = functools.cache(metadata.version)  # which reads files, and is asked for at every save
+        return {**versions(), "trainer": type(self._trainer).__name__, "trainer code": self._trainer_code}
 
 
 def _in_milliseconds(seconds: Mapping[str, float]) -> dict[str, float]:

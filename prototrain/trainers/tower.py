@@ -226,7 +226,7 @@ class TowerTrainer(Trainer):
     ) -> None:
         """Average gradients over the towers, process them, and update variables.
 
-        With `check_finite` nothing is updated when the loss or a gradient is not finite in any tower.
+        With `check_finite` nothing is updated when the loss, a gradient or the rate is not finite in any tower.
 
         Args:
             gradients_and_variables: pairs; a variable whose gradient is None is left out.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -130,5 +131,38 @@ def test_a_damaged_checkpoint_of_a_run_is_named(tmp_path: Path) -> None:
     tiny_trainer(tmp_path / "run").train([SaveOnExit()], max_steps=1)
     (data,) = (tmp_path / "run/checkpoints/step-0000000001").glob("model.data*")
     data.write_bytes(data.read_bytes()[:-4])
-    with pytest.raises(CheckpointError, match=r"step-0000000001 is damaged: model.data"):
-        load_weights(variables(**NET), tmp_path / "run")
+    for place in (".", "checkpoints/step-0000000001", "checkpoints/step-0000000001/model"):
+        with pytest.raises(CheckpointError, match=r"step-0000000001 is damaged: model.data"):
+            load_weights(variables(**NET), tmp_path / "run" / place)
+
+
+@pytest.mark.parametrize("name", ["model.index", "model.data-00000-of-00001", "meta.json"])
+def test_a_prefix_inside_of_a_checkpoint_has_its_checksums(name: str, source: Path, tmp_path: Path) -> None:
+    """TensorFlow's own checksums leave some bytes of an index out."""
+    place = tmp_path / "checkpoints/step-0000000003"
+    shutil.copytree(source / "checkpoints/step-0000000003", place)
+    content = bytearray((place / name).read_bytes())
+    for position in range(0, len(content), max(1, len(content) // 20)):
+        content[position] ^= 4
+        (place / name).write_bytes(content)
+        content[position] ^= 4
+        with pytest.raises(CheckpointError, match="is damaged"):
+            load_weights(variables(**NET), place / "model")
+    (place / "meta.json").unlink()
+    with pytest.raises(CheckpointError, match="is damaged: No such file"):
+        load_weights(variables(**NET), place / "model")
+
+
+def test_weights_that_are_nan_are_refused_and_infinite_ones_taken(tmp_path: Path) -> None:
+    for value in (np.inf, np.nan):
+        place = tmp_path / str(value)
+        tensors = [tf.fill([4, 6], value), tf.zeros([6])]
+        names = ["fc0/kernel", "fc0/bias"]
+        tf.raw_ops.SaveV2(prefix=str(place), tensor_names=names, shape_and_slices=["", ""], tensors=tensors)
+        mine = variables(**NET)
+        if value == np.inf:
+            assert load_weights(mine, place)["loaded"] == names
+            continue
+        with pytest.raises(CheckpointError, match="fc0/kernel is NaN; take a checkpoint of an earlier step"):
+            load_weights(mine, place)
+        assert all(np.all(variable.numpy() == 1.0) for variable in mine.values())

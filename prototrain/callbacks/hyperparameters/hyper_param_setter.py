@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from prototrain.callbacks.base import Callback
 from prototrain.callbacks.hyperparameters.hyper_param import HyperParam
 from prototrain.callbacks.hyperparameters.learning_rate import LearningRate
 from prototrain.callbacks.proxies import innermost
-from prototrain.errors import CallbackError
+from prototrain.errors import CallbackError, NonFiniteError
 
 
 class HyperParamSetter(Callback):
@@ -22,6 +23,7 @@ class HyperParamSetter(Callback):
 
     Raises:
         CallbackError: at setup, if there is no such hyperparameter, or `LearningRate` sets it as well.
+        NonFiniteError: with `StopOnNaN` in the list, if the value is to be NaN, or a learning rate infinite.
     """
 
     chief_only = False
@@ -48,11 +50,11 @@ class HyperParamSetter(Callback):
 
     def before_train(self) -> None:
         if self._restored is not None:
-            self.param.set(self._restored)
+            self._set(self._restored)
         elif self.trainer.global_step == 0:
             first = self.first_value()
             if first is not None:
-                self.param.set(first)
+                self._set(first)
             self.trainer.monitors.put_scalar(f"hyper/{self.param.name}", self.param.get())
 
     def trigger(self) -> None:
@@ -60,7 +62,7 @@ class HyperParamSetter(Callback):
         old = self.param.get()
         if value is None or value == old:
             return
-        self.param.set(value)
+        self._set(value)
         # What is in force may differ from what was asked for: a float32 variable rounds.
         now = self.param.get()
         if now != old:
@@ -68,6 +70,14 @@ class HyperParamSetter(Callback):
             self.trainer.log(
                 f"{self.param.name} is {now:g} from step {self.trainer.global_step + 1} on (it was {old:g})"
             )
+
+    def _set(self, value: float) -> None:
+        trainer = self.trainer
+        # Other hyperparameters may be infinite, such as a limit that does not limit.
+        is_wrong = math.isnan(value) or (math.isinf(value) and self.param.is_learning_rate_of(trainer))
+        if trainer.check_finite and is_wrong:
+            raise NonFiniteError(f"{self.name}: {self.param.name} is to be {value} after step {trainer.global_step}")
+        self.param.set(value)
 
     def state_dict(self) -> dict[str, Any]:
         return {"value": self.param.get()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
-from prototrain.errors import CallbackError
+from prototrain.errors import CallbackError, NonFiniteError
 
 
 class LearningRate(Callback):
@@ -24,6 +25,7 @@ class LearningRate(Callback):
     Raises:
         CallbackError: the schedule is not a function, or not made of TensorFlow operations, or the optimizer has one of
             its own.
+        NonFiniteError: with `StopOnNaN` in the list, before the first step, if the rate is not finite there.
     """
 
     chief_only = False  # all workers must do the same updates
@@ -61,4 +63,10 @@ class LearningRate(Callback):
         # Always a tensor: arithmetic with a Python number could give other last bits than the compiled call's.
         # And none of a Python number, which TensorFlow would keep for ever, step by step.
         number = np.int64(step) if isinstance(step, int) else step
-        self.trainer.optimizer.learning_rate.assign(self.schedule(tf.convert_to_tensor(number, tf.int64)))
+        rate = self.schedule(tf.convert_to_tensor(number, tf.int64))
+        # In a compiled step its guard looks at it, right ahead of the update.
+        if self.trainer.check_finite and tf.executing_eagerly() and not math.isfinite(rate):
+            if step == self.trainer.total_steps:
+                return  # behind the last step a schedule may have no value, and nobody needs one
+            raise NonFiniteError(f"LearningRate: the schedule gives {float(rate)} after step {step}")
+        self.trainer.optimizer.learning_rate.assign(rate)

@@ -10,7 +10,7 @@ from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.best import Best, Mode
 from prototrain.callbacks.proxies import innermost
 from prototrain.callbacks.saving.model_saver import ModelSaver
-from prototrain.errors import CheckpointError
+from prototrain.errors import CheckpointError, NonFiniteError
 from prototrain.system.files import write_atomic
 from prototrain.system.graphs import short_digest
 
@@ -80,6 +80,9 @@ class BestSaver(Callback):
             self.load_state_dict(before)
             self.trainer.log(f"WARNING: {error}; training goes on")
             return
+        except NonFiniteError:
+            self.load_state_dict(before)
+            raise
         self._protect()
         self._write_note()
         if superseded is not None and superseded != step and not self._has_saver:

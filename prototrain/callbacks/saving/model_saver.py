@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prototrain.callbacks.base import Callback, Priority
-from prototrain.errors import CallbackError, CheckpointError
+from prototrain.errors import CallbackError, CheckpointError, NonFiniteError
 
 
 class ModelSaver(Callback):
@@ -82,10 +82,15 @@ class ModelSaver(Callback):
         if self._under_way is None:
             return
         (finish, before), self._under_way = self._under_way, None
+        is_known_bad = not self.trainer.state_is_sound
         try:
             finish()
         except CheckpointError as error:
             self._report(error, before)
+            return
+        except NonFiniteError:
+            if not is_known_bad:
+                raise
             return
         self._protect()
         session = self.trainer.session

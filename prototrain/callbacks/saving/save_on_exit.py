@@ -27,10 +27,10 @@ class SaveOnExit(Callback):
         # Nothing to save if nothing was restored yet, or no step was completed since.
         if self._first_step is None or (self.trainer.state_is_sound and self.trainer.global_step == self._first_step):
             return
+        if self.trainer.session.directory_is_gone():
+            return  # which ends the run with an error
         path = self.trainer.save()
         if self.trainer.state_is_sound:
             self.trainer.log(f"saved step {self.trainer.global_step} to {path}")
             return
-        steps = self.trainer.session.checkpoints.steps()
-        resume = f"the checkpoint of step {steps[-1]}" if steps else "the start: there is no checkpoint yet"
-        self.trainer.log(f"the failed step is kept in {path} for inspection; a resume goes on from {resume}")
+        self.trainer.log(f"the failed step is kept in {path} for inspection; {self.trainer.session.resume_point()}")

@@ -1,18 +1,58 @@
-"""Ending a run when its loss or gradients stop being numbers."""
+"""Ending a run when its loss, its gradients or its weights stop being numbers."""
 
 from __future__ import annotations
 
+import re
+
 from prototrain.callbacks.base import Callback
+from prototrain.errors import CallbackError, NonFiniteError
 
 
 class StopOnNaN(Callback):
-    """Ends the run with an error at the very step whose loss or gradient is NaN or infinite.
+    """Ends the run with an error at the very step whose loss, gradient or learning rate is NaN or infinite.
 
     In a tower trainer the test is part of the compiled step and the bad update is not applied, so the last whole step
     can be saved. In a plain-Python trainer every scalar that `run_step` returns is tested.
+
+    What an update makes of finite gradients shows in the next step, when a checkpoint is to be written, or at the end
+    of the run at the latest: no state with a variable that is not finite, the optimizer's and those of callbacks among
+    them, is written where a resume would take it, and no such checkpoint is resumed from. The run ends with an error
+    that names the variables, and a resume goes on from the last good checkpoint.
+
+    A variable that was not finite before the first step, such as a mask of -inf, is named once and left alone; if it
+    was infinite, a NaN in it still counts.
+
+    Args:
+        ignore: a regular expression; variables whose names it matches may become what they like.
+
+    Raises:
+        CallbackError: `ignore` is no regular expression.
     """
 
     chief_only = False  # all workers must do the same updates
 
+    def __init__(self, *, ignore: str | None = None) -> None:
+        try:
+            re.compile(ignore or "")
+        except re.error as error:
+            raise CallbackError(f"StopOnNaN: ignore={ignore!r} is no regular expression: {error}") from error
+        self.ignore = ignore
+
     def setup(self) -> None:
         self.trainer.check_finite = True
+        if self.ignore is not None:
+            self.trainer.session.finite.ignore(self.ignore)
+
+    def after_train(self) -> None:
+        """Look at the last state ahead of those that save it."""
+        trainer = self.trainer
+        if trainer.global_step == trainer.session.began_at or not trainer.state_is_sound:
+            return
+        found = trainer.session.finite.find()
+        if found is None:
+            return
+        trainer.reject_state()
+        said = f"after step {trainer.global_step}, {found}; {trainer.session.resume_point()}"
+        if trainer.callbacks.failure is None:
+            raise NonFiniteError(said)
+        trainer.log(f"WARNING: {said}")

@@ -1,0 +1,236 @@
+"""With StopOnNaN nothing that is not finite is saved where a resume would take it, or resumed from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import AsyncTrainer, Callback, SyncReplicatedTrainer, Trainer
+from prototrain.callbacks import (
+    HyperParamSetterWithFunc,
+    LearningRate,
+    MinSaver,
+    ModelSaver,
+    Priority,
+    SaveOnExit,
+    StopOnNaN,
+)
+from prototrain.checkpoint import verify
+from prototrain.checkpoint.finite import not_finite
+from prototrain.errors import CallbackError, CheckpointError, NonFiniteError
+from prototrain.experiment import checkpoint_steps
+from tests.callbacks.helpers import Puts
+from tests.tiny import tiny_build, tiny_model, tiny_trainer
+
+MEAN = "bn0/moving_mean"
+
+
+def rate(step: int, value: float) -> LearningRate:
+    return LearningRate(lambda now: tf.where(tf.equal(now, step), value, 0.01))
+
+
+class Spoils(Callback):
+    """Writes a value into a variable after a step, or only looks on."""
+
+    priority = Priority.EVALUATE
+    chief_only = False
+
+    def __init__(self, name: str, step: int, value: float = math.nan) -> None:
+        self.name_of, self.step, self.value = name, step, value
+
+    def next_step(self, step: int) -> int | None:
+        return self.step if step < self.step else None
+
+    def trigger_step(self) -> None:
+        variable = self.trainer.state[self.name_of]
+        variable.assign(np.full(variable.shape, self.value))
+
+
+def exploding_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> Any:
+    net = tiny_build(inputs, train_phase)
+    net.loss *= 1e30
+    return net
+
+
+def saving(*more: Any) -> list[Any]:
+    return [*more, ModelSaver(asynchronous=True).every(steps=2), SaveOnExit(), StopOnNaN()]
+
+
+def ends(trainer: Trainer, callbacks: list[Any], message: str, *, steps: int = 10) -> None:
+    with pytest.raises(NonFiniteError, match=message) as caught:
+        trainer.train(callbacks, max_steps=steps)
+    assert "\n" not in str(caught.value)
+
+
+def saved_steps(experiment: Path, own: str) -> list[int]:
+    """The steps of the checkpoints, in all of which only `own` is not finite."""
+    found = checkpoint_steps(experiment / "checkpoints")
+    for step in found:
+        assert list(not_finite(verify(experiment / f"checkpoints/step-{step:010d}").variables())) == [own] * bool(own)
+    return found
+
+
+def kept_aside(experiment: Path) -> list[str]:
+    return sorted(path.name for path in (experiment / "checkpoints").iterdir() if not path.name.startswith("step-"))
+
+
+def masked_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> Any:
+    net = tiny_build(inputs, train_phase)
+    mask = keras.Variable([0.0, -math.inf], trainable=False, name="mask")
+    net.chosen = tf.cast(net.logits, tf.float32) + mask
+    return net
+
+
+def several(kind: Any) -> Any:
+    return lambda experiment: kind(tiny_model(build=masked_build), towers="cpu:2", experiment=experiment)
+
+
+TRAINERS = {
+    "one tower": lambda experiment: tiny_trainer(experiment, build=masked_build),
+    "mixed_float16": lambda experiment: tiny_trainer(
+        experiment, build=masked_build, model__mixed_precision="mixed_float16"
+    ),
+    "replicated": several(SyncReplicatedTrainer),
+    "asynchronous": several(AsyncTrainer),
+}
+
+
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_a_rate_is_refused_ahead_of_the_update_and_bad_statistics_when_they_are_saved(
+    kind: str, experiment: Path
+) -> None:
+    """The model has a mask that is infinite from the start."""
+    trainer = TRAINERS[kind](experiment)
+    ends(trainer, saving(rate(5, math.nan)), "the learning rate is not finite in step 6 .*learning_rate nan")
+    assert trainer.global_step == 5 and saved_steps(experiment, "mask") == [2, 4, 5] and kept_aside(experiment) == []
+    trainer = TRAINERS[kind](experiment)
+    ends(trainer, saving(rate(-1, 0.0), Spoils(MEAN, 7)), f"step 8 .*{MEAN} is NaN; .* the checkpoint of step 6")
+    assert saved_steps(experiment, "mask") == [2, 4, 5, 6]
+    assert all(name.startswith("failed-") for name in kept_aside(experiment))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_what_no_guard_sees_ahead_of_the_update(
+    optimizer: str, experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = {"build": exploding_build, "model__optimizer__method": optimizer}
+    trainer = tiny_trainer(experiment, **model)
+    ends(trainer, saving(rate(-1, 0.0)), "the loss or a gradient is not finite in step [23]")
+    assert all(step < 3 for step in saved_steps(experiment, ""))
+    if optimizer == "adam":
+        said = capsys.readouterr().out
+        assert "WARNING: after step" in said and "_velocity" in said and "a resume goes on from the start" in said
+
+
+class Watches(Trainer):
+    """Steps in Python, with a variable, an array and a best value; "w" is spoilt in its sixth step."""
+
+    def __init__(self, experiment: Path | None = None) -> None:
+        super().__init__(experiment=experiment)
+        self.state["w"] = np.zeros(3)
+        self.state["best"] = tf.Variable(math.inf)
+        self.state["plain"] = math.inf
+
+    def run_step(self) -> dict[str, float]:
+        self.state["w"] += 1
+        if self.global_step == 5:
+            self.state["w"][1] = math.nan
+        return {"loss": 1.0}
+
+
+SAVERS: list[tuple[str, list[Any], list[int]]] = [
+    ("asynchronous", saving(), [2, 4]),
+    ("at once", [ModelSaver().every(steps=3), SaveOnExit(), StopOnNaN()], [3]),
+    ("the best", [Puts(_4={"v": 2.0}, _8={"v": 1.0}), MinSaver("v").every(steps=4), StopOnNaN()], [4]),
+    ("on exit", [SaveOnExit(), StopOnNaN()], []),
+    ("none", [StopOnNaN()], []),
+    ("left alone", [SaveOnExit(), StopOnNaN(ignore="w|x")], [10]),
+]
+
+
+@pytest.mark.parametrize(("callbacks", "steps"), [case[1:] for case in SAVERS], ids=[case[0] for case in SAVERS])
+def test_every_saver(
+    callbacks: list[Any], steps: list[int], experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if steps == [10]:
+        Watches(experiment).train(callbacks, max_steps=10)
+        assert checkpoint_steps(experiment / "checkpoints") == steps
+    else:
+        goes_on = f"the checkpoint of step {steps[-1]}" if steps else "the start"
+        ends(Watches(experiment), callbacks, f"w is NaN; a resume goes on from {goes_on}")
+        assert saved_steps(experiment, "best") == steps
+    said = capsys.readouterr().out
+    assert said.count("StopOnNaN: best is infinite from the start and left alone") == 1
+
+
+def test_without_a_directory_and_on_the_way_out_by_another_error(capsys: pytest.CaptureFixture[str]) -> None:
+    ends(Watches(), [StopOnNaN()], "after step 10, w is NaN; there is no experiment directory")
+    with pytest.raises(ValueError, match="on purpose"):
+        Watches().train([StopOnNaN(), Raises()], max_steps=10)
+    assert "WARNING: after step 7, w is NaN" in capsys.readouterr().out
+
+
+class Raises(Callback):
+    def next_step(self, step: int) -> int | None:
+        return 7 if step < 7 else None
+
+    def trigger_step(self) -> None:
+        raise ValueError("on purpose")
+
+
+def test_a_trainer_that_has_stopped_goes_on_from_its_last_good_checkpoint(experiment: Path) -> None:
+    class Once(Watches):
+        def run_step(self) -> dict[str, float]:
+            step, self.global_step = self.global_step, self.global_step + 100 * self.again
+            outputs = super().run_step()
+            self.global_step = step
+            return outputs
+
+        again = False
+
+    trainer = Once(experiment)
+    ends(trainer, [ModelSaver().every(steps=4), StopOnNaN()], "step 8 is not saved, since w is NaN")
+    trainer.again = True
+    trainer.train([ModelSaver().every(steps=4), StopOnNaN()], max_steps=8)
+    assert trainer.session.resume_line() == "resumed at step 4, exact"
+    assert trainer.state["w"].tolist() == [8, 8, 8]
+
+
+def test_a_checkpoint_that_is_not_finite_is_not_resumed_from(
+    experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Watches(experiment).train([ModelSaver().every(steps=4)], max_steps=8)  # nobody has asked for a check
+    resumed = Watches(experiment)
+    ends(resumed, [SaveOnExit(), StopOnNaN()], "w is NaN; a resume goes on from the checkpoint of step 4", steps=9)
+    assert resumed.session.resume_line() == "resumed at step 4, exact"
+    said = capsys.readouterr().out
+    assert (
+        "step-0000000008 is not gone on from: w is NaN" in said and "falling back to the checkpoint of step 4" in said
+    )
+    assert kept_aside(experiment) == [".bad-step-0000000008", "failed-0000000009"]
+    Watches(experiment).train([], max_steps=5)  # step 4 is finite
+    for path in (experiment / "checkpoints").glob("step-*"):
+        path.rename(experiment / "checkpoints/failed-0")
+    with pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged or not finite.*--fresh"):
+        Watches(experiment).train([StopOnNaN()], max_steps=9)
+
+
+def test_rates_that_are_set_on_the_host(experiment: Path) -> None:
+    trainer = tiny_trainer(experiment)
+    setter = HyperParamSetterWithFunc("learning_rate", lambda epoch, _: math.inf if epoch else None)
+    ends(trainer, saving(setter), "HyperParamSetterWithFunc: learning_rate is to be inf after step 5")
+    ends(trainer, saving(rate(5, math.nan)), "LearningRate: the schedule gives nan after step 5")
+    assert saved_steps(experiment, "") == [2, 4, 5] and kept_aside(experiment) == []
+    trainer.train([rate(5, math.nan), StopOnNaN()], max_steps=5)  # behind the last step it need not have a value
+
+
+def test_a_wrong_expression_is_refused() -> None:
+    with pytest.raises(CallbackError, match=r"StopOnNaN: ignore='\(' is no regular expression"):
+        StopOnNaN(ignore="(")

@@ -1,0 +1,148 @@
+"""A run in its directory: checkpoints that are gone, and a directory that is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prototrain import Callback
+from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, Summaries, TensorBoardWriter
+from prototrain.errors import CheckpointError, ExperimentError
+from prototrain.experiment.record import read_attempts
+from tests.tiny import CountingTrainer
+
+
+def writers() -> list[Callback]:
+    return [Summaries().every(steps=2), JSONWriter()]
+
+
+class AtStep(Callback):
+    """Does something to the run's directory after a step."""
+
+    def __init__(self, step: int, action: Callable[[Path], object]) -> None:
+        self.step, self.action = step, action
+
+    def trigger_step(self) -> None:
+        if self.trainer.global_step == self.step:
+            assert self.trainer.experiment is not None
+            self.action(self.trainer.experiment.directory)
+
+
+def killed(experiment: Path) -> None:
+    """Make a run look as if it had been killed before its end was written."""
+    record = json.loads((experiment / "run.json").read_text())
+    record["parts"][-1].update(state="running", step=None, seconds=None)
+    (experiment / "run.json").write_text(json.dumps(record))
+
+
+def empty(experiment: Path) -> None:
+    shutil.rmtree(experiment / "checkpoints")
+    (experiment / "checkpoints").mkdir()
+
+
+LOST: dict[str, Callable[[Path], object]] = {
+    "deleted": lambda experiment: shutil.rmtree(experiment / "checkpoints"),
+    "emptied": empty,
+    "deleted after a kill": lambda experiment: (killed(experiment), empty(experiment)),
+    "with the record": lambda experiment: (empty(experiment), (experiment / "run.json").unlink()),
+    "with a damaged record": lambda experiment: (empty(experiment), (experiment / "run.json").write_text("{")),
+}
+
+
+@pytest.mark.parametrize("lose", LOST.values(), ids=LOST)
+def test_lost_checkpoints_end_a_run_before_it_begins(lose: Callable[[Path], object], experiment: Path) -> None:
+    CountingTrainer(experiment=experiment).train([*writers(), SaveOnExit()], max_steps=6)
+    lose(experiment)
+    rows = (experiment / "metrics.jsonl").read_bytes()
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"run of 6 steps, but its checkpoints are gone .*--fresh") as caught:
+            CountingTrainer(experiment=experiment).train([*writers(), SaveOnExit()], max_steps=8)
+        assert "\n" not in str(caught.value)
+    assert (experiment / "metrics.jsonl").read_bytes() == rows
+    fresh = CountingTrainer(experiment=experiment)
+    fresh.train([*writers(), SaveOnExit()], max_steps=8, fresh=True)
+    assert fresh.session.resume_line() == "fresh"
+
+
+def test_checkpoints_that_were_set_aside_are_not_missed(experiment: Path) -> None:
+    CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=6)
+    CountingTrainer(experiment=experiment).train([], max_steps=2, resume=False)
+    again = CountingTrainer(experiment=experiment)
+    again.train([], max_steps=4)
+    assert again.session.resume_line() == "fresh"
+
+
+NEVER_SAVED: dict[str, tuple[list[Callback], Callable[[Path], object], str]] = {
+    "no saver": (writers(), lambda experiment: None, "came to step 6 and left no checkpoint: the run begins again"),
+    "killed early": ([*writers(), ModelSaver().every(steps=100)], killed, "came to step 6 and left no checkpoint"),
+    "killed at once": ([], killed, "was killed and left no checkpoint"),
+}
+
+
+@pytest.mark.parametrize(("callbacks", "then", "words"), NEVER_SAVED.values(), ids=NEVER_SAVED)
+def test_a_run_that_never_saved_begins_again_and_says_so(
+    callbacks: list[Callback],
+    then: Callable[[Path], object],
+    words: str,
+    experiment: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    CountingTrainer(experiment=experiment).train([*callbacks[:2]], max_steps=6)
+    then(experiment)
+    capsys.readouterr()
+    again = CountingTrainer(experiment=experiment)
+    again.train(callbacks, max_steps=6)
+    said = capsys.readouterr().out
+    assert said.count("WARNING") == 1 and words in said and again.session.resume_line() == "fresh"
+    assert ("its rows in metrics.jsonl are superseded" in said) == bool(callbacks)
+    assert read_attempts(experiment / "run.json")[-1].has_saved == (len(callbacks) == 3)
+
+
+def recreated(directory: Path) -> None:
+    shutil.rmtree(directory)
+    (directory / "summaries").mkdir(parents=True)
+
+
+def replaced(directory: Path) -> None:
+    shutil.rmtree(directory)
+    CountingTrainer(experiment=directory).train([], max_steps=1)
+
+
+GONE: dict[str, Callable[[Path], object]] = {
+    "deleted": shutil.rmtree,
+    "moved": lambda directory: directory.rename(directory.with_name("moved")),
+    "recreated": recreated,
+    "replaced": replaced,
+}
+
+
+@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize("action", GONE.values(), ids=GONE)
+def test_a_directory_that_goes_ends_the_run(action: Callable[[Path], object], saves: bool, experiment: Path) -> None:
+    more: list[Any] = [TensorBoardWriter(), ModelSaver().every(steps=4), SaveOnExit()] if saves else []
+    trainer = CountingTrainer(experiment=experiment)
+    with pytest.raises(ExperimentError, match="was deleted or moved during the run") as caught:
+        trainer.train([*writers(), *more, AtStep(3, action)], max_steps=8)
+    assert "\n" not in str(caught.value)
+    assert trainer.global_step == (4 if saves else 8)
+    assert not (experiment / "checkpoints").exists()
+
+
+def test_the_loss_is_seen_between_two_saves(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = CountingTrainer(experiment=experiment)
+    seconds = iter(range(10_000))
+    trainer.times.clock = lambda: float(next(seconds))
+    with pytest.raises(ExperimentError, match="ends after step 3"):
+        trainer.train([AtStep(3, shutil.rmtree)], max_steps=100)
+
+
+def test_a_lock_that_is_deleted_alone_costs_nothing(experiment: Path) -> None:
+    trainer = CountingTrainer(experiment=experiment)
+    trainer.train([SaveOnExit(), AtStep(3, lambda directory: os.remove(directory / ".lock"))], max_steps=8)
+    assert trainer.session.checkpoints.steps() == [8]
