@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import traceback
 from collections.abc import Callable, Collection, Mapping
