@@ -28,6 +28,7 @@ class ProgramTrainer(TowerTrainer):
 
     model: Program
     repeats_data = False
+    takes_other_optimizers = True
 
     def create_optimizers(self) -> None:
         settle(self.built)

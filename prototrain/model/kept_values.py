@@ -26,16 +26,15 @@ class KeptValues:
 
     def note(self, variable: Any) -> None:
         """A variable is about to be used."""
-        if id(variable) in self._before:
+        handle = variable._handle  # not the property, which leads here; what an assignment returns has the same one
+        if id(handle) in self._before:
             return
-        self._before[id(variable)] = (variable, None)
-        handle = variable._handle  # not the property, which leads here
         with tf.init_scope():
-            # One that a graph is making has no value yet.
+            # One that a graph is making has no value yet, nor has one whose initial value is being assigned.
             if tf.executing_eagerly() and hasattr(handle, "numpy") and tf.raw_ops.VarIsInitializedOp(resource=handle):
                 # A tensor that was read keeps its value: only a variable that changes is copied.
                 value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
-                self._before[id(variable)] = (variable, value)
+                self._before[id(handle)] = (variable, value)
 
     @contextmanager
     def for_good(self, *variables: Any) -> Iterator[None]:
@@ -43,13 +42,12 @@ class KeptValues:
         with noting(None) if _noted_by() is self else nullcontext():
             yield
         for variable in variables:
-            self._before.pop(id(variable), None)
+            self._before.pop(id(variable._handle), None)
 
     def put_back(self) -> None:
         """Give the variables that were noted what they held."""
         for variable, value in self._before.values():
-            if value is not None:
-                variable.assign(value)
+            variable.assign(value)
 
 
 @contextmanager

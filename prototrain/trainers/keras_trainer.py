@@ -68,6 +68,7 @@ class KerasTrainer(SimpleTrainer):
     """
 
     model: CompiledModel
+    takes_other_optimizers = True
 
     def __init__(
         self,

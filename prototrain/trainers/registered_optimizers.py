@@ -94,6 +94,8 @@ class RegisteredOptimizers:
         saved: Mapping[str, Mapping[str, Any]],
         weights: Mapping[str, bool],
         made_with: Mapping[str, Mapping[str, Any]],
+        *,
+        others: bool,
     ) -> Iterator[None]:
         """Let the state be that of a checkpoint which was written while other weights were trained, or by optimizers
         that were made with something else: what is new of these begins anew, and so does a learning rate.
@@ -105,6 +107,7 @@ class RegisteredOptimizers:
             saved: "shape" and "dtype" of what the checkpoint holds, by name.
             weights: whether a weight is trained, by name.
             made_with: the `settings` of the run that wrote it.
+            others: whether an optimizer may have other variables than that of the checkpoint.
         """
         kept: dict[str, Any] = {}
         for optimizer in self.settings:
@@ -119,7 +122,7 @@ class RegisteredOptimizers:
             kept.update({name: self._state[name] for name in self._in_use if name.startswith(fresh)})
         for name in kept:
             del self._state[name]
-        more, dropped = self._fit_changed(saved, made_with)
+        more, dropped = self._fit_changed(saved, made_with if others else {})
         rates = self._changed_rates(made_with)
         try:
             yield

@@ -66,6 +66,7 @@ class TowerTrainer(Trainer):
     """
 
     takes_towers = False  # whether the constructor has an argument `towers`
+    takes_other_optimizers = False  # whether a resume goes on with one for which there are other variables
     repeats_data = True  # whether training data with an end begins anew there, or ends the training
     config: Config
     datasets: dict[str, tf.data.Dataset]
@@ -394,7 +395,8 @@ class TowerTrainer(Trainer):
         self, saved: Mapping[str, Mapping[str, Any]], provenance: Mapping[str, Any]
     ) -> AbstractContextManager[None]:
         made_with = provenance.get("optimizers") or {}
-        return self._optimizers.fitted_to(saved, self.built.frozen | dict.fromkeys(self.trainable, True), made_with)
+        weights = self.built.frozen | dict.fromkeys(self.trainable, True)
+        return self._optimizers.fitted_to(saved, weights, made_with, others=self.takes_other_optimizers)
 
     # -- what it says of itself ----------------------------------------------------------------------------------------
 
