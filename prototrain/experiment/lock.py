@@ -1,8 +1,8 @@
 """The lock that keeps two runs out of one directory.
 
 It is the operating system's lock on a file, so it is free again when the process that has it ends, however it ends. The
-file says who that is, for messages only. A forked child shares the open file, and with it the lock: it closes its copy,
-so that the lock is the parent's alone.
+file says who that is, for messages, and for file systems that have no locks. A forked child shares the open file, and
+with it the lock: it closes its copy, so that the lock is the parent's alone.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
+
+import psutil
 
 from prototrain.errors import ExperimentError
 from prototrain.system.contained import open_file
@@ -21,6 +24,7 @@ from prototrain.system.forks import tell_of_forks
 LOCK = ".lock"
 """The name of the file."""
 _LONGEST_HOLDER = 1000  # bytes; nobody writes more
+_HOLDER = re.compile(r"process (?P<process>\d{1,9}) on (?P<host>.+)")
 
 
 class DirectoryLock:
@@ -39,7 +43,7 @@ class DirectoryLock:
         """Make the directory if need be and take it for this process; once more does nothing.
 
         Returns:
-            a line about a run that died with the lock, or None.
+            a line about a run that died with the lock, or about a file system that has no locks, or None.
 
         Raises:
             ExperimentError: another run has the directory, or it cannot be made or written.
@@ -56,7 +60,7 @@ class DirectoryLock:
         holder, _, inode = _content(file).partition("\n")
         own_inode = str(os.fstat(file.fileno()).st_ino)
         try:
-            self._lock(file, holder)
+            without = self._lock(file, holder)
         except ExperimentError:
             file.close()
             raise
@@ -66,7 +70,8 @@ class DirectoryLock:
             file.write(f"process {os.getpid()} on {platform.node()}\n{own_inode}\n".encode())
         # In a copy of a run's directory, what the lock says is about the original.
         stale = holder and inode == own_inode
-        return f"took over the lock of {holder}, which ended without giving it back" if stale else None
+        taken = f"took over the lock of {holder}, which ended without giving it back" if stale else None
+        return without or taken
 
     def give_back(self) -> None:
         """Let the lock go, if this process has it."""
@@ -108,14 +113,21 @@ class DirectoryLock:
         with suppress(FileNotFoundError, NotADirectoryError), _open(self._directory / LOCK) as file:
             self._lock(file, _content(file).partition("\n")[0])
 
-    def _lock(self, file: IO[bytes], holder: str) -> None:
+    def _lock(self, file: IO[bytes], holder: str) -> str | None:
+        without = None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return None
+        except BlockingIOError:
+            pass
         except OSError as error:
+            without = f"WARNING: no lock on {self._directory} can be had ({error.strerror})"
+        if without is None or _lives(holder):
             raise ExperimentError(
                 f"{self._directory} is in use by another run ({holder or 'unknown process'}); "
                 "wait for it, stop it, or choose another trainer.experiment_name"
-            ) from error
+            )
+        return f"{without}: see to it yourself that no other machine has a run there"
 
 
 def _open(path: Path, flags: int = os.O_RDONLY) -> IO[bytes]:
@@ -129,8 +141,18 @@ def _content(file: IO[bytes]) -> str:
     return file.read(_LONGEST_HOLDER).decode("utf-8", "replace").strip()
 
 
+def _lives(holder: str) -> bool:
+    """Whether the process that a lock names is another one of this machine, and alive: for lack of a better sign."""
+    found = _HOLDER.fullmatch(holder)
+    if found is None or found["host"] != platform.node() or int(found["process"]) == os.getpid():
+        return False
+    return psutil.pid_exists(int(found["process"]))
+
+
 def is_locked(path: Path) -> bool:
     """Whether a live process has the lock on a file; nobody has that on one that is not there.
+
+    On a file system without locks, what the file says of its holder counts.
 
     Looking keeps others from taking the lock at that very moment, so it is for those that need to know.
 
@@ -139,9 +161,12 @@ def is_locked(path: Path) -> bool:
     """
     try:
         with _open(path) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return _lives(_content(file).partition("\n")[0])
     except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
+        pass
     return False

@@ -89,7 +89,7 @@ class TrialLock:
         """Take the lock, unless another process has it.
 
         Raises:
-            SweepError: the file cannot be made.
+            SweepError: the file cannot be made, or the file system has no locks.
         """
         try:
             descriptor = open_file(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -101,6 +101,12 @@ class TrialLock:
         except BlockingIOError:
             file.close()
             return False
+        except OSError as error:
+            file.close()
+            raise SweepError(
+                f"{self.path} cannot be locked ({error.strerror}), and nothing else tells who runs a trial: put the "
+                "sweep on a file system with locks"
+            ) from error
         self._file = file
         return True
 

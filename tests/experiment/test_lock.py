@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import platform
 from pathlib import Path
 
 import pytest
@@ -42,3 +45,21 @@ def test_a_lock_in_a_copy_is_about_the_original(tmp_path: Path) -> None:
     lock = DirectoryLock(tmp_path)
     assert lock.take() is None
     lock.give_back()
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    path = tmp_path / LOCK
+    lock = DirectoryLock(tmp_path)
+    assert str(lock.take()).startswith(f"WARNING: no lock on {tmp_path} can be had (No locks available): see to it")
+    assert not is_locked(path)  # it is this process's own
+    lock.give_back()
+    for holder, lives in ((os.getppid(), True), (2**22 + 1, False)):  # the largest number of a process is below that
+        path.write_text(f"process {holder} on {platform.node()}\n0\n")
+        assert is_locked(path) == lives
+    path.write_text(f"process {os.getppid()} on {platform.node()}\n0\n")
+    with pytest.raises(ExperimentError, match=f"in use by another run \\(process {os.getppid()} on "):
+        lock.take()
