@@ -146,7 +146,7 @@ def _lives(holder: str) -> bool:
     found = _HOLDER.fullmatch(holder)
     if found is None or found["host"] != platform.node() or int(found["process"]) == os.getpid():
         return False
-    return psutil.pid_exists(int(found["process"]))
+    return bool(psutil.pid_exists(int(found["process"])))
 
 
 def is_locked(path: Path) -> bool:
