@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ from prototrain.towers import make_cpu_devices
 
 # Devices that trainers of several towers can use; TensorFlow makes them at its start or never.
 make_cpu_devices(4)
+
+# Under nohup this signal is ignored, and a run that finds it so keeps to that.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).parent.parent
 
