@@ -158,7 +158,7 @@ def guarded(optimizers: Mapping[str, keras.optimizers.Optimizer], trace: TowerTr
     scaling = keras.optimizers.LossScaleOptimizer
     distinct = list({id(found): found for found in optimizers.values() if not isinstance(found, scaling)}.values())
     for optimizer in distinct:
-        optimizer.apply = _Guarded(optimizer.apply, trace)
+        optimizer.apply = _Guarded(optimizer, trace)
     try:
         yield
     finally:
@@ -169,26 +169,26 @@ def guarded(optimizers: Mapping[str, keras.optimizers.Optimizer], trace: TowerTr
 class _Guarded:
     """In place of an optimizer's `apply`."""
 
-    def __init__(self, apply: Callable[..., None], trace: TowerTrace) -> None:
-        self._apply, self._trace = apply, trace
+    def __init__(self, optimizer: keras.optimizers.Optimizer, trace: TowerTrace) -> None:
+        self._optimizer, self._apply, self._trace = optimizer, optimizer.apply, trace
 
     def __call__(self, grads: Any, trainable_variables: Any = None) -> None:
         gradients = list(grads)
         variables = None if trainable_variables is None else list(trainable_variables)
         there = [tf.cast(gradient, tf.float32) for gradient in gradients if gradient is not None]
-        update = _Update(lambda: self._apply(gradients, variables))
+        update = _Update(self._optimizer.learning_rate, lambda: self._apply(gradients, variables))
         norm = tf.linalg.global_norm(there) if there else tf.constant(0.0)
         self._trace.guard.apply(self._trace, update, there, there, norm)
 
 
 class _Update:
-    """An update as a guard takes it."""
+    """An update as a guard takes it: an optimizer whose gradients are known."""
 
-    def __init__(self, make: Callable[[], None]) -> None:
-        self._make = make
+    def __init__(self, learning_rate: Any, make: Callable[[], None]) -> None:
+        self.learning_rate, self._make = learning_rate, make
 
     def apply_gradients(self, gradients_and_variables: Any) -> None:
-        """Make it; the gradients are known."""
+        """Make it."""
         self._make()
 
 
