@@ -39,7 +39,7 @@ def test_a_model_without_a_loss(capsys: pytest.CaptureFixture[str]) -> None:
 
     found = printed(capsys, build=build)
     assert "parameters         10, 10 of them trained" in found
-    assert re.search(r"^names +list", found, re.MULTILINE)
+    assert re.search(r"^names/0 +str", found, re.MULTILINE)
 
 
 def test_what_is_not_known_is_said(capsys: pytest.CaptureFixture[str]) -> None:
