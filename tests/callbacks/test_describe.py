@@ -49,7 +49,7 @@ def test_the_table_is_in_the_order_of_running() -> None:
         "CheckNumerics": "after each epoch (EnableCallbackIf)",
         "ExponentialMovingAverage": "before train after_run yes",
         "StopAfter": "after steps it chooses yes",
-        "StopOnNaN": "at setup",
+        "StopOnNaN": "after train",
         "JSONWriter": "at each scalar",
         "ModelSaver": "every 60 seconds and before training and at the end",
         "SaveOnExit": "before train, after train",
