@@ -408,17 +408,21 @@ def test_checkpoints_on_a_read_only_disk(experiment: Path, disk: Path, capsys: p
     shutil.copytree(experiment / "checkpoints", disk / "checkpoints")
     (disk / "checkpoints" / "step-0000000004" / META).unlink()
     shutil.rmtree(experiment / "checkpoints")
-    (experiment / "checkpoints").symlink_to(disk / "checkpoints")
-    mount("-o", "remount,ro", str(disk))
-    trainer = CountingTrainer(experiment=experiment)
-    with pytest.raises(CheckpointError, match=r"cannot save step 6 to .*Read-only file system"):
-        trainer.train(writers(), max_steps=6)
-    said = capsys.readouterr().out
-    assert trainer.storage.resumed is not None and trainer.storage.resumed.step == 2
-    assert "cannot set" in said and "WARNING: cannot save step 4" in said
-    mount("-o", "remount,rw", str(disk))
-    CountingTrainer(experiment=experiment).train(writers(), max_steps=6)
-    assert Checkpoints(experiment / "checkpoints").steps() == [2, 4, 6]
+    (experiment / "checkpoints").mkdir()
+    mount("--bind", str(disk / "checkpoints"), str(experiment / "checkpoints"))
+    try:
+        mount("-o", "remount,ro,bind", str(experiment / "checkpoints"))
+        trainer = CountingTrainer(experiment=experiment)
+        with pytest.raises(CheckpointError, match=r"cannot save step 6 to .*Read-only file system"):
+            trainer.train(writers(), max_steps=6)
+        said = capsys.readouterr().out
+        assert trainer.storage.resumed is not None and trainer.storage.resumed.step == 2
+        assert "cannot set" in said and "WARNING: cannot save step 4" in said
+        mount("-o", "remount,rw,bind", str(experiment / "checkpoints"))
+        CountingTrainer(experiment=experiment).train(writers(), max_steps=6)
+        assert Checkpoints(experiment / "checkpoints").steps() == [2, 4, 6]
+    finally:
+        subprocess.run(["umount", str(experiment / "checkpoints")], check=True)
 
 
 # Two runs and one directory.
