@@ -12,7 +12,10 @@ import tensorflow as tf
 
 from prototrain.data.stages import graphs, name_of, nodes, operations, shown, sources, stages
 from prototrain.data.worth import (
+    AHEAD,
+    AHEAD_IN_FUNCTIONS,
     DATASETS_IN_FUNCTIONS,
+    ENDS_EARLY,
     HARMLESS_OPTIONS,
     HIDDEN,
     IN_PARALLEL,
@@ -94,6 +97,34 @@ def _findings(dataset: tf.data.Dataset) -> Iterator[_Finding]:
                 "it is shuffled without a seed (give shuffle(seed=...), or make it in a function)",
             )
         yield from _of_functions(stage)
+    drawing = _drawn_by_chance(dataset, "experimental_optimization" in _set_options(dataset.options()))
+    if drawing is not None:
+        yield _Finding(
+            Worth(Saved.NOT_WHOLE, Again.NO),
+            f"{drawing} draws random numbers for what is read ahead, by chance more or less, when a part that is "
+            "repeated is ended early",
+        )
+
+
+def _drawn_by_chance(stage: Any, ahead: bool, depth: int = 0) -> str | None:
+    """The name of a stage whose random ops are run for batches that are given up: how often, threads decide.
+
+    A random op goes on where it was when what it belongs to is read again. So from the end of the data down: a repeat,
+    below that a stage that ends before what it reads from, and below that one that reads ahead.
+
+    Args:
+        stage: where to look, and below.
+        ahead: whether any stage may read ahead, because TensorFlow was told to make some parallel.
+        depth: how many of these three are above.
+    """
+    if (depth == 2 and ahead) or depth == 3:
+        drawn = [op.type for op in operations(stage) if op.type in RANDOM_OPERATIONS]
+        if drawn:
+            return shown(stage)
+    name = name_of(stage)
+    depth += (depth == 0 and name == "_Repeat") or (depth == 1 and name in ENDS_EARLY) or (depth == 2 and name in AHEAD)
+    found = (_drawn_by_chance(source, ahead, depth) for source in sources(stage))
+    return next((name for name in found if name is not None), None)
 
 
 def _of_options(options: tf.data.Options) -> Iterator[_Finding]:
@@ -114,7 +145,7 @@ def _set_options(options: Any) -> list[str]:
 
 
 def _of_functions(stage: Any) -> Iterator[_Finding]:
-    parallel = name_of(stage) in IN_PARALLEL
+    parallel = name_of(stage) in IN_PARALLEL or any(op.type in AHEAD_IN_FUNCTIONS for op in operations(stage))
     for function in stage._functions():
         for tensor in function.function.captured_inputs:
             if tensor.dtype == tf.variant:

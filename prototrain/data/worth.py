@@ -124,6 +124,8 @@ STATEFUL_OPERATIONS: dict[str, Worth] = {
     **dict.fromkeys(("DummySeedGenerator", "DummyMemoryCache"), Worth(Saved.NOT_WHOLE, Again.YES)),
 }
 
+AHEAD_IN_FUNCTIONS = ("ParallelMapDatasetV2", "ParallelBatchDataset", "PrefetchDataset")
+
 DATASETS_IN_FUNCTIONS: dict[str, Worth] = {
     **dict.fromkeys(
         (
@@ -148,7 +150,7 @@ DATASETS_IN_FUNCTIONS: dict[str, Worth] = {
         ),
         PLAIN,
     ),
-    **dict.fromkeys(("ParallelMapDatasetV2", "ParallelBatchDataset", "PrefetchDataset"), REPEATED),
+    **dict.fromkeys(AHEAD_IN_FUNCTIONS, REPEATED),
     "CacheDatasetV2": REPEATED,
     "ShuffleDatasetV3": DRAWN,
     "GeneratorDataset": PYTHON,
@@ -163,5 +165,7 @@ IN_WORDS = {
     **dict.fromkeys(("DummyMemoryCache", "CacheDatasetV2"), "has a cache in it"),
 }
 IN_PARALLEL = ("_ParallelMap", "_ParallelInterleave", "ParallelInterleave")
+AHEAD = ("_Prefetch", "_ParallelBatch", *IN_PARALLEL)
+ENDS_EARLY = ("_Take", "_TakeWhile", "_Zip", "_DirectedInterleave")  # before what they read from has ended
 HIDDEN = ("RangeDataset", "TensorDataset", "RewriteDataset", "Const", "_Retval", "_Arg", "Identity", "NoOp")
 HARMLESS_OPTIONS = ("autotune", "deterministic", "threading", "experimental_distribute", "dataset_name")

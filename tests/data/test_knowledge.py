@@ -25,6 +25,16 @@ def generated() -> tf.data.Dataset:
     return D.from_generator(lambda: iter(range(12)), output_signature=tf.TensorSpec([], tf.int64))
 
 
+def seeded(x: tf.Tensor) -> tf.Tensor:
+    return x + tf.random.uniform([], 0, 9, tf.int64, seed=1)
+
+
+def parallel_batches() -> tf.data.Options:
+    options = tf.data.Options()
+    options.experimental_optimization.parallel_batch = True
+    return options
+
+
 def noisy(x: tf.Tensor) -> tf.Tensor:
     return x + tf.random.uniform([], 0, 9, tf.int64)
 
@@ -65,6 +75,8 @@ REPLAYED: dict[str, tuple[Make, str]] = {
     "a generator": (generated, "Python code"),
     "a Python function": (lambda: numbers().map(lambda x: tf.py_function(lambda y: y, [x], tf.int64)), "Python code"),
     "random ops": (lambda: numbers().map(noisy), "RandomUniform"),
+    "random ops behind an early end": (lambda: numbers().map(noisy).take(3).prefetch(2).repeat(2), "RandomUniform"),
+    "random ops to the end": (lambda: numbers().map(noisy).prefetch(2).repeat(2), "RandomUniform"),
     "an inner shuffle": (lambda: numbers().flat_map(lambda x: D.range(4).shuffle(4)), "a shuffle in it"),
     "an inner cache": (lambda: numbers().interleave(lambda x: D.range(3).cache()), "a cache in it"),
     "symbolic checkpoints": (lambda: with_options(experimental_symbolic_checkpoint=True), "symbolic_checkpoint"),
@@ -80,6 +92,18 @@ RESTARTED: dict[str, tuple[Make, str]] = {
     ),
     "any order by option": (lambda: with_options(deterministic=False), "its options leave the order open"),
     "parallel random ops": (lambda: numbers().map(noisy, num_parallel_calls=2), "random numbers in parallel"),
+    "random ops ahead of an early end": (
+        lambda: numbers().map(noisy).prefetch(2).take(3).repeat(2),
+        "Map draws random numbers for what is read ahead",
+    ),
+    "random ops in an optimised pipeline": (
+        lambda: numbers().map(noisy).batch(2).unbatch().take(3).repeat(2).with_options(parallel_batches()),
+        "Map draws random numbers for what is read ahead",
+    ),
+    "random ops ahead in a function": (
+        lambda: numbers().flat_map(lambda x: D.range(3).map(seeded).prefetch(1).take(2)),
+        "FlatMap draws random numbers in parallel",
+    ),
     "a variable": (lambda: numbers().map(lambda x: x + VARIABLE), "reads a variable"),
     "the time": (lambda: numbers().map(lambda x: tf.timestamp()), "op Timestamp, of which nothing is known"),
     "a snapshot": (lambda: numbers().snapshot("nowhere"), "nothing is known of its stage Snapshot"),
