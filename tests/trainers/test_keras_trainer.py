@@ -181,6 +181,7 @@ KINDS: dict[Callable[[], keras.Model], tuple[Any, ...]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
 def test_a_model_trains_as_in_fit(make: Callable[[], keras.Model]) -> None:
     data = batches(*KINDS[make])

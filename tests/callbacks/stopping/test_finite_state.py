@@ -102,6 +102,7 @@ TRAINERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TRAINERS)
 def test_a_rate_is_refused_ahead_of_the_update_and_bad_statistics_when_they_are_saved(
     kind: str, experiment: Path
