@@ -21,8 +21,10 @@ from prototrain.towers import make_cpu_devices
 # Devices that trainers of several towers can use; TensorFlow makes them at its start or never.
 make_cpu_devices(4)
 
-# Under nohup this signal is ignored, and a run that finds it so keeps to that.
+# Under nohup, and in a shell's background, these signals are ignored: runs and children would keep to that, and tests
+# that send one would wait for ever.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
 
