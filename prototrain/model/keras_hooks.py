@@ -73,9 +73,15 @@ def forget_losses(layer: Any) -> None:
     layer._clear_losses()
 
 
+def automatic_name(layer: Any) -> str | None:
+    """What stands before the number in a layer's name, if it is one that Keras gives where there is none, else None."""
+    kind: str = to_snake_case(type(layer).__name__)
+    return kind if re.fullmatch(rf"{kind}(_\d+)?", layer.name) else None
+
+
 def has_automatic_name(layer: Any) -> bool:
     """Whether a layer's name is one that Keras gives if there is none."""
-    return re.fullmatch(rf"{to_snake_case(type(layer).__name__)}(_\d+)?", layer.name) is not None
+    return automatic_name(layer) is not None
 
 
 def call_by(variable: Any, path: str) -> None:

@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import Any
 
 from prototrain.config.json_form import encode
-from prototrain.model.keras_hooks import layers_within
+from prototrain.model.keras_hooks import automatic_name, layers_within
 
 _LONGEST = 200  # characters of a text that is shown
 
@@ -15,7 +15,8 @@ _LONGEST = 200  # characters of a text that is shown
 def layer_settings(layers: Iterable[Any]) -> dict[str, Any]:
     """The configuration of each layer, and of those inside of it, by their names, as JSON can hold it.
 
-    One that makes a layer of layers is left out, since the inner ones say it; and so is what Keras cannot tell.
+    One that makes a layer of layers is left out, since the inner ones say it; and so is what Keras cannot tell. Names
+    that Keras gives count up by process: these layers are numbered here, in their order.
     """
     found: dict[str, Any] = {}
     for layer in dict.fromkeys(inner for outer in layers for inner in layers_within(outer)):
@@ -25,10 +26,11 @@ def layer_settings(layers: Iterable[Any]) -> dict[str, Any]:
             config = layer.get_config()
         except NotImplementedError:  # a layer of the user's own that does not say
             continue
-        name, number = layer.name, 1
+        own = automatic_name(layer) or layer.name
+        name, number = own, 1
         while name in found:
             number += 1
-            name = f"{layer.name} ({number})"
+            name = f"{own} ({number})"
         of_class = {"class": type(layer).__name__}
         found[name] = of_class | {key: _short(value) for key, value in config.items() if key not in ("name", "dtype")}
     return found

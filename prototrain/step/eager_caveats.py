@@ -64,8 +64,8 @@ def watching(saved: Collection[Any]) -> Iterator[list[str]]:
         known.update({id(tensor): tensor for tensor in outputs if tensor.dtype == tf.resource})  # made in the step
         name = kind.decode() if isinstance(kind, bytes) else kind
         handles = [tensor if tensor.dtype == tf.resource else None for tensor in inputs]
-        for each, positions in _ops(name):
-            used = [handles[position] for position in positions if position is not None and position < len(handles)]
+        for each, positions in _ops(name, len(handles)):
+            used = [handles[position] for position in positions if position is not None]
             said = _caveat(each, any(handle is not None and id(handle) not in known for handle in used))
             if said is not None and said not in found:
                 found.append(said)
@@ -89,20 +89,22 @@ def unwatched() -> Iterator[None]:
             op_callbacks.add_op_callback(watcher)
 
 
-def _ops(name: str) -> Iterator[tuple[str, list[int | None]]]:
-    """The ops behind an op or a function: the kind of each, and which of the inputs it has been given."""
-    if op_def_registry.get(name) is not None:
-        yield name, list(range(9))
+def _ops(name: str, inputs: int) -> Iterator[tuple[str, list[int | None]]]:
+    """The ops behind an op or a function that is given so many inputs: the kind of each, and which of these it gets."""
+    now = context.context()
+    if not now.has_function(name):
+        yield name, list(range(inputs))
         return
-    definition = context.context().get_function_def(name)
+    definition = now.get_function_def(name)
     arguments = {argument.name: index for index, argument in enumerate(definition.signature.input_arg)}
     for node in definition.node_def:
         given = [arguments.get(text.split(":")[0]) for text in node.input]
         functions = [attribute.func.name for attribute in node.attr.values() if attribute.HasField("func")]
         functions += [function.name for attribute in node.attr.values() for function in attribute.list.func]
+        functions += [node.op] * now.has_function(node.op)
         passed = given[1:] if node.op in _CHOOSE else given
         for function in functions:
-            for kind, positions in _ops(function):
+            for kind, positions in _ops(function, len(passed)):
                 yield kind, [passed[each] if each is not None and each < len(passed) else None for each in positions]
         if not functions:
             yield node.op, given
@@ -116,7 +118,7 @@ def _caveat(kind: str, uses_unsaved: bool) -> str | None:
         what = "changes a variable"
     elif kind.startswith("IteratorGetNext"):
         what = "reads an iterator"
-    elif _BUILDS.fullmatch(kind) or not op_def_registry.get(kind).is_stateful:
+    elif _BUILDS.fullmatch(kind) or not _is_stateful(kind):
         return None
     else:
         return caveat_of(kind, traceback.extract_stack())
@@ -125,3 +127,9 @@ def _caveat(kind: str, uses_unsaved: bool) -> str | None:
     return (
         f"the step {what}{users_place(traceback.extract_stack())} that no checkpoint holds; put it into trainer.state"
     )
+
+
+def _is_stateful(kind: str) -> bool:
+    """Whether running an op twice may give two results; so for one of which TensorFlow says nothing."""
+    definition = op_def_registry.get(kind)
+    return definition is None or definition.is_stateful
