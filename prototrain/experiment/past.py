@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prototrain.errors import ExperimentError
 from prototrain.experiment.record import read_attempts
-from prototrain.experiment.rows import read_rows
+from prototrain.experiment.rows import rows_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,19 +38,18 @@ def read_past(record: Path, metrics: Path) -> Past | None:
         ExperimentError: a file cannot be read.
     """
     try:
-        rows = list(read_rows(metrics.read_bytes())) if metrics.exists() else []
+        made = max((row["step"] for row in rows_of(metrics)), default=0)
     except OSError as error:
         raise ExperimentError(f"cannot read {metrics}: {error.strerror}") from error
     attempts = []
     with suppress(ExperimentError):  # one that is damaged says as little as one that is not there
         attempts = [attempt for attempt in read_attempts(record) if attempt.first_step is not None]
-    steps = max((row["step"] for row in rows), default=0)
     if not attempts:
         # Every run writes a record before its first step, so something was deleted here.
-        return Past(steps=steps, has_saved=True) if steps else None
+        return Past(steps=made, has_saved=True) if made else None
     first = max((number for number, attempt in enumerate(attempts) if attempt.first_step == 0), default=0)
     latest = attempts[first:]
-    steps = max([steps, *(attempt.step or attempt.first_step or 0 for attempt in latest)])
+    steps = max([made, *(attempt.step or attempt.first_step or 0 for attempt in latest)])
     has_saved = any(attempt.has_saved or (attempt.start or "").startswith("resumed") for attempt in latest)
     was_killed = latest[-1].state == "running"
     return Past(steps=steps, has_saved=has_saved) if steps or has_saved or was_killed else None
