@@ -319,18 +319,22 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def test_a_process_ends_although_its_next_batch_is_in_the_making(tmp_path: Path) -> None:
-    (tmp_path / "m.py").write_text(SLOW)
-    (tmp_path / "slow").touch()
-    command = [sys.executable, "-u", "-m", "prototrain.cli", "run", "m", "-s", "model.num_steps=1000"]
-    process = subprocess.Popen(
-        [*command, "-s", "trainer.checkpoint_save_interval=5"],
+def begun(directory: Path, *arguments: str) -> subprocess.Popen[str]:
+    """A process of its own that trains the model m of a directory."""
+    return subprocess.Popen(
+        [sys.executable, "-u", "-m", "prototrain.cli", "run", "m", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        cwd=tmp_path,
+        cwd=directory,
         env=environment(),
     )
+
+
+def test_a_process_ends_although_its_next_batch_is_in_the_making(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(SLOW)
+    (tmp_path / "slow").touch()
+    process = begun(tmp_path, "-s", "model.num_steps=1000", "-s", "trainer.checkpoint_save_interval=5")
     try:
         while not checkpoint_steps(tmp_path / "experiments" / "e" / "checkpoints"):
             assert process.poll() is None

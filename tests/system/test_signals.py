@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,8 +27,8 @@ from tests.test_exits import (
     At,
     WhileSaving,
     WhileTracing,
+    begun,
     callbacks,
-    environment,
     rows,
     send,
     straight,
@@ -319,14 +317,7 @@ def datasets():
 @pytest.mark.slow
 def test_from_the_start_of_a_process_on_while_it_waits_for_data(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(WAITING)
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "prototrain.cli", "run", "m"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=tmp_path,
-        env=environment(),
-    )
+    process = begun(tmp_path)
     try:
         wait_for(process, "making data")
         process.send_signal(signal.SIGUSR1)
