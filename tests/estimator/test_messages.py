@@ -57,8 +57,8 @@ OF_MODEL_FN = {
     "has no los: the nearest that it has is loss": lambda mode, loss: EstimatorSpec(mode, los=loss),  # type: ignore[call-arg]
     "feature_column.input_layer, which is gone; tf.stack": lambda mode, loss: tf.feature_column.input_layer,
     "model_fn uses tf.layers, which is gone; use keras": lambda mode, loss: tf.layers.dense,
-    "losses.get_total_loss.., which is gone; the losses": lambda mode, loss: tf.compat.v1.losses.get_total_loss(),
-    "train.get_global_step.., which is gone; give a learn": lambda mode, loss: tf.compat.v1.train.get_global_step(),
+    "collection of losses, which is gone; add the losses": lambda mode, loss: tf.compat.v1.losses.get_total_loss(),
+    "collection of global_step, which is gone; give a learn": lambda mode, loss: tf.compat.v1.train.get_global_step(),
     "tf.metrics.accuracy, which is gone; see the table": lambda mode, loss: tf.metrics.accuracy,
 }
 
