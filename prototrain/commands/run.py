@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import inspect
 import sys
 from typing import TYPE_CHECKING, Any
@@ -112,6 +113,7 @@ def _launch(options: argparse.Namespace, repeat: Repeat | None, keywords: dict[s
     model = load(options, None if repeat is None else repeat.configure)
     from prototrain.launch import default_callbacks, launch
 
+    gc.freeze()  # tracing must not have the collector search through all of TensorFlow: half a second at the start
     callbacks = default_callbacks(model)
     if repeat is not None:
         repeat.check_directory(model.config)

@@ -81,9 +81,17 @@ def test_a_resumed_run_does_not_differ_in_a_bit(stops: list[int], reference: dic
     assert sorted(losses.by_step) == list(range(1, 21))
 
 
-def test_outputs_are_those_of_the_last_step_by_name() -> None:
-    trainer, losses = tiny_trainer(model__weight_decay__value=0.1), Losses()
-    trainer.train([losses], max_steps=6)
+def test_a_step_is_traced_once_and_its_outputs_are_those_of_the_last_one_by_name() -> None:
+    phases: list[bool] = []
+
+    def build(inputs: Any, train_phase: bool) -> Any:
+        phases.append(train_phase)
+        return tiny_build(inputs, train_phase)
+
+    trainer, losses = tiny_trainer(build=build, model__weight_decay__value=0.1), Losses()
+    assert phases == [True, True]  # with a batch, which makes the variables, and traced
+    trainer.train([losses, StopOnNaN()], max_steps=6)
+    assert phases == [True, True, True]
     assert list(trainer.outputs) == ["loss", "accuracy", "loss_l2", "loss_total", "learning_rate"]
     assert trainer.outputs["loss"] == losses.by_step[6]
     assert trainer.outputs["loss_total"] == pytest.approx(trainer.outputs["loss"] + trainer.outputs["loss_l2"])
