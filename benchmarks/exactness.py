@@ -31,6 +31,7 @@ import_tensorflow()
 import tensorflow as tf  # noqa: E402
 
 from benchmarks.pipelines import Workshop, pipeline  # noqa: E402
+from prototrain.data.cache_files import give_back_caches
 from prototrain.data.stream import TrainingData  # noqa: E402
 from prototrain.errors import DataError, PrototrainError, StopTraining  # noqa: E402
 
@@ -80,6 +81,7 @@ def examine(
     kind = data.mode
     for index in sorted(random.sample(range(len(metas)), min(RESTORED, len(metas)))):
         meta = metas[index]
+        give_back_caches()  # as a new process finds them
         fresh = TrainingData(make, seed=5, announce=quietly)
         if fresh.mode != data.mode:
             return Outcome(data.mode, f"its mode was {data.mode} and is {fresh.mode}")
@@ -162,7 +164,9 @@ def supervise(seed: int, first: int, end: int, report: Callable[[str, Outcome], 
                 first, code = said["number"] + 1, ""
         killed = timer.stop()
         process.wait()
-        if code and fails_by_itself(code):
+        # A race in TensorFlow ends processes that read an interleave with this option, not each time.
+        known = process.returncode < 0 and "symbolic=True" in code and "interleave" in code
+        if code and (known or fails_by_itself(code)):
             report(code, Outcome("not valid"))
             first += 1
         elif code:
