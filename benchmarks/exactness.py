@@ -31,7 +31,7 @@ import_tensorflow()
 import tensorflow as tf  # noqa: E402
 
 from benchmarks.pipelines import Workshop, pipeline  # noqa: E402
-from prototrain.data.cache_files import give_back_caches
+from prototrain.data.cache_files import give_back_caches  # noqa: E402
 from prototrain.data.stream import TrainingData  # noqa: E402
 from prototrain.errors import DataError, PrototrainError, StopTraining  # noqa: E402
 

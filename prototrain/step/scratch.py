@@ -9,8 +9,8 @@ import tensorflow as tf
 
 def scratch_variable(initial_value: Any, *, name: str, dtype: tf.DType | None = None) -> tf.Variable:
     """Make a variable that is set anew before it is used in a call."""
-    # Where it is made while a function is traced (in `tf.init_scope`), it is none of the function's: `tf.function` would
-    # trace once more for a variable that its first trace has made.
+    # One that is made while a function is traced (in `tf.init_scope`) is none of the function's: `tf.function` would
+    # trace once more for it.
     variable = tf.Variable(
         initial_value, trainable=False, name=name, dtype=dtype, experimental_enable_variable_lifting=False
     )
