@@ -103,6 +103,12 @@ PAIRS = (
     "D.choose_from_datasets([{one}, {other}], D.range(2).repeat({size}))",
     "D.choose_from_datasets([{one}, {other}], D.range(2).repeat({size}), stop_on_empty_dataset=False)",
 )
+TWICE = (  # stages that read one dataset in two places
+    "(lambda d: D.zip(d, d).map(lambda x, y: x * 100 + y))({one})",
+    "(lambda d: d.concatenate(d.map(lambda x: x + 1)))({one})",
+    "(lambda d: D.zip(d.repeat(), d.prefetch({few}).repeat({few})).map(lambda x, y: x * 100 + y))({one})",
+    "(lambda d: D.zip(d.batch(2).unbatch().repeat(2), d.shuffle(3{seed}).repeat()).map(lambda x, y: x + y))({one})",
+)
 BATCHES = (
     ".batch({few})",
     ".batch({few})",
@@ -150,6 +156,8 @@ def _examples(choose: Choose, stages: int) -> str:
             .replace("<1>", one)
             .replace("<2>", other)
         )
+    if choose((False,) * 15 + (True,)):
+        return _filled(choose(TWICE).replace("{one}", "<1>"), choose).replace("<1>", _examples(choose, stages - 1))
     return _examples(choose, stages - 1) + _filled(choose(STAGES), choose)
 
 

@@ -97,7 +97,15 @@ def _findings(dataset: tf.data.Dataset) -> Iterator[_Finding]:
                 "it is shuffled without a seed (give shuffle(seed=...), or make it in a function)",
             )
         yield from _of_functions(stage)
-    drawing = _drawn_by_chance(dataset, "experimental_optimization" in _set_options(dataset.options()))
+    optimized = "experimental_optimization" in _set_options(dataset.options())
+    shared = _drawn_by_several(dataset, optimized)
+    if shared is not None:
+        yield _Finding(
+            Worth(Saved.NOT_WHOLE, Again.NO),
+            f"several stages read the same {shared}, some of them ahead: threads decide which one draws its random "
+            "numbers first (build it once for each)",
+        )
+    drawing = _drawn_by_chance(dataset, optimized)
     if drawing is not None:
         yield _Finding(
             Worth(Saved.NOT_WHOLE, Again.NO),
@@ -125,6 +133,30 @@ def _drawn_by_chance(stage: Any, ahead: bool, depth: int = 0) -> str | None:
     depth += (depth == 0 and name == "_Repeat") or (depth == 1 and name in ENDS_EARLY) or (depth == 2 and name in AHEAD)
     found = (_drawn_by_chance(source, ahead, depth) for source in sources(stage))
     return next((name for name in found if name is not None), None)
+
+
+def _drawn_by_several(dataset: Any, ahead: bool) -> str | None:
+    """The name of a stage with a random generator that is read in several places, in one of them ahead.
+
+    Args:
+        dataset: where to look.
+        ahead: whether any stage may read ahead, because TensorFlow was told to make some parallel.
+    """
+    fork = dataset
+    while len(sources(fork)) == 1:  # what reads ahead of all places leaves their order as it is
+        (fork,) = sources(fork)
+    found: dict[int, list[bool]] = {}
+    known: dict[int, Any] = {}
+
+    def visit(stage: Any, ahead: bool) -> None:
+        known[id(stage)] = stage
+        found.setdefault(id(stage), []).append(ahead)
+        for source in sources(stage):
+            visit(source, ahead or name_of(stage) in AHEAD)
+
+    visit(fork, ahead)
+    several = (known[key] for key, places in found.items() if len(places) > 1 and any(places))
+    return next((shown(stage) for stage in several if _draws(stage)), None)
 
 
 def _of_options(options: tf.data.Options) -> Iterator[_Finding]:

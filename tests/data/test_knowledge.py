@@ -50,6 +50,12 @@ VARIABLE = tf.Variable(1, dtype=tf.int64)
 EARLIER = D.range(12).shuffle(4, seed=3)
 EARLIER_TWICE = EARLIER.shuffle(2, seed=1)
 
+
+def read_twice(one: Callable[[Any], Any], other: Callable[[Any], Any]) -> tf.data.Dataset:
+    shuffled = numbers().shuffle(6)
+    return D.zip(one(shuffled), other(shuffled)).map(lambda x, y: x * 100 + y)
+
+
 SAVED: dict[str, Make] = {
     "slices": lambda: D.from_tensor_slices(np.arange(12)),
     "one shuffle": lambda: numbers().shuffle(3),
@@ -79,6 +85,10 @@ REPLAYED: dict[str, tuple[Make, str]] = {
     "random ops to the end": (lambda: numbers().map(noisy).prefetch(2).repeat(2), "RandomUniform"),
     "an inner shuffle": (lambda: numbers().flat_map(lambda x: D.range(4).shuffle(4)), "a shuffle in it"),
     "an inner cache": (lambda: numbers().interleave(lambda x: D.range(3).cache()), "a cache in it"),
+    "a shuffle that is read twice": (
+        lambda: read_twice(lambda d: d, lambda d: d).prefetch(2),
+        "shuffled in several places",
+    ),
     "symbolic checkpoints": (lambda: with_options(experimental_symbolic_checkpoint=True), "symbolic_checkpoint"),
 }
 RESTARTED: dict[str, tuple[Make, str]] = {
@@ -103,6 +113,14 @@ RESTARTED: dict[str, tuple[Make, str]] = {
     "random ops ahead in a function": (
         lambda: numbers().flat_map(lambda x: D.range(3).map(seeded).prefetch(1).take(2)),
         "FlatMap draws random numbers in parallel",
+    ),
+    "a shuffle that two read ahead": (
+        lambda: read_twice(lambda d: d.repeat().prefetch(4), lambda d: d.repeat().prefetch(4)),
+        "several stages read the same Shuffle, some of them ahead",
+    ),
+    "a shuffle that one reads ahead": (
+        lambda: read_twice(lambda d: d.repeat(), lambda d: d.repeat().map(lambda x: x, num_parallel_calls=2)),
+        "several stages read the same Shuffle, some of them ahead",
     ),
     "a variable": (lambda: numbers().map(lambda x: x + VARIABLE), "reads a variable"),
     "the time": (lambda: numbers().map(lambda x: tf.timestamp()), "op Timestamp, of which nothing is known"),
