@@ -8,8 +8,11 @@ from typing import Any
 
 from prototrain.callbacks import (
     Callback,
+    EarlyStopping,
     JSONWriter,
     LearningRate,
+    MaxSaver,
+    MinSaver,
     ModelSaver,
     ProgressBar,
     SaveOnExit,
@@ -21,6 +24,7 @@ from prototrain.callbacks import (
 )
 from prototrain.callbacks.helping.debug_shell import DebugShell
 from prototrain.callbacks.listing import checked, own_callbacks
+from prototrain.config import Config
 from prototrain.errors import ConfigError
 from prototrain.experiment import Experiment
 from prototrain.model import ModelProtocol
@@ -43,7 +47,21 @@ def default_callbacks(model: ModelProtocol) -> list[Callback]:
         save={"steps": config["trainer.checkpoint_save_interval"]},
         keep=config["trainer.max_checkpoints_to_keep"],
     )
-    return [*standard, *own_callbacks(model)]
+    return [*standard, *_for_the_best(config), *own_callbacks(model)]
+
+
+def _for_the_best(config: Config) -> list[Callback]:
+    """What keeps the best checkpoint and ends a run that gets no better, if the config asks for it."""
+    steps = config["trainer.validation_step_interval"]
+    found: list[Callback] = []
+    if (stat := config["trainer.keep_best"]) is not None:
+        saver = MinSaver if config["trainer.keep_best.mode"] == "min" else MaxSaver
+        found.append(saver(stat).every(steps=steps))
+    key = "trainer.early_stopping"
+    if (stat := config[key]) is not None:
+        names = ("mode", "patience", "min_delta", "restore_best")
+        found.append(EarlyStopping(stat, **{name: config[f"{key}.{name}"] for name in names}).every(steps=steps))
+    return found
 
 
 def standard_callbacks(

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from prototrain import schedules
 from prototrain.config import Config
+from prototrain.config.optimizer_keys import KERAS_OPTIMIZERS
 from prototrain.errors import ConfigError
 
 Pair = tuple[Any, Any]
@@ -30,7 +31,7 @@ _METHOD = "model.optimizer.method"
 def make_optimizer(config: Config) -> keras.optimizers.Optimizer:
     """Return the optimizer that `model.optimizer.*` describes, at the learning rate of step 0.
 
-    `msgd` and `sgd` are `keras.optimizers.SGD` with and without momentum; `adam` and `rmsprop` are their namesakes. An
+    `msgd` and `sgd` are `keras.optimizers.SGD` with and without momentum; all others are their namesakes. An
     optimizer instance or factory keeps its own learning rate if the config has no schedule.
 
     Raises:
@@ -72,6 +73,9 @@ def _named(method: str, learning_rate: float, config: Config) -> keras.optimizer
             return keras.optimizers.SGD(learning_rate, **options(momentum="momentum", nesterov="use_nesterov"))
         case "adam":
             return Adam(learning_rate, **options(beta_1="beta1", beta_2="beta2", epsilon="epsilon"))
+    if method in KERAS_OPTIMIZERS:
+        class_name, arguments = KERAS_OPTIMIZERS[method]
+        return getattr(keras.optimizers, class_name)(learning_rate, **options(**{name: name for name in arguments}))
     names = options(rho="decay", momentum="momentum", epsilon="epsilon", centered="centered")
     return keras.optimizers.RMSprop(learning_rate, **names)
 

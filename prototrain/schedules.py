@@ -108,6 +108,24 @@ def cosine(initial: float, decay_steps: int, final: float = 0.0) -> Schedule:
     return schedule
 
 
+def polynomial(initial: float, decay_steps: int, final: float = 0.0, power: float = 1.0) -> Schedule:
+    """From `initial` at step 0 to `final` at `decay_steps`, and `final` from there on; a straight line for `power` 1.
+
+    `final + (initial - final) * (1 - step / decay_steps) ** power`: "poly" of DeepLab (arXiv:1606.00915, section 4.1).
+
+    Raises:
+        ConfigError: `decay_steps` is below 1, or `power` not above 0.
+    """
+    _require(decay_steps >= 1, f"polynomial: decay_steps must be at least 1, got {decay_steps}")
+    _require(power > 0, f"polynomial: power must be above 0, got {power}")
+
+    def schedule(step: Any) -> tf.Tensor:
+        left = 1.0 - tf.cast(tf.minimum(_int64(step), decay_steps), tf.float64) / decay_steps
+        return tf.cast(final + (initial - final) * tf.pow(left, tf.constant(power, tf.float64)), tf.float32)
+
+    return schedule
+
+
 def cosine_restarts(
     initial: float, first_period: int, *, period_factor: int = 1, initial_factor: float = 1.0, final: float = 0.0
 ) -> Schedule:
@@ -180,14 +198,33 @@ def from_config(config: Config) -> Schedule | None:
     method = config.get("model.lr_schedule.method")
     if method is None:
         return None
+    start = config["model.lr_schedule.warmup_start"]
+    return warmup(_of_method(config, method), config["model.lr_schedule.warmup_steps"], start)
+
+
+def _of_method(config: Config, method: str) -> Schedule:
     prefix = f"model.lr_schedule.{method}"
+
+    def values(*names: str) -> list[Any]:
+        return [config[f"{prefix}.{name}"] for name in names]
+
+    def decay() -> list[Any]:
+        value, steps, final = values("value", "decay_steps", "final")
+        return [value, max(1, config["model.num_steps"]) if steps is None else steps, final]
+
     match method:
         case "constant":
-            return constant(config[f"{prefix}.value"])
+            return constant(*values("value"))
         case "exp":
-            return exponential(*(config[f"{prefix}.{name}"] for name in ("value", "decay_rate", "decay_steps")))
+            return exponential(*values("value", "decay_rate", "decay_steps"))
         case "step":
-            return piecewise(config[f"{prefix}.boundaries"], config[f"{prefix}.values"])
+            return piecewise(*values("boundaries", "values"))
+        case "cosine":
+            return cosine(*decay())
+        case "polynomial":
+            return polynomial(*decay(), *values("power"))
+        case "linear":
+            return linear(list(zip(*values("steps", "values"), strict=True)))
     return _scalar(config[f"{prefix}.fn"], f"{prefix}.fn")
 
 

@@ -77,6 +77,16 @@ def test_a_run_and_the_same_command_again(capfd: pytest.CaptureFixture[str]) -> 
     assert Path("experiments/e/checkpoints/step-0000000006").is_dir()
 
 
+def test_a_fast_dev_run_keeps_nothing_and_values_without_effect_are_named(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("c.json").write_text('{"model.optimizer.adam.beta1": 0.5}')
+    assert main(["run", "m", "--fast-dev-run", "-c", "c.json", "--trainer", "simple", "--overfit-batches", "1"]) == 0
+    said = capfd.readouterr().out
+    assert "WARNING: model.optimizer.adam.beta1 has no effect: model.optimizer.method is 'sgd'" in said
+    assert "step 2 of 2" in said and said.endswith("fast dev run: it came to its end; nothing was kept\n")
+    assert not Path("experiments").exists()
+    assert "leaves the experiment alone" in fails(capfd, "--fast-dev-run", "--fresh")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

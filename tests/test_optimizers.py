@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain.config import Config
+from prototrain.config.optimizer_keys import KERAS_OPTIMIZERS
 from prototrain.errors import ConfigError
 from prototrain.optimizers import (
     Adam,
@@ -26,6 +28,19 @@ from prototrain.optimizers import (
 )
 
 CONSTANT = {"model.lr_schedule.method": "constant", "model.lr_schedule.constant.value": 0.25}
+
+
+@pytest.mark.parametrize("method", KERAS_OPTIMIZERS)
+def test_optimizers_of_keras_by_name_with_its_arguments(method: str) -> None:
+    name, arguments = KERAS_OPTIMIZERS[method]
+    kind = getattr(keras.optimizers, name)
+    signature = inspect.signature(kind.__init__).parameters
+    of_every_one = {"self", "learning_rate", "name", "kwargs", "clipnorm", "clipvalue", "global_clipnorm", "use_ema"}
+    of_every_one |= {"ema_momentum", "ema_overwrite_frequency", "loss_scale_factor", "gradient_accumulation_steps"}
+    assert arguments == {key: found.default for key, found in signature.items() if key not in of_every_one}
+    chosen = {"model.optimizer.method": method, f"model.optimizer.{method}.weight_decay": 0.25}
+    optimizer = make_optimizer(Config({**CONSTANT, **chosen}))
+    assert type(optimizer) is kind and optimizer.get_config()["weight_decay"] == 0.25
 
 
 @pytest.mark.parametrize(

@@ -137,11 +137,17 @@ def test_wrong_arguments(make: Callable[[], Any], message: str) -> None:
         ("custom", {"custom.fn": lambda step: 1 / (step + 1)}, 1, 0.5),
         ("custom", {"custom.fn": lambda step: 3}, 1, 3.0),
         ("custom", {"custom.fn": lambda step: tf.cast(step, tf.float64) / 4}, 1, 0.25),
+        ("cosine", {"cosine.value": 0.5, "cosine.decay_steps": 8}, 4, 0.25),
+        ("cosine", {"cosine.value": 0.5, "cosine.final": 0.125}, 100, 0.125),
+        ("polynomial", {"polynomial.value": 1.0, "polynomial.power": 2.0}, 10, 0.25),
+        ("polynomial", {"polynomial.value": 1.0, "polynomial.decay_steps": 4, "polynomial.final": 0.5}, 9, 0.5),
+        ("linear", {"linear.steps": [0, 4], "linear.values": [0.0, 1.0]}, 1, 0.25),
+        ("constant", {"constant.value": 1.0, "warmup_steps": 4, "warmup_start": 0.5}, 2, 0.75),
     ],
 )
 def test_from_config(method: str, keys: dict[str, Any], step: int, value: float) -> None:
     values = {f"model.lr_schedule.{key}": entry for key, entry in keys.items()}
-    schedule = schedules.from_config(Config({"model.lr_schedule.method": method, **values}))
+    schedule = schedules.from_config(Config({"model.num_steps": 20, "model.lr_schedule.method": method, **values}))
     assert schedule is not None
     for result in (schedule(step), tf.function(schedule)(tf.constant(step, tf.int64))):
         assert result.dtype == tf.float32
@@ -153,7 +159,7 @@ def test_from_config_without_a_method() -> None:
     assert schedules.from_config(Config({"model.lr_schedule.constant.value": 0.1})) is None
 
 
-@pytest.mark.parametrize("method", ["constant", "exp", "step", "custom"])
+@pytest.mark.parametrize("method", ["constant", "exp", "step", "custom", "cosine", "linear"])
 def test_from_config_with_missing_keys(method: str) -> None:
     with pytest.raises(ConfigError, match=rf"model\.lr_schedule\.{method}\.\w+ is not set"):
         schedules.from_config(Config({"model.lr_schedule.method": method}))

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 
 from prototrain.config import Config
+from prototrain.config.files import texts_of_file
 from prototrain.errors import ConfigError
 from prototrain.model import Model, load_model
 from prototrain.system.quiet import import_tensorflow
@@ -20,6 +21,12 @@ def add_model(command: argparse.ArgumentParser, *, optional: bool = False) -> No
 
 def add_overrides(command: argparse.ArgumentParser) -> None:
     """Let a command take values for a config."""
+    command.add_argument(
+        "-c",
+        "--config",
+        metavar="FILE",
+        help="set config keys from a JSON or YAML file, nested or with dots; what -s sets comes after it",
+    )
     command.add_argument(
         "-s",
         "--set",
@@ -42,9 +49,22 @@ def load(options: argparse.Namespace, configure: Callable[[Config], None] | None
     model = load_model(options.model)
     if configure is not None:
         configure(model.config)
-    model.config.override(options.set)
+    values = given(options)
+    model.config.override(values)
     model.config.validate()
+    for key in (text.partition("=")[0].strip() for text in values):
+        if (why := model.config.why_without_effect(key)) is not None:
+            print(f"WARNING: {key} has no effect: {why}")
     return model
+
+
+def given(options: argparse.Namespace) -> list[str]:
+    """The values for the config that the command line gives, as KEY=VALUE in the order in which they count.
+
+    Raises:
+        ConfigError: the file of them cannot be read.
+    """
+    return [*([] if options.config is None else texts_of_file(options.config)), *options.set]
 
 
 def confirm(question: str) -> bool:

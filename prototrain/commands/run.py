@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import gc
 import inspect
+import json
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final
 
 from prototrain.commands.arguments import add_model, confirm, load
 from prototrain.config import Config
@@ -19,6 +23,17 @@ from prototrain.system.signals import outlasting
 if TYPE_CHECKING:
     from prototrain.runs.repeat import Repeat
     from prototrain.trainers.tower import TowerTrainer
+
+
+TRAINERS: Final = {
+    "simple": "prototrain.trainers.tower:SimpleTrainer",
+    "replicated": "prototrain.trainers.replicated:SyncReplicatedTrainer",
+    "parameter_server": "prototrain.trainers.parameter_server:SyncParameterServerTrainer",
+    "async": "prototrain.trainers.async_towers:AsyncTrainer",
+    "multi_worker": "prototrain.trainers.multi_worker:MultiWorkerTrainer",
+    "distributed_async": "prototrain.trainers.distributed_async:DistributedAsyncTrainer",
+}
+"""Short names for `--trainer`."""
 
 
 def add(commands: Any) -> None:
@@ -40,7 +55,12 @@ def add(commands: Any) -> None:
     )
     run.add_argument("--yes", action="store_true", help="do not ask")
     run.add_argument("--debug", action="store_true", help="open an IPython shell after setup")
-    run.add_argument("--trainer", metavar="MODULE:CLASS", type=reference, help="train with a trainer class of your own")
+    run.add_argument(
+        "--trainer",
+        metavar="NAME",
+        type=reference,
+        help=f"train with another trainer: {', '.join(TRAINERS)}, or MODULE:CLASS for one of your own",
+    )
     run.add_argument(
         "--towers",
         metavar="N|NAMES",
@@ -49,14 +69,28 @@ def add(commands: Any) -> None:
     run.add_argument(
         "--allow-changed-data", action="store_true", help="go on although the training data is not the same as before"
     )
+    run.add_argument(
+        "--fast-dev-run",
+        action="store_true",
+        help="do everything once on two batches, in a directory that is deleted behind it, to see whether it works",
+    )
+    run.add_argument("--limit-batches", metavar="N", help="train and validate on the first N batches of each pass")
+    run.add_argument("--overfit-batches", metavar="N", help="train and validate on the same N batches")
     run.add_argument("--report-to", type=int, help=argparse.SUPPRESS)  # the sweep that has started this process
     run.set_defaults(command=_run, wrong_usage=run.error)
 
 
 def reference(text: str) -> str:
-    """Check the name of a class, for argparse."""
+    """Check the name of a trainer, for argparse.
+
+    Returns:
+        `MODULE:CLASS`, also for one of `TRAINERS`.
+    """
+    text = TRAINERS.get(text, text)
     if not REFERENCE.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not MODULE:CLASS, such as models.gan.trainer:GANTrainer")
+        known = ", ".join(TRAINERS)
+        wanted = f"MODULE:CLASS, such as models.gan.trainer:GANTrainer, nor one of {known}"
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
     return text
 
 
@@ -64,11 +98,34 @@ def _run(options: argparse.Namespace) -> None:
     if options.repeats is None:
         if options.model is None:
             options.wrong_usage("the following arguments are required: model, or --from EXPERIMENT")
-        with outlasting():
+        with outlasting(), _shortened(options):
             _train(options)
         return
     with outlasting():
         _repeat(options)
+
+
+@contextmanager
+def _shortened(options: argparse.Namespace) -> Iterator[None]:
+    """Set the keys that options for shorter runs stand for, behind those of the command line."""
+    for name in ("limit_batches", "overfit_batches"):
+        if (batches := getattr(options, name)) is not None:
+            options.set.append(f"trainer.{name}={batches}")
+    if not options.fast_dev_run:
+        yield
+        return
+    if options.fresh:
+        raise ConfigError(
+            "--fast-dev-run leaves the experiment alone, so there is nothing to delete; leave out --fresh"
+        )
+    with TemporaryDirectory() as directory:
+        values = {"experiment_base_dir": json.dumps(directory), "limit_batches": 2, "validation_batches": 0}
+        intervals = ("validation_step", "summary_save", "print", "checkpoint_save")
+        values |= dict.fromkeys((f"{name}_interval" for name in intervals), 2)
+        options.set += [f"trainer.{name}={value}" for name, value in values.items()] + ["model.num_steps=2"]
+        print("fast dev run: two steps and a validation, in a directory that is deleted behind them")
+        yield
+    print("fast dev run: it came to its end; nothing was kept")
 
 
 def _repeat(options: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from prototrain.commands.arguments import add_model
+from prototrain.commands.arguments import add_model, given
 from prototrain.commands.run import reference, trainer_class
 from prototrain.errors import SweepError
 from prototrain.sweeps.space import FORMS, parse_grid, parse_search
@@ -71,7 +71,7 @@ def _sweep(options: argparse.Namespace) -> None:
         jobs=options.jobs,
         storage=options.storage,
         pruner=options.pruner,
-        overrides=options.set,
+        overrides=given(options),
         trainer=options.trainer,
         towers=options.towers,
     )

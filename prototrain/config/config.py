@@ -18,18 +18,12 @@ from prototrain.config.json_form import (
     read_saved,
     stands_for_other,
 )
-from prototrain.config.schema import SCHEMA, UNSET, checked, is_strict, nearest, show
+from prototrain.config.schema import SCHEDULES, SCHEMA, UNSET, checked, is_strict, nearest, show
 from prototrain.config.text_form import as_lines
 from prototrain.errors import ConfigError
 from prototrain.system.files import write_atomic
 
 _KEY: Final = re.compile(r"[\w-]+(\.[\w-]+)*")
-_SCHEDULE_KEYS: Final = {
-    "step": ("boundaries", "values"),
-    "constant": ("value",),
-    "exp": ("value", "decay_rate", "decay_steps"),
-    "custom": ("fn",),
-}
 
 
 class ConfigKeyError(ConfigError, KeyError):
@@ -138,16 +132,21 @@ class Config(MutableMapping[str, Any]):
             if spec.required and key not in self:
                 raise ConfigError(f"{key} is required; expected {spec.expected}")
         if (method := self.get("model.lr_schedule.method")) is not None:
-            for name in _SCHEDULE_KEYS[method]:
+            for name in SCHEDULES[method]:
                 if (key := f"model.lr_schedule.{method}.{name}") not in self:
                     raise ConfigError(f"{key} is required when model.lr_schedule.method is {method!r}")
         if method == "step":
-            boundaries, values = (self[f"model.lr_schedule.step.{name}"] for name in _SCHEDULE_KEYS["step"])
+            boundaries, values = (self[f"model.lr_schedule.step.{name}"] for name in SCHEDULES["step"])
             if any(left >= right for left, right in pairwise(boundaries)):
                 raise ConfigError(f"model.lr_schedule.step.boundaries: {show(boundaries)} is not strictly increasing")
             if len(values) != len(boundaries) + 1:
                 expected = f"expected {len(boundaries) + 1} values for {len(boundaries)} boundaries"
                 raise ConfigError(f"model.lr_schedule.step.values: {expected}, got {len(values)}")
+        if method == "linear":
+            steps, values = (self[f"model.lr_schedule.linear.{name}"] for name in SCHEDULES["linear"])
+            if len(steps) != len(values):
+                expected = f"expected {len(steps)}, one for each of .steps"
+                raise ConfigError(f"model.lr_schedule.linear.values: {expected}, got {len(values)}")
         minval, maxval = self["model.clip_gradients.minval"], self["model.clip_gradients.maxval"]
         if self["model.clip_gradients"] and minval >= maxval:
             raise ConfigError(f"model.clip_gradients.minval: expected less than .maxval ({maxval}), got {minval}")
@@ -176,6 +175,15 @@ class Config(MutableMapping[str, Any]):
                     raise ConfigError(f"{error}; quote a text that reads as JSON: {key}={json.dumps(value)}") from error
                 raise
         self._values = trial._values
+
+    def why_without_effect(self, key: str) -> str | None:
+        """Say why a key means nothing beside the others, such as an argument of another optimizer; None if it does."""
+        owner, _, method = key.rpartition(".")[0].rpartition(".")
+        if owner not in ("model.optimizer", "model.lr_schedule"):
+            return None
+        chosen = self.get(f"{owner}.method")
+        shown = chosen if isinstance(chosen, str | None) else type(chosen).__name__
+        return None if chosen == method else f"{owner}.method is {shown!r}"
 
     def to_plain(self) -> dict[str, Any]:
         """Return the set keys as plain JSON data, in order, as `to_json` writes them."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
+from prototrain.config.optimizer_keys import KERAS_OPTIMIZERS
 from prototrain.errors import ConfigError
 
 UNSET: Final = object()
@@ -112,6 +113,17 @@ def _broken_regex(pattern: str | None) -> str | None:
 _REGEX: Final = Key(type="str", default=None, complaint=_broken_regex)
 _FUNCTION: Final = Key(type="function", default=None)
 
+SCHEDULES: Final = {
+    "step": ("boundaries", "values"),
+    "constant": ("value",),
+    "exp": ("value", "decay_rate", "decay_steps"),
+    "custom": ("fn",),
+    "cosine": ("value",),
+    "polynomial": ("value",),
+    "linear": ("steps", "values"),
+}
+"""The methods of `model.lr_schedule`, and the keys that each must have."""
+
 SCHEMA: Final[dict[str, Key]] = {
     "trainer.experiment_base_dir": Key(type="str", default="experiments"),
     "trainer.experiment_name": Key(type="str", required=True, complaint=_leaves_base_directory),
@@ -123,6 +135,15 @@ SCHEMA: Final[dict[str, Key]] = {
     "trainer.max_checkpoints_to_keep": Key(type="int", default=5, minimum=1),
     "trainer.random_seed": Key(type="int", default=1337, minimum=0, maximum=2**32 - 1),
     "trainer.steps_per_epoch": Key(type="int", default=None, minimum=1),
+    "trainer.keep_best": Key(type="str", default=None),
+    "trainer.keep_best.mode": Key(type="str", default="min", choices=("min", "max")),
+    "trainer.early_stopping": Key(type="str", default=None),
+    "trainer.early_stopping.mode": Key(type="str", default="min", choices=("min", "max")),
+    "trainer.early_stopping.patience": Key(type="int", default=10, minimum=1),
+    "trainer.early_stopping.min_delta": Key(type="float", default=0.0, minimum=0),
+    "trainer.early_stopping.restore_best": Key(type="bool", default=False),
+    "trainer.limit_batches": Key(type="int", default=None, minimum=1),
+    "trainer.overfit_batches": Key(type="int", default=None, minimum=1),
     "trainer.cluster_timeout": Key(type="float", default=300.0, above=0),
     "trainer.stall_timeout": Key(type="float", default=1800.0, above=0),
     "model.weights_load_path": Key(type="str", default=None),
@@ -140,7 +161,7 @@ SCHEMA: Final[dict[str, Key]] = {
     "model.clip_gradients.minval": Key(type="float", default=-1.0),
     "model.clip_gradients.maxval": Key(type="float", default=1.0),
     "model.clip_gradients.global_norm": Key(type="float", default=None, above=0),
-    "model.optimizer.method": Key(type="optimizer", choices=("msgd", "adam", "rmsprop", "sgd")),
+    "model.optimizer.method": Key(type="optimizer", choices=("msgd", "adam", "rmsprop", "sgd", *KERAS_OPTIMIZERS)),
     "model.optimizer.msgd.momentum": Key(type="float", default=0.9, minimum=0, maximum=1),
     "model.optimizer.msgd.use_nesterov": Key(type="bool", default=False),
     "model.optimizer.adam.beta1": Key(type="float", default=0.9, minimum=0, below=1),
@@ -150,7 +171,14 @@ SCHEMA: Final[dict[str, Key]] = {
     "model.optimizer.rmsprop.momentum": Key(type="float", default=0.0, minimum=0, maximum=1),
     "model.optimizer.rmsprop.epsilon": Key(type="float", default=1e-10, minimum=0),
     "model.optimizer.rmsprop.centered": Key(type="bool", default=False),
-    "model.lr_schedule.method": Key(type="str", choices=("step", "exp", "constant", "custom")),
+    **{
+        f"model.optimizer.{method}.{name}": Key(type="bool" if isinstance(default, bool) else "float", default=default)
+        for method, (_, arguments) in KERAS_OPTIMIZERS.items()
+        for name, default in arguments.items()
+    },
+    "model.lr_schedule.method": Key(type="str", choices=tuple(SCHEDULES)),
+    "model.lr_schedule.warmup_steps": Key(type="int", default=0, minimum=0),
+    "model.lr_schedule.warmup_start": Key(type="float", default=0.0, minimum=0),
     "model.lr_schedule.step.boundaries": Key(type="list[int]", minimum=0),
     "model.lr_schedule.step.values": Key(type="list[float]", minimum=0),
     "model.lr_schedule.constant.value": Key(type="float", minimum=0),
@@ -158,6 +186,15 @@ SCHEMA: Final[dict[str, Key]] = {
     "model.lr_schedule.exp.decay_rate": Key(type="float", above=0),
     "model.lr_schedule.exp.decay_steps": Key(type="int", above=0),
     "model.lr_schedule.custom.fn": Key(type="function"),
+    "model.lr_schedule.cosine.value": Key(type="float", minimum=0),
+    "model.lr_schedule.cosine.decay_steps": Key(type="int", default=None, above=0),
+    "model.lr_schedule.cosine.final": Key(type="float", default=0.0, minimum=0),
+    "model.lr_schedule.polynomial.value": Key(type="float", minimum=0),
+    "model.lr_schedule.polynomial.decay_steps": Key(type="int", default=None, above=0),
+    "model.lr_schedule.polynomial.final": Key(type="float", default=0.0, minimum=0),
+    "model.lr_schedule.polynomial.power": Key(type="float", default=1.0, above=0),
+    "model.lr_schedule.linear.steps": Key(type="list[int]", minimum=0),
+    "model.lr_schedule.linear.values": Key(type="list[float]", minimum=0),
     "actions.export.inputs": Key(type="list[str]"),
     "actions.export.outputs": Key(type="list[str]"),
 }

@@ -16,6 +16,7 @@ from prototrain.checkpoint.state import check_fit
 from prototrain.checkpoint.weights import averaged_weights, load_report_table, load_weights
 from prototrain.data.batches import first_part
 from prototrain.data.knowledge import reshuffles
+from prototrain.data.limits import limited
 from prototrain.data.pipeline import named_files
 from prototrain.data.stream import TrainingData
 from prototrain.errors import DataError, OutOfMemoryError
@@ -99,7 +100,8 @@ class BuiltModel:
         self.code = source_digest(self.source)  # before anyone edits what this process has imported
         self._files: set[str] = set()
         with noting_files(self._files):
-            make = model.datasets if datasets is None else datasets
+            limits = {name: self.config[f"trainer.{name}_batches"] for name in ("limit", "overfit")}
+            make = limited(model.datasets if datasets is None else datasets, **limits)
             self.data = TrainingData(make, seed=seed, announce=log, repeat=repeats_data)
         self.datasets = self.data.datasets
         look(self)

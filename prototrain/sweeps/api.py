@@ -86,6 +86,10 @@ def sweep(
     config = found.config.copy()
     config.override(overrides)
     plan = Plan(config=config, space=from_mapping(space), trials=trials, objective=objective, mode=mode)
+    for key in plan.space:
+        why = config.why_without_effect(key)
+        if why is not None and why.partition(" ")[0] not in plan.space:
+            _say(f"WARNING: {key} has no effect: {why}")
     command = None
     if isinstance(model, str):
         if callbacks is not None or not isinstance(trainer, str | None):

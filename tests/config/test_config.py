@@ -188,3 +188,12 @@ def test_errors_read_plainly() -> None:
 def test_no_tensorflow() -> None:
     code = "import sys, prototrain.config; sys.exit(bool({'tensorflow', 'keras'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_arguments_of_another_method_are_without_effect() -> None:
+    config = Config({"model.optimizer.method": "adamw", "model.lr_schedule.method": "exp"})
+    assert config.why_without_effect("model.optimizer.adamw.beta_1") is None
+    assert config.why_without_effect("model.lr_schedule.warmup_steps") is None
+    assert config.why_without_effect("model.optimizer.adam.beta1") == "model.optimizer.method is 'adamw'"
+    assert config.why_without_effect("model.lr_schedule.step.values") == "model.lr_schedule.method is 'exp'"
+    assert config.why_without_effect("model.width.of.all") is None

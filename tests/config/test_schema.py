@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from prototrain.config import FUNCTIONS_KEY, Config, ConfigKeyError
+from prototrain.config.optimizer_keys import KERAS_OPTIMIZERS
 from prototrain.config.schema import SCHEMA, UNSET
 from prototrain.errors import ConfigError
 
@@ -30,6 +31,10 @@ class Maker:
     def bound(self) -> None: ...
 
 
+KERAS_ARGUMENTS = [
+    (method, name, default) for method, (_, found) in KERAS_OPTIMIZERS.items() for name, default in found.items()
+]
+
 # The contract's table: every key, its default, a good value, and one that is wrong.
 CONTRACT: list[tuple[str, Any, Any, Any]] = [
     ("trainer.experiment_base_dir", "experiments", "runs", 1),
@@ -42,6 +47,15 @@ CONTRACT: list[tuple[str, Any, Any, Any]] = [
     ("trainer.max_checkpoints_to_keep", 5, 1, 0),
     ("trainer.random_seed", 1337, 0, True),
     ("trainer.steps_per_epoch", None, 10, 0),
+    ("trainer.keep_best", None, "vld/loss", 3),
+    ("trainer.keep_best.mode", "min", "max", "best"),
+    ("trainer.early_stopping", None, "vld/loss", True),
+    ("trainer.early_stopping.mode", "min", "max", None),
+    ("trainer.early_stopping.patience", 10, 1, 0),
+    ("trainer.early_stopping.min_delta", 0.0, 0.1, -0.1),
+    ("trainer.early_stopping.restore_best", False, True, 1),
+    ("trainer.limit_batches", None, 1, 0),
+    ("trainer.overfit_batches", None, 1, 1.5),
     ("trainer.cluster_timeout", 300.0, 1.5, 0),
     ("trainer.stall_timeout", 1800.0, 60.0, "long"),
     ("model.weights_load_path", None, "path", 3),
@@ -69,7 +83,10 @@ CONTRACT: list[tuple[str, Any, Any, Any]] = [
     ("model.optimizer.rmsprop.momentum", 0.0, 0.5, True),
     ("model.optimizer.rmsprop.epsilon", 1e-10, 1e-4, -1.0),
     ("model.optimizer.rmsprop.centered", False, True, None),
-    ("model.lr_schedule.method", UNSET, "exp", "linear"),
+    *((f"model.optimizer.{method}.{name}", default, default, "much") for method, name, default in KERAS_ARGUMENTS),
+    ("model.lr_schedule.method", UNSET, "exp", "square"),
+    ("model.lr_schedule.warmup_steps", 0, 10, -1),
+    ("model.lr_schedule.warmup_start", 0.0, 0.1, -0.1),
     ("model.lr_schedule.step.boundaries", UNSET, [10, 20], [10, 2.5]),
     ("model.lr_schedule.step.values", UNSET, [0.1, 0.2, 0.3], [0.1, "a"]),
     ("model.lr_schedule.constant.value", UNSET, 0.0, 10**400),
@@ -77,6 +94,15 @@ CONTRACT: list[tuple[str, Any, Any, Any]] = [
     ("model.lr_schedule.exp.decay_rate", UNSET, 0.95, 0.0),
     ("model.lr_schedule.exp.decay_steps", UNSET, 100, 0),
     ("model.lr_schedule.custom.fn", UNSET, keep_all, "keep_all"),
+    ("model.lr_schedule.cosine.value", UNSET, 0.1, None),
+    ("model.lr_schedule.cosine.decay_steps", None, 10, 0),
+    ("model.lr_schedule.cosine.final", 0.0, 0.1, -1.0),
+    ("model.lr_schedule.polynomial.value", UNSET, 0.1, "a"),
+    ("model.lr_schedule.polynomial.decay_steps", None, 10, 0),
+    ("model.lr_schedule.polynomial.final", 0.0, 0.1, -1.0),
+    ("model.lr_schedule.polynomial.power", 1.0, 2.0, 0.0),
+    ("model.lr_schedule.linear.steps", UNSET, [0, 10], [-1]),
+    ("model.lr_schedule.linear.values", UNSET, [0.0, 0.1], ["a"]),
     ("actions.export.inputs", UNSET, ["examples"], ["a", 1]),
     ("actions.export.outputs", UNSET, ["logits"], "logits"),
 ]
@@ -116,9 +142,14 @@ LARGE = f"{2**63} has more than 64 bits"
         ("trainer.validation_batches", 2**63, f"trainer.validation_batches: {LARGE}"),
         ("model.lr_schedule.step.boundaries", [2**63], f"model.lr_schedule.step.boundaries: {LARGE}"),
         ("model.optimizer.adam.beta1", 1, "model.optimizer.adam.beta1: expected float >= 0 and < 1, got 1"),
-        ("model.lr_schedule.method", 3, "model.lr_schedule.method: expected step or exp or constant or custom, got 3"),
+        (
+            "model.lr_schedule.method",
+            3,
+            "model.lr_schedule.method: expected step or constant or exp or custom or cosine or polynomial or linear, "
+            "got 3",
+        ),
         ("model.lr_schedule.step.values", 3, "model.lr_schedule.step.values: expected list[float] >= 0, got 3"),
-        ("trainer.batch", 5, "unknown key 'trainer.batch'; the nearest known one is trainer.validation_batches"),
+        ("trainer.batch", 5, "unknown key 'trainer.batch'; the nearest known one is trainer.limit_batches"),
         ("model.optimizer", "adam", "unknown key 'model.optimizer'; the nearest known one is model.optimizer.method"),
     ],
 )  # fmt: skip

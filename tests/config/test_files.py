@@ -1,0 +1,45 @@
+"""Values for a config in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prototrain.config import Config
+from prototrain.config.files import texts_of_file
+from prototrain.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", '{"model.batch_size": 3, "model": {"lr_schedule": {"method": "exp"}, "own": {"a": 1}}}'),
+        ("a.yaml", "model.batch_size: 3\nmodel:\n  lr_schedule: {method: exp}\n  own: {a: 1}\n"),
+    ],
+)
+def test_nested_and_dotted_keys(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    config = Config({"model.own": {}})
+    config.override(texts_of_file(tmp_path / name))
+    assert dict(config) == {"model.own": {"a": 1}, "model.batch_size": 3, "model.lr_schedule.method": "exp"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.txt", "", r"a\.txt: a file of values ends in \.json, \.yaml or \.yml"),
+        ("a.json", "{", r"a\.json: cannot be read: Expecting property name"),
+        ("a.yml", "a: [", r"a\.yml: cannot be read: while parsing a flow node"),
+        ("a.yml", "!!python/object:os.system {}", r"a\.yml: cannot be read: could not determine a constructor"),
+        ("a.yml", "- 3", r"a\.yml: expected a mapping from keys to values, got list"),
+        ("a.yml", "model.day: 2020-01-01", r"a\.yml: Object of type date is not JSON serializable"),
+        ("b/a.json", None, r"a\.json: cannot be read: .* No such file"),
+    ],
+)
+def test_a_file_that_is_wrong_is_one_line(tmp_path: Path, name: str, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        texts_of_file(tmp_path / name)
+    assert "\n" not in str(caught.value)
