@@ -367,18 +367,14 @@ def test_tfrecords_refuses_a_pattern_without_files_and_a_dtype_that_records_do_n
 
 
 def test_the_digits_are_whole_and_no_digit_is_in_two_parts():
-    datasets = pytest.importorskip("sklearn.datasets")
-    digits = datasets.load_digits()
-    expected = sorted(
-        (*image, label) for image, label in zip(digits.data.tolist(), digits.target.tolist(), strict=True)
-    )
     folder = Path(__file__).parents[1] / "models" / "simple" / "data"
     features = {"example": ("uint8", [64]), "label": ("int32", [])}
     parts = {
         name: read(readers.json_lines(folder / f"{name}.jsonl", features=features)) for name in ("trn", "vld", "tst")
     }
     assert {name: len(part) for name, part in parts.items()} == {"trn": 1257, "vld": 270, "tst": 270}
-    assert sorted((*item["example"], item["label"]) for part in parts.values() for item in part) == expected
+    digits = {(*item["example"], int(item["label"])) for part in parts.values() for item in part}
+    assert len(digits) == 1797 and sum(map(sum, digits)) == 569788
     for part in parts.values():
         counts = np.bincount([item["label"] for item in part])
         assert counts.min() > 0.9 * len(part) / 10
