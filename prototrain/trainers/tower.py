@@ -93,6 +93,7 @@ class TowerTrainer(Trainer):
             look=self._look_at_data,
             check=self._check_trainable,
             stop=self.stop,
+            counter=self.counter,
             log=self.log,
         )
         self.data, self.datasets = self.built.data, self.built.datasets
@@ -364,12 +365,12 @@ class TowerTrainer(Trainer):
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:
         """Average the model's scalars over a dataset; see `BuiltModel.evaluate`."""
-        self.built.step, self.built.stop = self.global_step, self.stop
+        self.built.stop = self.stop
         return self.built.evaluate(dataset, batches)
 
     def rehearse(self, dataset: str, batches: int = 0) -> None:
         if type(self).evaluate is TowerTrainer.evaluate:
-            self.built.step, self.built.stop = self.global_step, self.stop
+            self.built.stop = self.stop
             self.built.rehearse(dataset, batches)
 
     def load_weights(self, path: str | Path) -> None:
