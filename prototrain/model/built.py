@@ -24,7 +24,7 @@ from prototrain.experiment.data_files import describe_files, noting_files
 from prototrain.experiment.provenance import config_provenance, source_digest
 from prototrain.model.evaluation import Evaluation
 from prototrain.model.layer_settings import layer_settings
-from prototrain.model.loading import Model
+from prototrain.model.loading import Model, declared_spec
 from prototrain.model.net import check_net, scalars
 from prototrain.model.placement import Placement
 from prototrain.model.sharing import VariableStore
@@ -49,7 +49,8 @@ class BuiltModel:
     without a "loss".
 
     Args:
-        model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
+        model: an object with `config`, `datasets()` and `build(inputs, train_phase)`. If it says what a training batch
+            looks like, as `element_spec`, it is built on zeros, and no data is read before it is trained on.
         placement: the towers; one on the default device if None.
         datasets: in place of the model's `datasets`.
         repeats_data: whether training data with an end begins anew there, or ends the training.
@@ -104,7 +105,10 @@ class BuiltModel:
         self._files: set[str] = set()
         with noting_files(self._files):
             make = model.datasets if datasets is None else datasets
-            self.data = TrainingData(make, seed=seed, announce=log, repeat=repeats_data)
+            declared, size = declared_spec(model), self.config["model.batch_size"]
+            self.data = TrainingData(
+                make, seed=seed, announce=log, declared=declared, batch_size=size, repeat=repeats_data
+            )
         self.datasets = self.data.datasets
         look(self)
         keras.utils.set_random_seed(seed)
