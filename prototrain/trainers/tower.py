@@ -28,7 +28,7 @@ from prototrain.step.trace import tower_trace
 from prototrain.system.waiting import announcing
 from prototrain.towers import components
 from prototrain.trainers.base import Trainer
-from prototrain.trainers.optimization import optimization, own_optimizer, rate
+from prototrain.trainers.optimization import UNSET_RATE, optimization, own_optimizer, rate, require_rate
 from prototrain.trainers.registered_optimizers import RegisteredOptimizers
 from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.step_plan import step_plan
@@ -118,7 +118,10 @@ class TowerTrainer(Trainer):
     def create_optimizers(self) -> None:
         """Make `self.optimizer` (or several of your own) and register its variables in `state`."""
         made = self.optimizer  # by an earlier call, for other variables
-        equal = make_optimizer(self.config) if made is None else type(made).from_config(made.get_config())
+        if made is None:
+            equal = make_optimizer(self.config, without_schedule=UNSET_RATE)
+        else:
+            equal = type(made).from_config(made.get_config())
         self.optimizer = own_optimizer(equal)
         self.register_optimizer("optimizer", self.optimizer, self.trainable.values())
 
@@ -285,6 +288,8 @@ class TowerTrainer(Trainer):
         return type(self).train_step is not TowerTrainer.train_step
 
     def run_steps(self, n: int) -> int:
+        if self.global_step == self.session.began_at:  # by now, callbacks have set what they set
+            require_rate(self.config, self.optimizer, self.callbacks)
         if not self.is_compiled:
             return super().run_steps(n)
         is_first = self._call is None
