@@ -21,6 +21,12 @@ UNSET_RATE = 0.0
 """The learning rate of an optimizer for which the config has none, until a callback sets it."""
 
 
+def rate_in_words(config: Config, optimizer: Any) -> str:
+    """The learning rate that a run begins with."""
+    is_unset = config.get("model.lr_schedule.method") is None and rate(optimizer) == UNSET_RATE
+    return "that of a callback" if is_unset else f"{rate(optimizer):.6g}"
+
+
 def require_rate(config: Config, optimizer: Any, callbacks: Iterable[Callback]) -> None:
     """Check, when the callbacks have begun, that something has set the learning rate.
 

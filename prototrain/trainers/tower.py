@@ -28,7 +28,7 @@ from prototrain.step.trace import tower_trace
 from prototrain.system.waiting import announcing
 from prototrain.towers import components
 from prototrain.trainers.base import Trainer
-from prototrain.trainers.optimization import UNSET_RATE, optimization, own_optimizer, rate, require_rate
+from prototrain.trainers.optimization import UNSET_RATE, optimization, own_optimizer, rate_in_words, require_rate
 from prototrain.trainers.registered_optimizers import RegisteredOptimizers
 from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.step_plan import step_plan
@@ -415,7 +415,7 @@ class TowerTrainer(Trainer):
             "global batch": f"{batch} = {self.towers} tower{'s' * (self.towers > 1)} x {batch // self.towers}",
             "data on resume": self.data.describe(),
             "steps on resume": f"not exact: {caveats}" if caveats else None,
-            "learning rate": None if self.optimizer is None else f"{rate(self.optimizer):.6g}",
+            "learning rate": None if self.optimizer is None else rate_in_words(self.config, self.optimizer),
         }
 
     def describe_more(self) -> list[str]:
