@@ -168,7 +168,7 @@ def _of_functions(stage: Any) -> Iterator[_Finding]:
             worth = STATEFUL_OPERATIONS.get(op.type, NOT_KNOWN)
         what = IN_WORDS.get(op.type, f"runs the op {op.type}")
         what += ", of which nothing is known" if worth == NOT_KNOWN and op.type not in IN_WORDS else ""
-        why = f"the function of {shown(stage)} {what}"
+        why = f"the function of {shown(stage)} {what}" + (f"; {STATELESS}" if op.type in RANDOM_OPERATIONS else "")
         yield _Finding(worth, why)
         if op.type in RANDOM_OPERATIONS and (parallel or not (op.get_attr("seed") or op.get_attr("seed2"))):
             how = "in parallel" if parallel else "without a seed"
