@@ -28,11 +28,16 @@ GradientProcessor = Callable[[Sequence[Pair]], list[Pair]]
 _METHOD = "model.optimizer.method"
 
 
-def make_optimizer(config: Config) -> keras.optimizers.Optimizer:
+def make_optimizer(config: Config, *, without_schedule: float | None = None) -> keras.optimizers.Optimizer:
     """Return the optimizer that `model.optimizer.*` describes, at the learning rate of step 0.
 
     `msgd` and `sgd` are `keras.optimizers.SGD` with and without momentum; all others are their namesakes. An
     optimizer instance or factory keeps its own learning rate if the config has no schedule.
+
+    Args:
+        config: the model's.
+        without_schedule: the learning rate of a named method if the config has no schedule, because a callback is
+            going to set it; None to refuse that.
 
     Raises:
         ConfigError: no method is set; a named method has no `model.lr_schedule.method`; an instance is built
@@ -41,9 +46,10 @@ def make_optimizer(config: Config) -> keras.optimizers.Optimizer:
     method = config[_METHOD]
     schedule = schedules.from_config(config)
     if isinstance(method, str):
-        if schedule is None:
+        rate = without_schedule if schedule is None else float(schedule(0))
+        if rate is None:
             raise ConfigError(f"model.lr_schedule.method is not set; the optimizer {method!r} needs a learning rate")
-        return _named(method, float(schedule(0)), config)
+        return _named(method, rate, config)
     optimizer = _given(method)
     if schedule is not None:
         try:

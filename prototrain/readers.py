@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import DataError
+from prototrain.system.waiting import announcing
 
 PathLike: TypeAlias = str | os.PathLike[str]
 Features: TypeAlias = Mapping[str, tuple[Any, Sequence[int]]]  # dtype (or its name) and shape of each
@@ -27,6 +28,8 @@ Checker: TypeAlias = Callable[[Any], str | None]
 Specs: TypeAlias = Mapping[str, tuple[Checker, tuple[int, ...]]]
 
 IMAGE_EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
+
+_LIVE = "is_live_for_prototrain"  # on the Python object of a dataset
 
 # Parallel, and still the same order in every run.
 _PARALLEL: Any = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
@@ -181,54 +184,85 @@ def tfrecords(
     return records.map(lambda record: tf.io.parse_single_example(record, parsed), **_PARALLEL)
 
 
-def dataflow(flow: Iterable[Any], *, names: Sequence[str] | None = None, batched: bool = False) -> tf.data.Dataset:
+def dataflow(
+    flow: Iterable[Any],
+    *,
+    names: Sequence[str] | None = None,
+    batched: bool = False,
+    spec: Mapping[str, tf.TensorSpec] | None = None,
+    live: bool = False,
+) -> tf.data.Dataset:
     """Reads a DataFlow of tensorpack's, or whatever gives one data point after the other.
 
-    Its `reset_state()` is called now, if it has one, and its first data point is read to see what it is like. The flow
-    stays Python code: a resumed run reads again from the start of the pass, so make it within `datasets()`, and from
-    seeds.
+    Its `reset_state()` is called now, if it has one, and its first data point is read to see what it is like, unless
+    `spec` says it. The flow stays Python code: a resumed run reads again from the start of the pass, so make it within
+    `datasets()`, and from seeds.
+
+    What a flow gives may also come from the run itself, such as from games that are played with the model as it is
+    (``live=True``). Then nothing of it is read before it is trained on, so that it may wait for its callback's
+    `before_train`, and a resumed run goes on with what it gives then.
 
     Args:
         flow: gives lists, tuples or dicts of arrays and numbers, anew each time it is iterated over.
         names: of the components of a list or tuple; of a dict, those that are taken, by default all.
         batched: whether a data point is a batch, whose first axis may have another length in another one.
+        spec: what a data point looks like, by name; in place of looking at the first one.
+        live: whether it gives something else each time; needs `spec`.
 
     Returns:
         A dataset of dictionaries name -> tensor, of the dtypes and shapes of the first data point. It has `len(flow)`
         elements, if the flow has a length.
 
     Raises:
-        DataError: the flow is empty or can be read once only, or the names do not fit its data points.
+        DataError: the flow is empty or can be read once only, the names do not fit its data points, or it is live and
+            has no `spec`.
     """
+    kind = type(flow).__name__
+    if live and spec is None:
+        raise DataError(
+            f"{kind} is live, so it cannot be looked at: say what it gives with spec={{name: tf.TensorSpec}}"
+        )
+    if isinstance(flow, Iterator):
+        raise DataError(f"a {kind} can be read once only: give what it was made of, or a DataFlow")
+    names = list(spec) if names is None and spec is not None else names
     if hasattr(flow, "reset_state"):
         flow.reset_state()
-    passing = iter(flow)
-    if passing is flow:
-        raise DataError(f"a {type(flow).__name__} can be read once only: give what it was made of, or a DataFlow")
-    first = next(passing, None)
-    if first is None:
-        raise DataError(f"{type(flow).__name__} gave no data point")
-
-    def spec(name: str, value: Any) -> tf.TensorSpec:
-        array = np.asarray(value)
-        if batched and not array.shape:
-            raise DataError(
-                f"{name!r} of {type(flow).__name__} is a number, and with batched=True it must have an axis"
-            )
-        shape = [None, *array.shape[1:]] if batched else array.shape
-        return tf.TensorSpec(shape, tf.string if array.dtype.kind in "OSU" else array.dtype)
 
     def points() -> Iterator[dict[str, Any]]:
         for point in flow:
-            yield _named(point, names, type(flow).__name__)
+            yield _named(point, names, kind)
 
-    signature = {name: spec(name, value) for name, value in _named(first, names, type(flow).__name__).items()}
+    signature = dict(spec) if spec is not None else _look_at(flow, names, batched)
     dataset = tf.data.Dataset.from_generator(points, output_signature=signature)
+    setattr(dataset, _LIVE, live)
     try:
         length = len(flow)  # type: ignore[arg-type]
     except (TypeError, ValueError, NotImplementedError):  # it has none, or no end
         return dataset
     return dataset.apply(tf.data.experimental.assert_cardinality(length))
+
+
+def is_live(stage: Any) -> bool:
+    """Whether a stage of a dataset is a `dataflow` that is live."""
+    return getattr(stage, _LIVE, False) is True
+
+
+def _look_at(flow: Iterable[Any], names: Sequence[str] | None, batched: bool) -> dict[str, tf.TensorSpec]:
+    """What the data points of a flow are like, from the first one."""
+    kind = type(flow).__name__
+    with announcing(f"waiting for the first data point of {kind} (with spec=... none is read here)"):
+        first = next(iter(flow), None)
+    if first is None:
+        raise DataError(f"{kind} gave no data point")
+
+    def spec(name: str, value: Any) -> tf.TensorSpec:
+        array = np.asarray(value)
+        if batched and not array.shape:
+            raise DataError(f"{name!r} of {kind} is a number, and with batched=True it must have an axis")
+        shape = [None, *array.shape[1:]] if batched else array.shape
+        return tf.TensorSpec(shape, tf.string if array.dtype.kind in "OSU" else array.dtype)
+
+    return {name: spec(name, value) for name, value in _named(first, names, kind).items()}
 
 
 def _named(point: Any, names: Sequence[str] | None, flow: str) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -30,16 +30,23 @@ class Tower:
         index: its number among all towers, from 0.
         count: how many towers there are, on all machines.
         training: whether it is built for training.
+        read_step: returns the number of completed steps.
     """
 
     index: int
     count: int
     training: bool
+    read_step: Callable[[], Any] = field(default=lambda: 0, repr=False, compare=False)
 
     @property
     def is_first(self) -> bool:
         """Whether this is the tower that speaks for all where one has to."""
         return self.index == 0
+
+    @property
+    def global_step(self) -> tf.Tensor:
+        """The number of completed steps, an int64 scalar: in a step that is trained, of those before it."""
+        return tf.convert_to_tensor(self.read_step(), tf.int64)
 
 
 _building = threading.local()  # towers are traced in threads of their own
@@ -64,13 +71,16 @@ def tower_index() -> int:
 
 
 @contextmanager
-def building(count: int, training: bool, index: int | None = None) -> Iterator[None]:
+def building(
+    count: int, training: bool, index: int | None = None, step: Callable[[], Any] = lambda: 0
+) -> Iterator[None]:
     """Let `current_tower` answer for the tower whose `build` is about to be called.
 
     Args:
         count: how many towers there are.
         training: whether it is built for training.
         index: the tower's, if TensorFlow does not know it.
+        step: returns the number of completed steps.
     """
     context = tf.distribute.get_replica_context()
     inside = context is not None and context.num_replicas_in_sync > 1
@@ -78,7 +88,7 @@ def building(count: int, training: bool, index: int | None = None) -> Iterator[N
     # In a traced tower its number is a constant of the graph.
     if index is None:
         index = int(tf.get_static_value(tf.convert_to_tensor(context.replica_id_in_sync_group))) if inside else 0
-    _building.tower = Tower(index, count, training)
+    _building.tower = Tower(index, count, training, step)
     try:
         yield
     finally:

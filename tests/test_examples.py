@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,17 +16,27 @@ import pytest
 from prototrain import Callback
 from prototrain.callbacks import JSONWriter, SaveOnExit, StopOnNaN, Summaries, Validation
 from prototrain.checkpoint import Checkpoints
+from prototrain.errors import StepError
 from tests.conftest import ROOT
 from tests.tiny import PressesCtrlC
 
 
-@pytest.fixture(scope="module")
-def evolution() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("evolution", ROOT / "examples" / "evolution.py")
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def evolution() -> ModuleType:
+    return load("evolution")
+
+
+@pytest.fixture(scope="module")
+def dqn() -> ModuleType:
+    return load("dqn")
 
 
 def test_evolution_stopped_and_resumed_ends_in_the_same_bits(evolution: ModuleType, tmp_path: Path) -> None:
@@ -61,3 +72,34 @@ def test_evolution_as_a_script(evolution: ModuleType, tmp_path: Path, monkeypatc
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [3, 5]
     assert {"trn/loss", "vld/loss", "vld/accuracy"} <= set(rows[-1])
+
+
+def test_dqn_learns_and_goes_on_with_its_memory(dqn: ModuleType, tmp_path: Path) -> None:
+    def run(steps: int, *callbacks: Callback) -> Any:
+        trainer, of_example = dqn.make(tmp_path)
+        trainer.train([*of_example, *callbacks], steps_per_epoch=250, max_steps=steps)
+        return trainer
+
+    with pytest.raises(KeyboardInterrupt):
+        run(1400, PressesCtrlC(400))
+    made = Checkpoints(tmp_path / "checkpoints", print).newest().variables()["callbacks/replay/made"]
+    trainer = run(1400)
+    assert trainer.session.resume_line().startswith(
+        "resumed at step 400, not bit-exact, because the training data starts"
+    )
+    remembered = trainer.state["callbacks/replay/made"]
+    assert made[0] >= 390 * dqn.MOVES_PER_BATCH and remembered[0] >= made[0] + 980 * dqn.MOVES_PER_BATCH
+    assert trainer.monitors.latest("score/mean") > 0.4  # chance comes to -0.6
+    target, online = (trainer.variables[f"{name}/q/kernel"].numpy() for name in ("target", "online"))
+    assert np.array_equal(target, online)  # as RunOp has left them after step 1400
+    assert not [thread for thread in threading.enumerate() if thread.name in ("player", "AsyncPredictor")]
+
+
+def test_a_player_that_fails_ends_the_run(dqn: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any, action: int) -> None:
+        raise ValueError("the game is broken")
+
+    trainer, callbacks = dqn.make(None)
+    monkeypatch.setattr(dqn.Catch, "step", fail)
+    with pytest.raises(StepError, match=r"step 1 failed in the data: .*the game is broken"):
+        trainer.train([callback for callback in callbacks if not isinstance(callback, (JSONWriter, SaveOnExit))][:5])

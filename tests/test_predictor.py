@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -7,8 +9,26 @@ import pytest
 import tensorflow as tf
 
 from prototrain.callbacks import CallbackFactory
-from prototrain.errors import ModelError
-from tests.tiny import tiny_arrays, tiny_trainer
+from prototrain.errors import DataError, ModelError
+from prototrain.predictor import AsyncPredictor, DatasetPredictor, Predictor
+from prototrain.predictor.traces import MOST_TRACES, OFTEN
+from prototrain.trainers.tower import SimpleTrainer
+from tests.tiny import tiny_arrays, tiny_build, tiny_trainer
+
+
+@pytest.fixture(scope="module")
+def trainer() -> SimpleTrainer:
+    """Of a tiny model that also goes on from a state, from noise, and from tuples, if it is given them."""
+
+    def build(inputs: Any, train_phase: bool) -> Any:
+        net = tiny_build(inputs if "x" in inputs else {"x": inputs["z"]}, train_phase)
+        steps = [net.fc0 for _ in range(inputs["times"].shape[1])] if "times" in inputs else [net.fc0]  # a known size
+        net.state = sum(steps) + inputs["state"] if "state" in inputs else sum(steps)
+        net.pair = tuple(value + 1 for value in inputs["pair"]) if "pair" in inputs else ()
+        net.count = tf.shape(inputs["images"])[0] if "images" in inputs else tf.constant(0)
+        return net
+
+    return tiny_trainer(build=build)
 
 
 def test_it_follows_the_training() -> None:
@@ -23,31 +43,176 @@ def test_it_follows_the_training() -> None:
 
 
 @pytest.mark.parametrize("convert", [np.asarray, tf.constant, lambda x: x.astype(np.float64), np.ndarray.tolist])
-def test_arrays_tensors_and_lists(convert: Any) -> None:
-    trainer = tiny_trainer()
+def test_arrays_tensors_and_lists(trainer: SimpleTrainer, convert: Any) -> None:
     x = tiny_arrays(5)["x"]
     (logits,) = trainer.get_predictor(["x"], ["logits"])(convert(x))
     assert np.array_equal(logits, trainer.build({"x": tf.constant(x)}, False)["logits"])
 
 
-def test_batches_of_any_size_share_few_traces() -> None:
-    predict = tiny_trainer().get_predictor(["x"], ["logits"])
+def test_batches_of_any_size_share_few_traces(trainer: SimpleTrainer) -> None:
+    predict = trainer.get_predictor(["x"], ["logits"])
     for size in range(1, 6):
         assert predict(np.ones([size, 4]))[0].shape == (size, 2)
-    assert predict._call.experimental_get_tracing_count() <= 2
+    assert predict._traces.made == 2
+
+
+def test_inputs_that_no_training_batch_has(trainer: SimpleTrainer) -> None:
+    x = tiny_arrays(3)["x"]
+    (hidden,) = trainer.get_predictor(["x"], ["fc0"])(x)
+    on, state = trainer.get_predictor(["x", "state"], ["state", "logits"]), np.full([3, 6], 0.5)  # float64
+    first, _ = on(x, state)
+    assert np.array_equal(first, hidden + np.float32(0.5)) and np.array_equal(on(x, first)[0], hidden + first)
+    assert np.array_equal(trainer.get_predictor(["z"], ["fc0"])(x)[0], hidden)
+    ((one, two),) = trainer.get_predictor(["x", "pair"], ["pair"])(x, (1, [2.5]))
+    assert one == 2 and two.tolist() == [3.5]
+    assert (
+        trainer.get_predictor(["x", "images"], ["count"])(x, np.zeros([7, 2]))[0] == 7
+    )  # nothing but its shape counts
+
+
+def test_each_shape_has_its_trace_and_there_is_an_end_to_it(
+    trainer: SimpleTrainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    predict = trainer.get_predictor(["x", "times"], ["state"])
+    x = tiny_arrays(1)["x"]
+    (once,) = predict(x, np.ones([1, 1]))
+    for times in range(2, OFTEN + 4):  # a size that must be known when it is traced
+        np.testing.assert_allclose(predict(x, np.ones([1, times]))[0], once * times, rtol=1e-5)
+    said = capsys.readouterr().out
+    assert said.count(f"the predictor from x, times to state was traced {OFTEN} times") == 1
+    assert len(predict._traces._traces) <= MOST_TRACES
+
+
+def test_many_shapes_share_a_trace_where_they_can() -> None:
+    def build(inputs: Any, train_phase: bool) -> Any:
+        return {"sum": tf.reduce_sum(inputs["x"])}
+
+    trainer = SimpleNamespace(element_spec=None, build=build)
+    predict = Predictor(trainer, ["x"], ["sum"])
+    assert [int(predict(np.ones([2, size]))[0]) for size in range(40)] == [2 * size for size in range(40)]
+    assert predict._traces.made < 12
 
 
 @pytest.mark.parametrize(
     ("inputs", "outputs", "given", "message"),
     [
-        (["z"], ["logits"], [], "no input 'z'; a training batch has: x, y"),
+        (["x", "stat"], ["logits"], [np.ones([2, 4]), 1.0], "does not read the input 'stat'; it knows of: x, .*state"),
+        (["q"], ["logits"], [np.ones([2, 4])], "asks for 'z'; the predictor is given: q"),
         (["x"], ["what"], [np.ones([2, 4])], "no output 'what'; it has: x, fc0"),
         (["x"], ["logits"], [np.ones([2, 4]), 1], r"takes 1 inputs \(x\), got 2"),
-        (["x"], ["logits"], [np.ones([2, 5])], r"input 'x' must have shape \(None, 4\), got \(2, 5\)"),
-        (["x"], ["logits"], [np.ones([4])], r"input 'x' must have shape \(None, 4\), got \(4,\)"),
+        (["x"], ["logits"], [np.ones([2, 5])], r"cannot do with 'x' of shape \(2, 5\) \(.* 'x' of shape \(None, 4\)\)"),
+        (["x", "state"], ["state"], [np.ones([2, 4]), np.ones([3, 6])], r"cannot do with .*'state' of shape \(3, 6\)"),
         ("x", ["logits"], [], "input_names must be a list of names"),
     ],
 )
-def test_mistakes(inputs: Any, outputs: Any, given: Any, message: str) -> None:
+def test_mistakes(trainer: SimpleTrainer, inputs: Any, outputs: Any, given: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        tiny_trainer().get_predictor(inputs, outputs)(*given)
+        trainer.get_predictor(inputs, outputs)(*given)
+
+
+# -- AsyncPredictor ---------------------------------------------------------------------------------------------------
+
+
+def test_requests_of_many_threads_become_few_batches() -> None:
+    begun, may_go_on = threading.Event(), threading.Event()
+    sizes: list[int] = []
+
+    def double(x: Any, y: Any) -> list[Any]:
+        sizes.append(len(x))
+        begun.set()
+        may_go_on.wait(10)
+        return [2 * x, (y, {"sum": x.sum(1) + y})]
+
+    with AsyncPredictor(double, batch_size=4) as predict:
+        first = predict.submit([1.0, 2.0], 3)
+        assert begun.wait(10)
+        futures = [predict.submit([index, 0.0], index) for index in range(9)]
+        dropped = predict.submit([0.0, 0.0], 0)
+        assert dropped.cancel()
+        odd = predict.submit([1.0, 2.0, 3.0], 0)  # of another shape
+        may_go_on.set()
+        assert predict([5.0, 6.0], 1)[0].tolist() == [10.0, 12.0]
+        twice, (y, parts) = first.result(10)
+        assert twice.tolist() == [2.0, 4.0] and y == 3 and parts["sum"] == 6.0
+        assert [future.result(10)[1][0] for future in futures] == list(range(9))
+        assert odd.result(10)[0].shape == (3,)
+        last = predict.submit([0.0, 1.0], 1)
+    assert last.done() and max(sizes) == 4 and sizes[:3] == [1, 4, 4]
+    assert not any(thread.is_alive() for thread in predict._threads)
+    with pytest.raises(ModelError, match="is closed"):
+        predict.submit([0.0], 0)
+    predict.close()
+
+
+def test_errors_reach_whoever_waits_and_the_rest_goes_on() -> None:
+    def fail(x: Any) -> list[Any]:
+        if x.max() > 1:
+            raise ZeroDivisionError("too large")
+        return [x if x.max() else x[0, 0]]
+
+    with AsyncPredictor(fail, threads=2) as predict:
+        with pytest.raises(ZeroDivisionError, match="too large"):
+            predict([2.0])
+        with pytest.raises(ModelError, match=r"output of shape \(\); it must have a row for each"):
+            predict([0.0])
+        assert predict([1.0]) == [1.0]
+        with pytest.raises(ModelError, match="at least 1"):
+            AsyncPredictor(fail, batch_size=0)
+
+
+def test_closing_without_answers_and_being_forgotten() -> None:
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def wait(x: Any) -> list[Any]:
+        begun.set()
+        may_go_on.wait(10)
+        return [x]
+
+    predict = AsyncPredictor(wait, batch_size=1)
+    first, second = predict.submit(1), predict.submit(2)
+    assert begun.wait(10)
+    threading.Timer(0.05, may_go_on.set).start()
+    predict.close(cancel=True)
+    assert first.result(10) == [1] and second.cancelled()
+    forgotten = AsyncPredictor(wait)
+    (thread,) = forgotten._threads
+    del forgotten
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_with_a_model(trainer: SimpleTrainer) -> None:
+    x = tiny_arrays(6)["x"]
+    (expected,) = trainer.get_predictor(["x"], ["logits"])(x)
+    with AsyncPredictor(trainer.get_predictor(["x"], ["logits"])) as predict:
+        found = [future.result(30)[0] for future in [predict.submit(row) for row in x]]
+        with pytest.raises(ModelError, match=r"cannot do with 'x' of shape \(1, 3\)"):
+            predict(x[0, :3])
+    np.testing.assert_allclose(np.stack(found), expected, rtol=1e-5, atol=1e-6)
+
+
+# -- DatasetPredictor -------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_dataset(trainer: SimpleTrainer) -> None:
+    predict = trainer.get_predictor(["x"], ["logits", "fc0"])
+    x = tiny_arrays(20)["x"]
+    logits, hidden = DatasetPredictor(predict, trainer.datasets["vld"]).predict_all()
+    assert np.allclose(logits, predict(x)[0], atol=1e-6) and hidden.shape == (20, 6)
+    assert [len(logits) for logits, _ in DatasetPredictor(predict, [{"x": x[:3]}, (x[3:],)], bar=False)] == [3, 17]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        ([], "the dataset is empty"),
+        (tf.data.Dataset.from_tensors({"x": np.ones([2, 4], np.float32)}).repeat(), "has no end; leave out its repeat"),
+        ([{"y": 1}], "a batch has no 'x'; it has: y"),
+        ([np.ones([2, 4])], "must be a dict, or have x in this order; got ndarray"),
+        ([{"x": np.ones([1, 4])}] * 2, "outputs 'loss' of shapes .* do not fit together"),
+    ],
+)
+def test_datasets_that_will_not_do(trainer: SimpleTrainer, dataset: Any, message: str) -> None:
+    output = "count" if "loss" in message else "logits"
+    with pytest.raises(DataError, match=message.replace("loss", output)):
+        DatasetPredictor(trainer.get_predictor(["x"], [output]), dataset).predict_all()

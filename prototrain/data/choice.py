@@ -20,7 +20,7 @@ WAITING = "waiting for the first batch of the training data"
 
 
 def choose_position(
-    source: Source, announce: Callable[[str], None], *, is_single_pass: bool
+    source: Source, announce: Callable[[str], None], *, is_single_pass: bool, made_up: dict[str, Any] | None = None
 ) -> tuple[Position, str, dict[str, Any]]:
     """Choose by what is known of the training dataset's stages; nothing is tried.
 
@@ -28,6 +28,7 @@ def choose_position(
         source: builds the datasets.
         announce: called with a line of text that the user should know.
         is_single_pass: whether the end of the data ends the training.
+        made_up: in place of the first batch, which is not read then.
 
     Returns:
         the position, why it is not a saved one (or nothing), and the first batch.
@@ -45,15 +46,15 @@ def choose_position(
         except NOT_SAVABLE as error:
             reason = f"its iterator cannot be saved: {cause(error)}"
         else:
-            return position, "", patiently(position.look, announce, WAITING)
-    first = _look(source.training, announce)
+            return position, "", patiently(position.look, announce, WAITING) if made_up is None else made_up
     looked_at = source.training
+    first = _look(looked_at, announce) if made_up is None else made_up
     source.build_anew()
     why_not = None if is_single_pass else _why_not_repeated(known, source, looked_at)
     if is_single_pass or why_not is not None:
         reason = why_not or reason
         return RestartedPosition(source, announce, reason), reason, first
-    return ReplayedPosition(source, announce, known, to_make, first), reason, first
+    return ReplayedPosition(source, announce, known, to_make, first if made_up is None else None), reason, first
 
 
 def _look(dataset: Any, announce: Callable[[str], None]) -> dict[str, Any]:

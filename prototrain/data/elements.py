@@ -149,6 +149,54 @@ def batch_size(inputs: Mapping[str, Any]) -> tf.Tensor:
     raise DataError("a batch has no dimension of examples, only scalars: the dataset must be batched, with .batch(...)")
 
 
+def check_spec(declared: Mapping[str, Any], spec: Mapping[str, Any]) -> None:
+    """Check that batches look as a model says that they do.
+
+    Args:
+        declared: the model's `element_spec`.
+        spec: that of the training dataset.
+
+    Raises:
+        DataError: it names what is not as it was declared.
+    """
+    said, found = by_path(declared), by_path(spec)
+    odd = [path for path, one in said.items() if not isinstance(one, _TENSORS)]
+    if odd:
+        raise DataError(f"element_spec: {odd[0]!r} must be a tf.TensorSpec, not {said[odd[0]]!r}")
+    if said.keys() != found.keys():
+        raise DataError(f"element_spec has {', '.join(said)}; a batch of the dataset 'trn' has {', '.join(found)}")
+    for path, one in said.items():
+        if one.most_specific_common_supertype([found[path]]) is None or not one.shape.is_compatible_with(
+            found[path].shape
+        ):
+            raise DataError(f"element_spec: {path!r} is {one}; in the dataset 'trn' it is {found[path]}")
+
+
+def made_up_batch(declared: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
+    """A batch of zeros, to build a model on before there is any data.
+
+    Args:
+        declared: what a batch looks like; an open first dimension is that of the examples, other open ones are 1.
+        batch_size: the number of examples.
+    """
+
+    def zeros(spec: Any) -> Any:
+        rank = spec.shape.rank
+        if rank is None:
+            raise DataError(f"element_spec: {spec} must have a known rank")
+        shape = [size if size is not None else 1 if axis else batch_size for axis, size in enumerate(spec.shape)]
+        if isinstance(spec, tf.SparseTensorSpec):
+            return tf.sparse.from_dense(tf.zeros(shape, spec.dtype))
+        dense = tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
+        return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank) if _is_ragged(spec) else dense
+
+    return dict(tf.nest.map_structure(zeros, dict(declared)))
+
+
+def _is_ragged(spec: Any) -> bool:
+    return isinstance(spec, tf.RaggedTensorSpec) and spec.ragged_rank > 0
+
+
 def first_batch(iterator: Any) -> dict[str, Any]:
     """Read one batch of the training dataset.
 

@@ -29,9 +29,14 @@ from prototrain.data.worth import (
     Saved,
     Worth,
 )
+from prototrain.readers import is_live
 
 _GENERATOR = b"@@epoch_num_random_samples"  # what TensorFlow calls a part of a shuffle's state
 _NAME = re.compile(rb"Iterator::[\w:\[\]]+")
+STATELESS = (
+    "draw them with tf.random.stateless_* or tf.image.stateless_random_*, and a seed made of the index that "
+    "Dataset.enumerate() gives"
+)
 _UNNAMED = "(its name is computed)"
 
 
@@ -81,6 +86,8 @@ def _findings(dataset: tf.data.Dataset) -> Iterator[_Finding]:
     yield from _of_options(dataset.options())
     for stage in stages(dataset):
         name = shown(stage)
+        if is_live(stage):
+            yield _Finding(Worth(Saved.NOT_WHOLE, Again.NO), "it is made while the run goes on (live=True)")
         worth = STAGES.get(name_of(stage), NOT_KNOWN)
         if name_of(stage) == "_Variant" and {node.op for node in nodes(stage)} <= {*HIDDEN} and nodes(stage):
             worth = PLAIN
@@ -110,7 +117,7 @@ def _findings(dataset: tf.data.Dataset) -> Iterator[_Finding]:
         yield _Finding(
             Worth(Saved.NOT_WHOLE, Again.NO),
             f"{drawing} draws random numbers for what is read ahead, by chance more or less, when a part that is "
-            "repeated is ended early",
+            f"repeated is ended early; {STATELESS}",
         )
 
 
@@ -193,11 +200,12 @@ def _of_functions(stage: Any) -> Iterator[_Finding]:
             worth = STATEFUL_OPERATIONS.get(op.type, NOT_KNOWN)
         what = IN_WORDS.get(op.type, f"runs the op {op.type}")
         what += ", of which nothing is known" if worth == NOT_KNOWN and op.type not in IN_WORDS else ""
-        why = f"the function of {shown(stage)} {what}"
+        why = f"the function of {shown(stage)} {what}" + (f"; {STATELESS}" if op.type in RANDOM_OPERATIONS else "")
         yield _Finding(worth, why)
         if op.type in RANDOM_OPERATIONS and (parallel or not (op.get_attr("seed") or op.get_attr("seed2"))):
             how = "in parallel" if parallel else "without a seed"
-            yield _Finding(Worth(Saved.NOT_WHOLE, Again.NO), f"{shown(stage)} draws random numbers {how}")
+            why = f"{shown(stage)} draws random numbers {how}; {STATELESS}"
+            yield _Finding(Worth(Saved.NOT_WHOLE, Again.NO), why)
         if op.type == "ShuffleDatasetV3" and not any(tf.get_static_value(seed) for seed in op.inputs[2:4]):
             yield _Finding(Worth(Saved.NOT_WHOLE, Again.NO), f"{shown(stage)} shuffles without a seed")
 

@@ -28,7 +28,7 @@ class ReplayedPosition(Position):
         announce: see `Position`.
         known: of the training dataset.
         caches: files that the first pass has still to make.
-        first: the first batch.
+        first: the first batch; None if nobody has read it.
     """
 
     mode = "replay"
@@ -39,7 +39,7 @@ class ReplayedPosition(Position):
         super().__init__(source, announce)
         self._caches = caches
         self._digest = RollingDigest() if known.is_python else None
-        self._first = digest_of(first) if known.is_python else None
+        self._first = digest_of(first) if known.is_python and first is not None else None
         self._expected: str | None = None  # at the present offset, while there are batches behind
         self._start(source.training, 0)
 
@@ -76,7 +76,8 @@ class ReplayedPosition(Position):
         self.begin(number)
         self.offset = self.behind = meta["offset"]
         self._expected = meta.get("digest")
-        return OTHER_BATCHES if meta.get("first batch", self._first) != self._first else None
+        then = meta.get("first batch")
+        return OTHER_BATCHES if None not in (then, self._first) and then != self._first else None
 
     def caught_up(self) -> str | None:
         expected, self._expected = self._expected, None

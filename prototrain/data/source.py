@@ -14,6 +14,7 @@ from prototrain.checkpoint.global_random import global_random_kept
 from prototrain.data.elements import check_dataset
 from prototrain.data.pipeline import describe_sources
 from prototrain.errors import DataError
+from prototrain.system.waiting import announcing
 
 Datasets = dict[str, tf.data.Dataset]
 
@@ -68,7 +69,12 @@ class Source:
 
     def _call(self, number: int) -> Datasets:
         digest = hashlib.sha256(f"{self.seed}/{number}".encode()).digest()
-        with _making(number), _seeded(self.seed, self.seed if number == 0 else int.from_bytes(digest[:4], "big")):
+        waiting = announcing("waiting for the model's datasets()", self._announce)
+        with (
+            waiting,
+            _making(number),
+            _seeded(self.seed, self.seed if number == 0 else int.from_bytes(digest[:4], "big")),
+        ):
             datasets = self._make()
         if not isinstance(datasets, dict) or "trn" not in datasets:
             given = ", ".join(map(repr, datasets)) if isinstance(datasets, dict) else type(datasets).__name__

@@ -5,17 +5,20 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 import tensorflow as tf
 
 from prototrain.data.choice import choose_position
+from prototrain.data.elements import check_spec, made_up_batch
 from prototrain.data.pipeline import describe_pipeline, first_difference
 from prototrain.data.source import Source
+from prototrain.data.stages import stages
 from prototrain.data.waiting import PATIENCE
 from prototrain.errors import CheckpointError, DataError, StopTraining
+from prototrain.readers import is_live
 from prototrain.system.tracebacks import cause
 from prototrain.system.wording import ALLOW_CHANGED_DATA, FRESH
 
@@ -40,6 +43,9 @@ class TrainingData:
         make: a model's `datasets`; called again for each pass where the position has to be replayed.
         seed: the run's seed, which a dataset without one of its own gets.
         announce: called with a line of text that the user should know.
+        declared: what a training batch looks like, by name. Then nothing is read before it is trained on, and the first
+            batch is one of zeros; so it is with data that is live, too.
+        batch_size: the number of examples in such a batch, where the shape leaves it open.
         repeat: whether a dataset with an end begins anew there; otherwise that is the end of the training, and a
             resumed run reads it from its start.
         clock: returns the time in seconds.
@@ -47,14 +53,14 @@ class TrainingData:
     Attributes:
         datasets: everything that `make` returned, by name.
         element_spec: of a training batch.
-        first_batch: of the training data.
+        first_batch: of the training data, or what was made up in its place.
         reason: why the mode is not "iterator".
         caveat: why the place that was restored last is not the exact one, or None.
         allow_changes: whether a restore goes on with other data than was saved.
         cardinality: batches of one pass, or None if it is not known or endless.
 
     Raises:
-        DataError: the dataset is empty, or its elements are not dicts of tensors.
+        DataError: the dataset is empty, or its elements are not dicts of tensors, or not what was declared.
     """
 
     def __init__(
@@ -63,6 +69,8 @@ class TrainingData:
         *,
         seed: int,
         announce: Callable[[str], None] = print,
+        declared: Mapping[str, Any] | None = None,
+        batch_size: int = 1,
         repeat: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -76,8 +84,13 @@ class TrainingData:
         length = int(training.cardinality())
         self.cardinality = length if length >= 0 else None
         self._is_single_pass = not repeat and length != tf.data.INFINITE_CARDINALITY
+        if declared is not None:
+            check_spec(declared, training.element_spec)
+        elif any(map(is_live, stages(training))):
+            declared = training.element_spec
+        made_up = None if declared is None else made_up_batch(declared, batch_size)
         self._position, self.reason, self.first_batch = choose_position(
-            self._source, announce, is_single_pass=self._is_single_pass
+            self._source, announce, is_single_pass=self._is_single_pass, made_up=made_up
         )
         self.datasets = self._source.datasets
         self.element_spec = self._source.training.element_spec

@@ -105,7 +105,7 @@ class BuiltProgram(BuiltModel):
         """
         theirs = {name: components(variable)[0] for name, variable in trainer.model_variables.items()}
         self.assign(theirs, "of the run", cure="model_fn must make the same layers in the modes TRAIN and EVAL")
-        self.step, self.stop = trainer.global_step, trainer.stop
+        self.counter.step, self.stop = trainer.global_step, trainer.stop
 
 
 def make_trainer(program: Program, experiment: str, distribute: Any) -> ProgramTrainer:

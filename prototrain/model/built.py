@@ -25,12 +25,13 @@ from prototrain.experiment.data_files import describe_files, noting_files
 from prototrain.experiment.provenance import config_provenance, source_digest
 from prototrain.model.evaluation import Evaluation
 from prototrain.model.layer_settings import layer_settings
-from prototrain.model.loading import Model
+from prototrain.model.loading import Model, declared_spec
 from prototrain.model.net import check_net, scalars
 from prototrain.model.placement import Placement
 from prototrain.model.sharing import VariableStore
 from prototrain.model.variables import select, variable_table
 from prototrain.predictor import Predictor
+from prototrain.step.counter import StepCounter
 from prototrain.step.graph_caveats import graph_caveats
 from prototrain.system.graphs import graph_digest
 from prototrain.system.signals import StopRequest
@@ -49,13 +50,15 @@ class BuiltModel:
     without a "loss".
 
     Args:
-        model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
+        model: an object with `config`, `datasets()` and `build(inputs, train_phase)`. If it says what a training batch
+            looks like, as `element_spec`, it is built on zeros, and no data is read before it is trained on.
         placement: the towers; one on the default device if None.
         datasets: in place of the model's `datasets`.
         repeats_data: whether training data with an end begins anew there, or ends the training.
         look: called with this object when the data is there, before the model is built.
         check: called with what `build` returns for training, to say what is wrong with it.
         stop: what ends an evaluation; one that prints nothing if None.
+        counter: counts the steps that are made with the variables; if None, nobody makes any.
         log: prints a line for the user.
 
     Attributes:
@@ -66,7 +69,7 @@ class BuiltModel:
         policy: the name of the Keras policy that says in which precision layers compute.
         graph_digest: of what `build` does for training.
         graph_caveats: what of that a resumed run does not repeat, in words.
-        step: the number of completed steps that the variables are of.
+        counter: the number of completed steps that the variables are of, as `step` has it.
         stop: what ends an evaluation.
 
     Raises:
@@ -83,13 +86,15 @@ class BuiltModel:
         look: Callable[[BuiltModel], object] = lambda built: None,
         check: Callable[[Any], object] = check_net,
         stop: StopRequest | None = None,
+        counter: StepCounter | None = None,
         log: Callable[[str], None] = print,
     ) -> None:
         self.model = model
         self.config = model.config
         self.placement = Placement() if placement is None else placement
         self.stop = StopRequest(lambda text: None) if stop is None else stop
-        self.step = 0
+        self.counter = StepCounter() if counter is None else counter
+        self.counter.prepare()
         self._evaluations: dict[str, Evaluation] = {}
         # Kept here, since Keras has it per thread (towers are traced in threads of their own) and clears it below.
         self.policy: str = self.config["model.mixed_precision"] or keras.config.dtype_policy().name
@@ -102,7 +107,10 @@ class BuiltModel:
         with noting_files(self._files):
             limits = {name: self.config[f"trainer.{name}_batches"] for name in ("limit", "overfit")}
             make = limited(model.datasets if datasets is None else datasets, **limits)
-            self.data = TrainingData(make, seed=seed, announce=log, repeat=repeats_data)
+            declared, size = declared_spec(model), self.config["model.batch_size"]
+            self.data = TrainingData(
+                make, seed=seed, announce=log, declared=declared, batch_size=size, repeat=repeats_data
+            )
         self.datasets = self.data.datasets
         look(self)
         keras.utils.set_random_seed(seed)
@@ -126,7 +134,7 @@ class BuiltModel:
         parts = self.placement.towers * self.config["model.accumulate_steps"]
         first, spec = first_part(self.data.first_batch, parts), self.data.element_spec
         spec = spec if parts == 1 else tf.nest.map_structure(tf.type_spec_from_value, first)
-        with building(self.placement.towers, training=True), dtype_policy(self.policy):
+        with building(self.placement.towers, True, step=self.counter.read), dtype_policy(self.policy):
             with self._store.creating(self.placement.strategy, self.placement.declare_variable):
                 check(self.model.build(first, True))
             graph = self._store.adopt(lambda inputs: check(self.model.build(inputs, True)), spec)
@@ -185,6 +193,11 @@ class BuiltModel:
     # -- using it -----------------------------------------------------------------------------------------------------
 
     @property
+    def step(self) -> int:
+        """The number of completed steps that the variables are of."""
+        return self.counter.step
+
+    @property
     def element_spec(self) -> Mapping[str, Any]:
         """What a training batch looks like, by name."""
         spec: Mapping[str, Any] = self.data.element_spec
@@ -200,7 +213,7 @@ class BuiltModel:
         Returns:
             tensors by name.
         """
-        tower = building(self.placement.towers, train_phase, self.placement.tower_to_build())
+        tower = building(self.placement.towers, train_phase, self.placement.tower_to_build(), self.counter.read)
         with tower, self._store.sharing(), dtype_policy(self.policy):
             return check_net(self.model.build(inputs, train_phase))
 
@@ -274,7 +287,7 @@ class BuiltModel:
         saved = checkpoint.variables() if checkpoint.meta["variables"] else {}
         averages = averaged_weights(saved)
         self.assign({**saved, **averages}, str(checkpoint.path), cure=cure)
-        self.step = checkpoint.step
+        self.counter.step = checkpoint.step
         return bool(averages)
 
     def assign(self, values: Mapping[str, Any], where: str, *, cure: str) -> None:

@@ -80,6 +80,7 @@ class Model:
         build: its function that builds one tower.
         source: the package's directory or the module's file, for the snapshot.
         callbacks: its function that returns callbacks of its own, if it has one.
+        element_spec: what a training batch looks like, or a function that returns it, if it says so.
     """
 
     name: str
@@ -88,9 +89,30 @@ class Model:
     build: Callable[[dict[str, Any], bool], Mapping[str, Any]]
     source: Path | None = None
     callbacks: Callable[[], Iterable[Callback]] | None = None
+    element_spec: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None
 
 
-_PARTS = {"config": "config", "datasets": "datasets", "build": "definition", "callbacks": "callbacks"}
+_PARTS = {
+    "config": "config",
+    "datasets": "datasets",
+    "build": "definition",
+    "callbacks": "callbacks",
+    "element_spec": "datasets",
+}
+_OPTIONAL = ("callbacks", "element_spec")
+
+
+def declared_spec(model: Any) -> Mapping[str, Any] | None:
+    """What a model says that a training batch looks like, with its `element_spec`; None if it has none.
+
+    Raises:
+        ModelError: it is not a dict.
+    """
+    declared = getattr(model, "element_spec", None)
+    declared = declared() if callable(declared) else declared
+    if declared is not None and not isinstance(declared, Mapping):
+        raise ModelError(f"element_spec must be a dict of tf.TensorSpec by name, not {type(declared).__name__}")
+    return declared
 
 
 def load_model(name: str) -> Model:
@@ -98,7 +120,8 @@ def load_model(name: str) -> Model:
 
     The package gives `config`, `datasets` and `build` itself, or has them in its modules ``config.py``, ``datasets.py``
     and ``definition.py``. A function `callbacks`, there or in ``callbacks.py``, may add callbacks to those that the
-    config asks for.
+    config asks for, and `element_spec`, there or in ``datasets.py``, says what a training batch looks like, so that
+    none has to be read to build the model.
 
     Args:
         name: a dotted module name such as ``models.simple``.
@@ -114,7 +137,7 @@ def load_model(name: str) -> Model:
     if module is None:
         raise ModelError(f"there is no model {name}: no such module in {Path.cwd()} or among the installed packages")
     parts = {part: _find_part(module, part) for part in _PARTS}
-    missing = [part for part, value in parts.items() if value is None and part != "callbacks"]
+    missing = [part for part, value in parts.items() if value is None and part not in _OPTIONAL]
     if missing:
         homes = [f"{_PARTS[part]}.py" for part in missing] if hasattr(module, "__path__") else []
         file = getattr(module, "__file__", None)  # modules of the interpreter itself have none
@@ -131,7 +154,8 @@ def load_model(name: str) -> Model:
     except ConfigError as error:
         raise ConfigError(f"model {name}: {error}") from error
     config.keep_defaults()
-    return Model(name, config, parts["datasets"], parts["build"], source_of(module), parts["callbacks"])
+    datasets, build, callbacks = (parts[part] for part in ("datasets", "build", "callbacks"))
+    return Model(name, config, datasets, build, source_of(module), callbacks, parts["element_spec"])
 
 
 def _find_part(module: ModuleType, part: str) -> Any:

@@ -19,6 +19,7 @@ from prototrain.errors import ModelError
 from prototrain.model.build_call import BuildCall, Objects, assigns_in_every_step, is_named
 from prototrain.model.kept_values import keeping_values, noting
 from prototrain.model.keras_hooks import call_by, has_automatic_name, layers_within, listening, own_weights, place_again
+from prototrain.step.scratch import is_scratch
 from prototrain.towers import components, tower_index
 
 _ASSIGNS = re.compile(r"Assign(Add|Sub)?VariableOp|ResourceScatter\w*")
@@ -132,7 +133,7 @@ class VariableStore:
         by_handle = {id(variable.handle): variable for variable in graph.variables}
         known = {id(part.handle) for variable in self._created for part in components(variable)}
         for handle in map(id, graph.external_captures):  # in the order of their use
-            if handle in by_handle and handle not in known:
+            if handle in by_handle and handle not in known and not is_scratch(by_handle[handle]):
                 self._add(by_handle[handle])
         self._find_layers(self._thread.call)
         self._check_assignments(self._thread.call, graph)

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from prototrain.callbacks.group import CallbackGroup
 from prototrain.callbacks.monitor import Monitors
 from prototrain.checkpoint.state import model_variables
@@ -15,6 +17,7 @@ from prototrain.errors import ExperimentError, StopTraining
 from prototrain.experiment import Experiment
 from prototrain.experiment.provenance import origin_of, sources_of
 from prototrain.predictor import Predictor
+from prototrain.step.counter import StepCounter
 from prototrain.step.result import StepResult
 from prototrain.system.signals import StopRequest, outlasting
 from prototrain.trainers.banner import closing, describe_run, opening
@@ -46,8 +49,7 @@ class Trainer:
         experiment: the directory of the run, if it is to leave anything behind.
 
     Attributes:
-        global_step: completed steps, over all runs that were resumed.
-        epoch_num: the present epoch, from 1.
+        counter: counts the steps; see `global_step`, `epoch_num` and `local_step`.
         steps_per_epoch, max_epoch, max_steps, total_steps: the length of the run; `total_steps` is where it ends.
         outputs: the last step's scalars by name.
         watched, summary_events: tensors of the last step by name, and TensorBoard events that `tf.summary` calls in it
@@ -78,8 +80,8 @@ class Trainer:
 
     def __init__(self, *, experiment: Experiment | str | Path | None = None) -> None:
         self.experiment = Experiment(experiment) if isinstance(experiment, (str, Path)) else experiment
-        self.global_step = 0
-        self.epoch_num = 1
+        self.counter = StepCounter()
+        self._epoch_num = 1
         self._set_length(RunLength())
         self.outputs: Mapping[str, Any] = {}
         self.watched: Mapping[str, Any] = MappingProxyType({})
@@ -223,7 +225,7 @@ class Trainer:
     ) -> None:
         """Be at a completed step; nobody else writes the counters."""
         self.global_step, self.step_is_whole = step, is_whole
-        self.epoch_num = self.epoch_num if epoch_num is None else epoch_num
+        self._epoch_num = self._epoch_num if epoch_num is None else epoch_num
         self.outputs = self.outputs if outputs is None else outputs
 
     def _take(self, result: StepResult, *, is_whole: bool = True) -> None:
@@ -231,6 +233,28 @@ class Trainer:
         self.go_to(self.global_step + result.steps, outputs=result.outputs or None, is_whole=is_whole)
         self.watched, self.summary_events = result.watched, result.summary_events
         self.times.add_call(tracing=result.tracing, waiting=result.waiting)
+
+    @property
+    def global_step(self) -> int:
+        """Completed steps, over all runs that were resumed. Read while something is traced, such as in a `before_run`
+        or a `train_step`, it is an int64 tensor that has the number of each step, and so are the two below."""
+        step: int = self.counter.read()
+        return step
+
+    @global_step.setter
+    def global_step(self, step: int) -> None:
+        self.counter.step = step
+
+    @property
+    def epoch_num(self) -> int:
+        """The present epoch, from 1."""
+        if tf.executing_eagerly():
+            return self._epoch_num
+        # An iteration belongs to the epoch of the step that it makes, anything else to that of the step behind it.
+        begun = self.counter.in_iteration
+        of = tf.maximum(self.global_step - 1, 0) if begun is None else begun
+        epoch: int = of // self.steps_per_epoch + 1
+        return epoch
 
     @property
     def local_step(self) -> int:
@@ -304,7 +328,7 @@ class Trainer:
 
     def get_predictor(self, input_names: Sequence[str], output_names: Sequence[str]) -> Predictor:
         """A function from arrays to arrays that shares the training variables; see `Predictor` for its arguments."""
-        return Predictor(self, input_names, output_names)
+        return Predictor(self, input_names, output_names, log=self.log)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

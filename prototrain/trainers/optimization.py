@@ -12,9 +12,36 @@ import tensorflow as tf
 from prototrain.callbacks.base import Callback
 from prototrain.callbacks.hyperparameters.learning_rate import LearningRate
 from prototrain.callbacks.proxies import innermost
+from prototrain.config import Config
 from prototrain.config.json_form import encode
-from prototrain.errors import PrototrainError
+from prototrain.errors import ConfigError, PrototrainError
 from prototrain.system.graphs import graph_digest
+
+UNSET_RATE = 0.0
+"""The learning rate of an optimizer for which the config has none, until a callback sets it."""
+
+
+def rate_in_words(config: Config, optimizer: Any) -> str:
+    """The learning rate that a run begins with."""
+    is_unset = config.get("model.lr_schedule.method") is None and rate(optimizer) == UNSET_RATE
+    return "that of a callback" if is_unset else f"{rate(optimizer):.6g}"
+
+
+def require_rate(config: Config, optimizer: Any, callbacks: Iterable[Callback]) -> None:
+    """Check, when the callbacks have begun, that something has set the learning rate.
+
+    Raises:
+        ConfigError: there is none, neither in the config nor by a callback.
+    """
+    method = config.get("model.optimizer.method")
+    if not isinstance(method, str) or config.get("model.lr_schedule.method") is not None or optimizer is None:
+        return
+    scheduled = any(isinstance(innermost(callback), LearningRate) for callback in callbacks)
+    if not scheduled and rate(optimizer) == UNSET_RATE:
+        raise ConfigError(
+            f"model.lr_schedule.method is not set; the optimizer {method!r} needs a learning rate, of the config or of "
+            "a callback such as LearningRate or ScheduledHyperParamSetter"
+        )
 
 
 def own_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

@@ -28,7 +28,7 @@ from prototrain.step.trace import tower_trace
 from prototrain.system.waiting import announcing
 from prototrain.towers import components
 from prototrain.trainers.base import Trainer
-from prototrain.trainers.optimization import optimization, own_optimizer, rate
+from prototrain.trainers.optimization import UNSET_RATE, optimization, own_optimizer, rate_in_words, require_rate
 from prototrain.trainers.registered_optimizers import RegisteredOptimizers
 from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.step_plan import step_plan
@@ -93,6 +93,7 @@ class TowerTrainer(Trainer):
             look=self._look_at_data,
             check=self._check_trainable,
             stop=self.stop,
+            counter=self.counter,
             log=self.log,
         )
         self.data, self.datasets = self.built.data, self.built.datasets
@@ -117,7 +118,10 @@ class TowerTrainer(Trainer):
     def create_optimizers(self) -> None:
         """Make `self.optimizer` (or several of your own) and register its variables in `state`."""
         made = self.optimizer  # by an earlier call, for other variables
-        equal = make_optimizer(self.config) if made is None else type(made).from_config(made.get_config())
+        if made is None:
+            equal = make_optimizer(self.config, without_schedule=UNSET_RATE)
+        else:
+            equal = type(made).from_config(made.get_config())
         self.optimizer = own_optimizer(equal)
         self.register_optimizer("optimizer", self.optimizer, self.trainable.values())
 
@@ -284,6 +288,8 @@ class TowerTrainer(Trainer):
         return type(self).train_step is not TowerTrainer.train_step
 
     def run_steps(self, n: int) -> int:
+        if self.global_step == self.session.began_at:  # by now, callbacks have set what they set
+            require_rate(self.config, self.optimizer, self.callbacks)
         if not self.is_compiled:
             return super().run_steps(n)
         is_first = self._call is None
@@ -364,12 +370,12 @@ class TowerTrainer(Trainer):
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:
         """Average the model's scalars over a dataset; see `BuiltModel.evaluate`."""
-        self.built.step, self.built.stop = self.global_step, self.stop
+        self.built.stop = self.stop
         return self.built.evaluate(dataset, batches)
 
     def rehearse(self, dataset: str, batches: int = 0) -> None:
         if type(self).evaluate is TowerTrainer.evaluate:
-            self.built.step, self.built.stop = self.global_step, self.stop
+            self.built.stop = self.stop
             self.built.rehearse(dataset, batches)
 
     def load_weights(self, path: str | Path) -> None:
@@ -409,7 +415,7 @@ class TowerTrainer(Trainer):
             "global batch": f"{batch} = {self.towers} tower{'s' * (self.towers > 1)} x {batch // self.towers}",
             "data on resume": self.data.describe(),
             "steps on resume": f"not exact: {caveats}" if caveats else None,
-            "learning rate": None if self.optimizer is None else f"{rate(self.optimizer):.6g}",
+            "learning rate": None if self.optimizer is None else rate_in_words(self.config, self.optimizer),
         }
 
     def describe_more(self) -> list[str]:

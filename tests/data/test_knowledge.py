@@ -80,7 +80,7 @@ REPLAYED: dict[str, tuple[Make, str]] = {
     "sampled": (lambda: D.sample_from_datasets([numbers(), numbers()]), "stage (Random|DirectedInterleave)"),
     "a generator": (generated, "Python code"),
     "a Python function": (lambda: numbers().map(lambda x: tf.py_function(lambda y: y, [x], tf.int64)), "Python code"),
-    "random ops": (lambda: numbers().map(noisy), "RandomUniform"),
+    "random ops": (lambda: numbers().map(noisy), r"RandomUniform\w*; draw .* or tf.image.stateless_random_"),
     "random ops behind an early end": (lambda: numbers().map(noisy).take(3).prefetch(2).repeat(2), "RandomUniform"),
     "random ops to the end": (lambda: numbers().map(noisy).prefetch(2).repeat(2), "RandomUniform"),
     "an inner shuffle": (lambda: numbers().flat_map(lambda x: D.range(4).shuffle(4)), "a shuffle in it"),
@@ -101,7 +101,10 @@ RESTARTED: dict[str, tuple[Make, str]] = {
         "ParallelInterleave may give another order",
     ),
     "any order by option": (lambda: with_options(deterministic=False), "its options leave the order open"),
-    "parallel random ops": (lambda: numbers().map(noisy, num_parallel_calls=2), "random numbers in parallel"),
+    "parallel random ops": (
+        lambda: numbers().map(noisy, num_parallel_calls=2),
+        "random numbers in parallel; draw them with tf.random.stateless_",
+    ),
     "random ops ahead of an early end": (
         lambda: numbers().map(noisy).prefetch(2).take(3).repeat(2),
         "Map draws random numbers for what is read ahead",

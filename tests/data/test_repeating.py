@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain.data import cache_files, waiting
+from prototrain import readers
+from prototrain.data import cache_files, elements, waiting
 from prototrain.data.stream import TrainingData
 from prototrain.errors import CheckpointError, DataError
 from tests.data.test_stream import read, save
@@ -217,6 +218,73 @@ def test_a_first_batch_that_takes_long_is_waited_for_aloud(monkeypatch: pytest.M
 
     TrainingData(lambda: generated(generate), seed=5, announce=announce)
     assert lines == ["waiting for the first batch of the training data"]
+
+
+def test_nothing_is_read_ahead_of_the_training_where_batches_are_declared() -> None:
+    reads: list[int] = []
+
+    def generate() -> Iterator[int]:
+        for number in range(1, 5):
+            reads.append(number)
+            yield number
+
+    said = {"x": tf.TensorSpec([None], tf.int64)}
+    source = TrainingData(lambda: generated(generate), seed=5, announce=print, declared=said)
+    assert source.mode == "replay" and source.first_batch["x"].numpy().tolist() == [0] and not reads
+    assert source.next_batch()["x"].numpy().tolist() == [1, 2] and reads
+    batch = elements.made_up_batch(
+        {
+            "x": tf.TensorSpec([None, None, 3], tf.float32),
+            "y": (tf.TensorSpec([None], tf.string), tf.RaggedTensorSpec([None, None], tf.int32, 1)),
+            "z": tf.SparseTensorSpec([None, 4], tf.bool),
+        },
+        2,
+    )
+    assert batch["x"].shape == (2, 1, 3) and batch["y"][0].shape == batch["y"][1].nrows() == 2
+    assert batch["z"].dense_shape.numpy().tolist() == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        ({"z": tf.TensorSpec([None], tf.int64)}, "element_spec has z; a batch of the dataset 'trn' has x"),
+        ({"x": tf.TensorSpec([None], tf.int32)}, "element_spec: 'x' is .*int32.*; in the dataset 'trn' it is .*int64"),
+        ({"x": tf.TensorSpec([], tf.int64)}, "element_spec: 'x' is"),
+        ({"x": tf.int64}, "element_spec: 'x' must be a tf.TensorSpec, not tf.int64"),
+        ({"x": tf.TensorSpec(None, tf.int64)}, "must have a known rank"),
+    ],
+)
+def test_batches_that_are_not_as_declared(declared: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        TrainingData(lambda: generated(lambda: iter(range(4))), seed=5, announce=print, declared=declared)
+
+
+def test_data_that_the_run_itself_makes() -> None:
+    ready, spec = threading.Event(), {"x": tf.TensorSpec([], tf.int64)}
+
+    class Played:
+        made = 0
+
+        def __iter__(self) -> Iterator[dict[str, int]]:
+            assert ready.wait(30)
+            while True:
+                self.made += 1
+                yield {"x": self.made}
+
+    flow = Played()
+
+    def make() -> TrainingData:
+        return TrainingData(
+            lambda: {"trn": readers.dataflow(flow, spec=spec, live=True).batch(2)}, seed=5, announce=print
+        )
+
+    source = make()  # does not wait for anything
+    assert source.describe() == "restart (not exact; it is made while the run goes on (live=True))"
+    ready.set()
+    assert source.next_batch()["x"].numpy().tolist() == [1, 2]
+    source.stop_reading()
+    with pytest.raises(DataError, match="Played is live, so it cannot be looked at"):
+        readers.dataflow(flow, live=True)
 
 
 def test_a_first_batch_that_fails_says_so() -> None:

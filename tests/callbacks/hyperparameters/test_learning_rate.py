@@ -10,9 +10,10 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Callback
-from prototrain.callbacks import LearningRate, SaveOnExit
-from prototrain.errors import CallbackError
-from tests.tiny import CountingTrainer, tiny_trainer, values
+from prototrain.callbacks import LearningRate, SaveOnExit, ScheduledHyperParamSetter
+from prototrain.errors import CallbackError, ConfigError
+from prototrain.trainers.tower import SimpleTrainer
+from tests.tiny import CountingTrainer, tiny_model, tiny_trainer, values
 
 
 class Rates(Callback):
@@ -60,6 +61,24 @@ def test_a_constant_and_zero_are_schedules_too() -> None:
     rates = Rates()
     tiny_trainer().train([LearningRate(lambda step: 0.0), rates], max_steps=2)
     assert rates.rates == {1: 0.0, 2: 0.0}
+
+
+def test_the_config_needs_no_schedule_where_a_callback_sets_the_rate(experiment: Path) -> None:
+    def without(experiment: Path | None = None) -> SimpleTrainer:
+        model = tiny_model()
+        del model.config["model.lr_schedule.method"]
+        return SimpleTrainer(model, experiment=experiment)
+
+    trainer = without(experiment)
+    with pytest.raises(ConfigError, match="needs a learning rate, of the config or of a callback such as LearningRate"):
+        trainer.train([], max_steps=4)
+    trainer.train([rates := Rates(), LearningRate(halves), SaveOnExit()], max_steps=2)
+    again = without(experiment)
+    again.train([rates, LearningRate(halves), SaveOnExit()], max_steps=4)
+    assert again.session.resume_line().endswith("exact") and rates.rates == {s: EXPECTED[s] for s in range(1, 5)}
+    setter, constant = without(), Rates()
+    setter.train([ScheduledHyperParamSetter("learning_rate", [(0, 0.25)]), constant], max_steps=1)
+    assert constant.rates == {1: 0.25}
 
 
 def test_it_works_with_a_python_step() -> None:
