@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from prototrain.checkpoint.files import Checkpoint
 from prototrain.checkpoint.state import check_fit
-from prototrain.checkpoint.weights import averaged_weights, load_report_table, load_weights
+from prototrain.checkpoint.weight_sources import Source
+from prototrain.checkpoint.weights import averaged_weights, dump_weights, load_report_table, load_weights
 from prototrain.data.batches import first_part
 from prototrain.data.knowledge import reshuffles
 from prototrain.data.pipeline import named_files
@@ -243,18 +244,23 @@ class BuiltModel:
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
-    def load_weights(self, path: str | Path) -> str:
-        """Take over what matches from a checkpoint.
+    def load_weights(self, source: Source, **options: Any) -> str:
+        """Take over what matches, see `prototrain.checkpoint.weights.load_weights`.
 
         Returns:
             a table of what became of each variable.
 
         Raises:
-            CheckpointError: there is no readable checkpoint, or nothing in it matches.
+            CheckpointError: there is nothing readable, or nothing in it matches.
         """
         with noting_files(self._files):
-            report = load_weights(self.variables, path)
-        return f"weights from {path}\n{load_report_table(report)}"
+            report = load_weights(self.variables, source, **options)
+        where = f"{len(source)} arrays" if isinstance(source, Mapping) else source
+        return f"weights from {where}\n{load_report_table(report)}"
+
+    def dump_weights(self, path: str | Path) -> None:
+        """Write all variables into a ``.npz`` by name; `load_weights` and `numpy.load` read it."""
+        dump_weights(self.variables, path)
 
     def take_weights(self, checkpoint: Checkpoint, *, cure: str) -> bool:
         """Take over the weights of a checkpoint of the same model; moving averages where there are any.

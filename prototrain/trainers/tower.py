@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import keras
 import tensorflow as tf
@@ -34,6 +34,8 @@ from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.step_plan import step_plan
 
 if TYPE_CHECKING:
+    from prototrain.checkpoint.weight_sources import Source
+    from prototrain.checkpoint.weights import Names
     from prototrain.config import Config
     from prototrain.model import ModelProtocol
 
@@ -372,11 +374,38 @@ class TowerTrainer(Trainer):
             self.built.step, self.built.stop = self.global_step, self.stop
             self.built.rehearse(dataset, batches)
 
-    def load_weights(self, path: str | Path) -> None:
-        """Take over what matches from a checkpoint and print a table of what became of each variable."""
-        with announcing(f"taking over weights from {path}", self.log):
-            table = self.built.load_weights(path)
-        self.log(table)
+    def load_weights(
+        self,
+        source: Source | Sequence[Source] | None,
+        *,
+        prefix: str | None = None,
+        ignore: Iterable[str] = (),
+        names: Names | None = None,
+        mismatch: Literal["skip", "error"] = "skip",
+    ) -> None:
+        """Take over what matches by name and shape, and print a table of what became of each variable.
+
+        Args:
+            source: a dict of arrays, a ``.npz``, a Keras ``.weights.h5``, an experiment, one of its checkpoints, the
+                prefix of a TensorFlow 1 or 2 checkpoint; or a list of these, one after the other; nothing if None.
+            prefix: with a slash, stands in front of every name of the source.
+            ignore: regular expressions for whole names of the model's variables, which keep their values.
+            names: a dict, or a function, from a name in the source to that in the model (None leaves it out).
+            mismatch: "error" if no shape may differ; by default the table says which do.
+
+        Raises:
+            CheckpointError: there is nothing readable, it is damaged, or nothing in it matches; no variable has
+                changed.
+        """
+        for one in source if isinstance(source, list | tuple) else () if source is None else (source,):
+            where = "" if isinstance(one, Mapping) else f" from {one}"
+            with announcing(f"taking over weights{where}", self.log):
+                table = self.built.load_weights(one, prefix=prefix, ignore=ignore, names=names, mismatch=mismatch)
+            self.log(table)
+
+    def dump_weights(self, path: str | Path) -> None:
+        """Write all variables of the model into a ``.npz`` by name; `load_weights` and `numpy.load` read it."""
+        self.built.dump_weights(path)
 
     @property
     def model_variables(self) -> dict[str, Any]:
