@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,8 @@ from prototrain.model.sharing import VariableStore
 from prototrain.model.variables import select, variable_table
 from prototrain.predictor import Predictor
 from prototrain.step.graph_caveats import graph_caveats
+from prototrain.step.python_summaries import left_out_of_graphs
+from prototrain.step.trace import tower_trace
 from prototrain.system.graphs import graph_digest
 from prototrain.system.signals import StopRequest
 from prototrain.system.tracebacks import out_of_memory
@@ -200,7 +202,8 @@ class BuiltModel:
             tensors by name.
         """
         tower = building(self.placement.towers, train_phase, self.placement.tower_to_build())
-        with tower, self._store.sharing(), dtype_policy(self.policy):
+        quiet = left_out_of_graphs() if tower_trace() is None else nullcontext()
+        with tower, self._store.sharing(), dtype_policy(self.policy), quiet:
             return check_net(self.model.build(inputs, train_phase))
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:

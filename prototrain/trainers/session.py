@@ -57,6 +57,7 @@ class Session:
         self.resumed: Checkpoint | None = None
         self.inexact: list[str] = []
         self._known: list[str] = []  # of what was said
+        self._said: set[str] = set()
         self.stopped_by: str | None = None
         self._record: RunRecord | None = None
         self.began_at = 0
@@ -173,6 +174,12 @@ class Session:
         with suppress(OSError):
             tqdm.write(printable(text))
         self._write_to_log(text)
+
+    def say_once(self, text: str) -> None:
+        """Print a line that this object has not printed before; see `log`."""
+        if text not in self._said:
+            self._said.add(text)
+            self.log(text)
 
     def _write_to_log(self, text: str) -> None:
         experiment = self._trainer.experiment

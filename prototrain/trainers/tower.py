@@ -29,6 +29,7 @@ from prototrain.system.waiting import announcing
 from prototrain.towers import components
 from prototrain.trainers.base import Trainer
 from prototrain.trainers.optimization import optimization, own_optimizer, rate
+from prototrain.trainers.python_steps import NOT_RECORDED
 from prototrain.trainers.registered_optimizers import RegisteredOptimizers
 from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.step_plan import step_plan
@@ -113,6 +114,7 @@ class TowerTrainer(Trainer):
         self._stop_variable = StopVariable()
         self._call: CompiledCall | None = None
         self._has_looked = False
+        self._notes = update.GradientNotes()
 
     # -- to override --------------------------------------------------------------------------------------------------
 
@@ -246,6 +248,7 @@ class TowerTrainer(Trainer):
             placement=self.placement,
             processors=[*self.gradient_processors, self.built.with_keras_variables],
             record_norm=self.record_gradient_norm,
+            notes=self._notes,
         )
 
     def register_optimizer(
@@ -287,7 +290,9 @@ class TowerTrainer(Trainer):
 
     def run_steps(self, n: int) -> int:
         if not self.is_compiled:
-            return super().run_steps(n)
+            done = super().run_steps(n)
+            self._say_of_gradients()
+            return done
         is_first = self._call is None
         with announcing("tracing and compiling the step", self.log) if is_first else nullcontext():
             return self._run_call(n)
@@ -320,6 +325,13 @@ class TowerTrainer(Trainer):
             saved = [entry for entry in self.state.values() if isinstance(entry, (tf.Variable, keras.Variable))]
             copies = [copy for variable in saved for copy in components(variable)]
             self.session.weaken(graph_caveats(self.call.graph, copies))
+            self._say_of_gradients()
+            if self.call.leaves_summaries and not self.callbacks.has_watchers:
+                self.session.say_once(NOT_RECORDED)
+
+    def _say_of_gradients(self) -> None:
+        for line in self._notes.lines(self.gradient_processors):
+            self.session.say_once(line)
 
     def _take(self, result: StepResult, *, is_whole: bool = True) -> None:
         self.data.count(result.steps)
