@@ -146,7 +146,7 @@ class BuiltModel:
         self._weights = weights
         with self.placement.scope():
             self.trainable = select(weights, self.config, "model.trainable_variables")
-            decays = bool(self.config["model.weight_decay.value"])
+            decays = bool(self.config["model.weight_decay.value"] or self.config["model.weight_decay.l1"])
             self.decayed = select(self.trainable, self.config, "model.weight_decay") if decays else {}
         return True
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from prototrain.callbacks.base import Callback
 from prototrain.callbacks.hyperparameters.learning_rate import LearningRate
 from prototrain.callbacks.proxies import innermost
+from prototrain.config import Config
 from prototrain.config.json_form import encode
 from prototrain.errors import PrototrainError
 from prototrain.system.graphs import graph_digest
@@ -22,6 +23,21 @@ def own_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Opt
     if not tf.distribute.has_strategy():
         return optimizer
     return type(optimizer).from_config(optimizer.get_config())
+
+
+def decay_losses(config: Config, variables: Iterable[Any]) -> dict[str, tf.Tensor]:
+    """The part of the loss that lets variables decay, as ``model.weight_decay`` says; traced.
+
+    Returns:
+        "loss_l2", which is 0 without such a decay, and "loss_l1" if there is one.
+    """
+    decayed, l2, l1 = list(variables), config["model.weight_decay.value"], config["model.weight_decay.l1"]
+    found = {"loss_l2": tf.constant(0.0)}
+    if decayed and l2:
+        found["loss_l2"] = l2 * tf.add_n([tf.nn.l2_loss(variable) for variable in decayed])
+    if decayed and l1:
+        found["loss_l1"] = l1 * tf.add_n([tf.reduce_sum(tf.abs(variable)) for variable in decayed])
+    return found
 
 
 def rate(optimizer: keras.optimizers.Optimizer) -> float:

@@ -28,7 +28,7 @@ from prototrain.step.trace import tower_trace
 from prototrain.system.waiting import announcing
 from prototrain.towers import components
 from prototrain.trainers.base import Trainer
-from prototrain.trainers.optimization import optimization, own_optimizer, rate
+from prototrain.trainers.optimization import decay_losses, optimization, own_optimizer, rate
 from prototrain.trainers.python_steps import NOT_RECORDED
 from prototrain.trainers.registered_optimizers import RegisteredOptimizers
 from prototrain.trainers.run_length import RunLength
@@ -143,8 +143,10 @@ class TowerTrainer(Trainer):
             with tf.GradientTape() as tape:
                 net = self.build(inputs, True)
                 outputs = scalars(net)
-                outputs["loss_l2"] = self.weight_decay_loss()
-                loss = tf.cast(outputs["loss"], tf.float32) + outputs["loss_l2"]
+                outputs["loss_l2"] = decay = self.weight_decay_loss()
+                if (l1 := decay_losses(self.config, self.decayed.values()).get("loss_l1")) is not None:
+                    outputs["loss_l1"], outputs["loss_l2"] = l1, decay - l1
+                loss = tf.cast(outputs["loss"], tf.float32) + decay
                 if (of_layers := self.built.layer_loss()) is not None:
                     outputs["loss_layers"] = of_layers
                     loss += of_layers
@@ -216,11 +218,13 @@ class TowerTrainer(Trainer):
         return list(scaled(loss, variables))
 
     def weight_decay_loss(self) -> tf.Tensor:
-        """``model.weight_decay.value`` times the sum of squares of the decaying variables, halved."""
-        value = self.config["model.weight_decay.value"]
-        if not value or not self.decayed:
-            return tf.constant(0.0)
-        return value * tf.add_n([tf.nn.l2_loss(variable) for variable in self.decayed.values()])
+        """What the decaying variables add to the loss.
+
+        ``model.weight_decay.value`` times the sum of their squares, halved, and ``model.weight_decay.l1`` times the sum
+        of their absolute values.
+        """
+        l2, *l1 = decay_losses(self.config, self.decayed.values()).values()
+        return l2 + l1[0] if l1 else l2
 
     def apply_gradients(
         self,
