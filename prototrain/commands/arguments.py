@@ -7,14 +7,19 @@ import sys
 from collections.abc import Callable
 
 from prototrain.config import Config
+from prototrain.config.json_form import read_object
+from prototrain.config.schema import LENGTH_KEYS
 from prototrain.errors import ConfigError
+from prototrain.experiment import Experiment
 from prototrain.model import Model, load_model
 from prototrain.system.quiet import import_tensorflow
 
 
 def add_model(command: argparse.ArgumentParser, *, optional: bool = False) -> None:
     """Let a command take a model's module, and values for its config."""
-    command.add_argument("model", nargs="?" if optional else None, help="the model's module, such as models.simple")
+    command.add_argument(
+        "model", nargs="?" if optional else None, help="the model's module, such as models.simple, or MODULE:CLASS"
+    )
     add_overrides(command)
 
 
@@ -31,20 +36,41 @@ def add_overrides(command: argparse.ArgumentParser) -> None:
     )
 
 
-def load(options: argparse.Namespace, configure: Callable[[Config], None] | None = None) -> Model:
+def load(
+    options: argparse.Namespace, configure: Callable[[Config], None] | None = None, *, to_train: bool = True
+) -> Model:
     """The model that `add_model`'s arguments name, with the values they set, checked.
 
     Args:
         options: the arguments.
         configure: called with the model's config before they count.
+        to_train: whether it is to be trained; its config must say for how long then, unless a program has begun the run
+            and said so.
     """
     import_tensorflow()
     model = load_model(options.model)
     if configure is not None:
         configure(model.config)
     model.config.override(options.set)
-    model.config.validate()
+    if to_train:
+        _add_length(model.config)
+    model.config.validate(to_train=to_train)
     return model
+
+
+def _add_length(config: Config) -> None:
+    """Let the length that a program gave to `train` count where the config has none."""
+    if "model.num_steps" in config or "trainer.experiment_name" not in config:
+        return
+    experiment = Experiment.from_config(config)
+    if not (experiment.directory / "config.json").is_file():
+        return
+    experiment.check_inside()
+    then = read_object(experiment.directory / "config.json")
+    for key in LENGTH_KEYS:
+        if key not in config and then.get(key) is not None:
+            config[key] = then[key]
+            print(f"{key} is {config[key]}, as in {experiment}")
 
 
 def confirm(question: str) -> bool:

@@ -332,8 +332,9 @@ class BuiltModel:
         data = {"files": self.data_files(), "pipeline": self.data.fingerprint()["pipeline"]}
         found: dict[str, Any] = {"data": data}
         if isinstance(self.model, Model):
-            home = home_of(sys.modules.get(self.model.name))
-            modules = {} if home is None else {self.model.name: str(home.resolve())}
+            module = self.model.name.partition(":")[0]
+            home = home_of(sys.modules.get(module))
+            modules = {} if home is None else {module: str(home.resolve())}
             found.update(model=self.model.name, modules=modules)
         return found
 

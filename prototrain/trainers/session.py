@@ -32,6 +32,7 @@ from prototrain.trainers.past import check_past
 from prototrain.trainers.versions import versions
 
 if TYPE_CHECKING:
+    from prototrain.config import Config
     from prototrain.trainers.base import Trainer
 
 
@@ -125,19 +126,29 @@ class Session:
                 experiment.record,
                 self._trainer.log,
                 total_steps=None if self._trainer.is_endless else self._trainer.total_steps,
-                changes=None if self._trainer.config is None else self._trainer.config.changes(),
+                changes=None if (config := self._config()) is None else config.changes(),
             )
         return self
 
     def _write_start(self, experiment: Experiment) -> None:
         with announcing("noting what the run is made from", self._trainer.log):
             experiment.write_start(
-                config=self._trainer.config,
+                config=self._config(),
                 sources=self._trainer.sources(),
                 devices=[device.name for device in tf.config.list_logical_devices()],
                 run_id=None if experiment.run_id else self.checkpoints.run_id(),
                 origin=self._origin(),
             )
+
+    def _config(self) -> Config | None:
+        """The trainer's config, with the length that `train` was given."""
+        trainer = self._trainer
+        config = None if trainer.config is None else trainer.config.copy()
+        if config is not None and not trainer.is_endless:
+            config["model.num_steps"] = trainer.total_steps
+        if config is not None and trainer.given_steps_per_epoch is not None:
+            config["trainer.steps_per_epoch"] = trainer.given_steps_per_epoch
+        return config
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
