@@ -51,8 +51,9 @@ def load(
     model = load_model(options.model)
     if configure is not None:
         configure(model.config)
+    is_of_program = "model.num_steps" not in model.config
     model.config.override(options.set)
-    if to_train:
+    if to_train and is_of_program:
         _add_length(model.config)
     model.config.validate(to_train=to_train)
     return model
@@ -60,7 +61,7 @@ def load(
 
 def _add_length(config: Config) -> None:
     """Let the length that a program gave to `train` count where the config has none."""
-    if "model.num_steps" in config or "trainer.experiment_name" not in config:
+    if "trainer.experiment_name" not in config:
         return
     experiment = Experiment.from_config(config)
     if not (experiment.directory / "config.json").is_file():

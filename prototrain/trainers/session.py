@@ -20,7 +20,7 @@ from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
 from prototrain.checkpoint.state import StateEntries, plain, random_state, set_random_state, taking
 from prototrain.errors import CheckpointError, ExperimentError, NonFiniteError
 from prototrain.experiment import Experiment, source_of
-from prototrain.experiment.provenance import changes_since, import_digests, source_digest
+from prototrain.experiment.provenance import STEPS_PER_EPOCH, changes_since, import_digests, source_digest
 from prototrain.experiment.record import RunRecord, State
 from prototrain.system.contained import open_file
 from prototrain.system.forks import end_child, tell_of_forks
@@ -425,7 +425,14 @@ class Session:
 
     def provenance(self) -> dict[str, Any]:
         """Versions, threads and code; see `Trainer.provenance`."""
-        return {**versions(), "trainer": type(self._trainer).__name__, "trainer code": self._trainer_code}
+        trainer, config = self._trainer, self._trainer.config
+        of_config = None if config is None else config.get("trainer.steps_per_epoch")
+        return {
+            **versions(),
+            "trainer": type(trainer).__name__,
+            "trainer code": self._trainer_code,
+            STEPS_PER_EPOCH: of_config if trainer.given_steps_per_epoch is None else trainer.given_steps_per_epoch,
+        }
 
 
 def _in_milliseconds(seconds: Mapping[str, float]) -> dict[str, float]:
