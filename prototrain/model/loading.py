@@ -120,7 +120,7 @@ def load_model(name: str) -> Model:
         where = f"no such module in {Path.cwd()} or among the installed packages"
         raise ModelError(f"there is no model {module_name}: {where}")
     thing = _made(module, attribute, name) if colon else None
-    parts = {part: getattr(thing, part, None) if colon else _find_part(module, part) for part in _PARTS}
+    parts: dict[str, Any] = {part: getattr(thing, part, None) if colon else _find_part(module, part) for part in _PARTS}
     missing = [part for part, value in parts.items() if value is None and part != "callbacks"]
     if missing and colon:
         raise ModelError(f"model {name} has no {' and no '.join(missing)}; define it in {attribute}")
