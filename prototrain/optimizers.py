@@ -1,15 +1,12 @@
-"""The Keras optimizer that the config asks for, and processors of the gradients on their way to it.
+"""The Keras optimizer that the config asks for, and the processors of gradients that it asks for.
 
-A gradient processor is a callable on a list of (gradient, variable) pairs that returns such a list. It runs inside the
-compiled step, so it uses TensorFlow ops only. A gradient is a tensor, a `tf.IndexedSlices` (of an embedding), or None
-when the loss does not depend on the variable; every processor here passes None on.
+`prototrain.gradient_processors` has the processors themselves; they can be imported from here as well.
 """
 
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -19,11 +16,39 @@ from prototrain import schedules
 from prototrain.config import Config
 from prototrain.config.optimizer_keys import KERAS_OPTIMIZERS
 from prototrain.errors import ConfigError
+from prototrain.gradient_processors import (
+    CheckGradient,
+    ClipByGlobalNorm,
+    ClipByValue,
+    GradientProcessor,
+    MapGradient,
+    Pair,
+    PrintGradient,
+    ScaleGradient,
+    SummaryGradient,
+    drop_missing,
+    global_norm,
+)
 
-Pair = tuple[Any, Any]
-"""(gradient: tf.Tensor, tf.IndexedSlices or None; variable: tf.Variable or keras.Variable)."""
-
-GradientProcessor = Callable[[Sequence[Pair]], list[Pair]]
+__all__ = [
+    "Adam",
+    "CheckGradient",
+    "ClipByGlobalNorm",
+    "ClipByValue",
+    "GradientProcessor",
+    "MapGradient",
+    "Pair",
+    "PrintGradient",
+    "ScaleGradient",
+    "SummaryGradient",
+    "drop_missing",
+    "global_norm",
+    "make_optimizer",
+    "named_slots",
+    "processors_from_config",
+    "slot_stem",
+    "update_with",
+]
 
 _METHOD = "model.optimizer.method"
 
@@ -198,153 +223,3 @@ def processors_from_config(config: Config) -> list[GradientProcessor]:
     if config[f"{key}.global_norm"] is not None:
         processors.append(ClipByGlobalNorm(config[f"{key}.global_norm"]))
     return processors
-
-
-def drop_missing(pairs: Sequence[Pair]) -> list[Pair]:
-    """Leave out the variables that the loss does not depend on."""
-    return [(gradient, variable) for gradient, variable in pairs if gradient is not None]
-
-
-class ClipByValue:
-    """Clip each element of each gradient to [`minval`, `maxval`].
-
-    Of a sparse gradient, only the rows that are there are clipped, after repeated rows have been added up.
-
-    Raises:
-        ConfigError: `minval` is not below `maxval`.
-    """
-
-    def __init__(self, minval: float, maxval: float) -> None:
-        if not minval < maxval:
-            raise ConfigError(f"ClipByValue: minval must be below maxval, got {minval} and {maxval}")
-        self.minval, self.maxval = minval, maxval
-
-    def __call__(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Return the pairs with clipped gradients."""
-        return [(_on_values(self._clipped, _summed(gradient)), variable) for gradient, variable in pairs]
-
-    def _clipped(self, values: tf.Tensor) -> tf.Tensor:
-        return tf.clip_by_value(values, self.minval, self.maxval)
-
-
-class ClipByGlobalNorm:
-    """Scale all gradients together so that their common L2 norm is at most `norm` (arXiv:1211.5063).
-
-    When the norm is not finite, all gradients become NaN, so that a check sees it.
-
-    Raises:
-        ConfigError: `norm` is not above 0.
-    """
-
-    def __init__(self, norm: float) -> None:
-        if not norm > 0:
-            raise ConfigError(f"ClipByGlobalNorm: norm must be above 0, got {norm}")
-        self.norm = norm
-
-    def __call__(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Return the pairs with scaled gradients."""
-        if not drop_missing(pairs):
-            return list(pairs)
-        clipped, _ = tf.clip_by_global_norm([_summed(gradient) for gradient, _ in pairs], self.norm)
-        return [(gradient, variable) for gradient, (_, variable) in zip(clipped, pairs, strict=True)]
-
-
-class MapGradient:
-    """Apply `fn` to the gradient of each variable whose name matches.
-
-    Args:
-        fn: from a gradient, as it comes (a tensor or `tf.IndexedSlices`), to its replacement, or None to drop it.
-        regex: `re.match`ed with the variable's name, without the `:0`.
-
-    Raises:
-        ConfigError: `regex` is not a regular expression.
-    """
-
-    def __init__(self, fn: Callable[[Any], Any], regex: str = ".*") -> None:
-        self.fn, self.pattern = fn, _compiled(regex)
-
-    def __call__(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Return the pairs with mapped gradients."""
-        return [(self._mapped(gradient, variable), variable) for gradient, variable in pairs]
-
-    def _mapped(self, gradient: Any, variable: Any) -> Any:
-        return self.fn(gradient) if gradient is not None and self.pattern.match(_name(variable)) else gradient
-
-
-class ScaleGradient:
-    """Multiply gradients by a factor that depends on the variable's name, for learning rates per layer.
-
-    An optimizer that normalises its gradients, such as Adam, undoes a constant factor. A factor of 0 gives gradients of
-    0, under which momentum still moves; to freeze variables use `model.trainable_variables.filter_regex`.
-
-    Args:
-        factors: {regex: factor}; a regex is `re.match`ed with the variable's name without the `:0`, and the first that
-            matches counts. Other gradients stay as they are.
-
-    Raises:
-        ConfigError: a key is not a regular expression.
-    """
-
-    def __init__(self, factors: Mapping[str, float]) -> None:
-        self.factors = [(_compiled(regex), factor) for regex, factor in factors.items()]
-
-    def __call__(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Return the pairs with scaled gradients."""
-        return [(self._scaled(gradient, variable), variable) for gradient, variable in pairs]
-
-    def _scaled(self, gradient: Any, variable: Any) -> Any:
-        factor = next((factor for pattern, factor in self.factors if pattern.match(_name(variable))), None)
-        if factor is None:
-            return gradient
-        return _on_values(lambda values: values * tf.cast(factor, values.dtype), gradient)
-
-
-class CheckGradient:
-    """Fail the step, naming the variable, when a gradient holds a NaN or an infinity.
-
-    The step then raises `tf.errors.InvalidArgumentError`.
-    """
-
-    def __call__(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Return the pairs with checked gradients."""
-        return [(self._checked(gradient, variable), variable) for gradient, variable in pairs]
-
-    def _checked(self, gradient: Any, variable: Any) -> Any:
-        message = f"the gradient of {_name(variable)} is not finite"
-        return _on_values(lambda values: tf.debugging.check_numerics(values, message), gradient)
-
-
-def global_norm(pairs: Sequence[Pair]) -> tf.Tensor:
-    """The L2 norm of all gradients together, float32."""
-    gradients = [tf.cast(_summed(gradient), tf.float32) for gradient, _ in drop_missing(pairs)]
-    return tf.linalg.global_norm(gradients)
-
-
-def _on_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> Any:
-    """Apply `function` to a gradient's tensor, be it dense or sparse, or to nothing."""
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
-    return function(gradient)
-
-
-def _summed(gradient: Any) -> Any:
-    """Add up the rows of a sparse gradient that belong to the same index: only their sum can be clipped or measured."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    indices, rows = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, rows, tf.size(indices))
-    return tf.IndexedSlices(values, indices, gradient.dense_shape)
-
-
-def _name(variable: Any) -> str:
-    name = variable.path if isinstance(variable, keras.Variable) else variable.name
-    return str(name).removesuffix(":0")
-
-
-def _compiled(regex: str) -> re.Pattern[str]:
-    try:
-        return re.compile(regex)
-    except re.error as error:
-        raise ConfigError(f"{regex!r} is not a regular expression: {error}") from error

@@ -30,13 +30,14 @@ def constant(value: float) -> Schedule:
     return schedule
 
 
-def exponential(value: float, decay_rate: float, decay_steps: int) -> Schedule:
-    """Continuous exponential decay: `value * decay_rate ** (step / decay_steps)`.
+def exponential(value: float, decay_rate: float, decay_steps: int, *, staircase: bool = False) -> Schedule:
+    """Exponential decay: `value * decay_rate ** (step / decay_steps)`.
 
     Args:
         value: the value at step 0.
         decay_rate: the factor per `decay_steps`, above 0.
         decay_steps: a number of steps, at least 1.
+        staircase: whether the exponent is rounded down, so that the value falls once in `decay_steps`.
 
     Raises:
         ConfigError: an argument is out of its range.
@@ -45,7 +46,8 @@ def exponential(value: float, decay_rate: float, decay_steps: int) -> Schedule:
     _require(decay_steps >= 1, f"exponential: decay_steps must be at least 1, got {decay_steps}")
 
     def schedule(step: Any) -> tf.Tensor:
-        exponent = tf.cast(_int64(step), tf.float64) / decay_steps
+        now = _int64(step)
+        exponent = tf.cast(now // decay_steps, tf.float64) if staircase else tf.cast(now, tf.float64) / decay_steps
         return tf.cast(value * tf.pow(tf.constant(decay_rate, tf.float64), exponent), tf.float32)
 
     return schedule
@@ -216,7 +218,7 @@ def _of_method(config: Config, method: str) -> Schedule:
         case "constant":
             return constant(*values("value"))
         case "exp":
-            return exponential(*values("value", "decay_rate", "decay_steps"))
+            return exponential(*values("value", "decay_rate", "decay_steps"), staircase=config[f"{prefix}.staircase"])
         case "step":
             return piecewise(*values("boundaries", "values"))
         case "cosine":

@@ -323,3 +323,33 @@ def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert not Path("experiments").exists()
+
+
+def test_a_class_trains_on_the_command_line_as_its_program_did(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the program gave to `train` counts as config."""
+    lines = MODEL.replace('    "model.num_steps": 4,\n', "").splitlines()
+    whole = lines.index("config = Config({")
+    body = "\n".join(f"    {line}" for line in lines[whole:]).replace("datasets()", "datasets(self)")
+    body = body.replace("build(inputs", "build(self, inputs")
+    run = "from prototrain import SimpleTrainer\nfrom prototrain.callbacks import SaveOnExit\n"
+    run += "if __name__ == '__main__':\n"
+    run += "    trainer = SimpleTrainer(Line(), experiment='experiments/e')\n"
+    run += "    trainer.train([SaveOnExit()], steps_per_epoch=2, max_epoch=3)\n"
+    Path("program.py").write_text("\n".join([*lines[:whole], "class Line:", body, run]), encoding="utf-8")
+    command = ["run", "program:Line"]
+    assert main(command) == 1
+    assert "model.num_steps is required" in capsys.readouterr().err
+    names = {"__name__": "__main__"}
+    exec(compile(Path("program.py").read_text(), "program.py", "exec"), names)
+    capsys.readouterr()
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "model.num_steps is 6, as in experiments/e" in said and "trainer.steps_per_epoch is 2" in said
+    del sys.modules["program"]  # with what its config has by now
+    assert main([*command, "-s", "model.num_steps=8"]) == 0
+    said = capsys.readouterr().out
+    assert "trainer.steps_per_epoch is 2" in said
+    assert "resumed at step 6" in said and "steps_per_epoch was" not in said
+    assert main(["action", "program:Line", "evaluate", "--checkpoint", "experiments/e"]) == 0
+    assert main(["run", "--from", "experiments/e"]) == 0
+    assert Experiment("experiments/e-repeat").metrics.exists()

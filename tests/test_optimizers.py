@@ -21,7 +21,9 @@ from prototrain.optimizers import (
     ClipByGlobalNorm,
     ClipByValue,
     MapGradient,
+    PrintGradient,
     ScaleGradient,
+    SummaryGradient,
     drop_missing,
     make_optimizer,
     processors_from_config,
@@ -175,17 +177,23 @@ NORM = math.sqrt(9 + 16 + 1 + 36 + 64)
         (ClipByValue(-2.0, 5.0), [[[3.0, -2.0]], None, [[1.0, 0.0], [0.0, 0.0], [5.0, -2.0], [0.0, 0.0]]]),
         (ClipByGlobalNorm(1000.0), [[[3.0, -4.0]], None, SPARSE_DENSE]),
         (ClipByGlobalNorm(NORM / 2), [[[1.5, -2.0]], None, (np.array(SPARSE_DENSE) / 2).tolist()]),
-        (MapGradient(lambda gradient: -gradient, "fc"), [[[-3.0, 4.0]], None, SPARSE_DENSE]),
-        (MapGradient(lambda gradient: None, "emb"), [[[3.0, -4.0]], None, None]),
+        (MapGradient(lambda gradient: -gradient, "fc.*"), [[[-3.0, 4.0]], None, SPARSE_DENSE]),
+        (MapGradient(lambda gradient: None, "emb.*"), [[[3.0, -4.0]], None, None]),
         (MapGradient(tf.convert_to_tensor), [[[3.0, -4.0]], None, SPARSE_DENSE]),
         (MapGradient(lambda gradient: None, "kernel"), [[[3.0, -4.0]], None, SPARSE_DENSE]),
         (MapGradient(lambda gradient: None, "fc0/kernel$"), [None, None, SPARSE_DENSE]),
+        (MapGradient(lambda gradient: None, "fc0"), [[[3.0, -4.0]], None, SPARSE_DENSE]),
+        (MapGradient(lambda gradient, variable: gradient + variable + 1, "fc.*"), [[[4.0, -3.0]], None, SPARSE_DENSE]),
         (
-            ScaleGradient({"fc0": 2.0, "fc.*": 9.0, "emb": 0.5, "un": 3.0}),
+            ScaleGradient({"fc0/.*": 2.0, "fc.*": 9.0, "emb.*": 0.5, "un.*": 3.0}),
             [[[6.0, -8.0]], None, (np.array(SPARSE_DENSE) / 2).tolist()],
         ),
         (ScaleGradient({"other": 0.0}), [[[3.0, -4.0]], None, SPARSE_DENSE]),
-        (ScaleGradient({"fc": 0}), [[[0.0, 0.0]], None, SPARSE_DENSE]),
+        (ScaleGradient({"fc.*": 0}), [None, None, SPARSE_DENSE]),
+        (ScaleGradient(("fc.*", 2)), [[[6.0, -8.0]], None, SPARSE_DENSE]),
+        (ScaleGradient([("e.*", 0.0), (".*", 2.0)]), [[[6.0, -8.0]], None, None]),
+        (PrintGradient("fc.*"), [[[3.0, -4.0]], None, SPARSE_DENSE]),
+        (SummaryGradient(), [[[3.0, -4.0]], None, SPARSE_DENSE]),
         (CheckGradient(), [[[3.0, -4.0]], None, SPARSE_DENSE]),
     ],
 )
@@ -202,12 +210,24 @@ def test_processors(processor: Callable[..., Any], expected: list[Any], in_graph
     variables = [variable for _, variable in results]
     assert all(after is variable for after, (_, variable) in zip(variables, before, strict=True))
     if not isinstance(processor, MapGradient):
-        assert isinstance(gradients[2], tf.IndexedSlices)
+        assert gradients[2] is None or isinstance(gradients[2], tf.IndexedSlices)
     for result, wanted in zip(as_lists([(gradient, None) for gradient in gradients]), expected, strict=True):
         if wanted is None:
             assert result is None
         else:
             np.testing.assert_allclose(result, wanted, rtol=1e-6)
+
+
+def test_patterns_that_match_nothing_are_known() -> None:
+    scale = ScaleGradient({"fc0/.*": 2.0, "fc1/.*": 3.0})
+    assert scale.unmatched == ["fc0/.*", "fc1/.*"]
+    scale(pairs())
+    assert scale.unmatched == ["fc1/.*"]
+
+
+def test_a_gradient_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    PrintGradient("fc.*")(pairs())
+    assert "gradient of fc0/kernel: mean -0.5 rms 3.5355" in capfd.readouterr().out
 
 
 def test_drop_missing() -> None:
@@ -271,6 +291,8 @@ def test_processed_sparse_gradients_reach_the_optimizer() -> None:
         (lambda: ClipByGlobalNorm(math.nan), "norm must be above 0"),
         (lambda: MapGradient(lambda x: x, "("), "is not a regular expression"),
         (lambda: ScaleGradient({"[": 1.0}), "is not a regular expression"),
+        (lambda: ScaleGradient(["fc", 1.0]), "takes a dict or .regex, factor. pairs"),
+        (lambda: MapGradient(lambda a, b, c: a), "must take a gradient, or a gradient and its variable"),
     ],
 )
 def test_wrong_arguments(make: Callable[[], Any], message: str) -> None:

@@ -21,7 +21,7 @@ LAYERS = [
     ["errors"],
     ["system"],
     ["config"],
-    ["experiment", "schedules", "towers"],
+    ["experiment", "gradient_processors", "schedules", "towers"],
     ["checkpoint", "optimizers", "readers"],
     ["data"],
     ["predictor", "step"],

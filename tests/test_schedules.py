@@ -38,6 +38,10 @@ POINTS = [(10, 1.0), (100, 3.0), (BIG, 0.0)]
 CASES: dict[str, tuple[schedules.Schedule, Callable[[int], float]]] = {
     "constant": (schedules.constant(0.25), lambda step: 0.25),
     "exponential": (schedules.exponential(0.1, 0.95, 100), lambda step: 0.1 * 0.95 ** (step / 100)),
+    "staircase": (
+        schedules.exponential(0.1, 0.95, 100, staircase=True),
+        lambda step: 0.1 * 0.95 ** (step // 100),
+    ),
     "slow exponential": (schedules.exponential(0.1, 0.5, BIG), lambda step: 0.1 * 0.5 ** (step / BIG)),
     "piecewise": (
         schedules.piecewise([10, 100, BIG], [4.0, 3.0, 2.0, 1.0]),

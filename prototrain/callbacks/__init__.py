@@ -28,11 +28,14 @@ from prototrain.callbacks.monitors.json_writer import JSONWriter
 from prototrain.callbacks.monitors.moving_average_summary import MovingAverageSummary
 from prototrain.callbacks.monitors.scalar_printer import ScalarPrinter
 from prototrain.callbacks.monitors.send_monitor_data import SendMonitorData
+from prototrain.callbacks.monitors.stat_json import StatJSON
 from prototrain.callbacks.monitors.summaries import Summaries
+from prototrain.callbacks.monitors.tensor_summaries import ActivationSummary, ParamSummary, TensorSummary
 from prototrain.callbacks.monitors.tensorboard_writer import TensorBoardWriter
 from prototrain.callbacks.saving.best_saver import MaxSaver, MinSaver
 from prototrain.callbacks.saving.model_saver import ModelSaver
 from prototrain.callbacks.saving.save_on_exit import SaveOnExit
+from prototrain.callbacks.scheduling.assign_variables import AssignVariables
 from prototrain.callbacks.scheduling.callback_factory import CallbackFactory
 from prototrain.callbacks.scheduling.conditional import EnableCallbackIf, PeriodicCallback
 from prototrain.callbacks.scheduling.run_op import RunOp
@@ -41,7 +44,7 @@ from prototrain.callbacks.stopping.early_stopping import EarlyStopping
 from prototrain.callbacks.stopping.stop_after import StopAfter
 from prototrain.callbacks.stopping.stop_on_nan import StopOnNaN
 from prototrain.callbacks.trigger import PeriodicTrigger
-from prototrain.callbacks.watching.dump_tensor_as_image import DumpTensorAsImage
+from prototrain.callbacks.watching.dump_tensor_as_image import DumpParamAsImage, DumpTensorAsImage
 from prototrain.callbacks.watching.dump_tensors import DumpTensors
 from prototrain.callbacks.watching.estimated_time_left import EstimatedTimeLeft
 from prototrain.callbacks.watching.gpu_trackers import GPUMemoryTracker, GPUUtilizationTracker
@@ -53,12 +56,15 @@ from prototrain.callbacks.watching.throughput_tracker import ThroughputTracker
 from prototrain.checkpoint.weights import averaged_weights
 
 __all__ = [
+    "ActivationSummary",
+    "AssignVariables",
     "Best",
     "BinaryClassificationStats",
     "Callback",
     "CallbackFactory",
     "CheckNumerics",
     "ClassificationError",
+    "DumpParamAsImage",
     "DumpTensorAsImage",
     "DumpTensors",
     "EarlyStopping",
@@ -86,6 +92,7 @@ __all__ = [
     "ModelSaver",
     "Monitor",
     "MovingAverageSummary",
+    "ParamSummary",
     "PeriodicCallback",
     "PeriodicTrigger",
     "Priority",
@@ -99,11 +106,13 @@ __all__ = [
     "ScheduledHyperParamSetter",
     "SendMonitorData",
     "StartProcOrThread",
+    "StatJSON",
     "StatMonitorParamSetter",
     "StopAfter",
     "StopOnNaN",
     "Summaries",
     "TensorBoardWriter",
+    "TensorSummary",
     "ThroughputTracker",
     "Validation",
     "averaged_weights",

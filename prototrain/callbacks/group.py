@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.agenda import Agenda
@@ -16,6 +16,7 @@ from prototrain.callbacks.monitor import Monitor
 from prototrain.callbacks.proxies import innermost
 from prototrain.checkpoint.state import taking
 from prototrain.errors import StopTraining
+from prototrain.step.python_summaries import PythonSummaries
 from prototrain.system.forks import tell_of_forks
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class CallbackGroup:
         self._outer = sys.exception()  # what the caller is handling, which is no failure of this run
         self.failure: BaseException | None = None  # what has ended the run, for those that `after_train` calls
         self._watchers: dict[Callback, Collection[str]] = {}
+        self.summaries = PythonSummaries(trainer.log)  # what the callbacks themselves give to tf.summary
         self.watching = False  # whether the step that `next_step` named last is watched
         self.seconds: dict[Callback, float] = dict.fromkeys(self.callbacks, 0.0)
         tell_of_forks(self)
@@ -68,6 +70,11 @@ class CallbackGroup:
         return set().union(*self._watchers.values())
 
     @property
+    def has_watchers(self) -> bool:
+        """Whether some callback wants to see more of a step than its scalars."""
+        return bool(self._watchers)
+
+    @property
     def each_step(self) -> bool:
         """Whether some callback runs after every single step."""
         return self._agenda.each_step
@@ -80,7 +87,7 @@ class CallbackGroup:
         self._trainer.monitors.attach(callback for callback in inner if isinstance(callback, Monitor))
         for callback in self.callbacks:
             callback.trainer = self._trainer
-            with self._timed(callback):
+            with self._timed(callback, records=False):  # the monitors are not set up yet
                 callback.setup()
             self._set_up.append(callback)
         self._watchers = {callback: names for callback in self.callbacks if (names := callback.watches()) is not None}
@@ -248,9 +255,13 @@ class CallbackGroup:
                     getattr(callback, hook)()
 
     @contextmanager
-    def _timed(self, callback: Callback) -> Iterator[None]:
+    def _timed(self, callback: Callback, *, records: bool = True) -> Iterator[None]:
+        """Take a callback's own time, and what it gives to `tf.summary`."""
         begin = self._clock()
         try:
-            yield
+            with self.summaries.recording(self._trainer.global_step) if records else nullcontext():
+                yield
+            for event in self.summaries.take():
+                self._trainer.monitors.put_summary(event.summary)
         finally:
             self.seconds[callback] += self._clock() - begin

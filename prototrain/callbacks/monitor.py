@@ -7,7 +7,11 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+from tensorboard.compat.proto.event_pb2 import Event
+
 from prototrain.callbacks.base import Callback, Priority
+from prototrain.callbacks.pictures import histogram_summary, image_summary, text_summary
 from prototrain.errors import CallbackError
 from prototrain.system.files import LONGEST_NAME
 
@@ -55,10 +59,12 @@ class Monitors:
         self._trainer = trainer
         self._history: dict[str, deque[tuple[int, float]]] = {}
         self._attached: list[Monitor] = []
+        self._has_warned = False
 
     def attach(self, monitors: Iterable[Monitor]) -> None:
         """Send what comes from now on to these monitors, in place of those before."""
         self._attached = list(monitors)
+        self._has_warned = False
 
     def put_scalar(self, name: str, value: Any) -> None:
         """Record a scalar of the current step.
@@ -78,9 +84,64 @@ class Monitors:
         for monitor in self._attached:
             monitor.put_scalar(name, number, step)
 
+    def put_image(self, name: str, images: Any) -> None:
+        """Record pictures of the current step, for the monitors that write such: `TensorBoardWriter`.
+
+        Args:
+            name: such as ``samples`` or ``vld/samples``, as of a scalar.
+            images: numbers from 0 to 255, of shape ``[height, width]``, ``[height, width, channels]``,
+                ``[number, height, width]`` or ``[number, height, width, channels]``, with 1, 3 or 4 channels.
+
+        Raises:
+            CallbackError: they have another shape, or the name cannot be that of a scalar.
+        """
+        self.put_summary(image_summary(name, images))
+
+    def put_histogram(self, name: str, values: Any) -> None:
+        """Record how numbers, an array of any shape, are distributed, for the monitors that write such."""
+        self.put_summary(histogram_summary(name, values))
+
+    def put_text(self, name: str, text: str) -> None:
+        """Record text, in Markdown, for the monitors that write such."""
+        self.put_summary(text_summary(name, text))
+
+    def put_summary(self, summary: Any, prefix: str = "") -> None:
+        """Record what a `Summary` protocol buffer holds, at the current step: scalars as scalars, all else as events.
+
+        Args:
+            summary: of TensorBoard, or of `tf.summary`.
+            prefix: what the names start with, without the slash.
+        """
+        for value in summary.value:
+            name = f"{prefix}/{value.tag}" if prefix else value.tag
+            if value.metadata.plugin_data.plugin_name == "scalars":
+                self.put_scalar(name, tf.make_ndarray(value.tensor))
+            elif value.HasField("simple_value"):
+                self.put_scalar(name, value.simple_value)
+            else:
+                _check_name(name)
+                part, _, tag = name.partition("/") if "/" in name else ("", "", name)
+                event = Event(step=self._trainer.global_step)
+                event.summary.value.add().CopyFrom(value)
+                event.summary.value[0].tag = tag
+                self.put_event(part, event)
+
     def put_event(self, prefix: str, event: Any) -> None:
-        """Hand a TensorBoard event, such as an image, to the monitors that write such events."""
-        for monitor in self._attached:
+        """Hand a TensorBoard event, such as an image, to the monitors that write such events.
+
+        Args:
+            prefix: the part of the run it belongs to, such as "trn".
+            event: an `Event` protocol buffer with step and summary.
+        """
+        takers = [monitor for monitor in self._attached if type(monitor).put_event is not Monitor.put_event]
+        if not takers and not self._has_warned and self._trainer.is_chief:
+            self._has_warned = True
+            tags = ", ".join(value.tag for value in event.summary.value)
+            self._trainer.log(
+                f"WARNING: no monitor in the list writes pictures, histograms and text, such as {tags!r}; add "
+                "TensorBoardWriter()"
+            )
+        for monitor in takers:
             monitor.put_event(prefix, event)
 
     def flush(self) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from prototrain.callbacks.base import Callback, ProxyCallback
+from prototrain.callbacks.earlier_hooks import check_hooks
 from prototrain.errors import CallbackError
 
 
@@ -40,6 +41,7 @@ class PeriodicTrigger(ProxyCallback):
     ) -> None:
         super().__init__(callback)
         if not callback.overrides("trigger"):
+            check_hooks(callback)
             raise CallbackError(f"{callback.name} has no trigger(), so there is nothing to run at an interval")
         intervals = {"steps": every_k_steps, "epochs": every_k_epochs, "seconds": every_n_seconds}
         for unit, interval in intervals.items():

@@ -35,4 +35,4 @@ def _act(options: argparse.Namespace) -> None:
     action.add_arguments(parser)
     # What stands before the action's name is in the namespace already, and stays there.
     args = parser.parse_args(options.arguments, options)
-    action.run(load(args), args)
+    action.run(load(args, to_train=False), args)

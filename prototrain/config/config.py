@@ -122,14 +122,17 @@ class Config(MutableMapping[str, Any]):
 
     __copy__ = copy
 
-    def validate(self) -> None:
+    def validate(self, *, to_train: bool = True) -> None:
         """Check what no single assignment can: required keys, and values that must fit each other.
+
+        Args:
+            to_train: whether the length of a run is required as well.
 
         Raises:
             ConfigError: names the key at fault.
         """
         for key, spec in SCHEMA.items():
-            if spec.required and key not in self:
+            if spec.required and key not in self and (to_train or key != "model.num_steps"):
                 raise ConfigError(f"{key} is required; expected {spec.expected}")
         if (method := self.get("model.lr_schedule.method")) is not None:
             for name in SCHEDULES[method]:

@@ -38,6 +38,10 @@ LOCATION_KEYS: Final = ("trainer.experiment_base_dir", "trainer.experiment_name"
 """The keys that say where a run lies, and nothing of what it does."""
 
 
+LENGTH_KEYS: Final = ("model.num_steps", "trainer.steps_per_epoch")
+"""The keys that say how long a run is, which a program may give to `train` in their place."""
+
+
 @runtime_checkable
 class HasConfig(Protocol):
     """An object that describes itself, as Keras optimizers, layers and schedules do."""
@@ -155,6 +159,7 @@ SCHEMA: Final[dict[str, Key]] = {
     "model.trainable_variables.filter_fn": _FUNCTION,
     "model.trainable_variables.filter_regex": _REGEX,
     "model.weight_decay.value": Key(type="float", default=0.0, minimum=0),
+    "model.weight_decay.l1": Key(type="float", default=0.0, minimum=0),
     "model.weight_decay.filter_fn": _FUNCTION,
     "model.weight_decay.filter_regex": _REGEX,
     "model.clip_gradients": Key(type="bool", default=False),
@@ -185,6 +190,7 @@ SCHEMA: Final[dict[str, Key]] = {
     "model.lr_schedule.exp.value": Key(type="float", minimum=0),
     "model.lr_schedule.exp.decay_rate": Key(type="float", above=0),
     "model.lr_schedule.exp.decay_steps": Key(type="int", above=0),
+    "model.lr_schedule.exp.staircase": Key(type="bool", default=False),
     "model.lr_schedule.custom.fn": Key(type="function"),
     "model.lr_schedule.cosine.value": Key(type="float", minimum=0),
     "model.lr_schedule.cosine.decay_steps": Key(type="int", default=None, above=0),

@@ -161,7 +161,12 @@ _OF_A_FILE = "text "
 _WITH_ITS_NAME = re.compile("[0-9a-f]{12}")  # of a file, as earlier versions wrote it, which says nothing of its text
 
 
-_ADDED_LATER = ("layers", "model graph", "optimizers", "schedule")  # which checkpoints of earlier versions do not say
+STEPS_PER_EPOCH = "steps per epoch"
+"""What a provenance calls the length of an epoch, be it from the config or from an argument of `train`; None if neither
+says it."""
+
+# Which checkpoints of earlier versions do not say.
+_ADDED_LATER = ("layers", "model graph", "optimizers", "schedule", STEPS_PER_EPOCH)
 # What is seen in two ways is said once, in the words that are nearer to what was edited.
 _SAID_BY = {
     "compiled with optimizer ": ("optimizers optimizer ",),
@@ -175,8 +180,19 @@ _SAID_BY = {
 def changes_since(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Name what differs between the provenance of a checkpoint and that of the run which goes on from it, in words."""
     known = {key: value for key, value in now.items() if key in then or key not in _ADDED_LATER}
-    found = differences(_comparable(then), _comparable(known))
+    length, now_length = then.get(STEPS_PER_EPOCH), known.get(STEPS_PER_EPOCH)
+    is_same = length is not None and length == now_length  # whoever has said it, a config or a call of `train`
+    found = differences(*(_comparable(_without_length(one, config_too=is_same)) for one in (then, known)))
     return [line.removeprefix("optimizers ") for line in found if not _is_said(line, found)]
+
+
+def _without_length(provenance: Mapping[str, Any], *, config_too: bool) -> dict[str, Any]:
+    """A provenance without the length of an epoch, which alone is no reason; that of the config counts unless it is
+    the same."""
+    found = {name: value for name, value in provenance.items() if name != STEPS_PER_EPOCH}
+    if config_too and isinstance(found.get("config"), Mapping):
+        found["config"] = {key: value for key, value in found["config"].items() if key != "trainer.steps_per_epoch"}
+    return found
 
 
 def _is_said(line: str, found: list[str]) -> bool:

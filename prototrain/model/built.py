@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from prototrain.checkpoint.files import Checkpoint
 from prototrain.checkpoint.state import check_fit
-from prototrain.checkpoint.weights import averaged_weights, load_report_table, load_weights
+from prototrain.checkpoint.weight_sources import Source
+from prototrain.checkpoint.weights import averaged_weights, dump_weights, load_report_table, load_weights
 from prototrain.data.batches import first_part
 from prototrain.data.knowledge import reshuffles
 from prototrain.data.limits import limited
@@ -33,6 +34,8 @@ from prototrain.model.variables import select, variable_table
 from prototrain.predictor import Predictor
 from prototrain.step.counter import StepCounter
 from prototrain.step.graph_caveats import graph_caveats
+from prototrain.step.python_summaries import left_out_of_graphs
+from prototrain.step.trace import tower_trace
 from prototrain.system.graphs import graph_digest
 from prototrain.system.signals import StopRequest
 from prototrain.system.tracebacks import out_of_memory
@@ -153,7 +156,7 @@ class BuiltModel:
         self._weights = weights
         with self.placement.scope():
             self.trainable = select(weights, self.config, "model.trainable_variables")
-            decays = bool(self.config["model.weight_decay.value"])
+            decays = bool(self.config["model.weight_decay.value"] or self.config["model.weight_decay.l1"])
             self.decayed = select(self.trainable, self.config, "model.weight_decay") if decays else {}
         return True
 
@@ -214,7 +217,8 @@ class BuiltModel:
             tensors by name.
         """
         tower = building(self.placement.towers, train_phase, self.placement.tower_to_build(), self.counter.read)
-        with tower, self._store.sharing(), dtype_policy(self.policy):
+        quiet = left_out_of_graphs() if tower_trace() is None else nullcontext()
+        with tower, self._store.sharing(), dtype_policy(self.policy), quiet:
             return check_net(self.model.build(inputs, train_phase))
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:
@@ -258,18 +262,23 @@ class BuiltModel:
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
-    def load_weights(self, path: str | Path) -> str:
-        """Take over what matches from a checkpoint.
+    def load_weights(self, source: Source, **options: Any) -> str:
+        """Take over what matches, see `prototrain.checkpoint.weights.load_weights`.
 
         Returns:
             a table of what became of each variable.
 
         Raises:
-            CheckpointError: there is no readable checkpoint, or nothing in it matches.
+            CheckpointError: there is nothing readable, or nothing in it matches.
         """
         with noting_files(self._files):
-            report = load_weights(self.variables, path)
-        return f"weights from {path}\n{load_report_table(report)}"
+            report = load_weights(self.variables, source, **options)
+        where = f"{len(source)} arrays" if isinstance(source, Mapping) else source
+        return f"weights from {where}\n{load_report_table(report)}"
+
+    def dump_weights(self, path: str | Path) -> None:
+        """Write all variables into a ``.npz`` by name; `load_weights` and `numpy.load` read it."""
+        dump_weights(self.variables, path)
 
     def take_weights(self, checkpoint: Checkpoint, *, cure: str) -> bool:
         """Take over the weights of a checkpoint of the same model; moving averages where there are any.
@@ -338,8 +347,9 @@ class BuiltModel:
         data = {"files": self.data_files(), "pipeline": self.data.fingerprint()["pipeline"]}
         found: dict[str, Any] = {"data": data}
         if isinstance(self.model, Model):
-            home = home_of(sys.modules.get(self.model.name))
-            modules = {} if home is None else {self.model.name: str(home.resolve())}
+            module = self.model.name.partition(":")[0]
+            home = home_of(sys.modules.get(module))
+            modules = {} if home is None else {module: str(home.resolve())}
             found.update(model=self.model.name, modules=modules)
         return found
 

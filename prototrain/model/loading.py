@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -123,21 +124,29 @@ def load_model(name: str) -> Model:
     config asks for, and `element_spec`, there or in ``datasets.py``, says what a training batch looks like, so that
     none has to be read to build the model.
 
+    A model may be a class as well, with `config`, `datasets` and `build` as its attributes and methods: then `name` is
+    that of its module and its own, and it is made without arguments.
+
     Args:
-        name: a dotted module name such as ``models.simple``.
+        name: a dotted module name such as ``models.simple``, or ``module:Class``.
 
     Returns:
         the model; its config is the package's own object, so a change is seen by both.
 
     Raises:
-        ModelError: there is no such module, one of the three is missing, or the module itself fails to import (its own
-            traceback is printed to stderr).
+        ModelError: there is no such module or class, one of the three is missing, or the module itself fails to import
+            (its own traceback is printed to stderr).
     """
-    module = import_own(name, what="model")
+    module_name, colon, attribute = name.partition(":")
+    module = import_own(module_name, what="model")
     if module is None:
-        raise ModelError(f"there is no model {name}: no such module in {Path.cwd()} or among the installed packages")
-    parts = {part: _find_part(module, part) for part in _PARTS}
+        where = f"no such module in {Path.cwd()} or among the installed packages"
+        raise ModelError(f"there is no model {module_name}: {where}")
+    thing = _made(module, attribute, name) if colon else None
+    parts: dict[str, Any] = {part: getattr(thing, part, None) if colon else _find_part(module, part) for part in _PARTS}
     missing = [part for part, value in parts.items() if value is None and part not in _OPTIONAL]
+    if missing and colon:
+        raise ModelError(f"model {name} has no {' and no '.join(missing)}; define it in {attribute}")
     if missing:
         homes = [f"{_PARTS[part]}.py" for part in missing] if hasattr(module, "__path__") else []
         file = getattr(module, "__file__", None)  # modules of the interpreter itself have none
@@ -156,6 +165,20 @@ def load_model(name: str) -> Model:
     config.keep_defaults()
     datasets, build, callbacks = (parts[part] for part in ("datasets", "build", "callbacks"))
     return Model(name, config, datasets, build, source_of(module), callbacks, parts["element_spec"])
+
+
+def _made(module: ModuleType, attribute: str, name: str) -> Any:
+    """The model that a module has as an object, or as a class or function that makes one."""
+    thing = getattr(module, attribute, None)
+    if thing is None:
+        raise ModelError(f"there is no model {name}: {module.__name__} has no {attribute or 'name behind the colon'}")
+    if not isinstance(thing, type) and (hasattr(thing, "build") or not callable(thing)):
+        return thing
+    try:
+        inspect.signature(thing).bind()
+    except TypeError as error:
+        raise ModelError(f"model {name}: {attribute} is called without arguments here: {error}") from error
+    return thing()
 
 
 def _find_part(module: ModuleType, part: str) -> Any:

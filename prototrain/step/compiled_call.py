@@ -117,6 +117,11 @@ class CompiledCall:
         """What was traced, or None before the first call."""
         return self._runner.graph
 
+    @property
+    def leaves_summaries(self) -> bool:
+        """Whether the step, which is traced, calls `tf.summary`."""
+        return self._plan.may_be_watched and self._runner.has_summaries(self._plan.data.iterator)
+
     def completed(self) -> int:
         """The number of completed steps, also while a call is under way."""
         return self._runner.completed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,11 +10,46 @@ import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.optimizers import global_norm, update_with
+from prototrain.gradient_processors import drop_missing, global_norm, variable_name
+from prototrain.optimizers import update_with
 from prototrain.step.plan import Towers
 from prototrain.step.trace import tower_trace
 
 Pairs = Sequence[tuple[Any, Any]]
+
+
+class GradientNotes:
+    """Which variables were to be updated and had no gradient, over all updates that a step has."""
+
+    def __init__(self) -> None:
+        self._found: set[str] = set()
+        self._missing: dict[str, None] = {}
+
+    def take(self, pairs: Pairs) -> None:
+        """Look at what an update is given; traced."""
+        for gradient, variable in pairs:
+            if gradient is None:
+                self._missing[variable_name(variable)] = None
+            else:
+                self._found.add(variable_name(variable))
+
+    def lines(self, processors: Sequence[Any]) -> list[str]:
+        """What a user should know, once the step is traced.
+
+        Args:
+            processors: through which the gradients went.
+        """
+        said = [
+            f"WARNING: {type(processor).__name__}: {pattern!r} matches no variable that has a gradient; it must match "
+            f"whole names, such as {', '.join(sorted(self._found)[:3])}"
+            for processor in (processors if self._found else ())
+            for pattern in getattr(processor, "unmatched", ())
+        ]
+        missing = [name for name in self._missing if name not in self._found]
+        if missing:
+            names = textwrap.shorten(", ".join(missing), 300, placeholder=" ...")
+            said.append(f"WARNING: the loss does not depend on {names}, which training leaves as it is")
+        return said
 
 
 def apply_gradients(
@@ -24,6 +60,7 @@ def apply_gradients(
     placement: Towers,
     processors: Sequence[Callable[[Pairs], Pairs]],
     record_norm: bool,
+    notes: GradientNotes | None = None,
 ) -> None:
     """Update variables with the mean of all towers' gradients; traced.
 
@@ -34,11 +71,14 @@ def apply_gradients(
         placement: the towers.
         processors: from and to such pairs, called in order.
         record_norm: whether the step gets the scalar "gradient_norm".
+        notes: is told which variables have a gradient.
 
     Raises:
         ModelError: no variable has a gradient.
     """
-    pairs: Pairs = [pair for pair in gradients_and_variables if pair[0] is not None]
+    pairs: Pairs = drop_missing(gradients_and_variables)
+    if notes is not None:
+        notes.take(gradients_and_variables)
     if not pairs:
         raise ModelError("the loss does not depend on any trainable variable")
     *gradients, loss = placement.mean([*(gradient for gradient, _ in pairs), loss])
@@ -48,6 +88,7 @@ def apply_gradients(
         trace.add_scalar("gradient_norm", global_norm(pairs))
     for process in processors:
         pairs = process(pairs)
+    pairs = drop_missing(pairs)
     if placement.towers > 1:
         # Keras would add up the towers' gradients once more.
         optimizer._all_reduce_sum_gradients = _as_they_are

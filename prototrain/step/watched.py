@@ -43,6 +43,31 @@ class Seen(NamedTuple):
     events: list[Event]
 
 
+class SummaryFile:
+    """What `tf.summary` calls make. It goes through a file, since TensorFlow's summary writers know no other place.
+
+    Attributes:
+        writer: TensorFlow's.
+    """
+
+    def __init__(self) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="prototrain-"))
+        weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
+        self.writer = tf.summary.create_file_writer(str(self._directory))
+        self._offset = 0
+
+    def take(self) -> list[Event]:
+        """The events since the last time."""
+        self.writer.flush()
+        path = next(self._directory.iterdir())
+        with open(path, "rb") as file:
+            file.seek(self._offset)
+            events = [Event.FromString(record) for record in records(file.read())]
+            self._offset = file.tell()
+        os.truncate(path, 0)  # the writer goes on at its place; the hole before it takes no room on the disk
+        return [event for event in events if event.HasField("summary")]
+
+
 class WatchedStep:
     """One step of which its tensors and summaries are seen.
 
@@ -55,10 +80,7 @@ class WatchedStep:
     def __init__(self, data: Stream, traced: Traced, towers: int) -> None:
         self._data = data
         self._traced = traced
-        self._directory = Path(tempfile.mkdtemp(prefix="prototrain-"))
-        weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
-        self._writer = tf.summary.create_file_writer(str(self._directory))
-        self._offset = 0
+        self._file = SummaryFile()
         signature = (dict(data.element_spec), tf.TensorSpec([], tf.int64))
         self._call = DirectCall(self._run, signature, towers=towers)
 
@@ -72,22 +94,11 @@ class WatchedStep:
         if not batch.has_value():
             return Seen(Outcome(0, True, True, 0.0, tf.zeros([0]), tf.zeros([0], tf.float64)), {}, [])
         outcome, seen = self._call.pack(self._call(batch.get_value(), tf.constant(np.int64(start))))
-        return Seen(Outcome(*outcome), seen, self._new_events())
+        return Seen(Outcome(*outcome), seen, self._file.take())
 
     def _run(self, inputs: dict[str, Any], start: tf.Tensor) -> tuple[tuple[Any, ...], dict[str, tf.Tensor]]:
-        with self._writer.as_default(step=start + 1), tf.summary.record_if(True):
+        with self._file.writer.as_default(step=start + 1), tf.summary.record_if(True):
             return self._traced(inputs, start)
-
-    def _new_events(self) -> list[Event]:
-        """What the step wrote. It goes through a file, since TensorFlow's summary writers know no other place."""
-        self._writer.flush()
-        path = next(self._directory.iterdir())
-        with open(path, "rb") as file:
-            file.seek(self._offset)
-            events = [Event.FromString(record) for record in records(file.read())]
-            self._offset = file.tell()
-        os.truncate(path, 0)  # the writer goes on at its place; the hole before it takes no room on the disk
-        return [event for event in events if event.HasField("summary")]
 
 
 class _NotingWriter(tf.summary.SummaryWriter):  # type: ignore[misc]

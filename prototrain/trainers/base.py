@@ -51,6 +51,7 @@ class Trainer:
     Attributes:
         counter: counts the steps; see `global_step`, `epoch_num` and `local_step`.
         steps_per_epoch, max_epoch, max_steps, total_steps: the length of the run; `total_steps` is where it ends.
+        given_steps_per_epoch: what `train` was given, which counts as config.
         outputs: the last step's scalars by name.
         watched, summary_events: tensors of the last step by name, and TensorBoard events that `tf.summary` calls in it
             made, if a callback watches it; see `Callback.watches`.
@@ -83,6 +84,7 @@ class Trainer:
         self.counter = StepCounter()
         self._epoch_num = 1
         self._set_length(RunLength())
+        self.given_steps_per_epoch: int | None = None
         self.outputs: Mapping[str, Any] = {}
         self.watched: Mapping[str, Any] = MappingProxyType({})
         self.summary_events: Sequence[Any] = ()
@@ -146,6 +148,7 @@ class Trainer:
             SystemExit: after SIGTERM, SIGHUP or SIGXCPU, with exit code 128 + its number, once everything is saved.
         """
         self._set_length(self._length(steps_per_epoch, max_epoch, max_steps))
+        self.given_steps_per_epoch = steps_per_epoch
         self.times.start()
         self.callbacks = CallbackGroup(self, callbacks)
         if fresh:

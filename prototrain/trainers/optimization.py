@@ -51,6 +51,21 @@ def own_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Opt
     return type(optimizer).from_config(optimizer.get_config())
 
 
+def decay_losses(config: Config, variables: Iterable[Any]) -> dict[str, tf.Tensor]:
+    """The part of the loss that lets variables decay, as ``model.weight_decay`` says; traced.
+
+    Returns:
+        "loss_l2", which is 0 without such a decay, and "loss_l1" if there is one.
+    """
+    decayed, l2, l1 = list(variables), config["model.weight_decay.value"], config["model.weight_decay.l1"]
+    found = {"loss_l2": tf.constant(0.0)}
+    if decayed and l2:
+        found["loss_l2"] = l2 * tf.add_n([tf.nn.l2_loss(variable) for variable in decayed])
+    if decayed and l1:
+        found["loss_l1"] = l1 * tf.add_n([tf.reduce_sum(tf.abs(variable)) for variable in decayed])
+    return found
+
+
 def rate(optimizer: keras.optimizers.Optimizer) -> float:
     """The present learning rate."""
     return float(tf.convert_to_tensor(optimizer.learning_rate))  # a replicated variable is no number by itself

@@ -15,6 +15,8 @@ from prototrain.step.eager_caveats import saved_handles, watching
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
+NOT_RECORDED = "WARNING: the step calls tf.summary, and nobody records that; add Summaries() to the callbacks"
+
 
 def python_steps(trainer: Trainer, n: int) -> int:
     """Call `run_step` up to `n` times, with the hooks of the callbacks around it; for about 0.2 s at most.
@@ -27,14 +29,16 @@ def python_steps(trainer: Trainer, n: int) -> int:
     for done in range(1, n + 1):
         trainer.begin_step()
         try:
-            trainer.callbacks.before_run()
-            outputs = _checked(
-                _first(trainer) if trainer.global_step == trainer.session.began_at else trainer.run_step()
-            )
+            with trainer.callbacks.summaries.recording(trainer.global_step + 1):
+                trainer.callbacks.before_run()
+                outputs = _checked(
+                    _first(trainer) if trainer.global_step == trainer.session.began_at else trainer.run_step()
+                )
         except StopTraining:
             trainer.go_to(trainer.global_step)  # raised in place of a step, such as at the end of the data
             raise
         trainer.outputs = outputs
+        _take_summaries(trainer, is_watched=done == n and trainer.callbacks.watching)
         if trainer.check_finite:
             _require_finite(outputs, trainer.global_step + 1)
         try:
@@ -54,6 +58,14 @@ def _first(trainer: Trainer) -> Mapping[str, Any] | None:
         outputs = trainer.run_step()
     trainer.session.weaken(found)
     return outputs
+
+
+def _take_summaries(trainer: Trainer, *, is_watched: bool) -> None:
+    """What the step gave to `tf.summary` is for those who watch it, as in a compiled step."""
+    events = trainer.callbacks.summaries.take()
+    trainer.summary_events = events if is_watched else ()
+    if events and not trainer.callbacks.has_watchers:
+        trainer.session.say_once(NOT_RECORDED)
 
 
 def _checked(outputs: Mapping[str, Any] | None) -> dict[str, Any]:

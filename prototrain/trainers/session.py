@@ -20,7 +20,7 @@ from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
 from prototrain.checkpoint.state import StateEntries, plain, random_state, set_random_state, taking
 from prototrain.errors import CheckpointError, ExperimentError, NonFiniteError
 from prototrain.experiment import Experiment, source_of
-from prototrain.experiment.provenance import changes_since, import_digests, source_digest
+from prototrain.experiment.provenance import STEPS_PER_EPOCH, changes_since, import_digests, source_digest
 from prototrain.experiment.record import RunRecord, State
 from prototrain.system.contained import open_file
 from prototrain.system.forks import end_child, tell_of_forks
@@ -32,6 +32,7 @@ from prototrain.trainers.past import check_past
 from prototrain.trainers.versions import versions
 
 if TYPE_CHECKING:
+    from prototrain.config import Config
     from prototrain.trainers.base import Trainer
 
 
@@ -57,6 +58,7 @@ class Session:
         self.resumed: Checkpoint | None = None
         self.inexact: list[str] = []
         self._known: list[str] = []  # of what was said
+        self._said: set[str] = set()
         self.stopped_by: str | None = None
         self._record: RunRecord | None = None
         self.began_at = 0
@@ -124,19 +126,29 @@ class Session:
                 experiment.record,
                 self._trainer.log,
                 total_steps=None if self._trainer.is_endless else self._trainer.total_steps,
-                changes=None if self._trainer.config is None else self._trainer.config.changes(),
+                changes=None if (config := self._config()) is None else config.changes(),
             )
         return self
 
     def _write_start(self, experiment: Experiment) -> None:
         with announcing("noting what the run is made from", self._trainer.log):
             experiment.write_start(
-                config=self._trainer.config,
+                config=self._config(),
                 sources=self._trainer.sources(),
                 devices=[device.name for device in tf.config.list_logical_devices()],
                 run_id=None if experiment.run_id else self.checkpoints.run_id(),
                 origin=self._origin(),
             )
+
+    def _config(self) -> Config | None:
+        """The trainer's config, with the length that `train` was given."""
+        trainer = self._trainer
+        config = None if trainer.config is None else trainer.config.copy()
+        if config is not None and not trainer.is_endless:
+            config["model.num_steps"] = trainer.total_steps
+        if config is not None and trainer.given_steps_per_epoch is not None:
+            config["trainer.steps_per_epoch"] = trainer.given_steps_per_epoch
+        return config
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -173,6 +185,12 @@ class Session:
         with suppress(OSError):
             tqdm.write(printable(text))
         self._write_to_log(text)
+
+    def say_once(self, text: str) -> None:
+        """Print a line that this object has not printed before; see `log`."""
+        if text not in self._said:
+            self._said.add(text)
+            self.log(text)
 
     def _write_to_log(self, text: str) -> None:
         experiment = self._trainer.experiment
@@ -407,7 +425,14 @@ class Session:
 
     def provenance(self) -> dict[str, Any]:
         """Versions, threads and code; see `Trainer.provenance`."""
-        return {**versions(), "trainer": type(self._trainer).__name__, "trainer code": self._trainer_code}
+        trainer, config = self._trainer, self._trainer.config
+        of_config = None if config is None else config.get("trainer.steps_per_epoch")
+        return {
+            **versions(),
+            "trainer": type(trainer).__name__,
+            "trainer code": self._trainer_code,
+            STEPS_PER_EPOCH: of_config if trainer.given_steps_per_epoch is None else trainer.given_steps_per_epoch,
+        }
 
 
 def _in_milliseconds(seconds: Mapping[str, float]) -> dict[str, float]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import keras
 import tensorflow as tf
@@ -28,12 +28,22 @@ from prototrain.step.trace import tower_trace
 from prototrain.system.waiting import announcing
 from prototrain.towers import components
 from prototrain.trainers.base import Trainer
-from prototrain.trainers.optimization import UNSET_RATE, optimization, own_optimizer, rate_in_words, require_rate
+from prototrain.trainers.optimization import (
+    UNSET_RATE,
+    decay_losses,
+    optimization,
+    own_optimizer,
+    rate_in_words,
+    require_rate,
+)
+from prototrain.trainers.python_steps import NOT_RECORDED
 from prototrain.trainers.registered_optimizers import RegisteredOptimizers
 from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.step_plan import step_plan
 
 if TYPE_CHECKING:
+    from prototrain.checkpoint.weight_sources import Source
+    from prototrain.checkpoint.weights import Names
     from prototrain.config import Config
     from prototrain.model import ModelProtocol
 
@@ -112,6 +122,7 @@ class TowerTrainer(Trainer):
         self._stop_variable = StopVariable()
         self._call: CompiledCall | None = None
         self._has_looked = False
+        self._notes = update.GradientNotes()
 
     # -- to override --------------------------------------------------------------------------------------------------
 
@@ -143,8 +154,10 @@ class TowerTrainer(Trainer):
             with tf.GradientTape() as tape:
                 net = self.build(inputs, True)
                 outputs = scalars(net)
-                outputs["loss_l2"] = self.weight_decay_loss()
-                loss = tf.cast(outputs["loss"], tf.float32) + outputs["loss_l2"]
+                outputs["loss_l2"] = decay = self.weight_decay_loss()
+                if (l1 := decay_losses(self.config, self.decayed.values()).get("loss_l1")) is not None:
+                    outputs["loss_l1"], outputs["loss_l2"] = l1, decay - l1
+                loss = tf.cast(outputs["loss"], tf.float32) + decay
                 if (of_layers := self.built.layer_loss()) is not None:
                     outputs["loss_layers"] = of_layers
                     loss += of_layers
@@ -216,11 +229,13 @@ class TowerTrainer(Trainer):
         return list(scaled(loss, variables))
 
     def weight_decay_loss(self) -> tf.Tensor:
-        """``model.weight_decay.value`` times the sum of squares of the decaying variables, halved."""
-        value = self.config["model.weight_decay.value"]
-        if not value or not self.decayed:
-            return tf.constant(0.0)
-        return value * tf.add_n([tf.nn.l2_loss(variable) for variable in self.decayed.values()])
+        """What the decaying variables add to the loss.
+
+        ``model.weight_decay.value`` times the sum of their squares, halved, and ``model.weight_decay.l1`` times the sum
+        of their absolute values.
+        """
+        l2, *l1 = decay_losses(self.config, self.decayed.values()).values()
+        return l2 + l1[0] if l1 else l2
 
     def apply_gradients(
         self,
@@ -248,6 +263,7 @@ class TowerTrainer(Trainer):
             placement=self.placement,
             processors=[*self.gradient_processors, self.built.with_keras_variables],
             record_norm=self.record_gradient_norm,
+            notes=self._notes,
         )
 
     def register_optimizer(
@@ -291,7 +307,9 @@ class TowerTrainer(Trainer):
         if self.global_step == self.session.began_at:  # by now, callbacks have set what they set
             require_rate(self.config, self.optimizer, self.callbacks)
         if not self.is_compiled:
-            return super().run_steps(n)
+            done = super().run_steps(n)
+            self._say_of_gradients()
+            return done
         is_first = self._call is None
         with announcing("tracing and compiling the step", self.log) if is_first else nullcontext():
             return self._run_call(n)
@@ -324,6 +342,13 @@ class TowerTrainer(Trainer):
             saved = [entry for entry in self.state.values() if isinstance(entry, (tf.Variable, keras.Variable))]
             copies = [copy for variable in saved for copy in components(variable)]
             self.session.weaken(graph_caveats(self.call.graph, copies))
+            self._say_of_gradients()
+            if self.call.leaves_summaries and not self.callbacks.has_watchers:
+                self.session.say_once(NOT_RECORDED)
+
+    def _say_of_gradients(self) -> None:
+        for line in self._notes.lines(self.gradient_processors):
+            self.session.say_once(line)
 
     def _take(self, result: StepResult, *, is_whole: bool = True) -> None:
         self.data.count(result.steps)
@@ -378,11 +403,38 @@ class TowerTrainer(Trainer):
             self.built.stop = self.stop
             self.built.rehearse(dataset, batches)
 
-    def load_weights(self, path: str | Path) -> None:
-        """Take over what matches from a checkpoint and print a table of what became of each variable."""
-        with announcing(f"taking over weights from {path}", self.log):
-            table = self.built.load_weights(path)
-        self.log(table)
+    def load_weights(
+        self,
+        source: Source | Sequence[Source] | None,
+        *,
+        prefix: str | None = None,
+        ignore: Iterable[str] = (),
+        names: Names | None = None,
+        mismatch: Literal["skip", "error"] = "skip",
+    ) -> None:
+        """Take over what matches by name and shape, and print a table of what became of each variable.
+
+        Args:
+            source: a dict of arrays, a ``.npz``, a Keras ``.weights.h5``, an experiment, one of its checkpoints, the
+                prefix of a TensorFlow 1 or 2 checkpoint; or a list of these, one after the other; nothing if None.
+            prefix: with a slash, stands in front of every name of the source.
+            ignore: regular expressions for whole names of the model's variables, which keep their values.
+            names: a dict, or a function, from a name in the source to that in the model (None leaves it out).
+            mismatch: "error" if no shape may differ; by default the table says which do.
+
+        Raises:
+            CheckpointError: there is nothing readable, it is damaged, or nothing in it matches; no variable has
+                changed.
+        """
+        for one in source if isinstance(source, list | tuple) else () if source is None else (source,):
+            where = "" if isinstance(one, Mapping) else f" from {one}"
+            with announcing(f"taking over weights{where}", self.log):
+                table = self.built.load_weights(one, prefix=prefix, ignore=ignore, names=names, mismatch=mismatch)
+            self.log(table)
+
+    def dump_weights(self, path: str | Path) -> None:
+        """Write all variables of the model into a ``.npz`` by name; `load_weights` and `numpy.load` read it."""
+        self.built.dump_weights(path)
 
     @property
     def model_variables(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain.callbacks import SaveOnExit
-from prototrain.checkpoint.weights import load_report_table, load_weights
+from prototrain.checkpoint.weights import dump_weights, load_report_table, load_weights
 from prototrain.errors import CheckpointError
 from tests.tiny import tiny_trainer
 
@@ -51,7 +51,7 @@ def test_weights_of_a_run(source: Path, place: str) -> None:
 
 def test_every_outcome_is_reported_and_nothing_else_is_changed(source: Path) -> None:
     mine = variables(fc0__kernel=[4, 6], fc0__bias=[7], logits__kernel=[6, 2], head__kernel=[2, 2])
-    report = load_weights(mine, source, exclude="logits")
+    report = load_weights(mine, source, ignore=["logits/.*"])
     assert report["loaded"] == ["fc0/kernel"]
     assert report["excluded"][0] == "logits/kernel"
     assert report["not in the checkpoint"] == ["head/kernel"]
@@ -60,7 +60,7 @@ def test_every_outcome_is_reported_and_nothing_else_is_changed(source: Path) -> 
     changed = {name for name, variable in mine.items() if not np.all(variable.numpy() == 1.0)}
     assert changed == {"fc0/kernel"}
     table = load_report_table(report)
-    assert all(kind in table for kind in report) and max(map(len, table.splitlines())) <= 120
+    assert all(kind in table for kind, names in report.items() if names) and max(map(len, table.splitlines())) <= 120
 
 
 def test_weights_of_an_object_based_checkpoint(tmp_path: Path) -> None:
@@ -80,9 +80,117 @@ def test_weights_of_a_name_based_checkpoint(tmp_path: Path) -> None:
     tf.raw_ops.SaveV2(
         prefix=str(tmp_path / "old"), tensor_names=list(tensors), shape_and_slices=["", ""], tensors=[*tensors.values()]
     )
-    report = load_weights(variables(**NET), tmp_path / "old")
-    assert report["loaded"] == ["fc0/kernel"]
-    assert report["shape differs"] == ["fc0/bias: float64[6], here float32[6]"]
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "/elsewhere/old"')
+    for place in ("old", "old.index", "old.data-00000-of-00001", "checkpoint", "."):
+        report = load_weights(variables(**NET), tmp_path / place)
+        assert report["loaded"] == ["fc0/kernel", "fc0/bias"]
+        assert report["type converted"] == ["fc0/bias: float64[6], here float32[6]"]
+
+
+KERNEL, BIAS = np.full([4, 6], 3.0), np.arange(6, dtype=np.float32)
+
+
+def from_dict(place: Path) -> Any:
+    return {"fc0/kernel:0": tf.Variable(KERNEL), "fc0/bias": BIAS.tolist(), "Adam/step": 3}
+
+
+def from_npz(place: Path) -> Any:
+    dump_weights({"fc0/kernel": KERNEL, "fc0/bias": tf.Variable(BIAS)}, place / "deep" / "x.npz")
+    return str(place / "deep" / "x.npz")
+
+
+def network() -> keras.Model:
+    layers = [keras.Input([4]), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(6, name="fc0")]
+    net = keras.Sequential([*layers, keras.layers.BatchNormalization(name="bn")], name="net")
+    net.get_layer("fc0").set_weights([KERNEL, BIAS])
+    return net
+
+
+def from_keras(place: Path) -> Any:
+    network().save_weights(place / "x.weights.h5")
+    return place / "x.weights.h5"
+
+
+def from_earlier_keras(place: Path) -> Any:
+    network().save(place / "x.h5")
+    return place / "x.h5"
+
+
+@pytest.mark.filterwarnings("ignore:.*HDF5:UserWarning")
+@pytest.mark.parametrize("make", [from_dict, from_npz, from_keras, from_earlier_keras])
+def test_arrays_come_from_any_kind_of_file(make: Any, tmp_path: Path) -> None:
+    mine = variables(**NET, bn__gamma=[6], bn__moving_mean=[6])
+    report = load_weights(mine, make(tmp_path))
+    assert report["loaded"][:2] == ["fc0/kernel", "fc0/bias"]
+    assert np.array_equal(mine["fc0/kernel"], KERNEL) and np.array_equal(mine["fc0/bias"], BIAS)
+    assert ("bn/moving_mean" in report["loaded"]) == ("keras" in make.__name__)
+
+
+def test_names_of_the_source_are_those_of_the_model() -> None:
+    given = {"conv/W": KERNEL, "conv/b": BIAS, "other/W": KERNEL}
+    ends = {"W": "kernel", "b": "bias"}
+
+    def of_layers(name: str) -> str | None:
+        layer, _, end = name.partition("/")
+        return None if layer == "other" else f"fc0/{ends[end]}"
+
+    mine = variables(net__fc0__kernel=[4, 6], net__fc0__bias=[6])
+    report = load_weights(mine, given, names=of_layers, prefix="net")
+    assert report["loaded"] == list(mine) and report["excluded"] == ["other/W"]
+    mine = variables(**NET)
+    report = load_weights(mine, given, names={"conv/W:0": "fc0/kernel"})
+    assert report["loaded"] == ["fc0/kernel"] and report["not in the model"] == ["conv/b", "other/W"]
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        ({"W": KERNEL}, {}, "it has W, the model has fc0/kernel, fc0/bias, logits/kernel; names= says which is which"),
+        ({"fc0/kernel": BIAS}, {"mismatch": "error"}, r"shapes differ: fc0/kernel: float32\[6\], here float32\[4,6\]"),
+        ({"fc0/bias": BIAS}, {"mismatch": "raise"}, "mismatch must be 'skip' or 'error'"),
+        ({"fc0/bias": BIAS}, {"names": {"b": "fc0/bias"}}, "there is no b in the given arrays; it has fc0/bias"),
+        ({"a": BIAS, "b": BIAS}, {"names": lambda name: "fc0/bias"}, "would be 'fc0/bias', 'b' is one of them"),
+        ({"fc0/bias": BIAS}, {"ignore": "("}, "ignore: '[(]' is not a regular expression"),
+        ({"fc0/bias": {}}, {}, "'fc0/bias' must be an array of numbers, not dict"),
+        ("no.npz", {}, "there is no file no.npz"),
+        ("bad.npz", {}, "cannot read bad.npz"),
+        ("bad.weights.h5", {}, "cannot read bad.weights.h5"),
+        ("pickle.npz", {}, "cannot read pickle.npz: Object arrays cannot be loaded"),
+        ("x.npy", {}, "make a .npz of it"),
+    ],
+)
+def test_what_does_not_fit_is_one_line_and_changes_nothing(
+    given: Any, options: Any, message: str, scratch: Path
+) -> None:
+    for name in ("bad.npz", "bad.weights.h5", "x.npy"):
+        Path(name).write_text("no such file")
+    np.savez("pickle.npz", **{"fc0/bias": np.array([None])})
+    mine = variables(**NET)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_weights(mine, given, **options)
+    assert "\n" not in str(caught.value)
+    assert all(np.all(variable.numpy() == 1.0) for variable in mine.values())
+
+
+def test_a_damaged_npz_is_found_by_its_checksums(tmp_path: Path) -> None:
+    path = Path(from_npz(tmp_path))
+    content = bytearray(path.read_bytes())
+    content[content.index(KERNEL.tobytes()[:64]) + 3] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="Bad CRC-32"):
+        load_weights(variables(**NET), path)
+
+
+def test_a_trainer_takes_several_sources_or_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = tiny_trainer()
+    trainer.dump_weights(tmp_path / "all.npz")
+    trainer.load_weights(None)
+    trainer.load_weights([{"fc0/kernel": KERNEL}, tmp_path / "all.npz", {"fc0/bias": BIAS}], ignore=["logits/.*"])
+    assert np.array_equal(trainer.variables["fc0/bias"], BIAS)
+    assert not np.array_equal(trainer.variables["fc0/kernel"], KERNEL)
+    assert capsys.readouterr().out.count("weights from") == 3
+    with pytest.raises(CheckpointError, match="must end with that"):
+        trainer.dump_weights(tmp_path / "all.txt")
 
 
 def empty(place: Path) -> Path:

@@ -103,7 +103,7 @@ def test_what_differs_from_the_models_defaults(experiment: Path) -> None:
     trainer.config["model.num_steps"] = 1
     trainer.config["own.key"] = [1, 2]
     trainer.train(max_steps=2)
-    assert parts(experiment)[1].changes == [["model.num_steps", 1, 20], ["own.key", [1, 2], "(unset)"]]
+    assert parts(experiment)[1].changes == [["model.num_steps", 2, 20], ["own.key", [1, 2], "(unset)"]]
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"parts": [3]}', '{"parts": [{}]}', '{"parts": [{"started": "x"}]}',

@@ -128,6 +128,45 @@ def test_what_is_missing_or_wrong_is_named(files: dict[str, str], message: str) 
         load_model("mine")
 
 
+CLASS = """
+class Mine:
+    def __init__(self, layers=2):
+        self.config = {"model.batch_size": layers}
+    def datasets(self):
+        return {}
+    def build(self, inputs, train_phase):
+        return {}
+class Needs(Mine):
+    def __init__(self, layers):
+        pass
+class Half:
+    config = {}
+def make():
+    return Mine(3)
+mine = Mine(4)
+"""
+
+
+def test_a_class_an_object_and_a_function_that_makes_one() -> None:
+    write(mine=CLASS)
+    models = {name: load_model(f"mine:{name}") for name in ("Mine", "make", "mine")}
+    assert {name: model.config["model.batch_size"] for name, model in models.items()} == {
+        "Mine": 2,
+        "make": 3,
+        "mine": 4,
+    }
+    assert models["Mine"].name == "mine:Mine" and models["Mine"].source == Path.cwd() / "mine.py"
+    for name, message in {
+        "mine:None": "there is no model mine:None: mine has no None",
+        "mine:": "mine has no name behind the colon",
+        "mine:Needs": "model mine:Needs: Needs is called without arguments here: missing a required argument: 'layers'",
+        "mine:Half": "model mine:Half has no datasets and no build; define it in Half",
+        "theirs:Mine": "there is no model theirs: no such module",
+    }.items():
+        with pytest.raises(ModelError, match=message):
+            load_model(name)
+
+
 def test_a_wrong_value_in_a_plain_dict_names_the_model() -> None:
     write(mine="config = {'model.batch_size': 'x'}\n" + DATASETS + BUILD)
     with pytest.raises(ConfigError, match=r"^model mine: model.batch_size: expected int"):

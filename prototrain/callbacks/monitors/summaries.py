@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
-
-import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
 
@@ -32,11 +29,4 @@ class Summaries(Callback):
         for name, value in self.trainer.outputs.items():
             self.trainer.monitors.put_scalar(f"{self.prefix}/{name}", value)
         for event in self.trainer.summary_events:
-            self._put_event(event)
-
-    def _put_event(self, event: Any) -> None:
-        for value in event.summary.value:
-            if value.metadata.plugin_data.plugin_name != "scalars":
-                self.trainer.monitors.put_event(self.prefix, event)
-                return
-            self.trainer.monitors.put_scalar(f"{self.prefix}/{value.tag}", tf.make_ndarray(value.tensor))
+            self.trainer.monitors.put_summary(event.summary, self.prefix)

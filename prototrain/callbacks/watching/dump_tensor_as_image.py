@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from prototrain.callbacks.base import Priority
+from prototrain.callbacks.pictures import pictures, png
 from prototrain.callbacks.watching.process_tensors import ProcessTensors
 from prototrain.errors import CallbackError
 from prototrain.system.files import write_atomic
@@ -30,6 +31,7 @@ class DumpTensorAsImage(ProcessTensors):
     """
 
     priority = Priority.WRITE
+    _takes_one = False  # whether there may be a single picture in place of a batch
 
     def __init__(
         self,
@@ -51,14 +53,44 @@ class DumpTensorAsImage(ProcessTensors):
 
     def process(self, *arrays: np.ndarray[Any, Any]) -> None:
         images = np.asarray(arrays[0] if self._map_function is None else self._map_function(arrays[0]))
+        images = images[None] if images.ndim == 2 and self._takes_one else images
         images = images[..., None] if images.ndim == 3 else images
         if images.ndim != 4 or images.shape[-1] not in (1, 3, 4):
             raise CallbackError(
                 f"DumpTensorAsImage: {self.names[0]!r} must have shape [batch, height, width] or "
                 f"[batch, height, width, 1, 3 or 4], got {list(images.shape)}"
             )
-        pixels = np.clip(np.nan_to_num(images[: self._max_images].astype(np.float64)) * self._scale, 0, 255)
         self._directory.mkdir(parents=True, exist_ok=True)
-        for index, image in enumerate(np.rint(pixels).astype(np.uint8)):
+        for index, image in enumerate(pictures(self.names[0], images[: self._max_images] * self._scale)):
             name = f"{self._prefix}-step-{self.trainer.global_step:010d}-{index}.png".replace("/", "-")
-            write_atomic(self._directory / name, bytes(tf.io.encode_png(image).numpy()))
+            write_atomic(self._directory / name, png(image))
+
+
+class DumpParamAsImage(DumpTensorAsImage):
+    """Writes a variable of the model as PNG files into ``analysis/images/`` whenever triggered.
+
+    Args:
+        name: of the variable, such as ``conv0/kernel``; of shape ``[height, width]`` or as for `DumpTensorAsImage`.
+        options: those of `DumpTensorAsImage`; a `map_function` makes pictures of a kernel, for example.
+
+    Raises:
+        CallbackError: while training, if the array is not of such a shape; at setup, if there is no such variable.
+    """
+
+    _takes_one = True
+
+    def __init__(self, name: str, **options: Any) -> None:
+        super().__init__(name.removesuffix(":0"), **options)
+
+    def setup(self) -> None:
+        super().setup()
+        if self.names[0] not in (known := self.trainer.model_variables):
+            raise CallbackError(
+                f"DumpParamAsImage: there is no variable {self.names[0]!r}; there are: {', '.join(known)}"
+            )
+
+    def watches(self) -> Collection[str] | None:
+        return None
+
+    def trigger(self) -> None:
+        self.process(np.asarray(tf.convert_to_tensor(self.trainer.model_variables[self.names[0]])))

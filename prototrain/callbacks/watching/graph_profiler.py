@@ -7,6 +7,7 @@ from contextlib import ExitStack
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
+from prototrain.callbacks.watching.chrome_trace import write_chrome_trace
 from prototrain.errors import CallbackError
 
 
@@ -18,16 +19,18 @@ class GraphProfiler(Callback):
     Args:
         first_step: the first step that is profiled; not the very first, which is spent on tracing.
         steps: how many.
+        chrome_trace: whether to write ``analysis/profile-step-<last>.json`` as well, which ``chrome://tracing`` opens.
 
     Raises:
         CallbackError: a number is not positive.
     """
 
-    def __init__(self, *, first_step: int = 10, steps: int = 5) -> None:
+    def __init__(self, *, first_step: int = 10, steps: int = 5, chrome_trace: bool = False) -> None:
         if first_step < 1 or steps < 1:
             raise CallbackError(f"GraphProfiler: first_step and steps must be at least 1, got {first_step} and {steps}")
         self._before = first_step - 1
         self._last = first_step - 1 + steps
+        self._chrome_trace = chrome_trace
         self._running = False
         self._step = ExitStack()  # ends the mark of the step that is under way
 
@@ -74,3 +77,8 @@ class GraphProfiler(Callback):
         self.trainer.log(
             f"profiled up to step {self.trainer.global_step}; look at it in TensorBoard: {self._directory}"
         )
+        if self._chrome_trace:
+            analysis = self._directory.parent / "analysis"
+            path = analysis / f"profile-step-{self.trainer.global_step:010d}.json"
+            write_chrome_trace(self._directory / "plugins" / "profile", path)
+            self.trainer.log(f"or in chrome://tracing: {path}")

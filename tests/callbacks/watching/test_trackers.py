@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,10 +120,14 @@ def test_no_gpu_memory(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("first_step", "max_steps"), [(3, 8), (1, 8), (3, 4)])
 def test_profile(first_step: int, max_steps: int, experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tiny_trainer(experiment).train([GraphProfiler(first_step=first_step, steps=2)], max_steps=max_steps)
+    profiler = GraphProfiler(first_step=first_step, steps=2, chrome_trace=True)
+    tiny_trainer(experiment).train([profiler], max_steps=max_steps)
     (file,) = (experiment / "summaries" / "plugins" / "profile").rglob("*.xplane.pb")
     assert b"step_num" in file.read_bytes()  # steps are marked: the page has times per step
     assert f"profiled up to step {first_step + 1}" in capsys.readouterr().out
+    trace = json.loads((experiment / "analysis" / f"profile-step-000000000{first_step + 1}.json").read_text())
+    marks = [event for event in trace["traceEvents"] if event["name"] == "train"]
+    assert len(marks) == 2 and all(mark["dur"] > 0 and mark["ts"] > 0 for mark in marks)
 
 
 def test_no_profile_of_steps_that_are_over(experiment: Path) -> None:

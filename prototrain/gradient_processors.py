@@ -1,0 +1,271 @@
+"""Processors of gradients on their way to the optimizer.
+
+A gradient processor is a callable on a list of (gradient, variable) pairs that returns such a list. It runs inside the
+compiled step, so it uses TensorFlow ops only. A gradient is a tensor, a `tf.IndexedSlices` (of an embedding), or None
+when the loss does not depend on the variable; every processor here passes None on. A variable whose gradient is None
+when all of them are through stays as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from prototrain.errors import ConfigError
+
+Pair = tuple[Any, Any]
+"""(gradient: tf.Tensor, tf.IndexedSlices or None; variable: tf.Variable or keras.Variable)."""
+
+GradientProcessor = Callable[[Sequence[Pair]], list[Pair]]
+
+
+def drop_missing(pairs: Sequence[Pair]) -> list[Pair]:
+    """Leave out the variables that the loss does not depend on."""
+    return [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+
+
+class ClipByValue:
+    """Clip each element of each gradient to [`minval`, `maxval`].
+
+    Of a sparse gradient, only the rows that are there are clipped, after repeated rows have been added up.
+
+    Raises:
+        ConfigError: `minval` is not below `maxval`.
+    """
+
+    def __init__(self, minval: float, maxval: float) -> None:
+        if not minval < maxval:
+            raise ConfigError(f"ClipByValue: minval must be below maxval, got {minval} and {maxval}")
+        self.minval, self.maxval = minval, maxval
+
+    def __call__(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """Return the pairs with clipped gradients."""
+        return [(_on_values(self._clipped, _summed(gradient)), variable) for gradient, variable in pairs]
+
+    def _clipped(self, values: tf.Tensor) -> tf.Tensor:
+        return tf.clip_by_value(values, self.minval, self.maxval)
+
+
+class ClipByGlobalNorm:
+    """Scale all gradients together so that their common L2 norm is at most `norm` (arXiv:1211.5063).
+
+    When the norm is not finite, all gradients become NaN, so that a check sees it.
+
+    Raises:
+        ConfigError: `norm` is not above 0.
+    """
+
+    def __init__(self, norm: float) -> None:
+        if not norm > 0:
+            raise ConfigError(f"ClipByGlobalNorm: norm must be above 0, got {norm}")
+        self.norm = norm
+
+    def __call__(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """Return the pairs with scaled gradients."""
+        if not drop_missing(pairs):
+            return list(pairs)
+        clipped, _ = tf.clip_by_global_norm([_summed(gradient) for gradient, _ in pairs], self.norm)
+        return [(gradient, variable) for gradient, (_, variable) in zip(clipped, pairs, strict=True)]
+
+
+class _ByName:
+    """What processors of some variables' gradients have in common.
+
+    Attributes:
+        unmatched: the regular expressions that no variable's name has matched so far.
+    """
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._patterns = [_compiled(pattern) for pattern in patterns]
+        self.unmatched = [pattern.pattern for pattern in self._patterns]
+
+    def __call__(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """Return the pairs with processed gradients."""
+        return [(self._processed(gradient, variable), variable) for gradient, variable in pairs]
+
+    def _processed(self, gradient: Any, variable: Any) -> Any:
+        name = variable_name(variable)
+        index = next((i for i, pattern in enumerate(self._patterns) if pattern.fullmatch(name)), None)
+        if index is None:
+            return gradient
+        if (pattern := self._patterns[index].pattern) in self.unmatched:
+            self.unmatched.remove(pattern)
+        return None if gradient is None else self._process(gradient, variable, index)
+
+    def _process(self, gradient: Any, variable: Any, index: int) -> Any:
+        """Process a gradient of a variable that the pattern of this index matches, as the first one."""
+        raise NotImplementedError
+
+
+class MapGradient(_ByName):
+    """Apply `fn` to the gradient of each variable whose name matches.
+
+    Args:
+        fn: from a gradient, or from a gradient and its variable, to the new gradient, or to None, which leaves the
+            variable as it is. The gradient comes as it is: a tensor or `tf.IndexedSlices`.
+        regex: matches whole names of variables, without the `:0`.
+
+    Raises:
+        ConfigError: `regex` is not a regular expression, or `fn` takes neither one nor two arguments.
+    """
+
+    def __init__(self, fn: Callable[..., Any], regex: str = ".*") -> None:
+        super().__init__([regex])
+        self.fn, self._arguments = fn, _count_arguments(fn)
+
+    def _process(self, gradient: Any, variable: Any, index: int) -> Any:
+        return self.fn(*(gradient, variable)[: self._arguments])
+
+
+class ScaleGradient(_ByName):
+    """Multiply gradients by a factor that depends on the variable's name, for learning rates per layer.
+
+    An optimizer that normalises its gradients, such as Adam, undoes a constant factor. A factor of 0 leaves the
+    variable as it is; to have no optimizer slots for it either, use `model.trainable_variables.filter_regex`.
+
+    Args:
+        factors: {regex: factor}, a pair (regex, factor), or a list of pairs. A regex matches whole names of variables,
+            without the `:0`, and the first that matches counts. Other gradients stay as they are.
+
+    Raises:
+        ConfigError: a key is not a regular expression, or it is none of these.
+    """
+
+    def __init__(self, factors: Mapping[str, float] | tuple[str, float] | Sequence[tuple[str, float]]) -> None:
+        if isinstance(factors, tuple) and len(factors) == 2 and isinstance(factors[0], str):
+            factors = [factors]
+        given: list[Any] = list(factors.items() if isinstance(factors, Mapping) else factors)
+        if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in given):
+            raise ConfigError(f"ScaleGradient takes a dict or (regex, factor) pairs, not {factors!r}")
+        super().__init__(regex for regex, _ in given)
+        self.factors = [factor for _, factor in given]
+
+    def _process(self, gradient: Any, variable: Any, index: int) -> Any:
+        factor = self.factors[index]
+        return _on_values(lambda values: values * tf.cast(factor, values.dtype), gradient) if factor else None
+
+
+class SummaryGradient(_ByName):
+    """Give the distribution of each gradient, and its root mean square, to `tf.summary`; `Summaries` records them.
+
+    They are called ``<variable>-grad`` and ``<variable>-grad/rms``. Of a sparse gradient, only the rows that are there
+    count. Steps that are not recorded have no work with it.
+
+    Args:
+        regex: matches whole names of variables, without the `:0`.
+
+    Raises:
+        ConfigError: it is not a regular expression.
+    """
+
+    def __init__(self, regex: str = ".*") -> None:
+        super().__init__([regex])
+
+    def _process(self, gradient: Any, variable: Any, index: int) -> Any:
+        name, values = f"{variable_name(variable)}-grad", _values(gradient)
+        tf.summary.histogram(name, values)
+        tf.summary.scalar(f"{name}/rms", tf.sqrt(tf.reduce_mean(tf.square(values))))
+        return gradient
+
+
+class PrintGradient(_ByName):
+    """Print each gradient's mean, root mean square and range in every step.
+
+    Args:
+        regex: matches whole names of variables, without the `:0`.
+
+    Raises:
+        ConfigError: it is not a regular expression.
+    """
+
+    def __init__(self, regex: str = ".*") -> None:
+        super().__init__([regex])
+
+    def _process(self, gradient: Any, variable: Any, index: int) -> Any:
+        values = _values(gradient)
+        numbers = {
+            "mean": tf.reduce_mean(values),
+            "rms": tf.sqrt(tf.reduce_mean(tf.square(values))),
+            "min": tf.reduce_min(values),
+            "max": tf.reduce_max(values),
+        }
+        words = [word for name, number in numbers.items() for word in (name, number)]
+        tf.print(f"gradient of {variable_name(variable)}:", *words, output_stream=sys.stdout)
+        return gradient
+
+
+class CheckGradient(_ByName):
+    """Fail the step, naming the variable, when a gradient holds a NaN or an infinity.
+
+    The step then raises `tf.errors.InvalidArgumentError`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__([".*"])
+
+    def _process(self, gradient: Any, variable: Any, index: int) -> Any:
+        message = f"the gradient of {variable_name(variable)} is not finite"
+        return _on_values(lambda values: tf.debugging.check_numerics(values, message), gradient)
+
+
+def global_norm(pairs: Sequence[Pair]) -> tf.Tensor:
+    """The L2 norm of all gradients together, float32."""
+    gradients = [tf.cast(_summed(gradient), tf.float32) for gradient, _ in drop_missing(pairs)]
+    return tf.linalg.global_norm(gradients)
+
+
+def _on_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> Any:
+    """Apply `function` to a gradient's tensor, be it dense or sparse, or to nothing."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
+    return function(gradient)
+
+
+def _summed(gradient: Any) -> Any:
+    """Add up the rows of a sparse gradient that belong to the same index: only their sum can be clipped or measured."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices, rows = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, rows, tf.size(indices))
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def _values(gradient: Any) -> tf.Tensor:
+    """A gradient's numbers, as float32; of a sparse one those of the rows that are there."""
+    gradient = _summed(gradient)
+    return tf.cast(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient, tf.float32)
+
+
+def variable_name(variable: Any) -> str:
+    """What regular expressions match: the name of a variable without the ``:0``."""
+    name = variable.path if isinstance(variable, keras.Variable) else variable.name
+    return str(name).removesuffix(":0")
+
+
+def _compiled(regex: str) -> re.Pattern[str]:
+    try:
+        return re.compile(regex)
+    except re.error as error:
+        raise ConfigError(f"{regex!r} is not a regular expression: {error}") from error
+
+
+def _count_arguments(function: Callable[..., Any]) -> int:
+    """How many of gradient and variable a function takes."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C and without a signature
+        return 1
+    needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if not needed and any(p.kind is p.VAR_POSITIONAL or p.default is not p.empty for p in parameters):
+        return 1
+    if len(needed) not in (1, 2):
+        raise ConfigError(f"MapGradient: the function must take a gradient, or a gradient and its variable: {function}")
+    return len(needed)

@@ -1,0 +1,118 @@
+"""`tf.summary` in Python code and what monitors take besides scalars; lines where something would be without effect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorboard.compat.proto.event_pb2 import Event
+
+from prototrain import Callback, ModelDict, SimpleTrainer
+from prototrain.callbacks import JSONWriter, Monitor, Summaries, TensorBoardWriter
+from prototrain.callbacks.pictures import pictures
+from prototrain.errors import CallbackError
+from prototrain.optimizers import MapGradient, ScaleGradient, SummaryGradient
+from tests.tiny import CountingTrainer, tiny_build, tiny_model
+
+
+class Collects(Monitor):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[str, int]] = []
+
+    def put_scalar(self, name: str, value: float, step: int) -> None:
+        self.got.append((name, step))
+
+    def put_event(self, prefix: str, event: Event) -> None:
+        self.got += [(f"{prefix}:{value.tag}", event.step) for value in event.summary.value]
+
+
+class Tells(Callback):
+    """Uses `tf.summary` and the monitors on the host, also by way of the model."""
+
+    def trigger(self) -> None:
+        tf.summary.scalar("told/number", 3.0)
+        tf.summary.image("told/picture", tf.zeros([1, 2, 2, 1]))
+        tf.function(lambda: tf.summary.text("unseen", "x"), autograph=False)()
+        with tf.summary.create_noop_writer().as_default():
+            self.trainer.evaluate("vld")
+        self.trainer.get_predictor(["x"], ["logits"])(np.zeros([1, 4]))
+        monitors = self.trainer.monitors
+        monitors.put_image("image", np.zeros([3, 5]))
+        monitors.put_histogram("vld/histogram", [[1.0, np.nan]])
+        monitors.put_text("vld/deep/text", "**text**")
+
+
+def build(inputs: dict[str, Any], train_phase: bool) -> ModelDict:
+    net = tiny_build(inputs, train_phase)
+    tf.summary.histogram("logits", net.logits)
+    if train_phase:  # which only makes variables that nothing depends on
+        keras.layers.Dense(1, name="idle")(net.x)
+    return net
+
+
+def test_what_python_code_gives_is_recorded_and_what_has_no_effect_said(
+    experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = SimpleTrainer(tiny_model(build=build), experiment=experiment)
+    nothing = MapGradient(lambda gradient: None, "fc0")
+    trainer.gradient_processors = [nothing, ScaleGradient([("logits/.*", 2.0)]), SummaryGradient("fc0/.*")]
+    collects = Collects()
+    told = Tells().every(steps=2)
+    trainer.train([told, collects, TensorBoardWriter()], max_steps=4)
+    names = ["told/number", "told:picture", ":image", "vld:histogram", "vld:deep/text"]
+    assert sorted(collects.got) == sorted((name, step) for name in names for step in (2, 4))
+    assert trainer.monitors.latest("told/number") == 3.0
+    said = capsys.readouterr().out
+    assert said.count("WARNING: MapGradient: 'fc0' matches no variable that has a gradient; it must match whole") == 1
+    assert said.count("WARNING: the loss does not depend on idle/kernel, idle/bias, which training leaves") == 1
+    assert said.count("WARNING: the step calls tf.summary, and nobody records that; add Summaries()") == 1
+    assert said.count("WARNING: tf.summary calls inside of a function that tf.function compiles") == 1
+    collects.got = []
+    trainer.train([Summaries().every(steps=2), collects], max_steps=6, resume=False)
+    assert ("trn:fc0/kernel-grad", 6) in collects.got and ("trn/fc0/bias-grad/rms", 6) in collects.got
+    assert ("trn:logits", 6) in collects.got and "WARNING" not in capsys.readouterr().out
+
+
+class Paints(CountingTrainer):
+    def run_step(self) -> dict[str, float]:
+        tf.summary.scalar("number", 1.0)
+        tf.summary.histogram("histogram", [1.0])
+        return super().run_step()
+
+
+@pytest.mark.parametrize("with_summaries", [True, False])
+def test_a_step_in_python_is_recorded_like_a_compiled_one(
+    with_summaries: bool, experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    collects = Collects()
+    watching = [Summaries().every(steps=2)] if with_summaries else []
+    Paints(experiment=experiment).train([collects, JSONWriter(), *watching], max_steps=4)
+    names = ("trn/loss", "trn/number", "trn:histogram")
+    assert collects.got == [(name, step) for step in (2, 4) for name in names if with_summaries]
+    assert ("nobody records that" in capsys.readouterr().out) == (not with_summaries)
+
+
+class Draws(Callback):
+    def trigger(self) -> None:
+        self.trainer.monitors.put_image("picture", np.zeros([2, 2]))
+
+
+def test_pictures_that_no_monitor_writes_are_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    CountingTrainer().train([Draws().every(steps=1)], max_steps=3)
+    assert capsys.readouterr().out.count("no monitor in the list writes pictures, histograms and text, such as") == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [([2, 3], [1, 2, 3, 1]), ([2, 3, 4], [1, 2, 3, 4]), ([2, 3, 5], [2, 3, 5, 1]), ([2, 3, 5, 1], [2, 3, 5, 1])],
+)
+def test_shapes_of_pictures(shape: list[int], expected: list[int]) -> None:
+    assert list(pictures("x", np.full(shape, 300.0)).shape) == expected
+    with pytest.raises(CallbackError, match=r"'x' must have shape .* got \[1, 2, 3, 5\]"):
+        pictures("x", np.zeros([1, 2, 3, 5]))
