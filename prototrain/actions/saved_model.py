@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ from prototrain.towers import is_seed
 
 Tensors = dict[str, tf.Tensor]
 
+DEFAULT = "serving_default"
+"""The signature that is taken where none is named."""
+
 _RANDOM = re.compile(r"(?!Stateless)\w*(Random|Multinomial|TruncatedNormal|StatefulUniform|StatefulStandardNormal|Rng)")
 
 
@@ -39,7 +43,7 @@ class ServedModel:
         built: has the model, with the weights to be saved.
         inputs: names or paths in a batch, or else names in the model's mapping for a batch. What is at ``user/age`` is
             given as ``user_age``.
-        outputs: names in the model's mapping.
+        outputs: names in the model's mapping; or, for each signature, its outputs by name, with their names in there.
 
     Attributes:
         built: has the model.
@@ -50,19 +54,29 @@ class ServedModel:
             inputs alone.
     """
 
-    def __init__(self, built: BuiltModel, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    def __init__(
+        self, built: BuiltModel, inputs: Sequence[str], outputs: Sequence[str] | Mapping[str, Mapping[str, str]]
+    ) -> None:
         self.built = built
-        self._outputs = outputs
+        single = not isinstance(outputs, Mapping)
+        signatures = {DEFAULT: {name: name for name in outputs}} if single else outputs
         self._paths, first = _real_inputs(built, inputs)
         spec = built.data.element_spec
         of_data = {name: at_path(spec, path) for name, path in self._paths.items() if has_path(spec, path)}
         specs = {name: _free(name, value, of_data.get(name)) for name, value in first.items()}
-        self._function = tf.function(self._serve, autograph=False, input_signature=[specs])
-        self._graph = self._function.get_concrete_function().graph
-        _require_certain(self._graph)
+        self._serving = {name: partial(self._serve, chosen) for name, chosen in signatures.items()}
+        self._functions = {
+            name: tf.function(serve, autograph=False, input_signature=[specs]) for name, serve in self._serving.items()
+        }
+        self._used: dict[str, list[Any]] = {"variables": [], "resources": []}
+        for function in self._functions.values():
+            graph = function.get_concrete_function().graph
+            _require_certain(graph)
+            self._used["variables"] += graph.variables
+            self._used["resources"] += _resources(graph)  # at once: nobody else keeps those that this call has made
         self.cases = _of_two_sizes(first)
 
-    def _serve(self, inputs: Tensors) -> Tensors:
+    def _serve(self, outputs: Mapping[str, str], inputs: Tensors) -> Tensors:
         try:
             given = {self._paths[name]: value for name, value in inputs.items()}
             net = self.built.build(from_paths(given, self.built.data.element_spec), False)
@@ -74,18 +88,19 @@ class ServedModel:
                 f"actions.export.inputs: build() needs {error.args[0]!r} too when train_phase is False; add it, or use "
                 "it only where it is in the inputs"
             ) from error
-        missing = [name for name in self._outputs if name not in net]
+        missing = [name for name in outputs.values() if name not in net]
         if missing:
             raise ModelError(
                 f"actions.export.outputs: from {', '.join(inputs)} the model makes no {', '.join(map(repr, missing))}; "
                 f"it makes {', '.join(net)}"
             )
-        return {name: _dense(f"actions.export.outputs: {name!r}", net[name]) for name in self._outputs}
+        return {name: _dense(f"actions.export.outputs: {name!r}", net[source]) for name, source in outputs.items()}
 
     def describe(self) -> dict[str, str]:
-        """The signature, in words."""
-        results = self._function.get_concrete_function().structured_outputs
-        return {"inputs": _signature(self._function.input_signature[0]), "outputs": _signature(results)}
+        """The default signature, in words."""
+        function = self._functions[DEFAULT]
+        results = function.get_concrete_function().structured_outputs
+        return {"inputs": _signature(function.input_signature[0]), "outputs": _signature(results)}
 
     def tolerance(self, output: tf.Tensor) -> float:
         """What another device, or operations fused in another way, may do to an output: a part of its largest value."""
@@ -93,21 +108,26 @@ class ServedModel:
         return 2e-2 if sixteen_bits else 1e-4
 
     def results(self) -> list[Tensors]:
-        """What the model gives for the cases, as evaluation and predictors run it."""
-        return [tf.function(self._serve, autograph=False)(case) for case in self.cases]
+        """What the model gives for the cases, as evaluation and predictors run it, by ``<signature>:<output>``."""
+
+        def all_of_them(inputs: Tensors) -> Tensors:
+            given = {name: serve(inputs) for name, serve in self._serving.items()}
+            return {f"{name}:{output}": value for name, outputs in given.items() for output, value in outputs.items()}
+
+        return [tf.function(all_of_them, autograph=False)(case) for case in self.cases]
 
     def save(self, directory: Path) -> None:
-        """Write a SavedModel with the signature ``serving_default``.
+        """Write a SavedModel with these signatures.
 
         Raises:
             ModelError: the model stands on something that TensorFlow cannot save.
             ExperimentError: a file cannot be written.
         """
         module = tf.Module()
-        module.model_variables = list(self._graph.variables)
-        module.resources = _resources(self._graph)
+        module.model_variables = _each_once(self._used["variables"])
+        module.resources = _each_once(self._used["resources"])
         try:
-            tf.saved_model.save(module, str(directory), signatures={"serving_default": self._function})
+            tf.saved_model.save(module, str(directory), signatures=self._functions)
         except (AssertionError, ValueError) as error:
             raise ModelError(f"TensorFlow cannot save the model: {first_line(error)}") from error
         except tf.errors.OpError as error:
@@ -130,7 +150,7 @@ def compare(served: ServedModel, directory: Path) -> str:
             difference = _difference(value.numpy(), found[f"{case}/{name}"])
             if not difference <= served.tolerance(value):
                 raise ModelError(
-                    f"what was exported is not the model: {name!r} differs by {difference:.2g} of its largest value; "
+                    f"what was exported is not the model: {name.removeprefix(f'{DEFAULT}:')!r} differs by {difference:.2g} of its largest value; "
                     "does build() depend on more than its inputs, such as a variable that it changes?"
                 )
             largest = max(largest, difference)
@@ -148,7 +168,10 @@ def _run_elsewhere(directory: Path, cases: list[Tensors]) -> dict[str, np.ndarra
         inputs, outputs = (str(Path(scratch, name)) for name in ("inputs", "outputs"))
         reload_export.write(inputs, given)
         command = [sys.executable, "-I", reload_export.__file__, str(directory.absolute()), inputs, outputs]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=scratch, env=environment)
+        # Ctrl-C at a terminal is for this process, which may be training meanwhile.
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=scratch, env=environment, start_new_session=True
+        )
         if done.returncode:
             said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
             raise ModelError(f"what was exported does not run without prototrain: {said[-1]}")
@@ -246,6 +269,10 @@ def _resources(graph: Any) -> list[Any]:
     kind = tf.saved_model.experimental.TrackableResource
     found = [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
     return [thing for thing in found if id(thing.resource_handle) in handles]
+
+
+def _each_once(things: list[Any]) -> list[Any]:
+    return list({id(thing): thing for thing in things}.values())
 
 
 def _signature(tensors: Mapping[str, Any]) -> str:
