@@ -30,7 +30,11 @@ _KINDS = ("loaded", "excluded", "not in the checkpoint", "not in the model", "sh
 
 
 def load_weights(
-    variables: Mapping[str, tf.Variable], path: str | Path, *, exclude: str | None = None
+    variables: Mapping[str, tf.Variable],
+    path: str | Path,
+    *,
+    exclude: str | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> dict[str, list[str]]:
     """Take over every variable that matches by name and shape from a checkpoint, for fine-tuning.
 
@@ -39,6 +43,7 @@ def load_weights(
         path: an experiment's directory (its newest checkpoint), one of its checkpoints, or the prefix of a TensorFlow
             checkpoint.
         exclude: a regular expression; variables whose names it matches keep their values.
+        names: what variables are called there, by their names here, where that is something else.
 
     Returns:
         names by what became of them: "loaded", "excluded", "not in the checkpoint", "not in the model",
@@ -53,6 +58,8 @@ def load_weights(
     except (OSError, ValueError) as error:  # a name that is too long, or has a NUL in it
         raise CheckpointError(f"there is no checkpoint {str(path)[:80]!r}: {first_line(error)}") from error
     saved = _read_named(prefix)
+    there = {name: (names or {}).get(name, name) for name in variables}
+    saved = {**saved, **{name: saved[other] for name, other in there.items() if other in saved and name != other}}
     report: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     for name, variable in variables.items():
         if exclude is not None and re.match(exclude, name):
@@ -65,7 +72,7 @@ def load_weights(
             )
         else:
             report["loaded"].append(name)
-    for name in sorted(saved.keys() - variables.keys()):
+    for name in sorted(saved.keys() - variables.keys() - set(there.values())):
         report["excluded" if name.startswith(("optimizer/", OF_CALLBACKS)) else "not in the model"].append(name)
     if not report["loaded"]:
         raise CheckpointError(f"nothing in {path} matches a variable of the model by name and shape")

@@ -243,8 +243,10 @@ class BuiltModel:
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
-    def load_weights(self, path: str | Path) -> str:
-        """Take over what matches from a checkpoint.
+    def load_weights(
+        self, path: str | Path, *, exclude: str | None = None, names: Mapping[str, str] | None = None
+    ) -> str:
+        """Take over what matches from a checkpoint; see `checkpoint.load_weights` for the arguments.
 
         Returns:
             a table of what became of each variable.
@@ -253,7 +255,7 @@ class BuiltModel:
             CheckpointError: there is no readable checkpoint, or nothing in it matches.
         """
         with noting_files(self._files):
-            report = load_weights(self.variables, path)
+            report = load_weights(self.variables, path, exclude=exclude, names=names)
         return f"weights from {path}\n{load_report_table(report)}"
 
     def take_weights(self, checkpoint: Checkpoint, *, cure: str) -> bool:

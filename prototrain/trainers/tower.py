@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import keras
 import tensorflow as tf
 
+from prototrain.checkpoint.best import best_checkpoint
 from prototrain.data.batches import check_divides
+from prototrain.errors import CheckpointError
 from prototrain.experiment import Experiment
 from prototrain.model.built import BuiltModel
 from prototrain.model.net import check_net, scalars
@@ -372,10 +374,34 @@ class TowerTrainer(Trainer):
             self.built.step, self.built.stop = self.global_step, self.stop
             self.built.rehearse(dataset, batches)
 
-    def load_weights(self, path: str | Path) -> None:
-        """Take over what matches from a checkpoint and print a table of what became of each variable."""
+    def load_weights(
+        self,
+        path: str | Path,
+        *,
+        checkpoint: Literal["newest", "best"] = "newest",
+        exclude: str | None = None,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        """Take over what matches from a checkpoint and print a table of what became of each variable.
+
+        Args:
+            path: an experiment's directory, one of its checkpoints, or the prefix of a TensorFlow checkpoint; "best"
+                for what `MinSaver` or `MaxSaver` kept in the trainer's own experiment.
+            checkpoint: which one of an experiment, the newest or the best.
+            exclude: a regular expression; variables whose names it matches keep their values.
+            names: what variables are called there, by their names here, where that is something else.
+
+        Raises:
+            CheckpointError: there is none, or nothing in it matches; no variable has changed.
+        """
+        if checkpoint not in ("newest", "best"):
+            raise CheckpointError(f"load_weights: checkpoint must be 'newest' or 'best', not {checkpoint!r}")
+        if path == "best":
+            path = best_checkpoint(self.require_experiment("load_weights('best')"))
+        elif checkpoint == "best":
+            path = best_checkpoint(Experiment(path))
         with announcing(f"taking over weights from {path}", self.log):
-            table = self.built.load_weights(path)
+            table = self.built.load_weights(path, exclude=exclude, names=names)
         self.log(table)
 
     @property
