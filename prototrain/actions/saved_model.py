@@ -64,19 +64,18 @@ class ServedModel:
         spec = built.data.element_spec
         of_data = {name: at_path(spec, path) for name, path in self._paths.items() if has_path(spec, path)}
         specs = {name: _free(name, value, of_data.get(name)) for name, value in first.items()}
-        self._serving = {name: partial(self._serve, chosen) for name, chosen in signatures.items()}
+        self._outputs = {f"{key}:{name}": net for key, names in signatures.items() for name, net in names.items()}
+        # The model is built once for all of them.
+        whole = tf.function(self._serve, autograph=False, input_signature=[specs])
+        self._graph = whole.get_concrete_function().graph
+        _require_certain(self._graph)
         self._functions = {
-            name: tf.function(serve, autograph=False, input_signature=[specs]) for name, serve in self._serving.items()
+            name: tf.function(partial(_some, whole, name), autograph=False, input_signature=[specs])
+            for name in signatures
         }
-        self._used: dict[str, list[Any]] = {"variables": [], "resources": []}
-        for function in self._functions.values():
-            graph = function.get_concrete_function().graph
-            _require_certain(graph)
-            self._used["variables"] += graph.variables
-            self._used["resources"] += _resources(graph)  # at once: nobody else keeps those that this call has made
         self.cases = _of_two_sizes(first)
 
-    def _serve(self, outputs: Mapping[str, str], inputs: Tensors) -> Tensors:
+    def _serve(self, inputs: Tensors) -> Tensors:
         try:
             given = {self._paths[name]: value for name, value in inputs.items()}
             net = self.built.build(from_paths(given, self.built.data.element_spec), False)
@@ -88,13 +87,13 @@ class ServedModel:
                 f"actions.export.inputs: build() needs {error.args[0]!r} too when train_phase is False; add it, or use "
                 "it only where it is in the inputs"
             ) from error
-        missing = [name for name in outputs.values() if name not in net]
+        missing = [name for name in self._outputs.values() if name not in net]
         if missing:
             raise ModelError(
                 f"actions.export.outputs: from {', '.join(inputs)} the model makes no {', '.join(map(repr, missing))}; "
                 f"it makes {', '.join(net)}"
             )
-        return {name: _dense(f"actions.export.outputs: {name!r}", net[source]) for name, source in outputs.items()}
+        return {key: _dense(f"actions.export.outputs: {name!r}", net[name]) for key, name in self._outputs.items()}
 
     def describe(self) -> dict[str, str]:
         """The default signature, in words."""
@@ -109,12 +108,7 @@ class ServedModel:
 
     def results(self) -> list[Tensors]:
         """What the model gives for the cases, as evaluation and predictors run it, by ``<signature>:<output>``."""
-
-        def all_of_them(inputs: Tensors) -> Tensors:
-            given = {name: serve(inputs) for name, serve in self._serving.items()}
-            return {f"{name}:{output}": value for name, outputs in given.items() for output, value in outputs.items()}
-
-        return [tf.function(all_of_them, autograph=False)(case) for case in self.cases]
+        return [tf.function(self._serve, autograph=False)(case) for case in self.cases]
 
     def save(self, directory: Path) -> None:
         """Write a SavedModel with these signatures.
@@ -124,8 +118,8 @@ class ServedModel:
             ExperimentError: a file cannot be written.
         """
         module = tf.Module()
-        module.model_variables = _each_once(self._used["variables"])
-        module.resources = _each_once(self._used["resources"])
+        module.model_variables = list(self._graph.variables)
+        module.resources = _resources(self._graph)
         try:
             tf.saved_model.save(module, str(directory), signatures=self._functions)
         except (AssertionError, ValueError) as error:
@@ -271,8 +265,10 @@ def _resources(graph: Any) -> list[Any]:
     return [thing for thing in found if id(thing.resource_handle) in handles]
 
 
-def _each_once(things: list[Any]) -> list[Any]:
-    return list({id(thing): thing for thing in things}.values())
+def _some(function: Any, signature: str, inputs: Tensors) -> Tensors:
+    """What one signature gives of all outputs."""
+    start = f"{signature}:"
+    return {name.removeprefix(start): value for name, value in function(inputs).items() if name.startswith(start)}
 
 
 def _signature(tensors: Mapping[str, Any]) -> str:
