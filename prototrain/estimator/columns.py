@@ -376,7 +376,8 @@ def adopted(column: Any) -> Any:
     if "vocabulary_file" in fields:
         from prototrain.estimator.feature_column import categorical_column_with_vocabulary_file  # which stands on this
 
-        return categorical_column_with_vocabulary_file(**fields)
+        given = {name: value for name, value in fields.items() if name not in ("num_oov_buckets", "file_format")}
+        return categorical_column_with_vocabulary_file(**given, num_oov_buckets=fields["num_oov_buckets"] or 0)
     for name in known.keys() & {"source_column", "categorical_column"}:
         known[name] = adopted(known[name])
     if "keys" in known:

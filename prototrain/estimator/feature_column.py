@@ -25,6 +25,7 @@ from prototrain.estimator.columns import (
     Indicator,
     Numeric,
     Vocabulary,
+    input_layer,
 )
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "crossed_column",
     "embedding_column",
     "indicator_column",
+    "input_layer",
     "make_parse_example_spec",
     "numeric_column",
 ]
@@ -232,7 +234,6 @@ _INSTEAD: Mapping[str, str] = {
     "model_fn",
     "weighted_categorical_column": "write it in a model_fn: keras.layers.CategoryEncoding(output_mode='count') takes "
     "count_weights",
-    "input_layer": "canned estimators take the columns; in a model_fn call columns.input_layer(features, columns)",
     "linear_model": "LinearClassifier and LinearRegressor take the columns",
 }
 
@@ -240,8 +241,6 @@ _INSTEAD: Mapping[str, str] = {
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    if name == "input_layer":
-        return columns.input_layer
     instead = _INSTEAD.get(name)
     if instead is None and name.startswith("sequence_"):
         instead = "write a model_fn with keras.layers.Embedding and a recurrent layer"

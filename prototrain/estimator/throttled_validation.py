@@ -46,7 +46,7 @@ class ThrottledValidation(Validation):
         if self.measured is not None and self.measured["global_step"] == step:
             return self.measured
         found = {}
-        for name in self.trainer.monitors.names:
+        for name in self.trainer.monitors.names():
             if name.startswith(start) and (pairs := self.trainer.monitors.history(name))[-1][0] == step:
                 found[name.removeprefix(start)] = pairs[-1][1]
         return {**found, "global_step": step} if found else None
