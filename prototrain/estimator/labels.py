@@ -45,6 +45,7 @@ def as_rows(labels: Any, logits: tf.Tensor, width: int | None = None) -> tf.Tens
     if isinstance(labels, Mapping):
         raise ModelError(f"the head takes one tensor of labels, not a dict of {', '.join(labels)}")
     found = tf.convert_to_tensor(labels)
+    found = tf.cast(found, tf.int64) if found.dtype == tf.bool else found
     if found.shape.rank == logits.shape.rank - 1:
         found = found[..., tf.newaxis]
     if found.shape.rank != logits.shape.rank or (width is not None and found.shape[-1] != width):

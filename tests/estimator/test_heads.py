@@ -48,7 +48,8 @@ def test_two_classes() -> None:
     ]
     assert found["classes"].numpy().tolist() == [[b"yes"], [b"no"]] and found["class_ids"].shape == (2, 1)
     assert found["all_classes"].numpy().tolist() == [[b"no", b"yes"]] * 2
-    assert float(BinaryClassHead(label_vocabulary=["no", "yes"]).loss(tf.constant(["yes", "yes"]), LOGITS)) == 20.5
+    for head, labels in ((BinaryClassHead(label_vocabulary=["no", "yes"]), ["yes"] * 2), (BinaryClassHead(), [True] * 2)):
+        assert float(head.loss(tf.constant(labels), LOGITS)) == 20.5
 
 
 def test_weights_and_reductions() -> None:
