@@ -143,8 +143,9 @@ def compare(served: ServedModel, directory: Path) -> str:
         for name, value in results.items():
             difference = _difference(value.numpy(), found[f"{case}/{name}"])
             if not difference <= served.tolerance(value):
+                shown = name.removeprefix(f"{DEFAULT}:")
                 raise ModelError(
-                    f"what was exported is not the model: {name.removeprefix(f'{DEFAULT}:')!r} differs by {difference:.2g} of its largest value; "
+                    f"what was exported is not the model: {shown!r} differs by {difference:.2g} of its largest value; "
                     "does build() depend on more than its inputs, such as a variable that it changes?"
                 )
             largest = max(largest, difference)

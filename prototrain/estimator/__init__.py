@@ -109,7 +109,9 @@ __all__ = [
 _TREES = "train XGBoost or Decision Forests by a run_step of your own; the guide to boosted trees has one"
 _MODEL_FN = "write its network as a model_fn; the guide from tf.estimator has one"
 _OF_HOOKS = "use the callback that the table in the guide from tf.estimator names; the usual ones are there already"
-_PARSE_SPEC = "add the label to feature_column.make_parse_example_spec(columns): {**spec, key: tf.io.FixedLenFeature(...)}"
+_PARSE_SPEC = (
+    "add the label to feature_column.make_parse_example_spec(columns): {**spec, key: tf.io.FixedLenFeature(...)}"
+)
 _INSTEAD = {
     "inputs": "return a tf.data.Dataset: tf.data.Dataset.from_tensor_slices((x, y)).shuffle(n).repeat().batch(32)",
     "experimental": 'EarlyStopping("eval/loss", mode="min", patience=3).every(steps=n) takes the place of its hooks',
@@ -120,14 +122,14 @@ _INSTEAD = {
     "BoostedTreesClassifier": _TREES,
     "BoostedTreesEstimator": _TREES,
     "BoostedTreesRegressor": _TREES,
-    "MultiLabelHead": "write it in a model_fn: tf.nn.sigmoid_cross_entropy_with_logits and keras.metrics.AUC(multi_label=True)",
-    "VocabInfo": "the rows of an embedding are not moved to another vocabulary; WarmStartSettings takes over whole variables",
+    "MultiLabelHead": "write it in a model_fn: the sigmoid cross entropy and keras.metrics.AUC(multi_label=True)",
+    "VocabInfo": "the rows of a variable are not moved to another vocabulary; WarmStartSettings takes whole ones",
     "NanLossDuringTrainingError": "prototrain.errors.NonFiniteError is what a loss that is not finite raises",
     "NanTensorHook": "StopOnNaN is in every run, and ends it at the step whose loss or gradient is not finite",
     "StopAtStepHook": "give train() its max_steps",
-    "CheckpointSaverHook": "RunConfig(save_checkpoints_steps=..., save_checkpoints_secs=...) says when; for more of them "
+    "CheckpointSaverHook": "RunConfig(save_checkpoints_steps=..., save_checkpoints_secs=...) says when; for more "
     "give train() the hook ModelSaver(keep_every_n_hours=...).every(seconds=...)",
-    "CheckpointSaverListener": "give train() a hook, a callback with priority = Priority.SAVE + 1 and .every(steps=...)",
+    "CheckpointSaverListener": "give train() a callback as a hook, with priority = Priority.SAVE + 1",
     "SummarySaverHook": "RunConfig(save_summary_steps=...) says when",
     "StepCounterHook": "use the callback ThroughputTracker()",
     "ProfilerHook": "use the callback GraphProfiler()",

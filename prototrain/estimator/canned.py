@@ -1,7 +1,7 @@
 """Ready-made estimators: linear models, networks of dense layers, and both together, on feature columns.
 
-Their defaults are those of `tf.estimator` (``canned/linear.py``, ``canned/dnn.py`` and ``canned/dnn_linear_combined.py``
-of tensorflow/estimator).
+Their defaults are those of `tf.estimator` (``canned/linear.py``, ``dnn.py`` and ``dnn_linear_combined.py`` of
+tensorflow/estimator).
 """
 
 from __future__ import annotations
@@ -317,7 +317,9 @@ def chosen_optimizer(given: Any, learning_rate: float, scope: str | None = None)
     if isinstance(found, str):
         kinds = {name.lower(): getattr(keras.optimizers, name) for name in _OPTIMIZERS}
         if found.lower() not in kinds:
-            raise ModelError(f"there is no optimizer {found!r}; there are {', '.join(_OPTIMIZERS)}, or give one of Keras")
+            raise ModelError(
+                f"there is no optimizer {found!r}; there are {', '.join(_OPTIMIZERS)}, or give one of Keras"
+            )
         found = kinds[found.lower()](learning_rate)
     spec = found if isinstance(found, OptimizerSpec) else OptimizerSpec(found)
     return OptimizerSpec(spec.optimizer, spec.learning_rate, spec.clip_norm, spec.processors, spec.variables or scope)

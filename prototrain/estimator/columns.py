@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import keras
@@ -205,7 +206,8 @@ class Identity(_OfOneFeature):
         if self.default_value is not None:
             return tf.where(fits, values, tf.constant(self.default_value, tf.int64))
         check = tf.debugging.Assert(
-            tf.reduce_all(fits | _is_missing(values)), [f"{self.key} has values outside of 0 to {self.size - 1}", values]
+            tf.reduce_all(fits | _is_missing(values)),
+            [f"{self.key} has values outside of 0 to {self.size - 1}", values],
         )
         with tf.control_dependencies([] if check is None else [check]):
             return tf.identity(values)
@@ -320,9 +322,7 @@ def linear_model(features: Mapping[str, Any], feature_columns: Iterable[Any], un
     total = tf.convert_to_tensor(tf.Variable(lambda: tf.zeros([units]), name="bias_weights"))
     for column in ordered(feature_columns):
         if isinstance(column, Categorical):
-            layer = keras.layers.Embedding(
-                column.size, units, embeddings_initializer="zeros", name=layer_name(column)
-            )
+            layer = keras.layers.Embedding(column.size, units, embeddings_initializer="zeros", name=layer_name(column))
             total += combined(layer, column.ids(features), combiner)
         else:
             layer = keras.layers.Dense(units, use_bias=False, kernel_initializer="zeros", name=layer_name(column))
@@ -339,7 +339,7 @@ def ordered(feature_columns: Iterable[Any]) -> list[Any]:
     given = feature_columns if isinstance(feature_columns, Iterable) else [feature_columns]
     found = sorted(map(adopted, given), key=lambda column: str(column.name))
     names = [column.name for column in found]
-    double = [name for one, name in zip(names, names[1:], strict=False) if one == name]
+    double = [name for one, name in pairwise(names) if one == name]
     if double:
         raise ModelError(f"feature_columns has two columns {double[0]!r}")
     if not found:

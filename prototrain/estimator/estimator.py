@@ -176,9 +176,7 @@ class Estimator:
         """
         return self._train_and_export(train_spec, eval_spec)[0]
 
-    def _train_and_export(
-        self, train_spec: TrainSpec, eval_spec: EvalSpec
-    ) -> tuple[dict[str, Any], list[str | None]]:
+    def _train_and_export(self, train_spec: TrainSpec, eval_spec: EvalSpec) -> tuple[dict[str, Any], list[str | None]]:
         if (trainer := self._trainer(train_spec, self._newest_step())) is not None:
             with global_random_kept():
                 built = BuiltProgram(self._program(ModeKeys.EVAL, eval_spec.input_fn))
@@ -421,9 +419,7 @@ def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]
     Raises:
         ModelError: it needs other arguments.
     """
-    more = calling(
-        metric_fn, "metric_fn", features=None, labels=None, predictions=None, config=estimator.config
-    )
+    more = calling(metric_fn, "metric_fn", features=None, labels=None, predictions=None, config=estimator.config)
 
     def model_fn(features: Any, labels: Any, mode: str) -> Any:
         spec = estimator._call(features=features, labels=labels, mode=mode)

@@ -1,4 +1,4 @@
-"""Feature columns, by the names of `tf.feature_column`: which of the features a canned estimator sees, and in which form.
+"""Feature columns, by the names of `tf.feature_column`: which features a canned estimator sees, and in which form.
 
 Keras preprocessing layers do the work, and the numbers are those of `tf.feature_column`. A missing value is an empty
 text or -1, as there; sparse and ragged tensors will do too.

@@ -398,7 +398,9 @@ class RegressionHead(_SingleHead):
 
     def metrics(self, regularization_losses: Sequence[Any] | None = None) -> Metrics:
         found = super().metrics(regularization_losses)
-        return found | self._metric(keras.metrics.Mean, "prediction/mean") | self._metric(keras.metrics.Mean, "label/mean")
+        return (
+            found | self._metric(keras.metrics.Mean, "prediction/mean") | self._metric(keras.metrics.Mean, "label/mean")
+        )
 
     def _update(self, metric: Callable[[str], Any], labels: Any, logits: Any, weights: Any) -> None:
         if weights is not None:
@@ -407,7 +409,7 @@ class RegressionHead(_SingleHead):
         metric("label/mean").update_state(labels, sample_weight=weights)
 
 
-def LogisticRegressionHead(  # noqa: N802 - as in tf.estimator, where it is a class
+def LogisticRegressionHead(
     weight_column: Any = None, loss_reduction: Any = "sum_over_batch_size", name: str | None = None
 ) -> RegressionHead:
     """A number between 0 and 1, by one logit; the loss is the sigmoid cross entropy. See `RegressionHead`."""
@@ -418,7 +420,7 @@ def LogisticRegressionHead(  # noqa: N802 - as in tf.estimator, where it is a cl
     return RegressionHead(1, weight_column, loss_reduction, loss_fn, tf.sigmoid, name)
 
 
-def PoissonRegressionHead(  # noqa: N802 - as in tf.estimator, where it is a class
+def PoissonRegressionHead(
     label_dimension: int = 1,
     weight_column: Any = None,
     loss_reduction: Any = "sum_over_batch_size",
@@ -494,7 +496,9 @@ class MultiHead(Head):
 
     def _all(self, logits: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
         return [
-            (name, key, value) for name, head in self._heads.items() for key, value in head.predictions(logits[name]).items()
+            (name, key, value)
+            for name, head in self._heads.items()
+            for key, value in head.predictions(logits[name]).items()
         ]
 
     def metrics(self, regularization_losses: Sequence[Any] | None = None) -> Metrics:

@@ -69,7 +69,9 @@ class LoggingTensorHook(ProcessTensors):
             return  # the run ended at a step that nobody could know to be its last
         missing = [name for name in self.names if name not in seen]
         if missing:
-            raise CallbackError(f"LoggingTensorHook: there is no {missing[0]!r} in the step; there are {', '.join(seen)}")
+            raise CallbackError(
+                f"LoggingTensorHook: there is no {missing[0]!r} in the step; there are {', '.join(seen)}"
+            )
         values = {tag: np.asarray(seen[name]) for tag, name in zip(self.tensors, self.names, strict=True)}
         values = {tag: value[()] if value.ndim == 0 else value for tag, value in values.items()}
         with np.printoptions(suppress=True):

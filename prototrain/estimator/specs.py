@@ -115,7 +115,7 @@ class EstimatorSpec(_Fields):
             required to train.
         eval_metric_ops: by name, Keras metrics that `update_state` was called on, or scalar tensors, whose mean over
             the examples is taken.
-        export_outputs: the signatures of an exported model by name, each a tensor, tensors by name or a `PredictOutput`,
+        export_outputs: the signatures of an exported model by name, each a tensor, tensors by name, a `PredictOutput`,
             `ClassificationOutput` or `RegressionOutput`; one of several is called "serving_default". The predictions if
             None.
         training_hooks, training_chief_hooks: hooks besides those that `train` is given; those of the first call of

@@ -116,7 +116,9 @@ class Part:
 def _means(wanted: str | Sequence[Any] | None, name: str, variable: Any) -> bool:
     if wanted is None or isinstance(wanted, str):
         return wanted is None or re.match(wanted, name) is not None
-    return id(variable) in {id(getattr(one, "value", one) if isinstance(one, keras.Variable) else one) for one in wanted}
+    return id(variable) in {
+        id(getattr(one, "value", one) if isinstance(one, keras.Variable) else one) for one in wanted
+    }
 
 
 class RateOfPart(LearningRate):

@@ -1,7 +1,7 @@
 """Lookup tables that `build` makes: one with the same contents is made once, in the first call.
 
-Made in a traced call, a table would be filled anew in every step, and no export would find it. Tables that cannot change
-and hold the same are the same one; what TensorFlow cannot tell the contents of stays as it is.
+Made in a traced call, a table would be filled anew in every step, and no export would find it. Tables without changes
+and hold the same are one; what TensorFlow cannot tell the contents of stays as it is.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tensorflow as tf
 from prototrain.model.keras_hooks import present_call
 
 _OF_FILE = ("_filename_arg", "_key_index", "_value_index", "_vocab_size", "_delimiter", "_offset")
+
 
 def _contents(initializer: Any, default_value: Any) -> tuple[Any, ...] | None:
     """What a table is going to hold, if that is known now."""

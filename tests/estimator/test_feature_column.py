@@ -62,7 +62,9 @@ def test_sparse_features_are_as_good_and_nothing_is_nothing() -> None:
     sparse = tf.sparse.from_dense(words)
     column = feature_column.categorical_column_with_vocabulary_list("words", ["a", "b", "c"])
     for given in (words, sparse, tf.RaggedTensor.from_sparse(tf.sparse.from_dense(words[:2]))):
-        expected = [[1, 1, 0], [0, 2, 0], [0, 0, 1], [0, 0, 0]][: len(given.to_list()) if hasattr(given, "to_list") else 4]
+        expected = [[1, 1, 0], [0, 2, 0], [0, 0, 1], [0, 0, 0]][
+            : len(given.to_list()) if hasattr(given, "to_list") else 4
+        ]
         np.testing.assert_array_equal(feature_column.indicator_column(column).dense({"words": given}), expected)
     layer: Any = lambda ids: tf.gather(tf.constant([[3.0, 4.0], [6.0, 8.0], [1.0, 0.0]]), ids)  # noqa: E731
     ids = column.ids(FEATURES)
@@ -89,7 +91,9 @@ CASES: dict[str, Any] = {
     ),
     "the boundaries must ascend": lambda: f.bucketized_column(f.numeric_column("age"), [2, 1]),
     "must have words, each of them once": lambda: f.categorical_column_with_vocabulary_list("word", ["a", "a"]),
-    "both num_oov_buckets and a default_value": lambda: f.categorical_column_with_vocabulary_list("w", "ab", None, 1, 1),
+    "both num_oov_buckets and a default_value": lambda: f.categorical_column_with_vocabulary_list(
+        "w", "ab", None, 1, 1
+    ),
     "cannot be read from /nowhere": lambda: f.categorical_column_with_vocabulary_file("word", "/nowhere"),
     "at least two keys": lambda: f.crossed_column(["word"], 3),
     "not hashed, not Hashed": lambda: f.crossed_column(["age", f.categorical_column_with_hash_bucket("w", 3)], 3),

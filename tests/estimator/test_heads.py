@@ -48,7 +48,10 @@ def test_two_classes() -> None:
     ]
     assert found["classes"].numpy().tolist() == [[b"yes"], [b"no"]] and found["class_ids"].shape == (2, 1)
     assert found["all_classes"].numpy().tolist() == [[b"no", b"yes"]] * 2
-    for head, labels in ((BinaryClassHead(label_vocabulary=["no", "yes"]), ["yes"] * 2), (BinaryClassHead(), [True] * 2)):
+    for head, labels in (
+        (BinaryClassHead(label_vocabulary=["no", "yes"]), ["yes"] * 2),
+        (BinaryClassHead(), [True] * 2),
+    ):
         assert float(head.loss(tf.constant(labels), LOGITS)) == 20.5
 
 

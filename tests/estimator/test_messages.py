@@ -109,7 +109,9 @@ OF_SETTINGS: dict[str, Callable[[Path], Any]] = {
     "model_fn must be a function, not dict": lambda path: Estimator({}, path),  # type: ignore[arg-type]
     "config must be a .*RunConfig, not dict": lambda path: Estimator(linear_fn, path, {}),  # type: ignore[arg-type]
     "there are two model directories": lambda path: Estimator(linear_fn, path, RunConfig(str(path / "other"))),
-    "warm_start_from must be a directory or WarmStartSettings, not int": lambda path: Estimator(linear_fn, path, warm_start_from=1),  # type: ignore[arg-type]
+    "warm_start_from must be a directory or WarmStartSettings, not int": lambda path: Estimator(
+        linear_fn, path, warm_start_from=1
+    ),  # type: ignore[arg-type]
     "train_distribute must be a .*MirroredStrategy, not OneDeviceStrategy": lambda path: Estimator(
         linear_fn, path, RunConfig(train_distribute=tf.distribute.OneDeviceStrategy("CPU:0"))
     ).train(plain, steps=1),
