@@ -58,8 +58,7 @@ class ServedModel:
         self, built: BuiltModel, inputs: Sequence[str], outputs: Sequence[str] | Mapping[str, Mapping[str, str]]
     ) -> None:
         self.built = built
-        single = not isinstance(outputs, Mapping)
-        signatures = {DEFAULT: {name: name for name in outputs}} if single else outputs
+        signatures = outputs if isinstance(outputs, Mapping) else {DEFAULT: {name: name for name in outputs}}
         self._paths, first = _real_inputs(built, inputs)
         spec = built.data.element_spec
         of_data = {name: at_path(spec, path) for name, path in self._paths.items() if has_path(spec, path)}

@@ -366,7 +366,7 @@ def adopted(column: Any) -> Any:
     """
     if isinstance(column, Column):
         return column
-    fields = getattr(column, "_asdict", dict)()  # those of TensorFlow are named tuples
+    fields: dict[str, Any] = getattr(column, "_asdict", dict)()  # those of TensorFlow are named tuples
     kind = _OF_TENSORFLOW.get(type(column).__name__)
     if not fields or kind is None:
         raise ModelError(

@@ -78,8 +78,8 @@ class _SavedModelExporter(Exporter):
         if exports_to_keep is not None and (not isinstance(exports_to_keep, int) or exports_to_keep < 1):
             raise ConfigError(f"{who}: exports_to_keep must be a positive number or None, not {exports_to_keep!r}")
         self._name = name
-        self._write = {"serving_input_receiver_fn": serving_input_receiver_fn, "assets_extra": assets_extra}
-        self._write["as_text"] = as_text
+        self._receive: Callable[[], Any] = serving_input_receiver_fn
+        self._more: dict[str, Any] = {"assets_extra": assets_extra, "as_text": as_text}
         self._keep = exports_to_keep
 
     @property
@@ -111,7 +111,7 @@ class _SavedModelExporter(Exporter):
                 return str(there)
         if not self.is_due(None if note is None else note["measured"], eval_result, is_the_final_export):
             return None
-        place = estimator.export_saved_model(export_path, checkpoint_path=checkpoint_path, **self._write)
+        place = estimator.export_saved_model(export_path, self._receive, checkpoint_path, **self._more)
         content = {"step": eval_result["global_step"], "exported": Path(place).name, "measured": scalars(eval_result)}
         write_atomic(_note(export_path), json.dumps(content) + "\n")
         if self._keep is not None:

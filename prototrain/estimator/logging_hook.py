@@ -46,7 +46,7 @@ class LoggingTensorHook(ProcessTensors):
             raise CallbackError("LoggingTensorHook: give every_n_iter or every_n_secs, one of the two")
         self.tensors = given
         self.at_end = at_end
-        self._interval = {"steps": every_n_iter, "seconds": every_n_secs}
+        self._steps, self._seconds = every_n_iter, every_n_secs
         self._formatter = formatter
         super().__init__([self._name(tag, value) for tag, value in given.items()])
 
@@ -56,8 +56,8 @@ class LoggingTensorHook(ProcessTensors):
 
     def scheduled(self) -> Callback:
         """The callback that runs at the hook's own interval."""
-        steps, seconds = self._interval["steps"], self._interval["seconds"]
-        return self.every(steps=sys.maxsize if steps is None and seconds is None else steps, seconds=seconds)
+        at_end_only = self._steps is None and self._seconds is None
+        return self.every(steps=sys.maxsize if at_end_only else self._steps, seconds=self._seconds)
 
     def watches(self) -> Collection[str] | None:
         return [name for name in self.names if name not in _OF_STEP]

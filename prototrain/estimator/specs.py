@@ -195,8 +195,8 @@ class WarmStartSettings(_Fields):
         if not isinstance(self.ckpt_to_initialize_from, str | Path):
             kind = type(self.ckpt_to_initialize_from).__name__
             raise ConfigError(f"warm_start_from must be a directory or WarmStartSettings, not {kind}")
-        given = self.vars_to_warm_start
-        if not all(isinstance(one, str) for one in ([given] if isinstance(given, str) else given or [None])):
+        given: Any = self.vars_to_warm_start
+        if not given or not all(isinstance(one, str) for one in ([given] if isinstance(given, str) else given)):
             raise ConfigError(f"vars_to_warm_start takes regular expressions for names of variables, not {given!r}")
 
     @property

@@ -139,7 +139,8 @@ class RateOfPart(LearningRate):
 
     @property
     def optimizer(self) -> keras.optimizers.Optimizer:
-        return self.trainer.parts[self._number].optimizer
+        trainer: Any = self.trainer
+        return trainer.parts[self._number].optimizer
 
 
 class EstimatorTrainer(ProgramTrainer, SimpleTrainer):

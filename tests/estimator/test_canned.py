@@ -73,7 +73,7 @@ def test_wide_and_deep_with_exporters(tmp_path: Path, capsys: pytest.CaptureFixt
 
     names = made.get_variable_names()
     assert {"dnn/hiddenlayer_0/kernel", "linear/kind/embeddings", "linear/bias_weights"} <= set(names)
-    assert not [n for n in names if n.startswith("optimizer/linear") or n.startswith("optimizer_2/dnn")]
+    assert not [n for n in names if n.startswith(("optimizer/linear", "optimizer_2/dnn"))]
     assert float(made.get_variable_value("optimizer_2/learning_rate")) == pytest.approx(0.5 * 0.5**1.9)
     assert float(made.get_variable_value("optimizer/learning_rate")) == pytest.approx(0.001)
 
@@ -100,7 +100,7 @@ class Fake:
     def __init__(self, directory: Path) -> None:
         self.model_dir, self.number = str(directory), 0
 
-    def export_saved_model(self, base: str, **_: Any) -> str:
+    def export_saved_model(self, base: str, *_: Any, **more: Any) -> str:
         self.number += 1
         place = Path(base) / str(self.number)
         place.mkdir(parents=True)
