@@ -32,7 +32,6 @@ from prototrain.estimator.heads import (
     Head,
     LogisticRegressionHead,
     MultiClassHead,
-    MultiHead,
     PoissonRegressionHead,
     RegressionHead,
 )
@@ -44,6 +43,7 @@ from prototrain.estimator.hooks import (
     SessionRunValues,
 )
 from prototrain.estimator.logging_hook import LoggingTensorHook
+from prototrain.estimator.multi_head import MultiHead
 from prototrain.estimator.serving import (
     ServingInputReceiver,
     build_parsing_serving_input_receiver_fn,
