@@ -59,7 +59,9 @@ def load_weights(
         raise CheckpointError(f"there is no checkpoint {str(path)[:80]!r}: {first_line(error)}") from error
     saved = _read_named(prefix)
     there = {name: (names or {}).get(name, name) for name in variables}
-    saved = {**saved, **{name: saved[other] for name, other in there.items() if other in saved and name != other}}
+    renamed = {name: other for name, other in there.items() if name != other}
+    found = {name: saved[other] for name, other in renamed.items() if other in saved}
+    saved = {name: value for name, value in saved.items() if name not in renamed} | found
     report: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     for name, variable in variables.items():
         if exclude is not None and re.match(exclude, name):
