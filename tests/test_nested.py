@@ -121,7 +121,7 @@ def _predicts(trainer: SimpleTrainer) -> None:
 def _is_served(built: BuiltModel) -> None:
     served = ServedModel(built, ["user/age", "user/pair/0", "user/pair/1"], ["guess"])
     assert [*served.cases[0]] == ["user_age", "user_pair_0", "user_pair_1"]
-    assert served.results()[0]["guess"].shape == (8, 1)
+    assert served.results()[0]["serving_default:guess"].shape == (8, 1)
 
 
 def test_several_towers_and_micro_batches_get_their_parts(tmp_path: Path) -> None:

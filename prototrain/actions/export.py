@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from prototrain.actions.keras_file import export_keras
 from prototrain.actions.restore import add_checkpoint, restore
@@ -59,8 +61,13 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     say(f"exported to {final}")
 
 
-def write_export(served: ServedModel, final: Path) -> str:
+def write_export(served: ServedModel, final: Path, extra: Mapping[str, Path] = MappingProxyType({})) -> str:
     """Write a SavedModel, whole and compared with the model in a fresh process, or not at all.
+
+    Args:
+        served: what to write.
+        final: where.
+        extra: files that go along, by their places in there.
 
     Returns:
         what the comparison found, in words.
@@ -74,6 +81,9 @@ def write_export(served: ServedModel, final: Path) -> str:
         temporary.mkdir(parents=True)
         served.save(temporary)
         outcome = compare(served, temporary)
+        for name, path in extra.items():
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, temporary / name)
         _sync(temporary)
         temporary.rename(final)
         sync(final.parent)

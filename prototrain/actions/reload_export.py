@@ -2,7 +2,8 @@
 
     python -I reload_export.py SAVED_MODEL INPUTS OUTPUTS
 
-INPUTS and OUTPUTS are prefixes of TensorFlow bundles with tensors called ``<case>/<name>``.
+INPUTS and OUTPUTS are prefixes of TensorFlow bundles with tensors called ``<case>/<input>`` and
+``<case>/<signature>:<output>``.
 """
 
 from __future__ import annotations
@@ -12,16 +13,21 @@ from typing import Any
 
 
 def main(saved_model: str, inputs: str, outputs: str) -> None:
-    """Write what the signature gives for each case."""
+    """Write what the signatures give for each case."""
     import tensorflow as tf
 
-    serve = tf.saved_model.load(saved_model).signatures["serving_default"]
+    signatures = tf.saved_model.load(saved_model).signatures
     reader = tf.train.load_checkpoint(inputs)
     cases: dict[str, dict[str, tf.Tensor]] = {}
     for key in reader.get_variable_to_shape_map():
         case, _, name = key.partition("/")
         cases.setdefault(case, {})[name] = tf.convert_to_tensor(reader.get_tensor(key))
-    write(outputs, {f"{case}/{name}": value for case, given in cases.items() for name, value in serve(**given).items()})
+    found = {}
+    for case, given in cases.items():
+        for signature in signatures:
+            of_one = signatures[signature](**given)
+            found.update({f"{case}/{signature}:{name}": value for name, value in of_one.items()})
+    write(outputs, found)
 
 
 def write(prefix: str, tensors: dict[str, Any]) -> None:

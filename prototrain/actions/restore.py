@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser
 from dataclasses import dataclass
 from pathlib import Path
 
 from prototrain.checkpoint import META, Checkpoint, Checkpoints, verify
+from prototrain.checkpoint.best import best_checkpoint
 from prototrain.errors import CheckpointError
 from prototrain.experiment import Experiment
 from prototrain.experiment.provenance import differences
@@ -109,28 +109,8 @@ def _find(model: ModelProtocol, checkpoint: str | None) -> Path:
             "experiment with --checkpoint PATH"
         )
     if checkpoint == "best":
-        return _best(experiment)
+        return best_checkpoint(experiment)
     step = steps[-1] if checkpoint is None else int(checkpoint)
     if step not in steps:
         raise CheckpointError(f"{experiment} has no checkpoint of step {step}; there are {', '.join(map(str, steps))}")
     return checkpoints.path(step)
-
-
-def _best(experiment: Experiment) -> Path:
-    """The checkpoint that a `MinSaver` or `MaxSaver` has noted."""
-    experiment.check_inside()  # before one of them is read
-    notes = sorted(path for mode in ("min", "max") for path in experiment.checkpoints.glob(f"{mode}-*.json"))
-    found = {}
-    for path in notes:
-        try:
-            note = json.loads(path.read_text(encoding="utf-8"))
-            found[f"{note['stat']} at step {int(note['step'])}"] = int(note["step"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path} is damaged; name a step with --checkpoint") from error
-    if not found:
-        raise CheckpointError(
-            f"{experiment} has no best checkpoint: there was no MinSaver or MaxSaver in its callbacks"
-        )
-    if len(set(found.values())) > 1:
-        raise CheckpointError(f"{experiment} has several best checkpoints: {', '.join(found)}; name one by its step")
-    return Checkpoints(experiment.checkpoints).path(next(iter(found.values())))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ from prototrain.towers import is_seed
 
 Tensors = dict[str, tf.Tensor]
 
+DEFAULT = "serving_default"
+"""The signature that is taken where none is named."""
+
 _RANDOM = re.compile(r"(?!Stateless)\w*(Random|Multinomial|TruncatedNormal|StatefulUniform|StatefulStandardNormal|Rng)")
 
 
@@ -39,7 +43,7 @@ class ServedModel:
         built: has the model, with the weights to be saved.
         inputs: names or paths in a batch, or else names in the model's mapping for a batch. What is at ``user/age`` is
             given as ``user_age``.
-        outputs: names in the model's mapping.
+        outputs: names in the model's mapping; or, for each signature, its outputs by name, with their names in there.
 
     Attributes:
         built: has the model.
@@ -50,16 +54,24 @@ class ServedModel:
             inputs alone.
     """
 
-    def __init__(self, built: BuiltModel, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    def __init__(
+        self, built: BuiltModel, inputs: Sequence[str], outputs: Sequence[str] | Mapping[str, Mapping[str, str]]
+    ) -> None:
         self.built = built
-        self._outputs = outputs
+        signatures = outputs if isinstance(outputs, Mapping) else {DEFAULT: {name: name for name in outputs}}
         self._paths, first = _real_inputs(built, inputs)
         spec = built.data.element_spec
         of_data = {name: at_path(spec, path) for name, path in self._paths.items() if has_path(spec, path)}
         specs = {name: _free(name, value, of_data.get(name)) for name, value in first.items()}
-        self._function = tf.function(self._serve, autograph=False, input_signature=[specs])
-        self._graph = self._function.get_concrete_function().graph
+        self._outputs = {f"{key}:{name}": net for key, names in signatures.items() for name, net in names.items()}
+        # The model is built once for all of them.
+        whole = tf.function(self._serve, autograph=False, input_signature=[specs])
+        self._graph = whole.get_concrete_function().graph
         _require_certain(self._graph)
+        self._functions = {
+            name: tf.function(partial(_some, whole, name), autograph=False, input_signature=[specs])
+            for name in signatures
+        }
         self.cases = _of_two_sizes(first)
 
     def _serve(self, inputs: Tensors) -> Tensors:
@@ -74,18 +86,19 @@ class ServedModel:
                 f"actions.export.inputs: build() needs {error.args[0]!r} too when train_phase is False; add it, or use "
                 "it only where it is in the inputs"
             ) from error
-        missing = [name for name in self._outputs if name not in net]
+        missing = [name for name in self._outputs.values() if name not in net]
         if missing:
             raise ModelError(
                 f"actions.export.outputs: from {', '.join(inputs)} the model makes no {', '.join(map(repr, missing))}; "
                 f"it makes {', '.join(net)}"
             )
-        return {name: _dense(f"actions.export.outputs: {name!r}", net[name]) for name in self._outputs}
+        return {key: _dense(f"actions.export.outputs: {name!r}", net[name]) for key, name in self._outputs.items()}
 
     def describe(self) -> dict[str, str]:
-        """The signature, in words."""
-        results = self._function.get_concrete_function().structured_outputs
-        return {"inputs": _signature(self._function.input_signature[0]), "outputs": _signature(results)}
+        """The default signature, in words."""
+        function = self._functions[DEFAULT]
+        results = function.get_concrete_function().structured_outputs
+        return {"inputs": _signature(function.input_signature[0]), "outputs": _signature(results)}
 
     def tolerance(self, output: tf.Tensor) -> float:
         """What another device, or operations fused in another way, may do to an output: a part of its largest value."""
@@ -93,11 +106,11 @@ class ServedModel:
         return 2e-2 if sixteen_bits else 1e-4
 
     def results(self) -> list[Tensors]:
-        """What the model gives for the cases, as evaluation and predictors run it."""
+        """What the model gives for the cases, as evaluation and predictors run it, by ``<signature>:<output>``."""
         return [tf.function(self._serve, autograph=False)(case) for case in self.cases]
 
     def save(self, directory: Path) -> None:
-        """Write a SavedModel with the signature ``serving_default``.
+        """Write a SavedModel with these signatures.
 
         Raises:
             ModelError: the model stands on something that TensorFlow cannot save.
@@ -107,7 +120,7 @@ class ServedModel:
         module.model_variables = list(self._graph.variables)
         module.resources = _resources(self._graph)
         try:
-            tf.saved_model.save(module, str(directory), signatures={"serving_default": self._function})
+            tf.saved_model.save(module, str(directory), signatures=self._functions)
         except (AssertionError, ValueError) as error:
             raise ModelError(f"TensorFlow cannot save the model: {first_line(error)}") from error
         except tf.errors.OpError as error:
@@ -129,8 +142,9 @@ def compare(served: ServedModel, directory: Path) -> str:
         for name, value in results.items():
             difference = _difference(value.numpy(), found[f"{case}/{name}"])
             if not difference <= served.tolerance(value):
+                shown = name.removeprefix(f"{DEFAULT}:")
                 raise ModelError(
-                    f"what was exported is not the model: {name!r} differs by {difference:.2g} of its largest value; "
+                    f"what was exported is not the model: {shown!r} differs by {difference:.2g} of its largest value; "
                     "does build() depend on more than its inputs, such as a variable that it changes?"
                 )
             largest = max(largest, difference)
@@ -148,7 +162,10 @@ def _run_elsewhere(directory: Path, cases: list[Tensors]) -> dict[str, np.ndarra
         inputs, outputs = (str(Path(scratch, name)) for name in ("inputs", "outputs"))
         reload_export.write(inputs, given)
         command = [sys.executable, "-I", reload_export.__file__, str(directory.absolute()), inputs, outputs]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=scratch, env=environment)
+        # Ctrl-C at a terminal is for this process, which may be training meanwhile.
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=scratch, env=environment, start_new_session=True
+        )
         if done.returncode:
             said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
             raise ModelError(f"what was exported does not run without prototrain: {said[-1]}")
@@ -246,6 +263,12 @@ def _resources(graph: Any) -> list[Any]:
     kind = tf.saved_model.experimental.TrackableResource
     found = [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
     return [thing for thing in found if id(thing.resource_handle) in handles]
+
+
+def _some(function: Any, signature: str, inputs: Tensors) -> Tensors:
+    """What one signature gives of all outputs."""
+    start = f"{signature}:"
+    return {name.removeprefix(start): value for name, value in function(inputs).items() if name.startswith(start)}
 
 
 def _signature(tensors: Mapping[str, Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,17 +13,28 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from prototrain.actions.export import write_export
-from prototrain.actions.saved_model import ServedModel
 from prototrain.callbacks import Callback, ScalarPrinter
 from prototrain.checkpoint import BUNDLE, Checkpoint, Checkpoints, verify
+from prototrain.checkpoint.best import best_checkpoint
 from prototrain.checkpoint.global_random import global_random_kept
 from prototrain.config import Config
 from prototrain.errors import CheckpointError, ConfigError, ExperimentError, ModelError
+from prototrain.estimator.export import named
+from prototrain.estimator.exporters import Exports, export_all
+from prototrain.estimator.exporting import export_built, receiver_of, trying
 from prototrain.estimator.hooks import as_callbacks
+from prototrain.estimator.logging_hook import wanted
 from prototrain.estimator.program import Program, calling
 from prototrain.estimator.serving import ServingInputReceiver
-from prototrain.estimator.specs import EvalSpec, ModeKeys, RunConfig, TrainSpec, positive
+from prototrain.estimator.specs import (
+    EstimatorSpec,
+    EvalSpec,
+    ModeKeys,
+    RunConfig,
+    TrainSpec,
+    WarmStartSettings,
+    positive,
+)
 from prototrain.estimator.throttled_validation import ThrottledValidation, prefix, scalars
 from prototrain.estimator.trainers import BuiltProgram, ProgramTrainer, make_trainer
 from prototrain.experiment import Experiment, source_of
@@ -49,7 +59,7 @@ class Estimator:
         config: how to run.
         params: handed to `model_fn` and `input_fn` as they are (a deep copy).
         warm_start_from: the directory of a checkpoint or of another run, whose variables are taken over where they
-            match by name and shape, unless `model_dir` has a checkpoint already.
+            match by name and shape, unless `model_dir` has a checkpoint already; or `WarmStartSettings`.
 
     Raises:
         ModelError: `model_fn` needs other arguments.
@@ -62,12 +72,12 @@ class Estimator:
         model_dir: str | Path | None = None,
         config: RunConfig | None = None,
         params: Any = None,
-        warm_start_from: str | Path | None = None,
+        warm_start_from: str | Path | WarmStartSettings | None = None,
     ) -> None:
         if not isinstance(config, RunConfig | None):
             raise ConfigError(f"config must be a prototrain.estimator.RunConfig, not {type(config).__name__}")
-        if warm_start_from is not None and not isinstance(warm_start_from, str | Path):
-            raise ConfigError(f"warm_start_from must be a directory, not {type(warm_start_from).__name__}")
+        if warm_start_from is not None and not isinstance(warm_start_from, WarmStartSettings):
+            warm_start_from = WarmStartSettings(warm_start_from)
         self.model_fn = model_fn
         self.params = copy.deepcopy(params) if params is not None else {}
         self.config = copy.copy(config) if config is not None else RunConfig()
@@ -136,13 +146,16 @@ class Estimator:
             trainer = make_trainer(program, self.model_dir, self.config.train_distribute)
         trainer.data.allow_changes = True  # what the data is like is the input_fn's concern
         if self._warm_start_from is not None and not done:
-            trainer.load_weights(self._warm_start_from)
+            start = self._warm_start_from
+            names = {there: here for here, there in (start.var_name_to_prev_var_name or {}).items()}
+            ignore = [] if start.exclude is None else [f"(?:{start.exclude}).*"]  # from the start of a name
+            trainer.load_weights(start.ckpt_to_initialize_from, ignore=ignore, names=names)
         return trainer
 
     def _run(self, trainer: ProgramTrainer, spec: TrainSpec, *more: Callback) -> None:
         config = self.config
         callbacks = standard_callbacks(
-            schedule=trainer.model.spec.train_op.learning_rate,
+            schedule=None,
             evaluation=more,
             summary_steps=config.save_summary_steps,
             print_steps=config.log_step_count_steps,
@@ -150,7 +163,9 @@ class Estimator:
             keep=config.keep_checkpoint_max or ENDLESS,
             printer=ScalarPrinter(blacklist=["trn/loss_(l2|total)$"]),
         )
-        callbacks += as_callbacks(spec.hooks)
+        hooks = [*trainer.model.spec.hooks, *(spec.hooks or ())]
+        trainer.model.wanted = wanted(hooks)
+        callbacks = [*trainer.learning_rates(), *callbacks, *as_callbacks(hooks)]
         trainer.train(callbacks, max_steps=spec.max_steps or ENDLESS)
 
     @outlasting()
@@ -160,15 +175,23 @@ class Estimator:
         Returns:
             what the last evaluation measured.
         """
-        measured = None
+        return self._train_and_export(train_spec, eval_spec)[0]
+
+    def _train_and_export(self, train_spec: TrainSpec, eval_spec: EvalSpec) -> tuple[dict[str, Any], list[str | None]]:
         if (trainer := self._trainer(train_spec, self._newest_step())) is not None:
             with global_random_kept():
                 built = BuiltProgram(self._program(ModeKeys.EVAL, eval_spec.input_fn))
             built.take_over(trainer)  # so that what does not fit shows now
             evaluation = ThrottledValidation(built, eval_spec)
-            self._run(trainer, train_spec, evaluation.every(**self.config.checkpoint_interval))
-            measured = evaluation.measured
-        return measured or self.evaluate(eval_spec.input_fn, eval_spec.steps, eval_spec.name)
+            exports = Exports(self, evaluation, eval_spec.exporters)
+            chosen = [evaluation, exports] if eval_spec.exporters else [evaluation]
+            self._run(trainer, train_spec, *(callback.every(**self.config.checkpoint_interval) for callback in chosen))
+            if evaluation.measured is not None:
+                return evaluation.measured, exports.results
+        measured = self.evaluate(eval_spec.input_fn, eval_spec.steps, eval_spec.name)
+        # The run may have been killed when all was done but this.
+        checkpoint = str(self._checkpoint(None).path)
+        return measured, export_all(self, eval_spec.exporters, checkpoint, measured, is_final=True)
 
     # -- using what was trained ---------------------------------------------------------------------------------------
 
@@ -185,7 +208,8 @@ class Estimator:
             input_fn: as for `train`.
             steps: how many batches; None: all.
             name: of the chart in TensorBoard, "eval_<name>"; None: "eval".
-            checkpoint_path: see `latest_checkpoint`, which is the default.
+            checkpoint_path: see `latest_checkpoint`, which is the default; "best" for what `MinSaver` or `MaxSaver`
+                kept.
 
         Returns:
             "loss", the metrics and "global_step" by name.
@@ -236,12 +260,12 @@ class Estimator:
         predictions = built.model.spec.predictions
         single = not isinstance(predictions, Mapping)
         found = ["output"] if single else list(predictions)
-        wanted = [predict_keys] if isinstance(predict_keys, str) else predict_keys
-        keys = [key for key in found if wanted is None or key in wanted]
+        asked = [predict_keys] if isinstance(predict_keys, str | tuple) else predict_keys
+        keys = [key for key in found if asked is None or key in asked]
         if not keys:
-            raise ModelError(f"predict_keys: there is none of {wanted}; model_fn predicts {', '.join(found)}")
+            raise ModelError(f"predict_keys: there is none of {asked}; model_fn predicts {', '.join(map(str, found))}")
         names = list(built.data.element_spec)
-        predictor = built.get_predictor(names, keys)
+        predictor = built.get_predictor(names, list(named(dict.fromkeys(keys))))
         for batch in built.datasets["trn"]:
             arrays = dict(zip(keys, predictor(*(batch[name] for name in names)), strict=True))
             for example in _examples(arrays) if yield_single_examples else [arrays]:
@@ -252,6 +276,9 @@ class Estimator:
         export_dir_base: str | Path,
         serving_input_receiver_fn: Callable[[], ServingInputReceiver],
         checkpoint_path: str | Path | None = None,
+        *,
+        assets_extra: Mapping[str, str | Path] | None = None,
+        as_text: bool = False,
     ) -> str:
         """Write a SavedModel that needs no prototrain, and make sure that it gives what the model gives.
 
@@ -259,31 +286,37 @@ class Estimator:
             export_dir_base: where; the SavedModel goes into a directory there that is named by the time in seconds.
             serving_input_receiver_fn: returns a `ServingInputReceiver`.
             checkpoint_path: see `latest_checkpoint`, which is the default.
+            assets_extra: files to go along, by their places in the directory ``assets.extra``.
+            as_text: must be False.
 
         Returns:
-            the directory. Its signature "serving_default" takes the received tensors, and gives the `export_outputs`
-            of the `EstimatorSpec` or else its predictions.
+            the directory. Its signatures take the received tensors, and give the `export_outputs` of the
+            `EstimatorSpec`, or else "serving_default" gives its predictions.
 
         Raises:
             CheckpointError: there is no checkpoint, or none that fits.
             ModelError: what is exported would not be the model.
             ExperimentError: it cannot be written.
         """
-        receiver = calling(serving_input_receiver_fn, "serving_input_receiver_fn")()
-        if not isinstance(receiver, ServingInputReceiver):
-            raise ModelError(
-                "serving_input_receiver_fn must return a prototrain.estimator.ServingInputReceiver, not "
-                f"{type(receiver).__name__}"
-            )
+        if as_text:
+            raise ConfigError("as_text: a SavedModel is written in its binary form only")
+        receiver = receiver_of(serving_input_receiver_fn)
         program = self._program(ModeKeys.PREDICT, receiver.dataset, features_of=receiver.receive)
-        built = self._built(program, checkpoint_path)
-        outputs = list(built.build(built.data.first_batch, False))
-        served = ServedModel(built, list(receiver.receiver_tensors), outputs)
-        seconds = int(time.time())
-        while (final := Path(export_dir_base) / str(seconds)).exists():
-            seconds += 1
-        say(f"exported step {built.step} to {final}, compared {write_export(served, final)}")
-        return str(final)
+        with trying(receiver):
+            built = self._built(program, checkpoint_path)
+        return export_built(built, receiver, export_dir_base, assets_extra)
+
+    def export_savedmodel(
+        self,
+        export_dir_base: str | Path,
+        serving_input_receiver_fn: Callable[[], ServingInputReceiver],
+        assets_extra: Mapping[str, str | Path] | None = None,
+        as_text: bool = False,
+        checkpoint_path: str | Path | None = None,
+    ) -> str:
+        """The earlier name of `export_saved_model`, with its order of arguments."""
+        more: dict[str, Any] = {"assets_extra": assets_extra, "as_text": as_text}
+        return self.export_saved_model(export_dir_base, serving_input_receiver_fn, checkpoint_path, **more)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -291,6 +324,10 @@ class Estimator:
         """The newest checkpoint, as `tf.train.load_checkpoint` takes it; None if there is none."""
         newest = self._newest()
         return None if newest is None else str(newest.path / BUNDLE)
+
+    def eval_dir(self, name: str | None = None) -> str:
+        """Where TensorBoard finds what evaluations measured; `name` as for `evaluate`."""
+        return str(self._experiment.summaries / prefix(name))
 
     def get_variable_names(self) -> list[str]:
         """The names of all variables in the newest checkpoint, and "global_step"."""
@@ -321,6 +358,7 @@ class Estimator:
     def _checkpoint(self, path: str | Path | None) -> Checkpoint:
         if path is not None:
             self._experiment.check_inside()  # an evaluation writes there
+            path = best_checkpoint(self._experiment) if path == "best" else path
             return verify(Path(path).parent if Path(path).name == BUNDLE else Path(path))
         newest = self._newest()
         if newest is None:
@@ -362,12 +400,38 @@ def train_and_evaluate(
     The training goes on without a break: the same run evaluates.
 
     Returns:
-        what the last evaluation measured, and an empty list (where exporters had their results).
+        what the last evaluation measured, and what each of the exporters returned after it.
 
     Raises:
         PrototrainError: the user's mistakes, and what went wrong in a step.
     """
-    return estimator.train_and_evaluate(train_spec, eval_spec), []
+    with outlasting():
+        return estimator._train_and_export(train_spec, eval_spec)
+
+
+def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]]) -> Estimator:
+    """An estimator of the same run that measures more.
+
+    Args:
+        estimator: is left as it is.
+        metric_fn: takes any of `labels`, `predictions`, `features` and `config` by these names and returns metrics as
+            `eval_metric_ops` has them; one of a name that is there already takes its place.
+
+    Raises:
+        ModelError: it needs other arguments.
+    """
+    more = calling(metric_fn, "metric_fn", features=None, labels=None, predictions=None, config=estimator.config)
+
+    def model_fn(features: Any, labels: Any, mode: str) -> Any:
+        spec = estimator._call(features=features, labels=labels, mode=mode)
+        if mode == ModeKeys.EVAL and isinstance(spec, EstimatorSpec):
+            found = more(features=features, labels=labels, predictions=spec.predictions)
+            spec.eval_metric_ops = {**spec.eval_metric_ops, **found}
+        return spec
+
+    twin = copy.copy(estimator)
+    twin._call = calling(model_fn, "model_fn", features=None, labels=None, mode=None)
+    return twin
 
 
 def _examples(arrays: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,11 @@ import tensorflow as tf
 
 from prototrain.config import Config
 from prototrain.errors import DataError, ModelError
-from prototrain.estimator import graph_collections  # noqa: F401 - answers what a model_fn asks TensorFlow 1 for
+from prototrain.estimator import (
+    export,
+    graph_collections,  # noqa: F401 - answers what a model_fn asks TensorFlow 1 for
+)
+from prototrain.estimator.logging_hook import find_tensors, logged
 from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec
 
 _GUIDE = 'see the table in "From tf.estimator" of the documentation'
@@ -25,7 +29,8 @@ _INSTEAD = {
     "layers": "use keras.layers: keras.layers.Dense(10)(inputs)",
     "get_global_step": "give a learning rate that depends on the step to OptimizerSpec",
     "minimize": "give EstimatorSpec the optimizer itself: train_op=optimizer",
-    "input_layer": "tf.stack the features, or use Keras preprocessing layers: there are no feature columns",
+    "input_layer": "use prototrain.estimator.feature_column.input_layer(features, columns)",
+    "DenseFeatures": "use prototrain.estimator.feature_column.input_layer(features, columns)",
 }
 
 
@@ -42,6 +47,8 @@ class Program:
         source: where it was written, if that is known.
         features_of: from a batch to the features, for data that is not what an `input_fn` gives.
         spec: what the first call returned.
+        wanted: names of tensors that hooks want to see of a training step, besides those in the `EstimatorSpec`.
+        signatures: of an export: for each, its outputs by name, with their names in what `build` returns.
     """
 
     call: Callable[..., Any]
@@ -52,6 +59,8 @@ class Program:
     source: Path | None
     features_of: Callable[[dict[str, Any]], Any] | None = None
     spec: EstimatorSpec = field(init=False)
+    wanted: set[str] = field(init=False, default_factory=set)
+    signatures: dict[str, dict[str, str]] = field(init=False, default_factory=dict)
     _like: tuple[Any, Any] = field(init=False, default=(None, None))
 
     def datasets(self) -> dict[str, tf.data.Dataset]:
@@ -89,12 +98,19 @@ class Program:
         spec = checked(self.call(features=features, labels=labels, mode=self.mode), self.mode)
         if not hasattr(self, "spec"):
             self.spec = spec
-        predictions = _named(spec.predictions)
+        predictions = export.named(spec.predictions)
         if self.mode == ModeKeys.PREDICT:
-            return predictions if self.features_of is None else exported(spec)
+            return predictions if self.features_of is None else self._exported(spec)
         metrics = {name: metric for name, metric in spec.eval_metric_ops.items() if tf.is_tensor(metric)}
-        more = {**predictions, **metrics} if self.mode == ModeKeys.TRAIN else metrics
-        return {"loss": spec.loss, **{name: value for name, value in more.items() if name != "loss"}}
+        more = {**predictions, **logged(spec.hooks), **metrics} if self.mode == ModeKeys.TRAIN else metrics
+        found = {"loss": spec.loss, **{name: value for name, value in more.items() if name != "loss"}}
+        return {**find_tensors(self.wanted - found.keys()), **found} if self.mode == ModeKeys.TRAIN else found
+
+    def _exported(self, spec: EstimatorSpec) -> dict[str, Any]:
+        """The outputs of all signatures, called ``<signature>:<name>``."""
+        found = export.signatures(spec.export_outputs, spec.predictions)
+        self.signatures = {name: {key: f"{name}:{key}" for key in outputs} for name, outputs in found.items()}
+        return {f"{name}:{key}": value for name, outputs in found.items() for key, value in outputs.items()}
 
     @property
     def metrics(self) -> dict[str, keras.metrics.Metric]:
@@ -117,28 +133,6 @@ def _flat(parts: tuple[Any, Any]) -> dict[str, Any]:
     """The tensors of features and labels by name, such as "features/width"; what is None, too."""
     leaves = keras.tree.flatten_with_path(dict(zip(("features", "labels"), parts, strict=True)))
     return {"/".join(map(str, path)): leaf for path, leaf in leaves}
-
-
-def _named(tensors: Any) -> dict[str, Any]:
-    if tensors is None:
-        return {}
-    return dict(tensors) if isinstance(tensors, Mapping) else {"output": tensors}
-
-
-def exported(spec: EstimatorSpec) -> dict[str, Any]:
-    """The outputs of an exported model.
-
-    Raises:
-        ModelError: there are several signatures.
-    """
-    if spec.export_outputs is None:
-        return _named(spec.predictions)
-    if len(spec.export_outputs) != 1:
-        raise ModelError(
-            f"export_outputs has {', '.join(spec.export_outputs) or 'nothing'}; give it one, "
-            '{"serving_default": tensors by name}'
-        )
-    return _named(next(iter(spec.export_outputs.values())))
 
 
 # -- what the user's functions are called with, and what goes wrong in them -------------------------------------------
@@ -208,7 +202,7 @@ def checked(spec: Any, mode: str) -> EstimatorSpec:
     if not isinstance(spec, EstimatorSpec):
         raise ModelError(f"model_fn must return an EstimatorSpec, not {type(spec).__name__}")
     if mode == ModeKeys.PREDICT:
-        if not _named(spec.predictions):
+        if not export.named(spec.predictions):
             raise ModelError("model_fn gives no predictions in the mode PREDICT: EstimatorSpec(mode, predictions=...)")
         return spec
     if spec.loss is None:
@@ -218,7 +212,8 @@ def checked(spec: Any, mode: str) -> EstimatorSpec:
         raise ModelError(f"the loss must be a scalar, not of shape {spec.loss.shape}; take tf.reduce_mean of it")
     spec.loss = tf.reshape(spec.loss, [])
     if mode == ModeKeys.TRAIN:
-        spec.train_op = _optimizer_spec(spec.train_op)
+        given = spec.train_op if isinstance(spec.train_op, list | tuple) else [spec.train_op]
+        spec.train_op = tuple(map(_optimizer_spec, given or [None]))
     for name, metric in spec.eval_metric_ops.items():
         if not isinstance(metric, keras.metrics.Metric) and not (tf.is_tensor(metric) and metric.shape.rank == 0):
             raise ModelError(

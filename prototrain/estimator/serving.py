@@ -49,41 +49,66 @@ class ServingInputReceiver:
 
 
 def build_raw_serving_input_receiver_fn(
-    features: Mapping[str, tf.TensorSpec],
+    features: Mapping[str, Any], default_batch_size: int | None = None, *, example: Mapping[str, Any] | None = None
 ) -> Callable[[], ServingInputReceiver]:
     """A `serving_input_receiver_fn` for a model that is fed with the features themselves.
 
     Args:
-        features: a `tf.TensorSpec` for each feature by name.
+        features: a `tf.TensorSpec` for each feature by name, or a tensor that is like a batch of it.
+        default_batch_size: must be None: an export takes any number of examples.
+        example: see `ServingInputReceiver`.
     """
-    return lambda: ServingInputReceiver(features, features)
+    _check_any_size(default_batch_size)
+    specs = {name: value if isinstance(value, tf.TensorSpec) else _like(value) for name, value in features.items()}
+    return lambda: ServingInputReceiver(specs, specs, example)
 
 
-def build_parsing_serving_input_receiver_fn(feature_spec: Mapping[str, Any]) -> Callable[[], ServingInputReceiver]:
+def build_parsing_serving_input_receiver_fn(
+    feature_spec: Mapping[str, Any], default_batch_size: int | None = None, *, example: Mapping[str, Any] | None = None
+) -> Callable[[], ServingInputReceiver]:
     """A `serving_input_receiver_fn` for a model that is fed with serialized `tf.train.Example`.
 
     Args:
         feature_spec: as `tf.io.parse_example` takes it.
+        default_batch_size: must be None: an export takes any number of examples.
+        example: the features of one example, to try the model on; zeros, and empty texts, if None.
     """
-    empty = tf.train.Example(features=tf.train.Features(feature=_features_of_zeros(feature_spec)))
+    _check_any_size(default_batch_size)
+    tried = tf.train.Example(features=tf.train.Features(feature=_features(feature_spec, example or {})))
     return lambda: ServingInputReceiver(
         lambda inputs: tf.io.parse_example(inputs["examples"], dict(feature_spec)),
         {"examples": tf.TensorSpec([None], tf.string)},
-        example={"examples": [empty.SerializeToString()]},
+        example={"examples": [tried.SerializeToString()]},
     )
 
 
-def _features_of_zeros(feature_spec: Mapping[str, Any]) -> dict[str, tf.train.Feature]:
+def _check_any_size(default_batch_size: int | None) -> None:
+    if default_batch_size is not None:
+        raise ModelError("default_batch_size: leave it out; an export takes any number of examples")
+
+
+def _like(value: Any) -> tf.TensorSpec:
+    found = tf.convert_to_tensor(value)
+    return tf.TensorSpec([None, *found.shape[1:]], found.dtype)
+
+
+def _features(feature_spec: Mapping[str, Any], example: Mapping[str, Any]) -> dict[str, tf.train.Feature]:
+    """One example for `tf.io.parse_example`; what is not given is zeros where it has to be there."""
     found = {}
     for name, spec in feature_spec.items():
-        if isinstance(spec, tf.io.FixedLenFeature):
-            values = np.zeros(np.prod(spec.shape, dtype=int), spec.dtype.as_numpy_dtype).tolist()
-            if spec.dtype == tf.string:
-                found[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=[b""] * len(values)))
-            elif spec.dtype.is_floating:
-                found[name] = tf.train.Feature(float_list=tf.train.FloatList(value=values))
-            else:
-                found[name] = tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+        if name in example:
+            values = np.reshape(np.asarray(example[name]), -1).tolist()
+        elif isinstance(spec, tf.io.FixedLenFeature):
+            values = [b"" if spec.dtype == tf.string else 0] * int(np.prod(spec.shape, dtype=int))
+        else:
+            continue
+        if spec.dtype == tf.string:
+            texts = [value.encode() if isinstance(value, str) else value for value in values]
+            found[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=texts))
+        elif spec.dtype.is_floating:
+            found[name] = tf.train.Feature(float_list=tf.train.FloatList(value=values))
+        else:
+            found[name] = tf.train.Feature(int64_list=tf.train.Int64List(value=values))
     return found
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import keras
@@ -19,12 +20,11 @@ _HINTS = {
     "device_fn": "put tf.device into model_fn",
     "eval_distribute": "evaluation runs on one device",
     "keep_checkpoint_every_n_hours": "give train() the hook ModelSaver(keep_every_n_hours=...).every(seconds=600)",
-    "training_hooks": "give the hooks to train()",
-    "training_chief_hooks": "give the hooks to train()",
-    "exporters": "call export_saved_model() after train_and_evaluate(); the hook MinSaver keeps the best checkpoint",
     "hooks": "an evaluation is one compiled call",
     "evaluation_hooks": "an evaluation is one compiled call, which has no hooks",
     "prediction_hooks": "a prediction has no hooks",
+    "var_name_to_vocab_info": "the rows of an embedding are not moved to another vocabulary; take over a table of the "
+    "same words, or write the array with numpy and tf.Variable.assign",
     "scaffold": "the engine makes, saves and restores the variables; use warm_start_from to begin with others",
 }
 
@@ -85,6 +85,18 @@ class RunConfig(_Fields):
         elif self.save_checkpoints_steps is not None and self.save_checkpoints_secs is not None:
             raise ConfigError("RunConfig: give save_checkpoints_steps or save_checkpoints_secs, not both")
 
+    def replace(self, **changes: Any) -> RunConfig:
+        """A copy with other values; one interval of checkpoints takes the place of the other.
+
+        Raises:
+            ConfigError: there is no such setting, or both intervals are given.
+        """
+        for name, other in (("steps", "secs"), ("secs", "steps")):
+            if changes.get(f"save_checkpoints_{name}") is not None:
+                changes.setdefault(f"save_checkpoints_{other}", None)
+        RunConfig.__new__(RunConfig, **changes)  # says what is wrong with a name
+        return replace(self, **changes)
+
     @property
     def checkpoint_interval(self) -> dict[str, Any]:
         """When checkpoints are written, as arguments of `Callback.every`."""
@@ -99,11 +111,15 @@ class EstimatorSpec(_Fields):
         mode: what it was called for, see `ModeKeys`.
         predictions: a tensor, or tensors by name; required to predict.
         loss: a scalar tensor; required to train and to evaluate.
-        train_op: the Keras optimizer itself, or an `OptimizerSpec`; required to train.
+        train_op: the Keras optimizer itself, or an `OptimizerSpec`; or a list of these, each for variables of its own;
+            required to train.
         eval_metric_ops: by name, Keras metrics that `update_state` was called on, or scalar tensors, whose mean over
             the examples is taken.
-        export_outputs: the outputs of an exported model, as ``{"serving_default": tensors by name}``; the predictions
-            if None.
+        export_outputs: the signatures of an exported model by name, each a tensor, tensors by name, a `PredictOutput`,
+            `ClassificationOutput` or `RegressionOutput`; one of several is called "serving_default". The predictions if
+            None.
+        training_hooks, training_chief_hooks: hooks besides those that `train` is given; those of the first call of
+            `model_fn` count.
 
     Raises:
         ModelError: there is no such field.
@@ -117,9 +133,16 @@ class EstimatorSpec(_Fields):
     train_op: Any = None
     eval_metric_ops: Any = None
     export_outputs: Mapping[str, Any] | None = None
+    training_hooks: Sequence[Any] | None = None
+    training_chief_hooks: Sequence[Any] | None = None
 
     def __post_init__(self) -> None:
         self.eval_metric_ops = self.eval_metric_ops or {}
+
+    @property
+    def hooks(self) -> list[Any]:
+        """All hooks for training."""
+        return [*(self.training_hooks or ()), *(self.training_chief_hooks or ())]
 
 
 @dataclass(frozen=True)
@@ -128,17 +151,59 @@ class OptimizerSpec:
 
     Attributes:
         optimizer: a Keras optimizer.
-        learning_rate: from the number of completed steps (an int64 tensor) to the rate; the optimizer's own if None.
+        learning_rate: from the number of completed steps (an int64 tensor) to the rate, or to a function that gives it,
+            such as those of `tf.compat.v1.train` return; the optimizer's own if None.
         clip_norm: all gradients are scaled down together to this L2 norm.
         processors: further functions from and to a list of (gradient, variable), see `prototrain.optimizers`.
-        variables: a regular expression; only variables whose names it matches from their start are trained.
+        variables: a regular expression; only variables whose names it matches from their start are trained. Or the
+            variables themselves.
     """
 
     optimizer: keras.optimizers.Optimizer
     learning_rate: Callable[[tf.Tensor], Any] | None = None
     clip_norm: float | None = None
     processors: Sequence[GradientProcessor] = ()
-    variables: str | None = None
+    variables: str | Sequence[Any] | None = None
+
+    def rate(self, step: tf.Tensor) -> Any:
+        """The learning rate after so many steps."""
+        assert self.learning_rate is not None
+        found = self.learning_rate(step)
+        # What is decayed in TensorFlow 1's way is a number where graphs are made, and elsewhere a function of it.
+        return found() if callable(found) and not tf.is_tensor(found) else found
+
+
+@dataclass
+class WarmStartSettings(_Fields):
+    """What a new run takes over from a checkpoint.
+
+    Attributes:
+        ckpt_to_initialize_from: a checkpoint, the directory of a run, or the prefix of a TensorFlow checkpoint.
+        vars_to_warm_start: regular expressions, one or a list; variables whose names one of them matches from their
+            start are taken over, where they are of the same shape.
+        var_name_to_prev_var_name: what variables are called there, by their names here, where that is something else.
+
+    Raises:
+        ConfigError: there is no such field, or a value is of another kind.
+    """
+
+    ckpt_to_initialize_from: str | Path
+    vars_to_warm_start: str | Sequence[str] = ".*"
+    var_name_to_prev_var_name: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ckpt_to_initialize_from, str | Path):
+            kind = type(self.ckpt_to_initialize_from).__name__
+            raise ConfigError(f"warm_start_from must be a directory or WarmStartSettings, not {kind}")
+        given: Any = self.vars_to_warm_start
+        if not given or not all(isinstance(one, str) for one in ([given] if isinstance(given, str) else given)):
+            raise ConfigError(f"vars_to_warm_start takes regular expressions for names of variables, not {given!r}")
+
+    @property
+    def exclude(self) -> str:
+        """A regular expression for the names of variables that keep their values."""
+        given = [self.vars_to_warm_start] if isinstance(self.vars_to_warm_start, str) else self.vars_to_warm_start
+        return f"(?!{'|'.join(f'(?:{one})' for one in given)})"
 
 
 @dataclass
@@ -170,7 +235,8 @@ class EvalSpec(_Fields):
         input_fn: see `Estimator.evaluate`.
         steps: how many batches; None: all.
         name: see `Estimator.evaluate`.
-        hooks, exporters: must be empty.
+        hooks: must be empty.
+        exporters: one or several, see `Exporter`; they are called after each evaluation.
         start_delay_secs: no evaluation before so many seconds of training.
         throttle_secs: no evaluation before so many seconds after the last one.
 
@@ -188,9 +254,17 @@ class EvalSpec(_Fields):
 
     def __post_init__(self) -> None:
         self.steps = positive("steps", self.steps)
-        for name in ("hooks", "exporters"):
-            if getattr(self, name):
-                raise ConfigError(f"EvalSpec: there are no {name}; {_HINTS[name]}")
+        if self.hooks:
+            raise ConfigError(f"EvalSpec: there are no hooks; {_HINTS['hooks']}")
+        given = self.exporters
+        self.exporters = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+        names = [getattr(exporter, "name", None) for exporter in self.exporters]
+        for exporter, name in zip(self.exporters, names, strict=True):
+            if not callable(getattr(exporter, "export", None)) or not isinstance(name, str) or names.count(name) > 1:
+                raise ConfigError(
+                    f"EvalSpec: exporters must be Exporters, each with a name of its own, not "
+                    f"{type(exporter).__name__} called {name!r}"
+                )
 
 
 def positive(what: str, number: Any) -> int | None:

@@ -23,7 +23,8 @@ class ThrottledValidation(Validation):
     """
 
     def __init__(self, built: BuiltProgram, spec: EvalSpec, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(prefix=prefix(spec.name), evaluate=self._measure)
+        self._prefix = prefix(spec.name)
+        super().__init__(prefix=self._prefix, evaluate=self._measure)
         self.measured: dict[str, Any] | None = None
         self._built, self._spec, self._clock = built, spec, clock
         self._not_before = 0.0
@@ -35,6 +36,20 @@ class ThrottledValidation(Validation):
         if self._clock() >= self._not_before or self.trainer.global_step >= self.trainer.total_steps:
             super().trigger()
             self._not_before = self._clock() + self._spec.throttle_secs
+
+    def measured_at_present(self) -> dict[str, Any] | None:
+        """What was measured at the present step; None if there was no evaluation.
+
+        In a run that was killed before all callbacks of a step had run, it is what the checkpoint has of it.
+        """
+        step, start = self.trainer.global_step, f"{self._prefix}/"
+        if self.measured is not None and self.measured["global_step"] == step:
+            return self.measured
+        found = {}
+        for name in self.trainer.monitors.names():
+            if name.startswith(start) and (pairs := self.trainer.monitors.history(name))[-1][0] == step:
+                found[name.removeprefix(start)] = pairs[-1][1]
+        return {**found, "global_step": step} if found else None
 
     def _measure(self, dataset: str, batches: int) -> dict[str, float] | None:
         self._built.take_over(self.trainer)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from prototrain.callbacks import Callback, LearningRate
 from prototrain.checkpoint.global_random import tensorflow_seeded
 from prototrain.data.elements import batch_size
-from prototrain.errors import ConfigError, DataError
+from prototrain.errors import ConfigError, DataError, ModelError
 from prototrain.estimator.program import Program
 from prototrain.estimator.specs import OptimizerSpec
 from prototrain.model.built import BuiltModel
-from prototrain.model.variables import select
 from prototrain.optimizers import ClipByGlobalNorm
+from prototrain.step import update
 from prototrain.towers import components
 from prototrain.trainers.base import Trainer
 from prototrain.trainers.replicated import SyncReplicatedTrainer
@@ -32,16 +36,39 @@ class ProgramTrainer(TowerTrainer):
 
     def create_optimizers(self) -> None:
         settle(self.built)
-        spec: OptimizerSpec = self.model.spec.train_op
-        if spec.variables is not None:
-            self.config["model.trainable_variables.filter_regex"] = spec.variables
-            self.trainable = select(self.trainable, self.config, "model.trainable_variables")
-        if spec.clip_norm is not None:
-            self.gradient_processors.append(ClipByGlobalNorm(spec.clip_norm))
-        self.gradient_processors += spec.processors
-        # A new one: the variables of that in the model_fn are shared between its calls.
-        self.optimizer = type(spec.optimizer).from_config(spec.optimizer.get_config())
-        self.register_optimizer("optimizer", self.optimizer, self.trainable.values())
+        specs: tuple[OptimizerSpec, ...] = self.model.spec.train_op
+        if len(specs) == 1 and isinstance(specs[0].variables, str):
+            self.config["model.trainable_variables.filter_regex"] = specs[0].variables  # for the record
+        self.parts = [Part.of(spec, self.built.trainable, alone=len(specs) == 1) for spec in specs]
+        names = [name for part in self.parts for name in part.variables]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ModelError(f"train_op: two optimizers train {twice}; OptimizerSpec(variables=...) divides them up")
+        self.trainable = {name: v for name, v in self.built.trainable.items() if name in names}
+        self.optimizer = self.parts[0].optimizer
+        for number, part in enumerate(self.parts, 1):
+            name = "optimizer" if number == 1 else f"optimizer_{number}"
+            self.register_optimizer(name, part.optimizer, part.variables.values())
+
+    def apply_gradients(
+        self, gradients_and_variables: Any, *, loss: tf.Tensor, optimizer: keras.optimizers.Optimizer | None = None
+    ) -> None:
+        """Update the variables of each optimizer by it; see `TowerTrainer.apply_gradients`."""
+        for part in self.parts:
+            mine = {id(variable) for variable in part.variables.values()}
+            update.apply_gradients(
+                [(gradient, variable) for gradient, variable in gradients_and_variables if id(variable) in mine],
+                loss,
+                part.optimizer,
+                placement=self.placement,
+                processors=[*self.gradient_processors, *part.processors, self.built.with_keras_variables],
+                record_norm=self.record_gradient_norm,
+            )
+
+    def learning_rates(self) -> list[Callback]:
+        """What sets the learning rates that are functions of the step."""
+        found = [(number, part.spec) for number, part in enumerate(self.parts) if part.spec.learning_rate is not None]
+        return [RateOfPart(spec.rate, number) for number, spec in found]
 
     @contextmanager
     def _around_run(self) -> Iterator[None]:
@@ -50,6 +77,70 @@ class ProgramTrainer(TowerTrainer):
 
     def describe_more(self) -> list[str]:
         return [] if self.global_step else super().describe_more()
+
+
+@dataclass
+class Part:
+    """What one optimizer does.
+
+    Attributes:
+        spec: what `model_fn` gave.
+        optimizer: an equal one, since the variables of that in the `model_fn` are shared between its calls.
+        variables: those that it trains, by name.
+        processors: what the gradients go through before.
+    """
+
+    spec: OptimizerSpec
+    optimizer: keras.optimizers.Optimizer
+    variables: dict[str, Any]
+    processors: list[Any]
+
+    @classmethod
+    def of(cls, spec: OptimizerSpec, trainable: dict[str, Any], *, alone: bool) -> Self:
+        """Choose the variables of a part.
+
+        Raises:
+            ModelError: there are none.
+        """
+        chosen = {name: variable for name, variable in trainable.items() if _means(spec.variables, name, variable)}
+        if not chosen:
+            said = f" that {spec.variables!r} names" if isinstance(spec.variables, str) else ""
+            raise ModelError(f"train_op: there are no variables{said} to train; there are {', '.join(trainable)}")
+        if spec.variables is None and not alone:
+            raise ModelError("train_op: say what each of several optimizers trains, OptimizerSpec(variables=...)")
+        clipping = [] if spec.clip_norm is None else [ClipByGlobalNorm(spec.clip_norm)]
+        own = type(spec.optimizer).from_config(spec.optimizer.get_config())
+        return cls(spec, own, chosen, [*clipping, *spec.processors])
+
+
+def _means(wanted: str | Sequence[Any] | None, name: str, variable: Any) -> bool:
+    if wanted is None or isinstance(wanted, str):
+        return wanted is None or re.match(wanted, name) is not None
+    return id(variable) in {
+        id(getattr(one, "value", one) if isinstance(one, keras.Variable) else one) for one in wanted
+    }
+
+
+class RateOfPart(LearningRate):
+    """Sets the learning rate of one of several optimizers; see `LearningRate`.
+
+    Args:
+        schedule: from the step to the rate.
+        number: of the optimizer, from 0.
+    """
+
+    def __init__(self, schedule: Callable[[Any], Any], number: int) -> None:
+        super().__init__(schedule)
+        self._number = number
+
+    @property
+    def name(self) -> str:
+        return "LearningRate"
+
+    @property
+    def optimizer(self) -> keras.optimizers.Optimizer:
+        trainer: Any = self.trainer
+        return trainer.parts[self._number].optimizer
 
 
 class EstimatorTrainer(ProgramTrainer, SimpleTrainer):

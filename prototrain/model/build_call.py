@@ -106,6 +106,15 @@ class BuildCall:
             self._objects.setdefault(self._place, []).append(made)
             self._frames[-1].counts[self._place] = len(self._objects[self._place])
 
+    def table(self, contents: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """The lookup table with these contents that the first call made, or what `make` gives."""
+        if self._frames[-1].is_aside:
+            return make()
+        place = ("table", *contents, ())
+        if self._is_first and place not in self._objects:
+            self._objects[place] = [make()]
+        return self._objects[place][0] if place in self._objects else make()
+
     def is_initialised(self, given: Any) -> bool:
         """Whether an object whose class is about to initialise it comes from `earlier`; asked once for each."""
         if given is not self._given:

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from prototrain.checkpoint.state import describe_variable
 from prototrain.errors import ModelError
+from prototrain.model import table_hooks  # noqa: F401 - has lookup tables made once
 from prototrain.model.build_call import BuildCall, Objects, assigns_in_every_step, is_named
 from prototrain.model.kept_values import keeping_values, noting
 from prototrain.model.keras_hooks import call_by, has_automatic_name, layers_within, listening, own_weights, place_again

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import keras
 import tensorflow as tf
 
+from prototrain.checkpoint.best import best_checkpoint
 from prototrain.data.batches import check_divides
+from prototrain.errors import CheckpointError
 from prototrain.experiment import Experiment
 from prototrain.model.built import BuiltModel
 from prototrain.model.net import check_net, scalars
@@ -411,22 +413,31 @@ class TowerTrainer(Trainer):
         ignore: Iterable[str] = (),
         names: Names | None = None,
         mismatch: Literal["skip", "error"] = "skip",
+        checkpoint: Literal["newest", "best"] = "newest",
     ) -> None:
         """Take over what matches by name and shape, and print a table of what became of each variable.
 
         Args:
             source: a dict of arrays, a ``.npz``, a Keras ``.weights.h5``, an experiment, one of its checkpoints, the
-                prefix of a TensorFlow 1 or 2 checkpoint; or a list of these, one after the other; nothing if None.
+                prefix of a TensorFlow 1 or 2 checkpoint; or a list of these, one after the other; nothing if None;
+                "best" for what `MinSaver` or `MaxSaver` kept in the trainer's own experiment.
             prefix: with a slash, stands in front of every name of the source.
             ignore: regular expressions for whole names of the model's variables, which keep their values.
             names: a dict, or a function, from a name in the source to that in the model (None leaves it out).
             mismatch: "error" if no shape may differ; by default the table says which do.
+            checkpoint: which one of an experiment, the newest or the best.
 
         Raises:
             CheckpointError: there is nothing readable, it is damaged, or nothing in it matches; no variable has
                 changed.
         """
+        if checkpoint not in ("newest", "best"):
+            raise CheckpointError(f"load_weights: checkpoint must be 'newest' or 'best', not {checkpoint!r}")
+        if source == "best":
+            source = best_checkpoint(self.require_experiment("load_weights('best')"))
         for one in source if isinstance(source, list | tuple) else () if source is None else (source,):
+            if checkpoint == "best" and isinstance(one, str | Path) and Experiment(one).exists():
+                one = best_checkpoint(Experiment(one))
             where = "" if isinstance(one, Mapping) else f" from {one}"
             with announcing(f"taking over weights{where}", self.log):
                 table = self.built.load_weights(one, prefix=prefix, ignore=ignore, names=names, mismatch=mismatch)

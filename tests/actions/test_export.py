@@ -79,7 +79,7 @@ def test_what_gives_other_values_never_appears(
 ) -> None:
     def gives_zeros(directory: Path, cases: list[dict[str, tf.Tensor]]) -> dict[str, Any]:
         assert (directory / "saved_model.pb").is_file()
-        return {f"{case}/logits": np.zeros([8, 2], np.float32) for case in range(2)}
+        return {f"{case}/serving_default:logits": np.zeros([8, 2], np.float32) for case in range(2)}
 
     monkeypatch.setattr(saved_model, "_run_elsewhere", gives_zeros)
     with pytest.raises(ModelError, match="what was exported is not the model: 'logits' differs by 1 of its largest"):
@@ -225,7 +225,7 @@ def test_an_input_may_be_a_tensor_that_the_model_makes_for_a_batch() -> None:
         "outputs": "sample float32[None,2]",
     }
     assert [case["noise"].shape.as_list() for case in served.cases] == [[1, 3], [2, 3]]
-    assert [result["sample"].shape.as_list() for result in served.results()] == [[1, 2], [2, 2]]
+    assert [result["serving_default:sample"].shape.as_list() for result in served.results()] == [[1, 2], [2, 2]]
 
 
 def test_what_tensorflow_cannot_save_is_one_line(tmp_path: Path) -> None:

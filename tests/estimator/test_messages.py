@@ -55,7 +55,7 @@ OF_MODEL_FN = {
     ),
     "EstimatorSpec has no scaffold: the engine": lambda mode, loss: EstimatorSpec(mode, loss=loss, scaffold=1),  # type: ignore[call-arg]
     "has no los: the nearest that it has is loss": lambda mode, loss: EstimatorSpec(mode, los=loss),  # type: ignore[call-arg]
-    "feature_column.input_layer, which is gone; tf.stack": lambda mode, loss: tf.feature_column.input_layer,
+    "feature_column.input_layer, which is gone; use prototrain": lambda mode, loss: tf.feature_column.input_layer,
     "model_fn uses tf.layers, which is gone; use keras": lambda mode, loss: tf.layers.dense,
     "collection of losses, which is gone; add the losses": lambda mode, loss: tf.compat.v1.losses.get_total_loss(),
     "collection of global_step, which is gone; give a learn": lambda mode, loss: tf.compat.v1.train.get_global_step(),
@@ -109,7 +109,9 @@ OF_SETTINGS: dict[str, Callable[[Path], Any]] = {
     "model_fn must be a function, not dict": lambda path: Estimator({}, path),  # type: ignore[arg-type]
     "config must be a .*RunConfig, not dict": lambda path: Estimator(linear_fn, path, {}),  # type: ignore[arg-type]
     "there are two model directories": lambda path: Estimator(linear_fn, path, RunConfig(str(path / "other"))),
-    "warm_start_from must be a directory, not int": lambda path: Estimator(linear_fn, path, warm_start_from=1),  # type: ignore[arg-type]
+    "warm_start_from must be a directory or WarmStartSettings, not int": lambda path: Estimator(
+        linear_fn, path, warm_start_from=1
+    ),  # type: ignore[arg-type]
     "train_distribute must be a .*MirroredStrategy, not OneDeviceStrategy": lambda path: Estimator(
         linear_fn, path, RunConfig(train_distribute=tf.distribute.OneDeviceStrategy("CPU:0"))
     ).train(plain, steps=1),
@@ -117,7 +119,7 @@ OF_SETTINGS: dict[str, Callable[[Path], Any]] = {
     "max_steps must be a positive whole number, not 2.5": train(max_steps=2.5),
     "steps or max_steps, not both": train(steps=1, max_steps=1),
     "there is no checkpoint in .* yet; call train": lambda path: Estimator(linear_fn, path).evaluate(plain),
-    "EvalSpec: there are no exporters; call export_saved_model": lambda path: EvalSpec(plain, exporters=[1]),
+    "EvalSpec: exporters must be Exporters, each with a name": lambda path: EvalSpec(plain, exporters=[1]),
     "EvalSpec has no step: the nearest that it has is steps": lambda path: EvalSpec(plain, step=1),  # type: ignore[call-arg]
     "steps must be a positive whole number, not -1": lambda path: Estimator(linear_fn, path).evaluate(plain, steps=-1),
     "steps must be a positive whole number, not 2.0": lambda path: EvalSpec(plain, steps=2.0),  # type: ignore[arg-type]
@@ -152,7 +154,7 @@ def test_of_use(tmp_path: Path) -> None:
         "not one for each example .* use yield_single_examples=False": lambda: next(trained.predict(plain)),
         "has no end, so say how many": lambda: trained.evaluate(lambda: plain().repeat()),
         "there is no variable 'x'": lambda: trained.get_variable_value("x"),
-        "export_outputs has a, b; give it one": lambda: trained.export_saved_model(
+        "export_outputs has a, b; call one of them 'serving_default'": lambda: trained.export_saved_model(
             tmp_path / "e", lambda: ServingInputReceiver(spec, {"x": spec})
         ),
         "must return a .*ServingInputReceiver, not int": lambda: trained.export_saved_model(tmp_path, lambda: 1),  # type: ignore[arg-type,return-value]
@@ -174,9 +176,10 @@ def test_of_use(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("DNNClassifier", "has no DNNClassifier: write its network as a model_fn"),
+        ("BoostedTreesClassifier", "has no BoostedTreesClassifier: train XGBoost"),
+        ("TimeSeriesRegressor", "has no TimeSeriesRegressor: write its network as a model_fn"),
         ("inputs", "has no inputs: return a tf.data.Dataset"),
-        ("StopAtStepHook", "has no StopAtStepHook: use the callback"),
+        ("StopAtStepHook", "has no StopAtStepHook: give train"),
     ],
 )
 def test_names_that_are_gone(name: str, message: str) -> None:

@@ -35,8 +35,13 @@ class LearningRate(Callback):
             raise CallbackError(f"LearningRate takes a function of the step, not {schedule!r}")
         self.schedule = schedule
 
+    @property
+    def optimizer(self) -> Any:
+        """What it sets the rate of."""
+        return self.trainer.optimizer
+
     def setup(self) -> None:
-        optimizer = self.trainer.optimizer
+        optimizer = self.optimizer
         if optimizer is None:
             raise CallbackError(
                 f"LearningRate needs a trainer with an optimizer; {type(self.trainer).__name__} has none"
@@ -69,4 +74,4 @@ class LearningRate(Callback):
             if step == self.trainer.total_steps:
                 return  # behind the last step a schedule may have no value, and nobody needs one
             raise NonFiniteError(f"LearningRate: the schedule gives {float(rate)} after step {step}")
-        self.trainer.optimizer.learning_rate.assign(rate)
+        self.optimizer.learning_rate.assign(rate)

@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.best import Best, Mode
+from prototrain.callbacks.proxies import innermost
+from prototrain.callbacks.saving.save_on_exit import SaveOnExit
 from prototrain.checkpoint.state import OF_CALLBACKS
 from prototrain.checkpoint.weights import AVERAGES
 from prototrain.errors import CallbackError, StopTraining
@@ -21,15 +23,15 @@ class EarlyStopping(Callback):
 
     With `restore_best`, the model's variables, and their moving averages if there are any, go back to their best values
     at the moment of the stop, so the last checkpoint holds them; unless `MinSaver` or `MaxSaver` keeps that very step
-    for another score. A run that ends by itself keeps its last values, to be exactly continued. The best values are
-    part of every checkpoint, which grows by the size of the model.
+    for another score. When a run ends before that, they go back, too, but the last checkpoint holds the last values, to
+    be exactly continued. The best values are part of every checkpoint, which grows by the size of the model.
 
     Args:
         stat: the scalar's name, such as "vld/loss".
         mode: "min" if the scalar should become smaller, "max" if larger.
         patience: how many measurements in a row may bring no improvement.
         min_delta: by how much, at least, a value must be better to count.
-        restore_best: whether the model gets its best weights back when the run is stopped.
+        restore_best: whether the model gets its best weights back when the run is over.
 
     Raises:
         CallbackError: an argument is out of its range; while training, if the scalar was not measured at the present
@@ -53,6 +55,7 @@ class EarlyStopping(Callback):
         if restore_best:
             self.priority = Priority.PUT_BACK
         self._copies: list[tuple[Any, tf.Variable]] = []
+        self._is_back = False
         self._reset()
 
     def _reset(self) -> None:
@@ -81,6 +84,7 @@ class EarlyStopping(Callback):
         return [(variable, state[mine + name]) for name, variable in model.items()]
 
     def before_train(self) -> None:
+        self._is_back = False
         self._stop_if_done()
 
     def trigger(self) -> None:
@@ -98,6 +102,7 @@ class EarlyStopping(Callback):
     def _put_back(self) -> None:
         if not self._copies or self.best.step is None:
             return
+        self._is_back = True
         for variable, copy in self._copies:
             variable.assign(copy)
         step, experiment = self.trainer.global_step, self.trainer.experiment
@@ -106,6 +111,19 @@ class EarlyStopping(Callback):
                 f"EarlyStopping: the checkpoint of step {step} stays as it was measured; the weights of step "
                 f"{self.best.step} are put back in this process, and again by every resume"
             )
+
+    def after_train(self) -> None:
+        trainer, best = self.trainer, self.best.step
+        over = trainer.callbacks.failure is None and trainer.state_is_sound
+        if not over or self._is_back or not self._copies or best in (None, trainer.global_step):
+            return
+        if self._waited >= self.patience:
+            return  # it ended at once, with the weights that the earlier stop has put back
+        if trainer.is_chief and any(isinstance(innermost(callback), SaveOnExit) for callback in trainer.callbacks):
+            trainer.save()  # the last values, before its own turn comes
+        for variable, copy in self._copies:
+            variable.assign(copy)
+        trainer.log(f"EarlyStopping: the run is over; the weights of step {best}, the best, are back in this process")
 
     def _stop_if_done(self) -> None:
         if self._waited >= self.patience:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -23,7 +24,7 @@ from prototrain.callbacks import (
 )
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.checkpoint import verify
-from prototrain.errors import CallbackError
+from prototrain.errors import CallbackError, CheckpointError
 from prototrain.model.built import BuiltModel
 from prototrain.trainers.tower import SimpleTrainer
 from tests.tiny import CountingTrainer, tiny_model, tiny_trainer, values
@@ -208,3 +209,25 @@ def test_a_state_that_is_rejected_is_no_best_one(experiment: Path) -> None:
     trainer = CountingTrainer(experiment=experiment)
     trainer.train([measure(), reject.every(steps=2), MinSaver("vld/x").every(steps=1)], max_steps=2)
     assert json.loads((experiment / "checkpoints" / "min-vld-x.json").read_text())["step"] == 1
+
+
+def test_the_best_weights_load_in_one_line(experiment: Path) -> None:
+    seen: dict[int, Any] = {}
+    trainer = tiny_trainer(experiment)
+    measuring = CallbackFactory(
+        trigger=lambda self: (
+            self.trainer.monitors.put_scalar("vld/x", abs(self.trainer.global_step - 2)),
+            seen.update({self.trainer.global_step: self.trainer.variables["logits/kernel"].numpy()}),
+        ),
+        priority=Priority.EVALUATE,
+    ).every(steps=1)
+    trainer.train([measuring, MinSaver("vld/x").every(steps=1), SaveOnExit()], max_steps=4)
+    kernel = trainer.variables["logits/kernel"]
+    trainer.load_weights("best")
+    assert np.array_equal(kernel.numpy(), seen[2])
+    trainer.load_weights(experiment)
+    assert np.array_equal(kernel.numpy(), seen[4])
+    trainer.load_weights(experiment, checkpoint="best", ignore=["logits/kernel"])
+    assert np.array_equal(kernel.numpy(), seen[4])
+    with pytest.raises(CheckpointError, match="must be 'newest' or 'best', not 'last'"):
+        trainer.load_weights(experiment, checkpoint="last")  # type: ignore[arg-type]

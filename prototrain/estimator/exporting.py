@@ -1,0 +1,72 @@
+"""Writing the SavedModel of a `model_fn`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from prototrain.actions.export import write_export
+from prototrain.actions.saved_model import ServedModel
+from prototrain.checkpoint.files import first_line
+from prototrain.errors import ModelError
+from prototrain.estimator.program import calling
+from prototrain.estimator.serving import ServingInputReceiver
+from prototrain.estimator.trainers import BuiltProgram
+from prototrain.system.terminal import say
+
+
+def receiver_of(serving_input_receiver_fn: Callable[[], Any]) -> ServingInputReceiver:
+    """Ask for what an export is fed with.
+
+    Raises:
+        ModelError: it is something else.
+    """
+    receiver = calling(serving_input_receiver_fn, "serving_input_receiver_fn")()
+    if not isinstance(receiver, ServingInputReceiver):
+        raise ModelError(
+            "serving_input_receiver_fn must return a prototrain.estimator.ServingInputReceiver, not "
+            f"{type(receiver).__name__}"
+        )
+    return receiver
+
+
+@contextmanager
+def trying(receiver: ServingInputReceiver) -> Iterator[None]:
+    """Say what to do where a model cannot take the batch that it is tried on.
+
+    Raises:
+        ModelError: so it is.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        if receiver.example is not None:
+            raise
+        specs = ", ".join(f"{name} {tuple(spec.shape)}" for name, spec in receiver.receiver_tensors.items())
+        raise ModelError(
+            f"the model cannot take the zeros that its export is tried on ({specs}, where an open length is 1): "
+            f"{first_line(error)}; give a batch that it can take, ServingInputReceiver(..., example={{name: array}})"
+        ) from error
+
+
+def export_built(
+    built: BuiltProgram,
+    receiver: ServingInputReceiver,
+    base: str | Path,
+    assets_extra: Mapping[str, str | Path] | None = None,
+) -> str:
+    """Write a SavedModel; see `Estimator.export_saved_model`."""
+    with trying(receiver):
+        built.build(built.data.first_batch, False)  # which says what its signatures are
+        served = ServedModel(built, list(receiver.receiver_tensors), built.model.signatures)
+    seconds = int(time.time())
+    while (final := Path(base) / str(seconds)).exists():
+        seconds += 1
+    extra = {f"assets.extra/{name}": Path(path) for name, path in (assets_extra or {}).items()}
+    say(f"exported step {built.step} to {final}, compared {write_export(served, final, extra)}")
+    return str(final)

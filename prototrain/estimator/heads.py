@@ -1,0 +1,448 @@
+"""Heads: from the logits of a network to loss, metrics, predictions and exports, with the numbers of `tf.estimator`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from prototrain.errors import ModelError
+from prototrain.estimator.export import DEFAULT, ClassificationOutput, PredictOutput, RegressionOutput
+from prototrain.estimator.labels import (
+    REDUCTIONS,
+    all_classes,
+    as_rows,
+    checked_range,
+    columns_of,
+    numbered,
+    reduced,
+    weights_of,
+)
+from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec
+
+Tensors = dict[str, Any]
+Metrics = dict[str, keras.metrics.Metric]
+
+
+class Head:
+    """Base of heads, for the type of it and for heads of your own.
+
+    Attributes:
+        name: what metrics end with, for heads that are part of a `MultiHead`; None for one alone.
+        logits_dimension: how many logits there are for an example.
+    """
+
+    name: str | None = None
+    logits_dimension: int
+
+    def loss(
+        self,
+        labels: Any,
+        logits: Any,
+        features: Any = None,
+        mode: str | None = None,
+        regularization_losses: Sequence[Any] | None = None,
+    ) -> tf.Tensor:
+        """The loss of a batch, with what regularizes it; a scalar."""
+        raise NotImplementedError
+
+    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> Tensors:
+        """What there is to predict, by name; all of it if there are no `keys`."""
+        raise NotImplementedError
+
+    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> Metrics:
+        """New metrics by name."""
+        raise NotImplementedError
+
+    def update_metrics(
+        self,
+        eval_metrics: Metrics,
+        features: Any,
+        logits: Any,
+        labels: Any,
+        regularization_losses: Sequence[Any] | None = None,
+    ) -> Metrics:
+        """Add a batch to the metrics, and return them."""
+        raise NotImplementedError
+
+    def export_outputs(self, logits: Any) -> dict[str, Any]:
+        """The signatures of an exported model, by name."""
+        raise NotImplementedError
+
+    def create_estimator_spec(
+        self,
+        features: Any,
+        mode: str,
+        logits: Any,
+        labels: Any = None,
+        optimizer: Any = None,
+        trainable_variables: Sequence[Any] | None = None,
+        train_op_fn: Callable[[tf.Tensor], Any] | None = None,
+        update_ops: Any = None,
+        regularization_losses: Sequence[Any] | None = None,
+    ) -> EstimatorSpec:
+        """What a `model_fn` returns.
+
+        Args:
+            features, mode, labels: what `model_fn` was given.
+            logits: of shape (examples, `logits_dimension`).
+            optimizer: a Keras optimizer, an `OptimizerSpec`, or a list of these; required to train.
+            trainable_variables: those that it trains; all if None.
+            train_op_fn: takes the loss and returns the optimizer, in its place.
+            update_ops: not used: layers update themselves.
+            regularization_losses: are added to the loss. Those of layers are a part of what is minimised by
+                themselves, unless a `model_fn` has asked for them.
+
+        Raises:
+            ModelError: logits or labels do not fit, or there is no optimizer to train with.
+        """
+        if mode == ModeKeys.PREDICT:
+            return EstimatorSpec(mode, self.predictions(logits), export_outputs=self.export_outputs(logits))
+        loss = self.loss(labels, logits, features, mode, regularization_losses)
+        if mode == ModeKeys.EVAL:
+            metrics = self.metrics(regularization_losses)
+            metrics = self.update_metrics(metrics, features, logits, labels, regularization_losses)
+            return EstimatorSpec(mode, self.predictions(logits), loss, eval_metric_ops=metrics)
+        if (optimizer is None) == (train_op_fn is None):
+            raise ModelError(f"{type(self).__name__}.create_estimator_spec: give it an optimizer=, a Keras optimizer")
+        train_op = optimizer if train_op_fn is None else train_op_fn(loss)
+        if trainable_variables is not None and isinstance(train_op, keras.optimizers.Optimizer):
+            train_op = OptimizerSpec(train_op, variables=list(trainable_variables))
+        return EstimatorSpec(mode, self.predictions(logits), loss, train_op=train_op)
+
+
+class _SingleHead(Head):
+    """What heads with one loss have in common."""
+
+    _width: int | None = 1  # of the losses of an example; None: that of the logits
+
+    def __init__(self, weight_column: Any, loss_reduction: Any, loss_fn: Any, name: str | None) -> None:
+        if str(loss_reduction) not in REDUCTIONS:
+            raise ModelError(f"there is no loss_reduction {loss_reduction!r}; there are {', '.join(REDUCTIONS)}")
+        self.name = name
+        self.loss_reduction = loss_reduction
+        self._weight_column = weight_column
+        self._loss_fn = loss_fn
+
+    def _key(self, name: str) -> str:
+        return f"{name}/{self.name}" if self.name else name
+
+    def _metric(self, kind: type, name: str, **options: Any) -> dict[str, Any]:
+        key = self._key(name)
+        return {key: kind(name=key.replace("/", "_"), **options)}
+
+    def _logits(self, logits: Any) -> tf.Tensor:
+        found = tf.cast(tf.convert_to_tensor(logits), tf.float32)
+        if found.shape.rank is None or found.shape.rank < 2 or found.shape[-1] != self.logits_dimension:
+            raise ModelError(
+                f"{type(self).__name__}: the logits must be of shape (examples, {self.logits_dimension}), not "
+                f"{tuple(found.shape)}"
+            )
+        return found
+
+    def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
+        raise NotImplementedError
+
+    def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        raise NotImplementedError
+
+    def _measured(self, labels: Any, logits: Any, features: Any) -> tuple[Any, Any, Any, Any]:
+        """Logits, labels, the losses of the examples, and their weights or None."""
+        logits = self._logits(logits)
+        labels = self._labels(labels, logits)
+        if self._loss_fn is None:
+            losses = self._losses(labels, logits)
+        else:
+            given = {"features": features} if "features" in self._loss_fn.__code__.co_varnames else {}
+            losses = as_rows(self._loss_fn(labels=labels, logits=logits, **given), logits)
+        return logits, labels, losses, weights_of(features, self._weight_column, losses)
+
+    def loss(
+        self,
+        labels: Any,
+        logits: Any,
+        features: Any = None,
+        mode: str | None = None,
+        regularization_losses: Sequence[Any] | None = None,
+    ) -> tf.Tensor:
+        _, _, losses, weights = self._measured(labels, logits, features)
+        return with_regularization(reduced(losses, weights, str(self.loss_reduction)), regularization_losses)
+
+    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> Metrics:
+        found = self._metric(keras.metrics.Mean, "average_loss")
+        if regularization_losses is not None:
+            found |= self._metric(keras.metrics.Mean, "regularization_loss")
+        return found
+
+    def update_metrics(
+        self,
+        eval_metrics: Metrics,
+        features: Any,
+        logits: Any,
+        labels: Any,
+        regularization_losses: Sequence[Any] | None = None,
+    ) -> Metrics:
+        logits, labels, losses, weights = self._measured(labels, logits, features)
+        eval_metrics[self._key("average_loss")].update_state(losses, sample_weight=weights)
+        if regularization_losses is not None:
+            eval_metrics[self._key("regularization_loss")].update_state(tf.add_n(list(regularization_losses)))
+        self._update(lambda name: eval_metrics[self._key(name)], labels, logits, weights)
+        return eval_metrics
+
+    def _update(self, metric: Callable[[str], Any], labels: Any, logits: Any, weights: Any) -> None:
+        raise NotImplementedError
+
+    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> Tensors:
+        found = self._predictions(self._logits(logits))
+        missing = [key for key in keys or () if key not in found]
+        if missing:
+            raise ModelError(f"{type(self).__name__} predicts no {missing[0]!r}; it predicts {', '.join(found)}")
+        return {key: value for key, value in found.items() if keys is None or key in keys}
+
+    def _predictions(self, logits: tf.Tensor) -> Tensors:
+        raise NotImplementedError
+
+
+class _ClassHead(_SingleHead):
+    """What heads of classes have in common."""
+
+    n_classes: int
+
+    def _set_vocabulary(self, label_vocabulary: Sequence[str] | None) -> None:
+        self._vocabulary = None if label_vocabulary is None else list(label_vocabulary)
+        if self._vocabulary is not None and len(self._vocabulary) != self.n_classes:
+            raise ModelError(f"label_vocabulary has {len(self._vocabulary)} labels for {self.n_classes} classes")
+
+    def _classes(self, scores: tf.Tensor) -> Tensors:
+        """What there is to predict of classes, from a score for each."""
+        ids = tf.argmax(scores, axis=-1)[..., tf.newaxis]
+        named = tf.as_string(ids) if self._vocabulary is None else tf.gather(tf.constant(self._vocabulary), ids)
+        everything = columns_of(tf.range(self.n_classes), scores)
+        every_class = columns_of(all_classes(self.n_classes, self._vocabulary), scores)
+        return {"class_ids": ids, "classes": named, "all_class_ids": everything, "all_classes": every_class}
+
+    def export_outputs(self, logits: Any) -> dict[str, Any]:
+        found = self.predictions(logits)
+        classes = ClassificationOutput(scores=found["probabilities"], classes=found["all_classes"])
+        outputs = {DEFAULT: classes, "classification": classes, "predict": PredictOutput(found)}
+        if "logistic" in found:
+            outputs["regression"] = RegressionOutput(found["logistic"])
+        return outputs
+
+
+class BinaryClassHead(_ClassHead):
+    """Two classes, by one logit; the loss is the sigmoid cross entropy.
+
+    Args:
+        weight_column: the feature, or its `numeric_column`, that has the weight of each example.
+        thresholds: further ones, between 0 and 1, at which accuracy, precision and recall are measured.
+        label_vocabulary: the labels of the classes 0 and 1; without it labels are 0 and 1.
+        loss_reduction: from the weighted losses of a batch to its loss: "sum_over_batch_size" (their mean) or "sum".
+        loss_fn: from `labels` and `logits` (and `features`) to the losses of the examples, in place of the usual ones.
+        name: what metrics end with; required by `MultiHead`.
+
+    Raises:
+        ModelError: an argument is out of its range.
+    """
+
+    logits_dimension = 1
+    n_classes = 2
+
+    def __init__(
+        self,
+        weight_column: Any = None,
+        thresholds: Sequence[float] | None = None,
+        label_vocabulary: Sequence[str] | None = None,
+        loss_reduction: Any = "sum_over_batch_size",
+        loss_fn: Any = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(weight_column, loss_reduction, loss_fn, name)
+        self._set_vocabulary(label_vocabulary)
+        self._thresholds = tuple(thresholds or ())
+        if not all(0 < threshold < 1 for threshold in self._thresholds):
+            raise ModelError(f"thresholds must lie between 0 and 1, not {self._thresholds}")
+
+    def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
+        found = numbered(as_rows(labels, logits, 1), self._vocabulary)
+        return tf.cast(checked_range(found, self.n_classes), tf.float32)
+
+    def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        return tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
+
+    def _predictions(self, logits: tf.Tensor) -> Tensors:
+        both = tf.concat([tf.zeros_like(logits), logits], axis=-1)
+        found = {"logits": logits, "logistic": tf.sigmoid(logits), "probabilities": tf.nn.softmax(both)}
+        return {**found, **self._classes(both)}
+
+    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> Metrics:
+        m = keras.metrics
+        found = super().metrics(regularization_losses)
+        for name, kind in (("accuracy", m.Accuracy), ("precision", m.Precision), ("recall", m.Recall)):
+            found |= self._metric(kind, name)
+        for name in ("prediction/mean", "label/mean"):
+            found |= self._metric(m.Mean, name)
+        found |= self._metric(_Baseline, "accuracy_baseline")
+        found |= self._metric(m.AUC, "auc") | self._metric(m.AUC, "auc_precision_recall", curve="PR")
+        for threshold in self._thresholds:
+            found |= self._metric(m.BinaryAccuracy, f"accuracy/positive_threshold_{threshold:g}", threshold=threshold)
+            for name, kind in (("precision", m.Precision), ("recall", m.Recall)):
+                found |= self._metric(kind, f"{name}/positive_threshold_{threshold:g}", thresholds=threshold)
+        return found
+
+    def _update(self, metric: Callable[[str], Any], labels: Any, logits: Any, weights: Any) -> None:
+        found = self.predictions(logits)
+        of_classes, of_scores = ["accuracy", "precision", "recall"], ["auc", "auc_precision_recall"]
+        for threshold in self._thresholds:
+            of_scores += [f"{name}/positive_threshold_{threshold:g}" for name in of_classes]
+        for names, key in ((of_classes, "class_ids"), (of_scores, "logistic")):
+            for name in names:
+                metric(name).update_state(labels, tf.cast(found[key], tf.float32), sample_weight=weights)
+        metric("prediction/mean").update_state(found["logistic"], sample_weight=weights)
+        for name in ("label/mean", "accuracy_baseline"):
+            metric(name).update_state(labels, sample_weight=weights)
+
+
+class MultiClassHead(_ClassHead):
+    """Several classes, by one logit each; the loss is the softmax cross entropy.
+
+    Args:
+        n_classes: how many there are, more than two.
+        weight_column, label_vocabulary, loss_reduction, loss_fn, name: see `BinaryClassHead`.
+
+    Raises:
+        ModelError: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        n_classes: int,
+        weight_column: Any = None,
+        label_vocabulary: Sequence[str] | None = None,
+        loss_reduction: Any = "sum_over_batch_size",
+        loss_fn: Any = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(weight_column, loss_reduction, loss_fn, name)
+        if not isinstance(n_classes, int) or n_classes <= 2:
+            raise ModelError(f"MultiClassHead: n_classes must be more than 2, not {n_classes!r}; see BinaryClassHead")
+        self.n_classes = self.logits_dimension = n_classes
+        self._set_vocabulary(label_vocabulary)
+
+    def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
+        found = numbered(as_rows(labels, logits, 1), self._vocabulary)
+        if not found.dtype.is_integer:
+            raise ModelError(f"MultiClassHead: the labels must be whole numbers, not {found.dtype.name}")
+        return checked_range(tf.cast(found, tf.int64), self.n_classes)
+
+    def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        found = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels[..., 0], logits=logits)
+        return found[..., tf.newaxis]
+
+    def _predictions(self, logits: tf.Tensor) -> Tensors:
+        return {"logits": logits, "probabilities": tf.nn.softmax(logits), **self._classes(logits)}
+
+    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> Metrics:
+        return super().metrics(regularization_losses) | self._metric(keras.metrics.Accuracy, "accuracy")
+
+    def _update(self, metric: Callable[[str], Any], labels: Any, logits: Any, weights: Any) -> None:
+        metric("accuracy").update_state(labels, self.predictions(logits)["class_ids"], sample_weight=weights)
+
+
+class RegressionHead(_SingleHead):
+    """Numbers; the loss is the squared difference.
+
+    Args:
+        label_dimension: how many numbers an example has.
+        weight_column, loss_reduction, loss_fn, name: see `BinaryClassHead`.
+        inverse_link_fn: from logits to predictions.
+
+    Raises:
+        ModelError: an argument is out of its range.
+    """
+
+    _width = None
+
+    def __init__(
+        self,
+        label_dimension: int = 1,
+        weight_column: Any = None,
+        loss_reduction: Any = "sum_over_batch_size",
+        loss_fn: Any = None,
+        inverse_link_fn: Callable[[tf.Tensor], tf.Tensor] | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(weight_column, loss_reduction, loss_fn, name)
+        if label_dimension < 1:
+            raise ModelError(f"RegressionHead: label_dimension must be at least 1, not {label_dimension}")
+        self.logits_dimension = label_dimension
+        self._inverse_link_fn = inverse_link_fn
+
+    def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
+        return tf.cast(as_rows(labels, logits, self.logits_dimension), tf.float32)
+
+    def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        return (labels - logits) ** 2
+
+    def _predictions(self, logits: tf.Tensor) -> Tensors:
+        if self._inverse_link_fn is None:
+            return {"predictions": logits}
+        return {"predictions": self._inverse_link_fn(logits), "logits": logits}
+
+    def export_outputs(self, logits: Any) -> dict[str, Any]:
+        found = self.predictions(logits)
+        value = RegressionOutput(found["predictions"])
+        return {DEFAULT: value, "regression": value, "predict": PredictOutput(found)}
+
+    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> Metrics:
+        found = super().metrics(regularization_losses)
+        return (
+            found | self._metric(keras.metrics.Mean, "prediction/mean") | self._metric(keras.metrics.Mean, "label/mean")
+        )
+
+    def _update(self, metric: Callable[[str], Any], labels: Any, logits: Any, weights: Any) -> None:
+        if weights is not None:
+            weights = tf.broadcast_to(weights, tf.shape(labels))
+        metric("prediction/mean").update_state(self.predictions(logits)["predictions"], sample_weight=weights)
+        metric("label/mean").update_state(labels, sample_weight=weights)
+
+
+def LogisticRegressionHead(
+    weight_column: Any = None, loss_reduction: Any = "sum_over_batch_size", name: str | None = None
+) -> RegressionHead:
+    """A number between 0 and 1, by one logit; the loss is the sigmoid cross entropy. See `RegressionHead`."""
+
+    def loss_fn(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        return tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
+
+    return RegressionHead(1, weight_column, loss_reduction, loss_fn, tf.sigmoid, name)
+
+
+def PoissonRegressionHead(
+    label_dimension: int = 1,
+    weight_column: Any = None,
+    loss_reduction: Any = "sum_over_batch_size",
+    compute_full_loss: bool = True,
+    name: str | None = None,
+) -> RegressionHead:
+    """Counts, by the logarithm of their mean; the loss is that of Poisson. See `RegressionHead`."""
+
+    def loss_fn(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        return tf.nn.log_poisson_loss(targets=labels, log_input=logits, compute_full_loss=compute_full_loss)
+
+    return RegressionHead(label_dimension, weight_column, loss_reduction, loss_fn, tf.exp, name)
+
+
+def with_regularization(loss: tf.Tensor, losses: Sequence[Any] | None) -> tf.Tensor:
+    """A loss and what regularizes it, if anything does."""
+    return loss + tf.add_n([tf.cast(one, loss.dtype) for one in losses]) if losses else loss
+
+
+class _Baseline(keras.metrics.Mean):  # type: ignore[misc]
+    """The accuracy of always saying what is more frequent, from labels of 0 and 1."""
+
+    def result(self) -> Any:
+        mean = super().result()
+        return keras.ops.maximum(mean, 1 - mean)

@@ -1,0 +1,201 @@
+"""Ready-made estimators train, export along with their evaluations, and do not export twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import estimator
+from prototrain.errors import CallbackError, ConfigError, ModelError
+from prototrain.estimator import EvalSpec, OptimizerSpec, RunConfig, TrainSpec, feature_column
+from prototrain.estimator.canned import chosen_optimizer
+from prototrain.estimator.exporters import Exports, place_of
+from prototrain.estimator.throttled_validation import ThrottledValidation
+from tests.tiny import CountingTrainer
+
+RANDOM = np.random.default_rng(0)
+SIZES = RANDOM.uniform(0, 2, 60).astype(np.float32)
+KINDS = RANDOM.choice(["a", "b", "c"], 60)
+WINS = (SIZES > 1) ^ (KINDS == "b")
+
+
+def data() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(({"size": SIZES, "kind": KINDS}, WINS)).batch(20)
+
+
+size = feature_column.numeric_column("size")
+kind = feature_column.categorical_column_with_vocabulary_list("kind", ["a", "b", "c"])
+halves = feature_column.bucketized_column(size, [1.0])
+
+
+class Noting(estimator.Exporter):
+    name = "noting"
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, bool]] = []
+
+    def export(
+        self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Any, is_the_final_export: bool
+    ) -> str | None:
+        assert Path(checkpoint_path).is_dir() and export_path.endswith("export/noting")
+        self.calls.append((eval_result["global_step"], is_the_final_export))
+        return None
+
+
+def test_wide_and_deep_with_exporters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = estimator.DNNLinearCombinedClassifier(
+        tmp_path,
+        [kind, feature_column.crossed_column([halves, "kind"], 20)],
+        OptimizerSpec(
+            keras.optimizers.Ftrl(0.5),
+            learning_rate=lambda step: tf.compat.v1.train.exponential_decay(0.5, step, 10, 0.5),
+        ),
+        [size, feature_column.embedding_column(kind, 2)],
+        dnn_hidden_units=[4],
+        config=RunConfig(tf_random_seed=1).replace(save_checkpoints_steps=10),
+    )
+    spec = feature_column.make_parse_example_spec([size, kind])
+    noting = Noting()
+    final = estimator.FinalExporter("final", estimator.build_parsing_serving_input_receiver_fn(spec))
+    logging = estimator.LoggingTensorHook({"now": "global_step", "chance": "logistic", "loss": "loss"}, 10)
+    train = TrainSpec(lambda: data().repeat(), max_steps=20, hooks=[logging])
+    evaluate = EvalSpec(data, steps=None, exporters=[noting, final], start_delay_secs=0, throttle_secs=0)
+    measured, exported = estimator.train_and_evaluate(made, train, evaluate)
+    assert noting.calls == [(10, False), (20, True)] and measured["accuracy"] > 0.8
+    said = capsys.readouterr().out
+    assert "now = 10, chance = [[" in said and "now = 20" in said
+
+    names = made.get_variable_names()
+    assert {"dnn/hiddenlayer_0/kernel", "linear/kind/embeddings", "linear/bias_weights"} <= set(names)
+    assert not [n for n in names if n.startswith(("optimizer/linear", "optimizer_2/dnn"))]
+    assert float(made.get_variable_value("optimizer_2/learning_rate")) == pytest.approx(0.5 * 0.5**1.9)
+    assert float(made.get_variable_value("optimizer/learning_rate")) == pytest.approx(0.001)
+
+    place = str(exported[1])
+    served = tf.saved_model.load(place).signatures
+    assert set(served) == {"serving_default", "classification", "regression", "predict"}
+    features = {
+        "size": tf.train.Feature(float_list=tf.train.FloatList(value=SIZES[:1])),
+        "kind": tf.train.Feature(bytes_list=tf.train.BytesList(value=[KINDS[0].encode()])),
+    }
+    one = tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+    expected = next(made.predict(data, predict_keys=["logistic"]))["logistic"]
+    np.testing.assert_allclose(served["regression"](examples=tf.constant([one]))["outputs"], [expected], rtol=1e-4)
+
+    # Again, when all is done: as after a kill between the last checkpoint and the end.
+    again = estimator.train_and_evaluate(made, train, evaluate)
+    assert again[1] == [None, place] and noting.calls[2:] == [(20, True)]
+    assert again[0]["loss"] == pytest.approx(measured["loss"])
+
+
+class Fake:
+    """An estimator that exports an empty directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.model_dir, self.number = str(directory), 0
+
+    def export_saved_model(self, base: str, *_: Any, **more: Any) -> str:
+        self.number += 1
+        place = Path(base) / str(self.number)
+        place.mkdir(parents=True)
+        return str(place)
+
+
+def test_which_evaluations_are_exported(tmp_path: Path) -> None:
+    def run(max_steps: int, losses: list[float]) -> list[Any]:
+        trainer = CountingTrainer(experiment=tmp_path / "run")
+
+        class Built:
+            stop = None
+
+            def take_over(self, trainer: Any) -> None:
+                pass
+
+            def measure(self, steps: int | None) -> dict[str, Any]:
+                return {"loss": losses[trainer.global_step - 1], "global_step": trainer.global_step}
+
+        built: Any = Built()
+        evaluation = ThrottledValidation(built, EvalSpec(data, start_delay_secs=0, throttle_secs=0))
+        exports = Exports(fake, evaluation, exporters)
+        trainer.train([evaluation.every(steps=1), exports.every(steps=1)], max_steps=max_steps)
+        return exports.results
+
+    fake: Any = Fake(tmp_path)
+    receiver: Any = lambda: None  # noqa: E731
+    best = estimator.BestExporter(serving_input_receiver_fn=receiver, exports_to_keep=2)
+    exporters = [best, estimator.LatestExporter("latest", receiver, exports_to_keep=1)]
+    assert run(4, [3.0, 4.0, 2.0, 1.0])[0] is not None
+    assert sorted(path.name for path in Path(place_of(fake, best)).iterdir()) == ["4", "6"]
+    assert len(list(Path(place_of(fake, exporters[1])).iterdir())) == 1
+    note = json.loads((tmp_path / "export" / "best_exporter.json").read_text())
+    assert note == {"step": 4, "exported": "6", "measured": {"loss": 1.0}}
+    assert run(6, [9.0, 9.0, 9.0, 9.0, 1.5, 0.5])[0] is not None  # of a later part: 1.5 is no better than 1.0
+    assert json.loads((tmp_path / "export" / "best_exporter.json").read_text())["step"] == 6
+    wrong: dict[str, Any] = {
+        "the name must do": lambda: estimator.FinalExporter("a/b", receiver),
+        "give it a serving_input_receiver_fn": lambda: estimator.BestExporter(),
+        "exports_to_keep must be": lambda: estimator.LatestExporter("x", receiver, exports_to_keep=0),
+        "compare_fn must take": lambda: estimator.BestExporter("x", receiver, compare_fn=lambda a, b: True),
+    }
+    for message, make in wrong.items():
+        with pytest.raises(ConfigError, match=message):
+            make()
+
+
+def test_optimizers_by_name() -> None:
+    spec = chosen_optimizer("rmsprop", 0.25, "dnn/")
+    assert isinstance(spec.optimizer, keras.optimizers.RMSprop) and spec.variables == "dnn/"
+    assert float(spec.optimizer.learning_rate) == 0.25
+    assert isinstance(chosen_optimizer(lambda: keras.optimizers.SGD(0.1), 0.25).optimizer, keras.optimizers.SGD)
+    with pytest.raises(ModelError, match="no optimizer 'AdamW2'; there are Adagrad, Adam, Ftrl"):
+        chosen_optimizer("AdamW2", 0.1)
+
+
+def test_a_timer_of_seconds_or_steps() -> None:
+    now = [0.0]
+    by_steps = estimator.SecondOrStepTimer(every_steps=3)
+    by_seconds = estimator.SecondOrStepTimer(every_secs=5, clock=lambda: now[0])
+    found = []
+    for step in range(1, 8):
+        now[0] += 2
+        for timer in (by_steps, by_seconds):
+            if timer.should_trigger_for_step(step):
+                found.append((timer is by_steps, step, timer.update_last_triggered_step(step)[1]))
+    assert found == [
+        *((True, 1, None), (False, 1, None), (True, 4, 3), (False, 4, 3), (True, 7, 3), (False, 7, 3)),
+    ]
+    assert by_steps.last_triggered_step() == 7
+    with pytest.raises(CallbackError, match="one of the two"):
+        estimator.SecondOrStepTimer()
+    with pytest.raises(CallbackError, match="one of the two"):
+        estimator.LoggingTensorHook(["loss"])
+
+
+def test_a_warm_start_chooses(tmp_path: Path) -> None:
+    columns = [size, feature_column.indicator_column(kind)]
+    first = estimator.DNNRegressor([4], columns, tmp_path / "first").train(data, steps=1)
+    start = estimator.WarmStartSettings(
+        first.model_dir, ["dnn/logits"], {"dnn/hiddenlayer_0/bias": "dnn/hiddenlayer_0/bias"}
+    )
+    second = estimator.DNNRegressor(
+        [4],
+        columns,
+        tmp_path / "second",
+        optimizer=keras.optimizers.SGD(0.0),
+        warm_start_from=start,
+        config=RunConfig(tf_random_seed=9),
+    ).train(data, steps=1)
+    same = {
+        name: np.array_equal(first.get_variable_value(name), second.get_variable_value(name))
+        for name in ("dnn/logits/kernel", "dnn/hiddenlayer_0/kernel")
+    }
+    assert same == {"dnn/logits/kernel": True, "dnn/hiddenlayer_0/kernel": False}
+    assert second.eval_dir("x").endswith("summaries/eval_x")
+    with pytest.raises(ConfigError, match="has no var_name_to_vocab_info: the rows"):
+        estimator.WarmStartSettings(first.model_dir, var_name_to_vocab_info={})  # type: ignore[call-arg]

@@ -1,0 +1,124 @@
+"""Feature columns give the numbers of `tf.feature_column`, which TensorFlow still has and nothing feeds any more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.feature_column import feature_column_v2 as reference
+
+from prototrain.errors import ModelError
+from prototrain.estimator import columns, feature_column
+
+FEATURES = {
+    "age": tf.constant([10.0, 20.0, 25.5, 60.0]),
+    "word": tf.constant(["a", "", "z", "c"]),
+    "number": tf.constant([1, -1, 7, 3]),
+    "words": tf.constant([["a", "b"], ["b", "b"], ["", "c"], ["", ""]]),
+    "pair": tf.constant([[1.0, 2.0], [3.0, 4.0], [0.0, 7.0], [9.0, 9.0]]),
+}
+
+
+def made_by(module: Any, file: Path) -> list[Any]:
+    """The same columns, by one module or the other."""
+    m = module
+    bucketized = m.bucketized_column(m.numeric_column("age"), [20, 30, 50])
+    pair = m.numeric_column("pair", shape=(2,), normalizer_fn=lambda numbers: numbers * 2)
+    pairs = m.bucketized_column(pair, [2, 8])
+    word = m.categorical_column_with_vocabulary_list("word", ["a", "b", "c"])
+    words = m.categorical_column_with_vocabulary_list("words", ["a", "b", "c"])
+    identity = m.categorical_column_with_identity("number", 5, default_value=0)
+    crossed = m.crossed_column([bucketized, "word"], 13)
+    categorical = [
+        *(word, words, identity, bucketized, pairs, crossed),
+        m.categorical_column_with_vocabulary_list("word", ["a", "b", "c"], num_oov_buckets=4),
+        m.categorical_column_with_vocabulary_list("word", ["a", "b", "c"], default_value=2),
+        m.categorical_column_with_vocabulary_list("number", [1, 3, 5], num_oov_buckets=3),
+        m.categorical_column_with_vocabulary_file("word", str(file), 2),
+        m.categorical_column_with_hash_bucket("word", 11),
+        m.categorical_column_with_hash_bucket("number", 11, dtype=tf.int64),
+        m.crossed_column(["words", "word", identity], 17),
+        m.crossed_column([pairs, crossed, words], 19, hash_key=5),
+    ]
+    return [m.numeric_column("age"), pair, bucketized, pairs, *map(m.indicator_column, categorical)]
+
+
+def test_they_give_what_tensorflow_gives(tmp_path: Path) -> None:
+    file = tmp_path / "words"
+    file.write_text("a\nb\nc\n")
+    for mine, theirs in zip(made_by(feature_column, file), made_by(tf.feature_column, file), strict=True):
+        cache = reference.FeatureTransformationCache(FEATURES)
+        expected = theirs.get_dense_tensor(cache, None).numpy().reshape(4, -1)
+        for column in (mine, columns.adopted(theirs)):
+            np.testing.assert_array_equal(column.dense(FEATURES), expected, err_msg=theirs.name)
+            assert (column.name, column.parse_spec) == (theirs.name, theirs.parse_example_spec)
+
+
+def test_sparse_features_are_as_good_and_nothing_is_nothing() -> None:
+    words = FEATURES["words"]
+    sparse = tf.sparse.from_dense(words)
+    column = feature_column.categorical_column_with_vocabulary_list("words", ["a", "b", "c"])
+    for given in (words, sparse, tf.RaggedTensor.from_sparse(tf.sparse.from_dense(words[:2]))):
+        expected = [[1, 1, 0], [0, 2, 0], [0, 0, 1], [0, 0, 0]][
+            : len(given.to_list()) if hasattr(given, "to_list") else 4
+        ]
+        np.testing.assert_array_equal(feature_column.indicator_column(column).dense({"words": given}), expected)
+    layer: Any = lambda ids: tf.gather(tf.constant([[3.0, 4.0], [6.0, 8.0], [1.0, 0.0]]), ids)  # noqa: E731
+    ids = column.ids(FEATURES)
+    sums = [[9, 12], [12, 16], [1, 0], [0, 0]]
+    np.testing.assert_allclose(columns.combined(layer, ids, "sum"), sums)
+    np.testing.assert_allclose(columns.combined(layer, ids, "mean")[:2], [[4.5, 6], [6, 8]])
+    np.testing.assert_allclose(columns.combined(layer, ids, "sqrtn")[1], np.array([12, 16]) / 2**0.5, rtol=1e-6)
+    np.testing.assert_allclose(columns.combined(layer, ids, "sum", 5.0)[1], [6, 8], rtol=1e-6)
+
+
+f = feature_column
+CASES: dict[str, Any] = {
+    "no feature 'x' for its column; input_fn gives age, word": lambda: f.numeric_column("x").dense(FEATURES),
+    r"numeric_column\('word'\): the feature is text": lambda: f.numeric_column("word").dense(FEATURES),
+    "has words like 'a', the feature is int64": lambda: f.categorical_column_with_vocabulary_list("number", "ab").ids(
+        FEATURES
+    ),
+    "must be texts or whole numbers for its column, not float32": lambda: f.categorical_column_with_identity(
+        "age", 3
+    ).ids(FEATURES),
+    "takes a numeric_column, not Hashed": lambda: f.bucketized_column(
+        f.categorical_column_with_hash_bucket("word", 3),  # type: ignore[arg-type]
+        [1],
+    ),
+    "the boundaries must ascend": lambda: f.bucketized_column(f.numeric_column("age"), [2, 1]),
+    "must have words, each of them once": lambda: f.categorical_column_with_vocabulary_list("word", ["a", "a"]),
+    "both num_oov_buckets and a default_value": lambda: f.categorical_column_with_vocabulary_list(
+        "w", "ab", None, 1, 1
+    ),
+    "cannot be read from /nowhere": lambda: f.categorical_column_with_vocabulary_file("word", "/nowhere"),
+    "at least two keys": lambda: f.crossed_column(["word"], 3),
+    "not hashed, not Hashed": lambda: f.crossed_column(["age", f.categorical_column_with_hash_bucket("w", 3)], 3),
+    "takes a categorical column, not Numeric": lambda: f.indicator_column(f.numeric_column("age")),
+    "no combiner 'max'": lambda: f.embedding_column(f.categorical_column_with_identity("number", 3), 2, "max"),
+    "'word' is categorical: a network of layers": lambda: f.input_layer(
+        FEATURES, [f.categorical_column_with_hash_bucket("word", 3)]
+    ),
+    "two columns 'age'": lambda: f.input_layer(FEATURES, [f.numeric_column("age"), f.numeric_column("age")]),
+    "feature_columns is empty": lambda: f.input_layer(FEATURES, []),
+    "str is no column": lambda: f.input_layer(FEATURES, ["age"]),
+    "read the feature 'age' in different ways": lambda: f.make_parse_example_spec(
+        [f.numeric_column("age"), f.numeric_column("age", shape=2)]
+    ),
+    "has no shared_embeddings: give each column": lambda: f.shared_embeddings,
+    "has no sequence_numeric_column: write a model_fn": lambda: f.sequence_numeric_column,
+}
+
+
+@pytest.mark.parametrize("message", CASES)
+def test_messages(message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        CASES[message]()
+
+
+def test_a_number_outside_of_an_identity_is_an_error() -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match="number has values outside of 0 to 2"):
+        feature_column.categorical_column_with_identity("number", 3).ids(FEATURES)
