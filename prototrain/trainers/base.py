@@ -365,6 +365,13 @@ class Trainer:
         """Further tables for the start of a run."""
         return []
 
+    def attempt_facts(self) -> dict[str, Any]:
+        """What run.json is to say of the present attempt from its start, as attributes of `Attempt`."""
+        return {
+            "total_steps": None if self.is_endless else self.total_steps,
+            "changes": None if self.config is None else self.config.changes(),
+        }
+
     def provenance(self) -> dict[str, Any]:
         """What must not change between a run and its bit-exact continuation, as JSON can hold it, by name."""
         return self.session.provenance()

@@ -120,12 +120,7 @@ class Session:
                 experiment.unlock()
                 raise
             self.stopped_by = None
-            self._record = RunRecord(
-                experiment.record,
-                self._trainer.log,
-                total_steps=None if self._trainer.is_endless else self._trainer.total_steps,
-                changes=None if self._trainer.config is None else self._trainer.config.changes(),
-            )
+            self._record = RunRecord(experiment.record, self._trainer.log, **self._trainer.attempt_facts())
         return self
 
     def _write_start(self, experiment: Experiment) -> None:
