@@ -80,7 +80,7 @@ def _prepare(preparation: dict[str, Any]) -> None:
 
 
 def _end(code: int) -> None:
-    """End the process, after a failure without Python's own end: TensorFlow would wait there for workers that are gone."""
+    """End the process; after a failure without Python's own end, where TensorFlow waits for workers that are gone."""
     if code == 0:
         sys.exit()
     atexit._run_exitfuncs()
