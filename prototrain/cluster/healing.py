@@ -90,13 +90,14 @@ class Healing:
 def describe(state: State) -> str:
     """How a worker has ended, in words that go on from its name."""
     at = "" if state.step is None else f" at step {state.step}"
+    before = "" if state.step is None else f", last heard of at step {state.step}"
     if state.is_lost:
-        return f"is lost with its machine{at}"
+        return f"is lost with its machine{before}"
     if state.failure is not None:
         return f"failed{at}: {state.failure['text']}"
     code = state.code or 0
     if code < 0:
-        return f"was killed by {_name(-code)}{at}"
+        return f"was killed by {_name(-code)}{before}"
     if code > 128:
         return f"was stopped by {_name(code - 128)}{at}"
     return f"ended with exit code {code}{at}"

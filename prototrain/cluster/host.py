@@ -87,15 +87,7 @@ class Host:
             if output == "terminal" and size is not None:
                 termios.tcsetwinsize(writing, size)
             stdout = writing
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "prototrain.cluster.work", str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=None if stdout is None else subprocess.STDOUT,
-            env={**os.environ, **environment},
-            pass_fds=(theirs.fileno(),),
-            process_group=0,  # Ctrl-C at the terminal reaches it once, by way of the supervisor
-        )
+        self._process = start_process(theirs.fileno(), stdout, {**os.environ, **environment})
         theirs.close()
         if writing >= 0:
             os.close(writing)
@@ -150,6 +142,25 @@ class Host:
                 self._passed += read
                 del self._passed[:-_PASSED_BYTES]
         os.close(descriptor)
+
+
+def start_process(descriptor: int, stdout: Any, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a process that gets its order by an open socket.
+
+    Args:
+        descriptor: the socket's.
+        stdout: where it writes what it prints and its errors; None for where this process does.
+        environment: all its variables.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", "prototrain.cluster.work", str(descriptor)],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=None if stdout is None else subprocess.STDOUT,
+        env=environment,
+        pass_fds=(descriptor,),
+        process_group=0,  # Ctrl-C at the terminal reaches it once, by way of the supervisor
+    )
 
 
 def free_port() -> int:

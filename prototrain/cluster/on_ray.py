@@ -10,6 +10,7 @@ autoscaler sees it, too.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import warnings
@@ -234,7 +235,7 @@ def _connect(address: str, workers: int) -> bool:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         with warnings.catch_warnings(action="ignore"):
-            ray.init(address, log_to_driver=False, logging_level="ERROR", **options)
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         said = " ".join(str(error).split())
         raise ClusterError(f"there is no Ray cluster at {address!r} that this process can reach: {said}") from error

@@ -100,7 +100,7 @@ def _summary(run: Run) -> str:
         ("started", None if run.started is None else _moment(run.started)),
         ("time", in_words(run.seconds)),
         ("newest checkpoint", run.checkpoint),
-        ("restarts", sum(attempt.cause is not None for attempt in run.attempts) or None),
+        ("started again", sum(attempt.cause is not None for attempt in run.attempts) or None),
     ]
     return _table([row for row in rows if row[1] is not None])
 
