@@ -126,6 +126,7 @@ class GroupWatch:
                 environment = {
                     "TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task}),
                     STARTED: started,
+                    "PYTHONUNBUFFERED": "1",  # what the chief prints is to be seen when it is printed
                 }
                 seat.start({**order, "group": asdict(group)}, environment, "kept" if index else chiefs, size)
         except Lost:

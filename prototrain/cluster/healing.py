@@ -90,7 +90,7 @@ class Healing:
 def describe(state: State) -> str:
     """How a worker has ended, in words that go on from its name."""
     at = "" if state.step is None else f" at step {state.step}"
-    before = "" if state.step is None else f", last heard of at step {state.step}"
+    before = "" if state.step is None else f", heard of last at step {state.step}"
     if state.is_lost:
         return f"is lost with its machine{before}"
     if state.failure is not None:

@@ -15,17 +15,26 @@ def failed(kind: str = "ValueError", *, step: int | None = 7, lasting: bool = Fa
     return State(code=1, step=step, failure=failure)
 
 
-FOLLOWS = failed("ClusterError", other=True)
+FOLLOWS, KILLED = failed("ClusterError", other=True), State(code=-9, step=7)
+LOST = State(is_lost=True, step=3)
 
 
 @pytest.mark.parametrize(
     ("states", "killed", "cause"),
     [
-        ([FOLLOWS, State(code=-9, step=7), FOLLOWS], {}, "worker 1 (b:1) was killed by SIGKILL, last heard of at step 7"),
+        (
+            [FOLLOWS, State(code=-9, step=7), FOLLOWS],
+            {},
+            "worker 1 (b:1) was killed by SIGKILL, heard of last at step 7",
+        ),
         ([FOLLOWS, FOLLOWS, failed()], {}, "worker 2 (c:1) failed at step 7: ValueError: no"),
         ([State(code=-9), FOLLOWS, failed()], {}, "worker 2 (c:1) failed at step 7: ValueError: no"),
         ([FOLLOWS, FOLLOWS, State(code=-11)], {}, "worker 2 (c:1) was killed by SIGSEGV"),
-        ([FOLLOWS, State(is_lost=True, step=3), FOLLOWS], {}, "worker 1 (b:1) is lost with its machine, last heard of at step 3"),
+        (
+            [FOLLOWS, State(is_lost=True, step=3), FOLLOWS],
+            {},
+            "worker 1 (b:1) is lost with its machine, heard of last at step 3",
+        ),
         ([FOLLOWS, FOLLOWS, State(code=-9)], {2: "was silent"}, "worker 2 (c:1) was silent"),
         ([State(code=143), State(code=143), State(is_lost=True)], {}, "worker 2 (c:1) is lost with its machine"),
         ([State(code=143), State(code=143), State(code=143)], {}, "worker 0 (a:1, the chief) was stopped by SIGTERM"),

@@ -46,9 +46,12 @@ def test_what_is_lost_is_started_again(tmp_path: Path, capfd: pytest.CaptureFixt
     run(tmp_path, {"1": ("kill", 3)}, {"0": ("crash", 5)}, {"0": ("done", 9)}, workers=3)
     out = capfd.readouterr().out
     assert "group 0 of 3, because None\n" in out
-    assert "was killed by SIGKILL, last heard of at step 3; starting all workers again from the newest checkpoint in 1 s (" in out
+    assert (
+        "was killed by SIGKILL, heard of last at step 3; starting all workers again from the newest checkpoint in 1 s ("
+        in out
+    )
     assert "(restart 1 of at most 10)" in out and "group 1 of 3, because worker 1 (127.0.0.1:" in out
-    assert "group 2 of 3, because worker 0 (127.0.0.1:" in out and "was killed by SIGSEGV, last heard of at step 5" in out
+    assert "group 2 of 3, because worker 0 (127.0.0.1:" in out and "by SIGSEGV, heard of last at step 5" in out
     assert out.count("group ") == 3  # the chief's only
     assert len(pids(tmp_path)) == 9 and none_is_left(tmp_path)
 
