@@ -42,7 +42,9 @@ class Limits:
     def of(cls, stall_timeout: float | None) -> Limits:
         """Those that go with the time after which a worker counts as stuck."""
         # A process that is just importing TensorFlow, on a machine that is busy, is silent for some seconds.
-        return cls() if stall_timeout is None else cls(min(max(stall_timeout, 15.0), 300.0), stall_timeout)
+        # A large checkpoint may take minutes to be saved.
+        silence, stall = (300.0, 1800.0) if stall_timeout is None else (stall_timeout, stall_timeout)
+        return cls(min(max(silence, 15.0), 300.0), max(stall, 300.0))
 
 
 class PassedOn(StopRequest):

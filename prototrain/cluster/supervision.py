@@ -32,7 +32,8 @@ class Group:
         restarts: how often the group was started again before.
         cause: why it was started again the last time.
         goes_on: whether an earlier group has begun to train, so that nothing must be begun afresh any more.
-        stall_timeout: seconds after which a worker counts as stuck, in place of ``trainer.stall_timeout``.
+        stall_timeout: seconds after which a worker that has made its first step counts as stuck, in place of
+            ``trainer.stall_timeout``.
     """
 
     workers: int

@@ -44,7 +44,7 @@ def run(
         gpus_per_worker: how many GPUs each gets for itself.
         max_restarts: how often they are started again.
         min_workers: with how many to go on where the cluster has no room for all; by default with all only.
-        stall_timeout: seconds without a step after which a worker counts as stuck; by default
+        stall_timeout: seconds without a step after which a worker that has made its first counts as stuck; by default
             ``trainer.stall_timeout``.
 
     Raises:

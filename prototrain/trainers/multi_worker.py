@@ -215,6 +215,8 @@ class MultiWorkerTrainer(SyncTrainer):
             self._link.fail(in_one_line(error))
             raise
         self._ended = self.global_step if steps < agreed else None
+        if self._supervision is not None and self._supervision.group.stall_timeout is not None:
+            self._link.limits.stall = self._supervision.group.stall_timeout  # now that the step is traced
         return steps
 
     def go_to(
@@ -282,13 +284,11 @@ class MultiWorkerTrainer(SyncTrainer):
     # -- whoever has started this worker ------------------------------------------------------------------------------
 
     def _share_out(self, model: ModelProtocol, towers: int, batch: BatchMeaning) -> None:
-        """Say with how many workers a step can be done, and take over how long one may be stuck."""
+        """Say with how many workers a step can be done."""
         if self._supervision is None:
             return
         parts = model.config["model.batch_size"] // (towers * model.config["model.accumulate_steps"])
         self._supervision.shares = parts if batch == "global" else self._supervision.group.wanted
-        if self._supervision.group.stall_timeout is not None:
-            self._link.limits.stall = self._supervision.group.stall_timeout
 
     def _tell_of_start(self) -> None:
         self._has_told = True
