@@ -30,6 +30,7 @@ import psutil
 
 MARGIN = 100  # steps at the end in which no kill is meant to come
 _WORKER = "prototrain.cluster.work"
+_SERVER = "prototrain.system.preloaded"
 _LIMIT = 900.0  # seconds without an end, after which something is wrong
 
 
@@ -179,7 +180,8 @@ class Disturbing:
         found = []
         for process in self._supervisor.children(recursive=True):
             try:
-                if _WORKER in process.cmdline():
+                forked = _SERVER in process.parent().cmdline()
+                if _WORKER in process.cmdline() or forked:
                     found.append(process)
             except psutil.NoSuchProcess:
                 continue

@@ -21,6 +21,7 @@ from prototrain.system.signals import StopRequest
 from prototrain.system.terminal import say
 
 TICK_SECONDS = 0.1
+START_SECONDS = 300.0  # for the first sign of life of a worker, behind the import of TensorFlow
 END_SECONDS = 15.0  # in which the other workers end once the chief has
 _ENOUGH = 3  # signals, after which nobody wants to wait for anything
 _LOOK_SECONDS = 5.0  # between looks for room
@@ -41,7 +42,6 @@ class Limits:
     @classmethod
     def of(cls, stall_timeout: float | None) -> Limits:
         """Those that go with the time after which a worker counts as stuck."""
-        # A process that is just importing TensorFlow, on a machine that is busy, is silent for some seconds.
         # A large checkpoint may take minutes to be saved.
         silence, stall = (300.0, 1800.0) if stall_timeout is None else (stall_timeout, stall_timeout)
         return cls(min(max(silence, 15.0), 300.0), max(stall, 300.0))
@@ -166,8 +166,9 @@ class GroupWatch:
         for index, state in enumerate(self.states):
             if state.has_ended or index in self.killed:
                 continue
-            if state.silent > self._limits.silence:
-                why = f"has given no sign of life for {self._limits.silence:g} seconds"
+            silence = self._limits.silence if state.has_spoken else max(self._limits.silence, START_SECONDS)
+            if state.silent > silence:
+                why = f"has given no sign of life for {silence:g} seconds"
             elif chief_ended is not None and now - chief_ended > END_SECONDS:
                 why = f"did not end within {END_SECONDS:g} seconds after the chief"
             elif any_ended is not None and now - any_ended > self._limits.stall:

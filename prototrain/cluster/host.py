@@ -14,11 +14,11 @@ import tempfile
 import termios
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 PORTS = range(12000, 32000)  # below those that systems hand out by themselves
 _KEPT_BYTES = 4000  # of the end of what a worker has printed
@@ -29,6 +29,22 @@ Output = Literal["own", "kept", "lines", "terminal"]
 terminal."""
 
 
+class Process(Protocol):
+    """What a `Host` needs of a `subprocess.Popen`."""
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+    def send_signal(self, signum: int, /) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+StartProcess = Callable[[int, int | None, Mapping[str, str]], Process]
+"""Starts a worker's process; see `new_interpreter`."""
+
+
 @dataclass
 class State:
     """What has become of a worker since it was last asked.
@@ -36,6 +52,7 @@ class State:
     Attributes:
         code: its exit code, or the negative number of the signal that has killed it; None while it runs.
         silent: seconds since it has given a sign of life.
+        has_spoken: whether it has given one.
         is_lost: whether its machine is.
         step: its completed steps, if it has come to its first.
         shares: what the number of workers must divide, if it has come to know that.
@@ -46,6 +63,7 @@ class State:
 
     code: int | None = None
     silent: float = 0.0
+    has_spoken: bool = False
     is_lost: bool = False
     step: int | None = None
     shares: int | None = None
@@ -59,10 +77,15 @@ class State:
 
 
 class Host:
-    """Runs one worker at a time on this machine. A worker whose host is gone saves and ends."""
+    """Runs one worker at a time on this machine. A worker whose host is gone saves and ends.
 
-    def __init__(self) -> None:
+    Args:
+        start_process: starts its process.
+    """
+
+    def __init__(self, start_process: StartProcess | None = None) -> None:
         self._state = State()
+        self._start_process = start_process or new_interpreter
 
     def address(self) -> str:
         """An address at which other workers of this machine reach the next worker."""
@@ -80,14 +103,14 @@ class Host:
         self._state, self._heard, self._reader = State(), time.monotonic(), None
         self._kept, self._passed = (tempfile.TemporaryFile() if output == "kept" else None), bytearray()  # noqa: SIM115
         ours, theirs = socket.socketpair()
-        stdout: Any = self._kept
+        stdout = None if self._kept is None else self._kept.fileno()
         reading = writing = -1
         if output in ("lines", "terminal"):
             reading, writing = pty.openpty() if output == "terminal" else os.pipe()
             if output == "terminal" and size is not None:
                 termios.tcsetwinsize(writing, size)
             stdout = writing
-        self._process = start_process(theirs.fileno(), stdout, {**os.environ, **environment})
+        self._process = self._start_process(theirs.fileno(), stdout, {**os.environ, **environment})
         theirs.close()
         if writing >= 0:
             os.close(writing)
@@ -131,7 +154,7 @@ class Host:
         with suppress(EOFError, OSError, ValueError):
             while True:
                 said = json.loads(line.recv_bytes())
-                self._heard = time.monotonic()
+                self._heard, self._state.has_spoken = time.monotonic(), True
                 for name, value in said.items():
                     if value is not None:
                         setattr(self._state, name, value)
@@ -144,12 +167,12 @@ class Host:
         os.close(descriptor)
 
 
-def start_process(descriptor: int, stdout: Any, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def new_interpreter(descriptor: int, stdout: int | None, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a process that gets its order by an open socket.
 
     Args:
         descriptor: the socket's.
-        stdout: where it writes what it prints and its errors; None for where this process does.
+        stdout: the descriptor for what it prints and its errors; None for those of this process.
         environment: all its variables.
     """
     return subprocess.Popen(

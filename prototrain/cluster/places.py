@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from prototrain.cluster.host import Host, Output, State
+from prototrain.cluster.host import Host, Output, Process, StartProcess, State
 from prototrain.errors import ConfigError
+from prototrain.system.preloaded import Preloaded
 
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 
@@ -58,12 +58,10 @@ class Places(Protocol):
         """Give everything back."""
 
 
-@dataclass
 class _HereSeat(Host):
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        super().__init__()
+    def __init__(self, environment: Mapping[str, str], start_process: StartProcess) -> None:
+        super().__init__(start_process)
+        self.environment = environment
 
     def start(self, order: Mapping[str, Any], environment: Mapping[str, str], output: Output, size: Any = None) -> None:
         super().start(order, {**environment, **self.environment}, output, size)
@@ -83,6 +81,7 @@ class Here:
     passes_output = False
 
     def __init__(self, workers: int, gpus_per_worker: int | None = None) -> None:
+        self._preloaded = Preloaded()
         self._environments: list[dict[str, str]] = [{} for _ in range(workers)]
         if gpus_per_worker is None:
             return
@@ -98,13 +97,23 @@ class Here:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(own) or "-1"
 
     def take(self, is_over: Callable[[], bool], shares: int | None) -> Sequence[Seat]:
-        return [_HereSeat(environment) for environment in self._environments]
+        return [_HereSeat(environment, self._start_process) for environment in self._environments]
+
+    def _start_process(self, descriptor: int, stdout: int | None, environment: Mapping[str, str]) -> Process:
+        # TensorFlow is imported once, for all workers and all restarts.
+        return self._preloaded.start(
+            "prototrain.cluster.work:program",
+            [str(descriptor)],
+            environment=environment,
+            stdout=stdout,
+            descriptors=[descriptor],
+        )
 
     def has_more_room(self) -> bool:
         return False
 
     def close(self) -> None:
-        pass
+        self._preloaded.close()
 
 
 def _installed() -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, NoReturn
 
 from prototrain.cluster.supervision import Group, supervise
 from prototrain.errors import ConfigError
@@ -79,7 +79,12 @@ def _prepare(preparation: dict[str, Any]) -> None:
     spawn.prepare(preparation)
 
 
-def _end(code: int) -> None:
+def program() -> NoReturn:
+    """Be a worker: the first argument is the descriptor of the line to its host."""
+    _end(main(int(sys.argv[1])))
+
+
+def _end(code: int) -> NoReturn:
     """End the process; after a failure without Python's own end, where TensorFlow waits for workers that are gone."""
     if code == 0:
         sys.exit()
@@ -93,4 +98,4 @@ if __name__ == "__main__":
     # The module itself, so that there is one of each thing in it.
     from prototrain.cluster import work
 
-    _end(work.main(int(sys.argv[1])))
+    work.program()

@@ -26,6 +26,11 @@ from tests.preloaded import Program
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
+@pytest.fixture(autouse=True)
+def _without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Here, "_start_process", lambda here, *about: host.new_interpreter(*about))
+
+
 def run(directory: Path, *script: dict[str, Any], workers: int = 2, **options: Any) -> None:
     cluster.run(partial(launched.act, str(directory), list(script)), workers=workers, **options)
 
@@ -98,7 +103,9 @@ def test_a_signal_reaches_all(
 def test_workers_whose_supervisor_is_killed_end(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "from functools import partial\nfrom prototrain import cluster\nfrom tests.cluster import launched\n"
+        "from functools import partial\nfrom prototrain import cluster\nfrom prototrain.cluster import host, places\n"
+        "from tests.cluster import launched\n"
+        "places.Here._start_process = lambda here, *about: host.new_interpreter(*about)\n"
         f"script = [{{'0': ('wait', 3), '1': ('wait', 3)}}]\n"
         f"cluster.run(partial(launched.act, {str(tmp_path)!r}, script), workers=2)\n"
     )
@@ -136,7 +143,7 @@ def test_gpus_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
 class _Forked:
     """A worker's process that finds TensorFlow imported, in place of a `subprocess.Popen`."""
 
-    def __init__(self, descriptor: int, stdout: Any, environment: dict[str, str]) -> None:
+    def __init__(self, descriptor: int, stdout: int | None, environment: dict[str, str]) -> None:
         line = multiprocessing.connection.Connection(os.dup(descriptor))
         self._process = _CONTEXT.Process(target=_work, args=(line, environment))
         self._process.start()
@@ -163,7 +170,7 @@ def _work(line: Any, environment: dict[str, str]) -> None:
 def test_a_run_that_is_healed_comes_to_what_an_undisturbed_one_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(host, "start_process", _Forked)
+    monkeypatch.setattr(Here, "_start_process", lambda here, *about: _Forked(*about))
     found = {}
     for name, kills in (("whole", []), ("killed", [1, 0])):
         cluster.run(partial(launched.train, str(tmp_path / name), kills), workers=2)
