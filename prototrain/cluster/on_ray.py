@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import socket
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +29,7 @@ from prototrain.system.waiting import PATIENCE_SECONDS
 ROOM_SECONDS = 30.0  # to wait for room for all before there are fewer
 _FEWER_SECONDS = 3.0
 _START_SECONDS = 120.0  # for an actor to be there
+_REACH_SECONDS = 10.0
 _LOCAL = "local"
 
 
@@ -234,6 +237,10 @@ def _connect(address: str, workers: int) -> bool:
     if address == _LOCAL:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
+        if re.fullmatch(r"[^/]+:\d+", address):
+            # Ray itself would try for a minute, and then end this process.
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
         with warnings.catch_warnings(action="ignore"):
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:

@@ -6,6 +6,7 @@ process that has started it; those that it has forked do not.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import gc
 import importlib
@@ -18,9 +19,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import psutil
 
@@ -246,18 +249,38 @@ def _become(order_file: int, descriptors: list[int]) -> _Order:
     return _Order(order["function"], order["arguments"])
 
 
-def main() -> Any:
+def main() -> NoReturn:
     """Serve, and then, in what was forked, do what was ordered."""
     order = serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
     module, _, name = order.function.partition(":")
     found = importlib.import_module(module)
     sys.argv = [getattr(found, "__file__", None) or module, *order.arguments]
     function: Callable[[], Any] = getattr(found, name)
-    return function()
+    code = 1
+    try:
+        code = function() or 0
+    except SystemExit as error:
+        code = _code_of(error)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # As `multiprocessing` ends what it has forked: to take all modules apart would take longer than many a program.
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _code_of(error: SystemExit) -> int:
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    print(error.code, file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":
     # The module itself, so that there is one of each thing in it.
     from prototrain.system import preloaded
 
-    sys.exit(preloaded.main())
+    preloaded.main()
