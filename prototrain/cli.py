@@ -8,9 +8,7 @@ from collections.abc import Sequence
 
 from prototrain import __version__
 from prototrain.commands import action, compare, new, plot, report, run, runs, sweep
-from prototrain.errors import PrototrainError
-from prototrain.system.terminal import one_line
-from prototrain.system.tracebacks import format_error, out_of_memory, python_in_graph
+from prototrain.system.tracebacks import for_terminal
 
 _COMMANDS = (new, run, action, runs, compare, plot, report, sweep)
 
@@ -28,16 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         options.command(options)
-    except PrototrainError as error:
-        sys.stderr.write(python_in_graph(error.__cause__) or "")
-        sys.stderr.write(f"prototrain: error: {one_line(' '.join(str(error).splitlines()))}\n")
-        return 1
     except KeyboardInterrupt:
         return 130
-    except Exception as error:  # of the user's code, or a bug of ours
-        asked = out_of_memory(error)
-        said = format_error(error) if asked is None else f"prototrain: error: out of memory: {one_line(asked)}\n"
-        sys.stderr.write(said)
+    except Exception as error:
+        sys.stderr.write(for_terminal(error))
         return 1
     return 0
 

@@ -305,6 +305,8 @@ def test_a_trainer_class_of_ones_own(capfd: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [[], ["rum", "m"], ["run"], ["run", "m", "--frsh"], ["run", "m", "-s"], ["run", "m", "-s", "key"],
+     ["run", "m", "--cluster", "auto"], ["run", "m", "--workers", "0"], ["run", "--workers", "2"],
+     ["run", "m", "--workers", "2", "--min-workers", "3"], ["run", "m", "--workers", "2", "--towers", "2"],
      ["run", "m", "-s", "=1"], ["run", "m", "--trainer", "m.Mine"], ["run", "m", "--trainer", "m:"]],
 )  # fmt: skip
 def test_wrong_usage_exits_with_2(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:

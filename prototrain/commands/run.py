@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 from prototrain.commands.arguments import add_model, confirm, load
+from prototrain.commands.workers import OPTIONS, check_trainer, start_workers
 from prototrain.config import Config
 from prototrain.config.schema import REFERENCE
 from prototrain.errors import ConfigError
@@ -76,6 +77,19 @@ def add(commands: Any) -> None:
     )
     run.add_argument("--limit-batches", metavar="N", help="train and validate on the first N batches of each pass")
     run.add_argument("--overfit-batches", metavar="N", help="train and validate on the same N batches")
+    run.add_argument("--workers", metavar="N", type=whole, help="start N processes that train together")
+    run.add_argument("--cluster", metavar="ADDRESS", help="on this Ray cluster (default: $RAY_ADDRESS, or here)")
+    run.add_argument("--gpus-per-worker", metavar="G", type=int, help="give each worker G GPUs for itself")
+    run.add_argument(
+        "--max-restarts", metavar="R", type=int, help="start all again when one is lost, R times at most (default: 10)"
+    )
+    run.add_argument("--min-workers", metavar="M", type=whole, help="go on with M if there is no room for N")
+    run.add_argument(
+        "--stall-timeout",
+        metavar="S",
+        type=float,
+        help="one without a step for S seconds is stuck (default: 1800)",
+    )
     run.add_argument("--report-to", type=int, help=argparse.SUPPRESS)  # the sweep that has started this process
     run.set_defaults(command=_run, wrong_usage=run.error)
 
@@ -94,7 +108,20 @@ def reference(text: str) -> str:
     return text
 
 
+def whole(text: str) -> int:
+    """Check a number of at least 1, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
 def _run(options: argparse.Namespace) -> None:
+    if options.workers is not None:
+        start_workers(options)
+        return
+    for name in OPTIONS:
+        if getattr(options, name) is not None:
+            options.wrong_usage(f"--{name.replace('_', '-')} is for several workers: add --workers N")
     if options.repeats is None:
         if options.model is None:
             options.wrong_usage("the following arguments are required: model, or --from EXPERIMENT")
@@ -157,6 +184,7 @@ def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTr
     if options.trainer:
         import_tensorflow()
         keywords["trainer"] = trainer_class(options.trainer)
+        check_trainer(keywords["trainer"])
         keywords["trainer"].prepare(*_patience(options.set))  # likewise
     try:
         return _launch(options, repeat, keywords)

@@ -24,8 +24,10 @@ from prototrain.system.files import LONGEST_NAME, write_atomic
 _OWN_NAMES = {
     "config.json", "config.txt", "source", "environment.json", "checkpoints", "summaries", "metrics.jsonl",
     "metrics.index", "metrics.superseded.jsonl", "train.log", LOCK, "analysis", "exported", "hyper.txt", "run.json",
-    "report.html",
+    "report.html", ".token",
 }  # fmt: skip
+STARTED = "PROTOTRAIN_STARTED"
+"""The environment variable that tells a worker when the run was started, which is the same for all of them."""
 _MARKS = ("config.json", "environment.json")
 STEP = re.compile(r"step-(\d{10,})")
 """The name of a checkpoint's directory."""
@@ -52,8 +54,9 @@ class Experiment:
 
     @classmethod
     def from_config(cls, config: Config) -> Experiment:
-        """The directory that a config names; ``{timestamp}`` in the name becomes the present local time."""
-        name = config["trainer.experiment_name"].replace("{timestamp}", time.strftime("%Y%m%d-%H%M%S"))
+        """The directory that a config names; ``{timestamp}`` in the name becomes the local time of the start."""
+        started = os.environ.get(STARTED) or time.strftime("%Y%m%d-%H%M%S")
+        name = config["trainer.experiment_name"].replace("{timestamp}", started)
         return cls(Path(config["trainer.experiment_base_dir"]) / name)
 
     def __str__(self) -> str:
@@ -66,6 +69,10 @@ class Experiment:
     @property
     def record(self) -> Path:
         return self.directory / "run.json"
+
+    @property
+    def token(self) -> Path:
+        return self.directory / ".token"
 
     @property
     def run_id(self) -> str | None:
@@ -196,7 +203,7 @@ class Experiment:
 
     def exists(self) -> bool:
         """Whether there is anything in the directory that a fresh start would delete."""
-        return self.directory.is_dir() and any(path.name != LOCK for path in self.directory.iterdir())
+        return self.directory.is_dir() and any(path.name not in (LOCK, ".token") for path in self.directory.iterdir())
 
     def check_deletable(self) -> None:
         """Check that there is nothing in the directory, or an experiment.

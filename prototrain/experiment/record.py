@@ -38,6 +38,9 @@ class Attempt:
         callbacks: seconds that each callback took, by name, the longest first.
         has_saved: whether it has written a checkpoint.
         changes: (key, value, default) of the config's values that are not the model's own ones; None if not known.
+        workers: how many processes trained together; None for one by itself.
+        restarts: how often these were started again before, if something saw to that.
+        cause: why they were started again the last time.
     """
 
     started: float
@@ -52,6 +55,9 @@ class Attempt:
     callbacks: dict[str, float] = field(default_factory=dict)
     has_saved: bool = False
     changes: Sequence[Sequence[Any]] | None = None
+    workers: int | None = None
+    restarts: int | None = None
+    cause: str | None = None
 
 
 class RunRecord:
@@ -126,13 +132,15 @@ def _is_sound(attempt: Attempt) -> bool:
     if not all(isinstance(times, dict) for times in (attempt.loop, attempt.callbacks)):
         return False
     numbers = [attempt.started, *attempt.loop.values(), *attempt.callbacks.values()]
-    maybe_numbers = (attempt.first_step, attempt.step, attempt.total_steps, attempt.seconds)
+    maybe_numbers = (
+        attempt.first_step, attempt.step, attempt.total_steps, attempt.seconds, attempt.workers, attempt.restarts
+    )  # fmt: skip
     changes = attempt.changes or []
     return (
         isinstance(attempt.has_saved, bool)
         and all(isinstance(number, int | float) for number in numbers)
         and all(number is None or isinstance(number, int | float) for number in maybe_numbers)
-        and all(text is None or isinstance(text, str) for text in (attempt.reason, attempt.start))
+        and all(text is None or isinstance(text, str) for text in (attempt.reason, attempt.start, attempt.cause))
         and attempt.state in get_args(State)
         and isinstance(changes, list)
         and all(isinstance(change, list) and len(change) == 3 for change in changes)

@@ -100,6 +100,7 @@ def _summary(run: Run) -> str:
         ("started", None if run.started is None else _moment(run.started)),
         ("time", in_words(run.seconds)),
         ("newest checkpoint", run.checkpoint),
+        ("started again", sum(attempt.cause is not None for attempt in run.attempts) or None),
     ]
     return _table([row for row in rows if row[1] is not None])
 
@@ -139,7 +140,11 @@ def _environment(run: Run) -> str:
 
 def _time(run: Run) -> str:
     headers = ["started", "start", "steps", "time", "steps/s", "end"]
-    attempts = _table([_row_of(attempt) for attempt in run.attempts], headers)
+    rows = [_row_of(attempt) for attempt in run.attempts]
+    if any(attempt.workers is not None for attempt in run.attempts):
+        headers += ["workers", "started again because"]
+        rows = [[*row, one.workers, one.cause] for row, one in zip(rows, run.attempts, strict=True)]
+    attempts = _table(rows, headers)
     ended = [attempt for attempt in run.attempts if attempt.seconds is not None]
     total = sum(attempt.seconds or 0.0 for attempt in ended)
     seconds: Counter[str] = Counter()

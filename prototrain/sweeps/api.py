@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prototrain.config import Config
@@ -13,6 +14,7 @@ from prototrain.errors import ConfigError, SweepError
 from prototrain.model import ModelProtocol, load_model
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import as_options, from_mapping
+from prototrain.system.preloaded import Preloaded
 from prototrain.system.signals import StopRequest, outlasting
 from prototrain.system.terminal import say
 
@@ -128,7 +130,9 @@ def _run_here(
 def _run_in_processes(study: Study, command: list[str], jobs: int, stop: StopRequest) -> None:
     from prototrain.sweeps.processes import run_in_processes
 
-    run_in_processes(study, command, jobs=jobs, stop=stop, say=_say)
+    with closing(Preloaded()) as preloaded:  # to import TensorFlow took longer than many a trial
+        start = partial(preloaded.start, "prototrain.cli:main")
+        run_in_processes(study, command, jobs=jobs, stop=stop, say=_say, start=start)
 
 
 def _command(model: str, plan: Plan, options: Mapping[str, object]) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
-from typing import Final
+from typing import Final, Protocol
 
 from prototrain.sweeps.space import as_options, as_settings
 from prototrain.sweeps.storage import FAILURES
@@ -26,6 +26,24 @@ _KILLS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM, s
 _OUTPUT_BYTES: Final = 4000
 
 
+class Process(Protocol):
+    """What a `TrialProcess` needs of a `subprocess.Popen`."""
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+    def terminate(self) -> None: ...
+
+
+class StartProcess(Protocol):
+    """Starts `prototrain` with some arguments; see `Preloaded.start`."""
+
+    def __call__(
+        self, arguments: Sequence[str], *, environment: Mapping[str, str], stdout: int, descriptors: Sequence[int]
+    ) -> Process: ...
+
+
 class TrialProcess:
     """A trial that runs in a process of its own, which saves and stops when this one dies.
 
@@ -33,23 +51,23 @@ class TrialProcess:
         trial: what to run.
         command: what stands behind `prototrain` for what all trials share.
         environment: of the process.
+        start: starts it.
     """
 
-    def __init__(self, trial: Trial, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, trial: Trial, command: Sequence[str], environment: Mapping[str, str], start: StartProcess
+    ) -> None:
         self.trial = trial
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         self.link, theirs = Pipe()
         name = {"trainer.experiment_name": trial.experiment.directory.name}
         options = as_options([*trial.settings, *as_settings(name)])
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "prototrain.cli", *command, *options, "--report-to", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                pass_fds=(theirs.fileno(), trial.lock.fileno()),
-                process_group=0,  # Ctrl-C at the terminal reaches it once, by way of this process
+            self._process = start(
+                [*command, *options, "--report-to", str(theirs.fileno())],
+                environment=environment,
+                stdout=self._output.fileno(),
+                descriptors=(theirs.fileno(), trial.lock.fileno()),
             )
 
     def answer(self) -> None:
@@ -84,7 +102,7 @@ class TrialProcess:
         Returns:
             the same in words.
         """
-        code = self._process.returncode
+        code = self._process.wait()  # it has ended
         with self._output, self.link:
             if code == 0:
                 return self.trial.finish()
@@ -108,8 +126,29 @@ class TrialProcess:
         return self._output.read().decode("utf-8", "replace")
 
 
+def new_interpreter(
+    arguments: Sequence[str], *, environment: Mapping[str, str], stdout: int, descriptors: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    """Start `prototrain` in a new interpreter; see `Preloaded.start`."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "prototrain.cli", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        pass_fds=tuple(descriptors),
+        process_group=0,  # Ctrl-C at the terminal reaches it once, by way of this process
+    )
+
+
 def run_in_processes(
-    study: Study, command: Sequence[str], *, jobs: int, stop: StopRequest, say: Callable[[str], None]
+    study: Study,
+    command: Sequence[str],
+    *,
+    jobs: int,
+    stop: StopRequest,
+    say: Callable[[str], None],
+    start: StartProcess = new_interpreter,
 ) -> None:
     """Run all trials that are left, some of them at the same time.
 
@@ -119,6 +158,7 @@ def run_in_processes(
         jobs: how many processes.
         stop: while it is requested no trial is begun, and those under way save and stop.
         say: prints a line.
+        start: starts a process.
 
     Raises:
         SweepError: the trials do not measure the objective, or the storage has failed.
@@ -129,7 +169,7 @@ def run_in_processes(
         while True:
             while stop.signum is None and len(running) < jobs and (trial := study.next()) is not None:
                 slot = min(set(range(jobs)) - set(running))
-                running[slot] = TrialProcess(trial, command, _environment(slot, jobs))
+                running[slot] = TrialProcess(trial, command, _environment(slot, jobs), start)
                 say(f"trial {trial.number} runs: {' '.join(trial.settings)}")
             if not running and (stop.signum is not None or not study.is_waiting()):
                 return

@@ -11,6 +11,7 @@ from typing import Any
 from prototrain.errors import PrototrainError
 from prototrain.system.code_paths import OURS, STANDARD_LIBRARY, is_installed
 from prototrain.system.graphs import all_operations
+from prototrain.system.terminal import one_line
 
 _FRAMEWORK = re.compile(r"[/\\](site|dist)-packages[/\\](absl|keras|tensorflow|wrapt)[/\\]|__autograph_generated_file")
 _HEADLINE = "Traceback (most recent call last):"
@@ -36,6 +37,15 @@ def format_error(error: BaseException) -> str:
             link.stack = traceback.StackSummary.from_list(own)
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return "".join(whole.format())
+
+
+def for_terminal(error: Exception) -> str:
+    """What a program writes to its error stream when it ends with an error: one line for what the user has to know."""
+    if isinstance(error, PrototrainError):
+        inside = python_in_graph(error.__cause__) or ""
+        return f"{inside}prototrain: error: {one_line(' '.join(str(error).splitlines()))}\n"
+    asked = out_of_memory(error)  # of the user's code, or a bug of ours
+    return format_error(error) if asked is None else f"prototrain: error: out of memory: {one_line(asked)}\n"
 
 
 def python_in_graph(error: BaseException | None) -> str | None:

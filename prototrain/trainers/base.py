@@ -392,6 +392,10 @@ class Trainer:
         """Further tables for the start of a run."""
         return []
 
+    def attempt_facts(self) -> dict[str, Any]:
+        """What run.json is to say of the present attempt from its start, as attributes of `Attempt`."""
+        return {"total_steps": None if self.is_endless else self.total_steps}
+
     def provenance(self) -> dict[str, Any]:
         """What must not change between a run and its bit-exact continuation, as JSON can hold it, by name."""
         return self.session.provenance()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -16,6 +16,8 @@ import tensorflow as tf
 from prototrain.cluster import COLLECTIVES, Left, connect, find_cluster, own_link
 from prototrain.cluster.agreement import WORD_SECONDS, Agreement, LeavingTogether
 from prototrain.cluster.call_watch import CallWatch
+from prototrain.cluster.shared_directory import require_shared
+from prototrain.cluster.supervision import own_supervision
 from prototrain.errors import ClusterError, ConfigError, ExperimentError, NonFiniteError, StepError, StopTraining
 from prototrain.experiment import Experiment
 from prototrain.step.compiled_call import CompiledCall
@@ -28,6 +30,7 @@ from prototrain.trainers.replicated import BatchMeaning, SyncTrainer
 from prototrain.trainers.step_plan import step_plan
 
 if TYPE_CHECKING:
+    from prototrain.callbacks.base import Callback
     from prototrain.model import ModelProtocol
     from prototrain.model.built import BuiltModel
 
@@ -97,9 +100,10 @@ class Backup:
 class MultiWorkerTrainer(SyncTrainer):
     """Trains with several processes at once, each with its own GPUs (or CPU): averaged gradients, the same weights.
 
-    Start one process per worker with the same command. ``TF_CONFIG`` or Slurm's variables say who is who. All workers
-    read the same data and each takes its part of every batch; only the chief, which is the first worker, writes. The
-    experiment directory must be one that all workers can read, or a run cannot be resumed.
+    ``prototrain run --workers N`` and `prototrain.cluster.run` start the processes. Or start one per worker with the
+    same command, where ``TF_CONFIG`` or Slurm's variables say who is who. All workers read the same data and each takes
+    its part of every batch; only the chief, which is the first worker, writes. The experiment directory must be one
+    that all workers can read, which is tried before the first step.
 
     Args:
         model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
@@ -128,9 +132,11 @@ class MultiWorkerTrainer(SyncTrainer):
             raise ConfigError(f"reduction must be {', '.join(COLLECTIVES)}, not {reduction!r}")
         timeout = model.config["trainer.cluster_timeout"]
         strategy, self.worker = connect(reduction, timeout=timeout)
-        self._link = own_link()
+        self._link, self._supervision = own_link(), own_supervision()
         self._link.limits.silence, self._link.limits.stall = timeout, model.config["trainer.stall_timeout"]
         self._parted, self._ended = False, None
+        self._has_told = False  # those who have started this worker that it trains
+        self._share_out(model, strategy.num_replicas_in_sync // self.worker.count, batch)
         first_tower = strategy.num_replicas_in_sync // self.worker.count * self.worker.index
         placement = Placement(strategy, first_tower=first_tower)
         self._agreement = Agreement(self._link)
@@ -160,12 +166,20 @@ class MultiWorkerTrainer(SyncTrainer):
     def leads(cls) -> bool:
         return find_cluster()[1].is_chief
 
+    def train(
+        self, callbacks: Iterable[Callback] = (), *, resume: bool = True, fresh: bool = False, **more: Any
+    ) -> None:
+        # What was begun afresh by a group of workers is gone on with by the next one.
+        goes_on = self._supervision is not None and self._supervision.group.goes_on
+        super().train(callbacks, resume=resume or goes_on, fresh=fresh and not goes_on, **more)
+
     @contextmanager
     def _around_run(self) -> Iterator[None]:
         self._parted, self._ended, planned = False, None, self.total_steps
+        self._has_told = False
         with LeavingTogether(self._link), self._agreement.failing_together():
             # Nobody looks for a checkpoint before the chief has cleared the directory.
-            self._link.exchange("the start of the training", None)
+            require_shared(self._link, self.experiment, is_chief=self.is_chief)
         error: BaseException | None = None
         try:
             with super()._around_run():
@@ -177,6 +191,8 @@ class MultiWorkerTrainer(SyncTrainer):
             self._part(planned, error)
 
     def run_steps(self, n: int) -> int:
+        if not self._has_told:
+            self._tell_of_start()
         agreed = self._agree(min(n, self.call.longest))
         self._backup.take()
         self._begun.assign(self.global_step)
@@ -199,7 +215,21 @@ class MultiWorkerTrainer(SyncTrainer):
             self._link.fail(in_one_line(error))
             raise
         self._ended = self.global_step if steps < agreed else None
+        if self._supervision is not None and self._supervision.group.stall_timeout is not None:
+            self._link.limits.stall = self._supervision.group.stall_timeout  # now that the step is traced
         return steps
+
+    def go_to(
+        self,
+        step: int,
+        *,
+        epoch_num: int | None = None,
+        outputs: Mapping[str, Any] | None = None,
+        is_whole: bool = True,
+    ) -> None:
+        super().go_to(step, epoch_num=epoch_num, outputs=outputs, is_whole=is_whole)
+        if self._supervision is not None and self._has_told:
+            self._supervision.step = step
 
     def make_call(self) -> CompiledCall:
         # Several workers have no step that is seen alone: its graph would be another one on each of them.
@@ -224,13 +254,50 @@ class MultiWorkerTrainer(SyncTrainer):
             super().log(text)
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "workers": self.worker.count}
+        rows = {**super().describe(), "workers": self.worker.count}
+        if self._supervision is None:
+            return rows
+        group = self._supervision.group
+        if group.workers < group.wanted:
+            rows["workers"] = f"{group.workers} of {group.wanted}, with the same global batch"
+        if group.cause is None:
+            return rows
+        again = {"started again": f"restart {group.restarts}: {group.cause}"}
+        return {"workers": rows["workers"], "start": rows["start"], **again}  # the rest has been said
+
+    def describe_more(self) -> list[str]:
+        is_again = self._supervision is not None and self._supervision.group.cause is not None
+        return [] if is_again else super().describe_more()
+
+    def attempt_facts(self) -> dict[str, Any]:
+        facts = {**super().attempt_facts(), "workers": self.worker.count}
+        if self._supervision is not None:
+            facts |= {"restarts": self._supervision.group.restarts, "cause": self._supervision.group.cause}
+        return facts
 
     def provenance(self) -> dict[str, Any]:
         return {**super().provenance(), "workers": self.worker.count}
 
     def _save_if_asked(self) -> None:
         pass  # which only the chief can do, whoever was asked: see `_agree`
+
+    # -- whoever has started this worker ------------------------------------------------------------------------------
+
+    def _share_out(self, model: ModelProtocol, towers: int, batch: BatchMeaning) -> None:
+        """Say with how many workers a step can be done."""
+        if self._supervision is None:
+            return
+        parts = model.config["model.batch_size"] // (towers * model.config["model.accumulate_steps"])
+        self._supervision.shares = parts if batch == "global" else self._supervision.group.wanted
+
+    def _tell_of_start(self) -> None:
+        self._has_told = True
+        if self._supervision is None:
+            return
+        self._supervision.step = self.global_step
+        if self.is_chief:
+            self.monitors.put_scalar("cluster/restarts", self._supervision.group.restarts)
+            self.monitors.put_scalar("cluster/workers", self.worker.count)
 
     # -- agreeing -----------------------------------------------------------------------------------------------------
 

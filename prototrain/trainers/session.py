@@ -122,12 +122,9 @@ class Session:
                 experiment.unlock()
                 raise
             self.stopped_by = None
-            self._record = RunRecord(
-                experiment.record,
-                self._trainer.log,
-                total_steps=None if self._trainer.is_endless else self._trainer.total_steps,
-                changes=None if (config := self._config()) is None else config.changes(),
-            )
+            changes = None if (config := self._config()) is None else config.changes()
+            facts = self._trainer.attempt_facts()
+            self._record = RunRecord(experiment.record, self._trainer.log, changes=changes, **facts)
         return self
 
     def _write_start(self, experiment: Experiment) -> None:

@@ -43,6 +43,16 @@ link.recv_bytes()
 """
 
 
+class NotPreloaded:
+    """In place of the server that forks trials: starts each as a program of its own."""
+
+    def start(self, function: str, *arguments: Any, **about: Any) -> Any:
+        return processes.new_interpreter(*arguments, **about)
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.mark.parametrize("command", RUN[:2])
 def test_the_commands_print_what_is_shown(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -52,6 +62,7 @@ def test_the_commands_print_what_is_shown(
     script.chmod(0o755)
     with monkeypatch.context() as patch:
         patch.setattr(processes.sys, "executable", str(script))
+        patch.setattr(api, "Preloaded", NotPreloaded)
         assert main(shlex.split(command)) == 0
     printed = capsys.readouterr().out.splitlines()
     shown = re.split(r"^(?=\$|```)", PAGE.partition(f"$ prototrain {command}\n")[2], flags=re.MULTILINE)[0].splitlines()

@@ -1,0 +1,74 @@
+"""`prototrain run --workers N`: the same command in several processes, which are watched."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from functools import partial
+from typing import Any
+
+from prototrain.cluster.supervision import own_supervision
+from prototrain.cluster.supervisor import run
+from prototrain.commands.arguments import confirm
+from prototrain.errors import ConfigError
+
+OPTIONS = ("cluster", "gpus_per_worker", "max_restarts", "min_workers", "stall_timeout")
+_TRAINER = "prototrain.trainers.multi_worker:MultiWorkerTrainer"
+
+
+def start_workers(options: argparse.Namespace) -> None:
+    """Do what `prototrain run` with these options is asked for, in processes of their own.
+
+    Raises:
+        ClusterError: they have failed.
+        ConfigError: the options do not fit together.
+    """
+    if options.model is None and options.repeats is None:
+        options.wrong_usage("the following arguments are required: model, or --from EXPERIMENT")
+    for name in ("debug", "towers", "report_to", "fast_dev_run"):
+        if getattr(options, name):
+            options.wrong_usage(f"--{name.replace('_', '-')} cannot be had together with --workers")
+    if options.min_workers is not None and options.min_workers > options.workers:
+        options.wrong_usage(f"--min-workers {options.min_workers} is more than --workers {options.workers}")
+    what = options.repeats or options.model
+    if options.fresh and not options.yes and not confirm(f"delete what earlier runs of {what} have left?"):
+        raise ConfigError("nothing was deleted, so there is no fresh start")
+    chosen = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
+    cluster = chosen.pop("cluster", None) or os.environ.get("RAY_ADDRESS") or None
+    run(partial(_work, _arguments(options)), workers=options.workers, cluster=cluster, **chosen)
+
+
+def check_trainer(trainer: type[Any]) -> None:
+    """Check, in a worker, that a trainer is one for several.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if own_supervision() is None:
+        return
+    from prototrain.trainers.multi_worker import MultiWorkerTrainer
+
+    if not issubclass(trainer, MultiWorkerTrainer):
+        raise ConfigError(f"--workers: {trainer.__name__} is for one process; derive it from MultiWorkerTrainer")
+
+
+def _arguments(options: argparse.Namespace) -> list[str]:
+    """What stands behind `prototrain` for a single worker."""
+    words = ["run"] if options.model is None else ["run", options.model]
+    words += [] if options.repeats is None else ["--from", options.repeats]
+    words += [] if options.config is None else ["-c", options.config]
+    words += [word for setting in options.set for word in ("-s", setting)]
+    for name in ("limit_batches", "overfit_batches"):
+        words += [] if getattr(options, name) is None else [f"--{name.replace('_', '-')}", getattr(options, name)]
+    words += ["--fresh", "--yes"] if options.fresh else []
+    words += ["--allow-changed-data"] if options.allow_changed_data else []
+    return [*words, "--trainer", options.trainer or _TRAINER]
+
+
+def _work(arguments: list[str]) -> None:
+    from prototrain.commands import run as command
+
+    parser = argparse.ArgumentParser(prog="prototrain")
+    command.add(parser.add_subparsers())
+    options = parser.parse_args(arguments)
+    options.command(options)
