@@ -34,7 +34,7 @@ from benchmarks.storm import compare
 LONGEST: Final = 60.0  # seconds that a command may take
 STEPS: Final = 60
 BEGUN: Final = 32  # steps that are made before an attack
-KINDS: Final = ("iterator", "run_step", "keras")
+KINDS: Final = ("iterator", "run_step", "keras", "async", "estimator")
 SIGNALS: Final = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGXCPU", "SIGQUIT", "SIGKILL", "SIGSTOP")
 PRECIOUS: Final = ("precious.txt", ".tmp-precious", ".old-precious", "meta.json")  # beside the experiments
 UNTOUCHED: Final = "not to be touched\n"

@@ -183,6 +183,19 @@ def _pair(example: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
     return example["images"], example["labels"]
 
 
+def train_estimator(directory: Path, steps: int) -> None:
+    """The same layers in a `model_fn`."""
+    from prototrain.estimator import Estimator, EstimatorSpec, ModeKeys, OptimizerSpec, RunConfig
+
+    def model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> EstimatorSpec:
+        net = build({"images": features, "labels": labels}, mode == ModeKeys.TRAIN)
+        return EstimatorSpec(mode, loss=net.loss, train_op=OptimizerSpec(keras.optimizers.Adam(0.01)))
+
+    estimator = Estimator(model_fn, directory, config=RunConfig(save_checkpoints_steps=15, save_summary_steps=5))
+    estimator.train(lambda: trn("iterator").map(_pair), max_steps=steps)
+    print(f"finished at step {steps}")
+
+
 def make_trainer(kind: str, directory: Path, steps: int) -> Trainer:
     """The trainer of a kind."""
     if kind == "keras":
@@ -209,13 +222,20 @@ def make_trainer(kind: str, directory: Path, steps: int) -> Trainer:
         from prototrain.trainers.replicated import SyncReplicatedTrainer
 
         return SyncReplicatedTrainer(model, towers="cpu:2", experiment=directory)
+    if kind == "async":
+        from prototrain.trainers.async_towers import AsyncTrainer
+
+        return AsyncTrainer(model, towers="cpu:2", experiment=directory)
     return SimpleTrainer(model, experiment=directory)
 
 
 def main() -> None:
     """Run, or go on with, the run that the arguments name: kind, directory, steps."""
     kind, directory, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    if kind == "towers":
+    if kind == "estimator":
+        train_estimator(directory, steps)
+        return
+    if kind in ("towers", "async"):
         make_cpu_devices(2)
     trainer = make_trainer(kind, directory, steps)
     schedule = [] if kind in ("run_step", "keras") else [LearningRate(lambda step: 0.01 * 0.9 ** (step / 100))]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import tensorflow as tf
@@ -46,7 +47,7 @@ _ANSWERS: dict[str, Callable[[BuildCall, str | None], list[Any]]] = {
 
 def _is_asked_for_gradients() -> bool:
     """Whether TensorFlow itself asks, which looks for variables that a custom gradient may have made."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     for _ in range(6):  # through functions that ask for it
         if frame is not None and frame.f_globals.get("__name__") == tf.custom_gradient.__module__:
             return True
