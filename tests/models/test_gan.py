@@ -15,7 +15,7 @@ from models.gan.trainer import GANTrainer, tiled
 from prototrain import ModelDict, load_model
 from prototrain.cli import main
 from prototrain.errors import ConfigError, ModelError, NonFiniteError
-from prototrain.trainers.tower import rate
+from prototrain.trainers.optimization import rate
 from tests.models.exact import assert_resumes_exactly, bits, train
 from tests.tiny import tiny_config
 
