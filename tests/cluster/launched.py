@@ -43,7 +43,9 @@ def act(directory: str, script: list[dict[str, Any]]) -> None:
             time.sleep(0.02)
         raise ClusterError("another worker failed")
     if what == "wait":
-        time.sleep(300)  # until it is ended
+        while not mark.exists():  # or a signal comes
+            time.sleep(0.02)
+        raise ClusterError("another worker failed")
     if what == "done":
         return
     time.sleep(0.7)  # for a beat that says where it is

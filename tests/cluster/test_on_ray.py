@@ -1,17 +1,74 @@
-"""Workers on a Ray cluster: what is wrong before any has started."""
+"""Workers on a Ray cluster of two nodes on this machine, one of which is lost and comes back."""
 
 from __future__ import annotations
 
+import re
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from prototrain.errors import ClusterError, ConfigError
-from tests.cluster.test_supervisor import run
+from tests.cluster.test_supervisor import none_is_left, run
+from tests.preloaded import Program
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own
+
+SCRIPT = """
+import sys
+from functools import partial
+from prototrain import cluster
+from prototrain.cluster import on_ray
+from tests.cluster import launched
+
+on_ray.ROOM_SECONDS = 2.0
+script = [{"0": ("wait", 3), "1": ("wait", 3)}]
+if __name__ == "__main__":
+    cluster.run(partial(launched.act, sys.argv[1], script), workers=2, min_workers=1, cluster=sys.argv[2])
+"""
+
+
+@pytest.fixture
+def nodes() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    made.add_node(num_cpus=1)
+    yield made
+    made.shutdown()
+
+
+def test_a_node_that_is_lost_and_comes_back(tmp_path: Path, nodes: Any) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    program = Program([str(tmp_path / "script.py"), str(tmp_path), nodes.address], cwd=Path.cwd())
+    late = threading.Timer(150, program.send_signal, [9])
+    late.start()
+    seen = []
+    for line in program.stdout:
+        seen.append(line.strip())
+        if re.match("group 0 of 2", line):
+            while len((tmp_path / "pids").read_text().splitlines()) < 2:
+                time.sleep(0.1)  # the other one is still being started
+            nodes.remove_node(nodes.list_all_nodes()[1], allow_graceful=False)
+            (tmp_path / "acted-0").touch()  # whoever is left hears of it by its connections
+        elif re.match("group 1 of 1", line):
+            nodes.add_node(num_cpus=1)
+        elif re.match("group 1 of 2", line):
+            program.send_signal(15)
+    late.cancel()
+    assert program.wait(20) == 143, seen
+    text = "\n".join(seen)
+    # Who is left may be the first to end.
+    assert re.search("(is lost with its machine.*|: another worker failed); starting all workers again", text)
+    assert f"there is room for 1 of 2 workers on {nodes.address}; going on with them" in text
+    assert "group 1 of 1, because worker " in text
+    assert "group 1 of 2, because there is room for all 2 workers again" in text
+    assert none_is_left(tmp_path)
 
 
 def test_there_is_no_cluster(tmp_path: Path) -> None:
