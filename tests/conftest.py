@@ -24,6 +24,7 @@ make_cpu_devices(4)
 # Under nohup, and in a shell's background, these signals are ignored: runs and children would keep to that, and tests
 # that send one would wait for ever.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent

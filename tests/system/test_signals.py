@@ -228,10 +228,7 @@ def test_a_child_of_a_run_in_a_run_gets_its_own_signals(signum: int) -> None:
     def end_one() -> None:
         child = fork(wait_for_ever)
         os.kill(child, signum)  # at once: it may not even have begun to run
-        again = threading.Timer(10, os.kill, [child, signum])  # Python forgets one that comes while it forks
-        again.start()
         codes.append(code_of(child))
-        again.cancel()
 
     # The outer one takes the signals first although it is made last.
     inner = CountingTrainer()
