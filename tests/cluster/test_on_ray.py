@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import threading
 import time
@@ -37,10 +38,12 @@ if __name__ == "__main__":
 def nodes() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
+    handler = signal.getsignal(signal.SIGTERM)
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     made.add_node(num_cpus=1)
     yield made
     made.shutdown()
+    signal.signal(signal.SIGTERM, handler)  # Ray has taken it, and keeps it
 
 
 def test_a_node_that_is_lost_and_comes_back(tmp_path: Path, nodes: Any) -> None:
