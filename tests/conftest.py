@@ -31,8 +31,8 @@ ROOT = Path(__file__).parent.parent
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Half as many workers again as there are processors: many tests wait for processes that they have started."""
-    return (os.cpu_count() or 2) * 3 // 2
+    """Two workers for each processor: many tests wait for processes that they have started."""
+    return (os.cpu_count() or 2) * 2
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -84,6 +84,7 @@ class Key:
         signs = ((">=", self.minimum), (">", self.above), ("<=", largest), ("<", self.below))
         bounds = " and ".join(f"{sign} {bound}" for sign, bound in signs if bound is not None)
         words = {
+            "bool": " or ".join(("bool", *self.choices)),
             "str": " or ".join(self.choices) or "str",
             "function": 'function or "module:name"',
             "optimizer": f'{", ".join(self.choices)}, a Keras optimizer, a factory, or "module:name" of a factory',
@@ -154,7 +155,7 @@ SCHEMA: Final[dict[str, Key]] = {
     "model.batch_size": Key(type="int", required=True, minimum=1),
     "model.num_steps": Key(type="int", required=True, minimum=0),
     "model.accumulate_steps": Key(type="int", default=1, minimum=1),
-    "model.jit_compile": Key(type="bool", default=False),
+    "model.jit_compile": Key(type="bool", default=False, choices=("auto",)),
     "model.mixed_precision": Key(type="str", default=None, choices=("mixed_bfloat16", "mixed_float16")),
     "model.trainable_variables.filter_fn": _FUNCTION,
     "model.trainable_variables.filter_regex": _REGEX,
@@ -256,7 +257,7 @@ def _convert(kind: str, spec: Key, value: Any) -> Any:
         elements = [_convert(kind[5:-1], spec, x) for x in value] if isinstance(value, (list, tuple)) else [UNSET]
         return UNSET if any(x is UNSET for x in elements) else elements
     if kind == "bool":
-        return value if isinstance(value, bool) else UNSET
+        return value if isinstance(value, bool) or (isinstance(value, str) and value in spec.choices) else UNSET
     if kind == "str":
         return value if isinstance(value, str) and (not spec.choices or value in spec.choices) else UNSET
     if kind == "int":

@@ -41,6 +41,7 @@ class Attempt:
         workers: how many processes trained together; None for one by itself.
         restarts: how often these were started again before, if something saw to that.
         cause: why they were started again the last time.
+        jit_compile: whether XLA was on, where the run has measured which is faster.
     """
 
     started: float
@@ -58,6 +59,7 @@ class Attempt:
     workers: int | None = None
     restarts: int | None = None
     cause: str | None = None
+    jit_compile: bool | None = None
 
 
 class RunRecord:
@@ -79,9 +81,9 @@ class RunRecord:
         self._began = time.monotonic()
         self._lock = threading.Lock()
 
-    def begin(self, *, first_step: int, start: str) -> None:
-        """Leave word that the run is under way."""
-        self._note(first_step=first_step, start=start)
+    def begin(self, *, first_step: int, start: str, **facts: Any) -> None:
+        """Leave word that the run is under way; `facts` are what else is known by then, as attributes of `Attempt`."""
+        self._note(first_step=first_step, start=start, **facts)
 
     def note_save(self) -> None:
         """Leave word that there is a checkpoint; in any thread. Only the first one has to be noted."""

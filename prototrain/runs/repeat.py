@@ -88,6 +88,9 @@ class Repeat:
         directory = directory if directory.name not in ("", "..") else directory.resolve()
         config["trainer.experiment_base_dir"] = str(directory.parent)
         config["trainer.experiment_name"] = f"{directory.name}-repeat"
+        measured = [one.jit_compile for one in read_attempts(self._experiment.record) if one.jit_compile is not None]
+        if config["model.jit_compile"] == "auto" and measured:
+            config["model.jit_compile"] = measured[-1]  # another measurement could turn out otherwise
 
     def check_directory(self, config: Config) -> None:
         """Check that a config does not name the run itself.

@@ -161,7 +161,7 @@ class Trainer:
                 with self.setup_scope():
                     self.callbacks.setup()
                 self.session.restore(resume)
-                self.session.record_start()
+                self.session.record_start(self.measure())
                 self.step_is_whole, self._is_rejected = True, False
                 self.log(opening(self))
                 self.callbacks.before_train()
@@ -399,6 +399,15 @@ class Trainer:
     def provenance(self) -> dict[str, Any]:
         """What must not change between a run and its bit-exact continuation, as JSON can hold it, by name."""
         return self.session.provenance()
+
+    def measure(self) -> dict[str, bool]:
+        """Find out, before the first step, what the run goes by from here on; called where a resume has restored what
+        an earlier part of it has found.
+
+        Returns:
+            what run.json is to say of it, as attributes of `Attempt`.
+        """
+        return {}
 
     def fitted_to(
         self, saved: Mapping[str, Mapping[str, Any]], provenance: Mapping[str, Any]

@@ -117,6 +117,7 @@ class MultiWorkerTrainer(SyncTrainer):
         ClusterError: a worker has not come in time, or has failed.
     """
 
+    measures_xla = False  # each worker would measure something else
     stop: AgreedStop
     _ended: int | None  # the step behind which the last call met the end of the data
 

@@ -34,6 +34,8 @@ class OwnPaceTrainer(TowerTrainer):
         order_of_updates: the order in which the updates come, by a name that no other run has.
     """
 
+    measures_xla = False
+
     def __init__(
         self,
         model: ModelProtocol,

@@ -199,10 +199,10 @@ class Session:
 
     # -- what became of the run, for others ---------------------------------------------------------------------------
 
-    def record_start(self) -> None:
-        """Leave word in run.json of where the run goes on from, and that it is under way."""
+    def record_start(self, measured: Mapping[str, bool]) -> None:
+        """Leave word in run.json of where the run goes on from, that it is under way, and what was measured for it."""
         if self._record is not None:
-            self._record.begin(first_step=self._trainer.global_step, start=self.resume_line())
+            self._record.begin(first_step=self._trainer.global_step, start=self.resume_line(), **measured)
 
     def _record_end(self, error: BaseException | None) -> None:
         state: State = "finished"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from prototrain.checkpoint.best import best_checkpoint
 from prototrain.data.batches import check_divides
-from prototrain.errors import CheckpointError
+from prototrain.errors import CheckpointError, ConfigError
 from prototrain.experiment import Experiment
 from prototrain.model.built import BuiltModel
 from prototrain.model.net import check_net, scalars
@@ -42,6 +42,7 @@ from prototrain.trainers.python_steps import NOT_RECORDED
 from prototrain.trainers.registered_optimizers import RegisteredOptimizers
 from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.step_plan import step_plan
+from prototrain.trainers.xla_choice import XlaChoice
 
 if TYPE_CHECKING:
     from prototrain.checkpoint.weight_sources import Source
@@ -79,6 +80,7 @@ class TowerTrainer(Trainer):
 
     takes_towers = False  # whether the constructor has an argument `towers`
     takes_other_optimizers = False  # whether a resume goes on with one for which there are other variables
+    measures_xla = True  # whether it can find out what XLA is worth, for ``model.jit_compile = "auto"``
     repeats_data = True  # whether training data with an end begins anew there, or ends the training
     config: Config
     datasets: dict[str, tf.data.Dataset]
@@ -121,6 +123,9 @@ class TowerTrainer(Trainer):
         if self.loss_scale is not None:
             self.state.update(self.loss_scale.variables())
         self.state.update(self.built.separate_towers())
+        self._xla = XlaChoice(self.config["model.jit_compile"], self.log)
+        if self._xla.is_measured and not self.measures_xla:
+            raise ConfigError(f'model.jit_compile: {type(self).__name__} cannot measure for "auto"; say true or false')
         self._stop_variable = StopVariable()
         self._call: CompiledCall | None = None
         self._has_looked = False
@@ -150,6 +155,17 @@ class TowerTrainer(Trainer):
         Returns:
             scalar tensors by name.
         """
+        trace = tower_trace()
+        outputs, gradients = self._compute(inputs, self._xla.is_on and not (trace is not None and trace.is_watched))
+        variables = self.trainable.values()
+        self.apply_gradients(list(zip(gradients, variables, strict=True)), loss=outputs["loss_total"])
+        outputs["learning_rate"] = tf.convert_to_tensor(self.optimizer.learning_rate)
+        if self.loss_scale is not None:
+            outputs["loss_scale"] = tf.convert_to_tensor(self.loss_scale.scale)
+        return outputs
+
+    def _compute(self, inputs: dict[str, Any], with_xla: bool) -> tuple[dict[str, Any], list[Any]]:
+        """The forward pass of one tower's batch, and the gradients; traced."""
         variables = list(self.trainable.values())
 
         def compute(inputs: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
@@ -166,15 +182,24 @@ class TowerTrainer(Trainer):
                 outputs["loss_total"] = loss
             return outputs, self.gradients(tape, loss, variables)
 
-        trace = tower_trace()
-        if self.config["model.jit_compile"] and not (trace is not None and trace.is_watched):
+        if with_xla:
             compute = tf.function(compute, autograph=False, jit_compile=True)
-        outputs, gradients = over_micro_batches(compute, inputs, self.config["model.accumulate_steps"])
-        self.apply_gradients(list(zip(gradients, variables, strict=True)), loss=outputs["loss_total"])
-        outputs["learning_rate"] = tf.convert_to_tensor(self.optimizer.learning_rate)
-        if self.loss_scale is not None:
-            outputs["loss_scale"] = tf.convert_to_tensor(self.loss_scale.scale)
-        return outputs
+        return over_micro_batches(compute, inputs, self.config["model.accumulate_steps"])
+
+    def measure(self) -> dict[str, bool]:
+        """For ``model.jit_compile = "auto"``, find out whether XLA pays, unless an earlier part of the run has."""
+        if not self.is_compiled or self.has_own_train_step:
+            self._xla.leave_off(f"{type(self).__name__} has a step of its own")
+
+        def form(with_xla: bool) -> Callable[[Any], Any]:
+            def one_tower(inputs: dict[str, Any]) -> Any:
+                outputs, gradients = self._compute(inputs, with_xla)
+                return [*filter(lambda gradient: gradient is not None, gradients), outputs["loss_total"]]
+
+            return lambda batch: self.placement.local_results(self.placement.run(one_tower, batch))
+
+        self._xla.measure(form, self.data.first_batch)
+        return self._xla.recorded()
 
     def run_step(self) -> Mapping[str, Any] | None:
         """Do one compiled step. An override is called for every step, in Python, in place of the compiled call."""
@@ -463,6 +488,7 @@ class TowerTrainer(Trainer):
     def fitted_to(
         self, saved: Mapping[str, Mapping[str, Any]], provenance: Mapping[str, Any]
     ) -> AbstractContextManager[None]:
+        self._xla.recall(provenance)
         made_with = provenance.get("optimizers") or {}
         weights = self.built.frozen | dict.fromkeys(self.trainable, True)
         return self._optimizers.fitted_to(saved, weights, made_with, others=self.takes_other_optimizers)
@@ -493,7 +519,7 @@ class TowerTrainer(Trainer):
         return list(dict.fromkeys([*([source] if source else []), *super().sources()]))
 
     def provenance(self) -> dict[str, Any]:
-        return {**super().provenance(), **self.built.provenance(), **self._optimization}
+        return {**super().provenance(), **self.built.provenance(), **self._optimization, **self._xla.recorded()}
 
     def origin(self) -> dict[str, Any]:
         found, model = super().origin(), self.built.origin()

@@ -67,8 +67,7 @@ def make_trainer(network: Network, towers: int) -> TowerTrainer:
     return SimpleTrainer(model) if towers == 1 else SyncReplicatedTrainer(model, devices)
 
 
-@pytest.mark.parametrize("towers", [1, 2])
-@pytest.mark.parametrize("inline", [True, False], ids=["inline", "attributes"])
+@pytest.mark.parametrize(("inline", "towers"), [(True, 1), (False, 2)], ids=["inline-1", "attributes-2"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_it_learns_what_it_learns_in_keras(name: str, inline: bool, towers: int) -> None:
     if name == "dropout" and towers > 1:

@@ -56,8 +56,7 @@ def recurrence(x: Any) -> Any:
     return keras.layers.LSTM(5, name="lstm")(keras.layers.Embedding(7, 3, name="embedding")(words))
 
 
-@pytest.mark.parametrize("layers", [convolutions, recurrence])
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(("layers", "parts"), [(convolutions, 1), (recurrence, 2)])
 def test_a_step_alone_has_the_bits_of_one_in_a_long_call(layers: Any, parts: int) -> None:
     def build(inputs: Any, train_phase: bool) -> Any:
         return tiny_build({**inputs, "x": layers(inputs["x"])}, train_phase)
@@ -70,7 +69,7 @@ def test_a_step_alone_has_the_bits_of_one_in_a_long_call(layers: Any, parts: int
     assert ends[0] == ends[1]
 
 
-@pytest.mark.parametrize("stops", [[7], [1, 2, 19], [5, 10, 15]])
+@pytest.mark.parametrize("stops", [[7], [1, 2, 19]])
 def test_a_resumed_run_does_not_differ_in_a_bit(stops: list[int], reference: dict[str, bytes], tmp_path: Path) -> None:
     losses = Losses()
     for end in [*stops, 20]:
@@ -136,8 +135,7 @@ def numbered_datasets() -> dict[str, tf.data.Dataset]:
     return {"trn": tf.data.Dataset.from_tensor_slices({**arrays, **numbers}).batch(8)}
 
 
-@pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize("gradient_only", [False, True])
+@pytest.mark.parametrize(("gradient_only", "alone"), [(False, False), (True, True)])
 def test_a_step_that_is_not_finite_changes_nothing(gradient_only: bool, alone: bool, tmp_path: Path) -> None:
     model = tiny_model(build=poisoned(8, gradient_only=gradient_only), datasets=numbered_datasets)
     whole = SimpleTrainer(tiny_model(build=tiny_build, datasets=numbered_datasets))

@@ -14,7 +14,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from prototrain import ModelDict
 from prototrain.callbacks import JSONWriter, SaveOnExit, StopOnNaN, Summaries, TensorBoardWriter, Validation
 from prototrain.errors import CallbackError
-from tests.tiny import CountingTrainer, Losses, tiny_build, tiny_datasets, tiny_trainer, values
+from tests.tiny import CountingTrainer, tiny_build, tiny_datasets, tiny_trainer, values
 
 
 def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
@@ -51,14 +51,12 @@ def test_what_the_model_gives_is_recorded_at_the_interval(every: int, experiment
     assert [step for step, _ in trainer.monitors.history("trn/largest")] == steps
 
 
-@pytest.mark.parametrize("more", [{}, {"model__accumulate_steps": 2}])
-def test_the_run_is_the_same_bit_for_bit(more: dict[str, Any]) -> None:
-    trainers = [tiny_trainer(build=build, **more) for _ in range(4)]
+def test_the_run_is_the_same_bit_for_bit() -> None:
+    trainers = [tiny_trainer(build=build, model__accumulate_steps=2) for _ in range(3)]
     trainers[0].train([], max_steps=20)
     trainers[1].train([Summaries().every(steps=3)], max_steps=20)
     trainers[2].train([Summaries().every(steps=1), StopOnNaN()], max_steps=20)
-    trainers[3].train([Losses()], max_steps=20)
-    assert values(trainers[0]) == values(trainers[1]) == values(trainers[2]) == values(trainers[3])
+    assert values(trainers[0]) == values(trainers[1]) == values(trainers[2])
 
 
 def test_a_run_whose_data_ends_and_begins_anew(experiment: Path) -> None:

@@ -41,17 +41,18 @@ def kept(experiment: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("how", "raised"),
+    ("trainer", "how", "raised"),
     [
-        (StopTraining, None),
-        (RuntimeError, RuntimeError),
-        (KeyboardInterrupt, KeyboardInterrupt),
-        (signal.SIGINT, KeyboardInterrupt),
-        (signal.SIGTERM, SystemExit),
+        (CountingTrainer, StopTraining, None),
+        (CountingTrainer, RuntimeError, RuntimeError),
+        (CountingTrainer, KeyboardInterrupt, KeyboardInterrupt),
+        (CountingTrainer, signal.SIGINT, KeyboardInterrupt),
+        (CountingTrainer, signal.SIGTERM, SystemExit),
+        (tiny_trainer, RuntimeError, RuntimeError),
+        (tiny_trainer, signal.SIGTERM, SystemExit),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
-@pytest.mark.parametrize("trainer", [CountingTrainer, tiny_trainer])
 def test_callbacks_and_signals(experiment: Path, trainer: Any, how: Any, raised: Any) -> None:
     first = trainer(experiment=experiment)
     if raised is None:

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from prototrain import Config, SimpleTrainer, SyncReplicatedTrainer
+from prototrain.callbacks import SaveOnExit
+from prototrain.errors import ConfigError
+from prototrain.runs.repeat import Repeat
+from prototrain.trainers.async_towers import AsyncTrainer
+from prototrain.trainers.xla_choice import XlaChoice
+from tests.tiny import tiny_build, tiny_model, tiny_trainer, values
+
+
+class Clock:
+    """Stands still, except that every second form that is timed takes longer or less long than the first."""
+
+    def __init__(self, without: float, with_xla: float) -> None:
+        # A call is looked at before and behind; two calls and a look at the budget are a round.
+        pauses = itertools.cycle([0.0, without, 0.0, with_xla, 0.0])
+        self._now, self._pauses = 0.0, itertools.chain([0.0], pauses)
+
+    def __call__(self) -> float:
+        self._now += next(self._pauses)
+        return self._now
+
+
+@pytest.mark.parametrize(
+    ("without", "with_xla", "chosen"), [(0.004, 0.002, True), (0.002, 0.004, False), (0.1, 0.098, False)]
+)
+def test_the_faster_form_is_chosen_unless_it_is_nearly_the_same(without: float, with_xla: float, chosen: bool) -> None:
+    counter, said = tf.Variable(0), list[str]()
+    choice = XlaChoice("auto", said.append, Clock(without, with_xla))
+    assert not choice.is_on and choice.recorded() == {}
+
+    def form(compiled: bool) -> Any:
+        return lambda batch: batch + tf.cast(counter.assign_add(1), tf.float32)
+
+    choice.measure(form, tf.constant(1.0))
+    assert choice.is_on is chosen and choice.recorded() == {"jit_compile": chosen}
+    assert int(counter) == 0, "what was tried leaves nothing behind"
+    assert said == [
+        f"model.jit_compile: auto turns XLA {'on' if chosen else 'off'}: the forward pass and the gradients take "
+        f"{with_xla * 1e3:.3g} ms with it and {without * 1e3:.3g} ms without"
+    ]
+
+
+def test_a_setting_is_not_measured_and_a_resume_keeps_what_was() -> None:
+    for setting in (True, False):
+        fixed = XlaChoice(setting, clock=lambda: pytest.fail("measured"))
+        fixed.recall({"jit_compile": not setting})
+        fixed.leave_off("anything")
+        assert fixed.is_on is setting and fixed.recorded() == {}
+    resumed = XlaChoice("auto", clock=lambda: pytest.fail("measured"))
+    resumed.recall({})
+    resumed.recall({"jit_compile": True})
+    resumed.measure(lambda compiled: pytest.fail("traced"), None)
+    assert resumed.is_on
+
+
+def test_a_run_is_the_same_as_without_and_its_resume_and_repeat_do_not_measure(
+    experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = tiny_trainer()
+    plain.train(max_steps=12)
+    for steps in (5, 12):
+        trainer = tiny_trainer(experiment, model__jit_compile="auto")
+        if steps == 5:
+            trainer._xla._clock = Clock(0.002, 0.004)
+        trainer.train([SaveOnExit()], max_steps=steps)
+        assert ("auto turns XLA" in capsys.readouterr().out) == (steps == 5)
+    assert trainer.session.resume_line() == "resumed at step 5, exact"
+    assert values(trainer) == values(plain)
+    assert [one["jit_compile"] for one in json.loads((experiment / "run.json").read_text())["parts"]] == [False, False]
+    environment = experiment / "environment.json"
+    content = json.loads(environment.read_text())
+    environment.write_text(json.dumps({**content, "trainer": "prototrain:SimpleTrainer", "model": "m", "modules": {}}))
+    repeated = Config()
+    Repeat(str(experiment)).configure(repeated)
+    assert repeated["model.jit_compile"] is False
+
+
+def test_a_model_that_xla_cannot_compile_and_a_step_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    def build(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
+        net = tiny_build(inputs, train_phase)
+        net["seen"] = tf.cast(tf.size(tf.strings.as_string(inputs["x"])), tf.float32)
+        return net
+
+    tiny_trainer(build=build, model__jit_compile="auto").train(max_steps=1)
+    assert "auto leaves XLA off, because it cannot compile this model" in capsys.readouterr().out
+
+    class Own(SimpleTrainer):
+        def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+            return super().train_step(inputs)
+
+    Own(tiny_model(model__jit_compile="auto")).train(max_steps=1)
+    assert "auto leaves XLA off, because Own has a step of its own" in capsys.readouterr().out
+
+
+def test_several_towers(capsys: pytest.CaptureFixture[str]) -> None:
+    keras.utils.clear_session(free_memory=False)
+    trainer = SyncReplicatedTrainer(tiny_model(model__jit_compile="auto"), 2)
+    before = values(trainer)
+    trainer.measure()
+    assert values(trainer) == before and "with it and" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match='AsyncTrainer cannot measure for "auto"; say true or false'):
+        AsyncTrainer(tiny_model(model__jit_compile="auto"), 2)
