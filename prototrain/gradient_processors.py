@@ -14,10 +14,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from prototrain.errors import ConfigError
+from prototrain.private_api.of_keras import KerasVariable
 
 Pair = tuple[Any, Any]
 """(gradient: tf.Tensor, tf.IndexedSlices or None; variable: tf.Variable or keras.Variable)."""
@@ -246,7 +246,7 @@ def _values(gradient: Any) -> tf.Tensor:
 
 def variable_name(variable: Any) -> str:
     """What regular expressions match: the name of a variable without the ``:0``."""
-    name = variable.path if isinstance(variable, keras.Variable) else variable.name
+    name = variable.path if isinstance(variable, KerasVariable) else variable.name
     return str(name).removesuffix(":0")
 
 

@@ -29,6 +29,7 @@ from prototrain.gradient_processors import (
     drop_missing,
     global_norm,
 )
+from prototrain.private_api.of_keras import adam_slots
 
 __all__ = [
     "Adam",
@@ -130,12 +131,13 @@ class Adam(keras.optimizers.Adam):  # type: ignore[misc]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Update one variable."""
-        if isinstance(gradient, tf.IndexedSlices) or self.amsgrad or variable.dtype not in ("float32", "float64"):
+        is_plain = not (isinstance(gradient, tf.IndexedSlices) or self.amsgrad)
+        slots = adam_slots(self, variable) if is_plain and variable.dtype in ("float32", "float64") else None
+        if slots is None:
             super().update_step(gradient, variable, learning_rate)
             return
         gradient = tf.cast(gradient, variable.dtype)
-        index = self._get_variable_index(variable)
-        mean, square = self._momentums[index].value, self._velocities[index].value
+        mean, square = (slot.value for slot in slots)
         _move_towards(mean, gradient, 1 - self.beta_1)
         _move_towards(square, tf.square(gradient), 1 - self.beta_2)
         # Without its slots being updated, this is `variable -= step_size * mean / (sqrt(square) + epsilon)`.

@@ -29,6 +29,57 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
 
+COMPATIBILITY = (
+    # Training, exact resumes, and the private names that these stand on.
+    "tests/test_private_api.py",
+    "tests/test_launch.py",
+    "tests/test_optimizers.py",
+    "tests/data/test_iterator_state.py",
+    "tests/data/test_knowledge.py",
+    "tests/data/test_pipeline.py",
+    "tests/data/test_stream.py",
+    "tests/model/test_sharing.py",
+    "tests/model/test_table_hooks.py",
+    "tests/step/test_compiled_call.py::test_callbacks_do_not_change_a_bit",
+    "tests/step/test_compiled_call.py::test_a_resumed_run_does_not_differ_in_a_bit",
+    "tests/step/test_compiled_call.py::test_optimizers_of_a_subclass_are_saved_and_resumed",
+    "tests/step/test_eager_caveats.py",
+    # Checkpoints.
+    "tests/checkpoint/",
+    # Callbacks.
+    "tests/callbacks/evaluation/test_validation.py::test_training_is_the_same_with_and_without",
+    "tests/callbacks/helping/test_keras_callback.py",
+    "tests/callbacks/hyperparameters/test_hyper_params.py",
+    "tests/callbacks/hyperparameters/test_learning_rate.py::test_each_step_has_its_rate_also_after_a_resume[adam]",
+    "tests/callbacks/monitors/test_tensorboard_writer.py",
+    "tests/callbacks/saving/test_model_saver.py",
+    "tests/callbacks/stopping/test_stop_on_nan.py::test_without_it_the_run_goes_on",
+    "tests/callbacks/stopping/test_stop_on_nan.py::test_a_finite_run_is_the_same_with_and_without",
+    "tests/callbacks/test_python_summaries.py",
+    # Several towers.
+    "tests/trainers/test_replicated.py::TestEqualResults::test_any_number_of_towers_gives_the_results_of_one[adam]",
+    "tests/trainers/test_replicated.py::TestTowers::test_random_layers_differ_between_towers_and_repeat",
+    "tests/trainers/test_replicated.py::TestResume::test_the_same_towers_go_on_bit_for_bit[2]",
+    # Keras, the estimator, the command line, what is made of a model.
+    "tests/trainers/test_keras_trainer.py::test_a_model_trains_as_in_fit[mlp]",
+    "tests/trainers/test_keras_trainer.py::test_a_model_trains_as_in_fit[own_step]",
+    "tests/trainers/test_keras_trainer.py::test_a_resumed_run_is_exact_in_the_middle_of_an_epoch",
+    "tests/trainers/test_keras_trainer.py::test_the_seed_of_keras_is_that_of_the_run",
+    "tests/estimator/test_estimator.py::test_every_example_counts_once",
+    "tests/estimator/test_estimator.py::test_a_stopped_run_ends_in_the_same_bits",
+    "tests/estimator/test_estimator.py::test_two_towers_take_two_batches_at_a_step",
+    "tests/estimator/test_messages.py",
+    "tests/test_cli.py::test_a_run_and_the_same_command_again",
+    "tests/test_cli.py::test_a_class_trains_on_the_command_line_as_its_program_did",
+    "tests/actions/test_evaluate.py",
+    "tests/actions/test_export.py::test_an_export",
+    "tests/actions/test_restore.py",
+)
+"""The beginnings of the names of the tests that are run with other versions of Python, TensorFlow and Keras, too.
+
+They are to show the contract, and take three minutes on two processors.
+"""
+
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Two workers for each processor: many tests wait for processes that they have started."""
@@ -36,7 +87,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that hold long tests first, so that the workers end at about the same time."""
+    """Mark the tests of `COMPATIBILITY`, and put the files that hold long tests first.
+
+    Then the workers end at about the same time.
+    """
+    for item in items:
+        if item.nodeid.startswith(COMPATIBILITY):
+            item.add_marker("compatibility")
     long = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in long)
 

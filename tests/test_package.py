@@ -15,10 +15,11 @@ import pytest
 
 import prototrain
 import prototrain.callbacks
-from tests.conftest import ROOT
+from tests.conftest import COMPATIBILITY, ROOT
 
 LAYERS = [
     ["errors"],
+    ["private_api"],
     ["system"],
     ["config"],
     ["experiment", "gradient_processors", "schedules", "towers"],
@@ -74,6 +75,13 @@ def test_every_exported_name_has_a_home() -> None:
     assert set(dir(prototrain)) == set(prototrain.__all__)
     for name, home in prototrain._HOMES.items():
         assert getattr(prototrain, name) is getattr(importlib.import_module(f"prototrain.{home}"), name)
+
+
+@pytest.mark.parametrize("name", COMPATIBILITY)
+def test_what_is_run_with_other_versions_is_there(name: str) -> None:
+    file, *path = name.partition("[")[0].split("::")
+    assert (ROOT / file).exists()
+    assert all(f"{part}" in (ROOT / file).read_text(encoding="utf-8") for part in path)
 
 
 def test_a_wrong_name_is_an_attribute_error() -> None:

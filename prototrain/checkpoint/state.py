@@ -27,6 +27,8 @@ from prototrain.checkpoint.files import (
 )
 from prototrain.checkpoint.generators import GENERATORS, GeneratorState
 from prototrain.errors import CheckpointError
+from prototrain.private_api.graphs import trackable_kinds
+from prototrain.private_api.of_keras import KerasVariable
 from prototrain.system.wording import FRESH
 from prototrain.towers import OF_TOWER, is_seed, seed_of_tower
 
@@ -86,7 +88,7 @@ class StateEntries:
             self._add(key, entry)
 
     def _add(self, key: str, entry: Any) -> None:
-        if isinstance(entry, (tf.Variable, keras.Variable, np.ndarray)):
+        if isinstance(entry, (tf.Variable, KerasVariable, np.ndarray)):
             self._add_variable(key, entry)
         elif isinstance(entry, keras.random.SeedGenerator):
             self._add_variable(key, entry.state)
@@ -106,7 +108,7 @@ class StateEntries:
             self._objects[key] = entry
         elif isinstance(entry, GENERATORS):
             self._objects[key] = GeneratorState(entry)
-        elif isinstance(entry, tf.__internal__.tracking.Trackable):
+        elif isinstance(entry, trackable_kinds()):
             self.saveables[key] = _SaveableTrackable(entry)
         else:
             self._values.append(key)
@@ -198,7 +200,7 @@ def _try_to_save(saveable: Saveable, where: str) -> None:
 def model_variables(state: dict[str, Any]) -> dict[str, Any]:
     """The variables in a state dict that no callback has added, by name."""
     entries = StateEntries(state).variables
-    found = {name: entry for name, entry in entries.items() if isinstance(entry, tf.Variable | keras.Variable)}
+    found = {name: entry for name, entry in entries.items() if isinstance(entry, tf.Variable | KerasVariable)}
     return {name: variable for name, variable in found.items() if not name.startswith(OF_CALLBACKS)}
 
 
@@ -206,7 +208,7 @@ def trackables(state: dict[str, Any]) -> list[Any]:
     """What of a state dict is TensorFlow's or Keras's: each of its variables, and what is saved in files of its own."""
     entries = StateEntries(state)
     found = [entry for entry in entries.variables.values() if not isinstance(entry, np.ndarray)]
-    return found + [entry for entry in state.values() if isinstance(entry, tf.__internal__.tracking.Trackable)]
+    return found + [entry for entry in state.values() if isinstance(entry, trackable_kinds())]
 
 
 @contextmanager

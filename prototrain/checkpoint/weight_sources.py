@@ -13,12 +13,12 @@ from typing import Any
 import h5py
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 from prototrain.checkpoint.checkpoints import Checkpoints
 from prototrain.checkpoint.files import BUNDLE, META, first_line, read_bundle, verify
 from prototrain.errors import CheckpointError
 from prototrain.experiment import STEP
+from prototrain.private_api.graphs import names_in_checkpoint
 from prototrain.system.contained import special
 
 Source = str | Path | Mapping[str, Any]
@@ -94,11 +94,11 @@ def _read_h5(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         note("", file)
         file.visititems(note)
         # Since Keras 3 the weights of a layer are numbered in `<path>/vars`, which has the layer's name.
-        layers = {
-            f"/{name}".removesuffix("/vars"): _text(group.attrs["name"])
-            for name, group in groups.items()
-            if f"/{name}".endswith("/vars") and "name" in group.attrs
-        }
+        homes = {f"/{name}".removesuffix("/vars"): name for name in groups if f"/{name}".endswith("/vars")}
+        named = {home: groups[name].attrs["name"] for home, name in homes.items() if "name" in groups[name].attrs}
+        # Before Keras 3.6 it had not: then a layer is called by its class and a number.
+        layers = {home: _text(name) for home, name in named.items()}
+        layers = layers or {home: home.rpartition("/")[2] for home in homes}
         if layers:
             return {_by_layer(f"/{name}", layers): np.asarray(dataset) for name, dataset in datasets.items()}
         return {
@@ -164,6 +164,5 @@ def _read_named(prefix: Path) -> dict[str, np.ndarray[Any, Any]]:
     saved: dict[str, Any] = read_bundle(prefix)
     if _OBJECT_GRAPH not in saved:
         return saved
-    graph = TrackableObjectGraph.FromString(saved.pop(_OBJECT_GRAPH))
-    keys = {entry.checkpoint_key: entry.full_name for node in graph.nodes for entry in node.attributes}
+    keys = names_in_checkpoint(saved.pop(_OBJECT_GRAPH))
     return {keys.get(key) or key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE"): value for key, value in saved.items()}

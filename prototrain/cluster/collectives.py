@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-from tensorflow.python.eager import context
+from prototrain.private_api.runtime import break_off_collectives as break_off
+from prototrain.private_api.runtime import has_started, set_patience
 
-_INTERNAL = 13  # the error code
+__all__ = ["be_patient", "break_off", "has_started"]
+
 _A_DAY = 24 * 3600 * 1000  # milliseconds
 
 
@@ -20,23 +21,9 @@ def be_patient(cluster: dict[str, list[str]], seconds: float) -> None:
         seconds: to wait for all to be connected.
     """
     leader = "chief" if "chief" in cluster else "worker"
-    context.context().configure_coordination_service(
-        service_type="standalone",
-        service_leader=f"/job:{leader}/replica:0/task:0",
-        heartbeat_timeout_in_ms=_A_DAY,
-        cluster_register_timeout_in_ms=int(1000 * seconds),
-        coordinated_jobs=[
-            coordination_config_pb2.CoordinatedJob(name=kind, num_tasks=len(addresses))
-            for kind, addresses in cluster.items()
-        ],
+    set_patience(
+        leader=f"/job:{leader}/replica:0/task:0",
+        jobs=[(kind, len(addresses)) for kind, addresses in cluster.items()],
+        connected_ms=int(1000 * seconds),
+        silence_ms=_A_DAY,
     )
-
-
-def break_off(why: str) -> None:
-    """Make every collective operation fail, those under way and all that follow; there is no way back."""
-    context.context().abort_collective_ops(_INTERNAL, why)
-
-
-def has_started() -> bool:
-    """Whether TensorFlow has made its devices, after which workers cannot be connected any more."""
-    return bool(context.context()._initialized)  # `tf.config` would start it to answer

@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from prototrain.private_api.datasets import iterator_state, set_iterator_state
+
 NOT_SAVABLE = (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError, tf.errors.InvalidArgumentError)
 _DATA = "data-00000-of-00001"
 _KEY = "iterator/.ATTRIBUTES/ITERATOR_STATE"  # as tf.train.Checkpoint(iterator=...) names it
@@ -19,7 +21,7 @@ def take_state(iterator: Any) -> tf.Tensor:
     Raises:
         NOT_SAVABLE: it cannot be saved.
     """
-    return iterator._serialize_to_tensors()["_STATE"]
+    return iterator_state(iterator)
 
 
 def restore_state(iterator: Any, state: tf.Tensor) -> None:
@@ -28,7 +30,7 @@ def restore_state(iterator: Any, state: tf.Tensor) -> None:
     Raises:
         tf.errors.OpError: it is not of such an iterator.
     """
-    iterator._restore_from_tensors({"_STATE": state})
+    set_iterator_state(iterator, state)
 
 
 def write_state(prefix: str, state: tf.Tensor) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,10 +27,17 @@ from prototrain.data.worth import (
     Saved,
     Worth,
 )
+from prototrain.private_api.datasets import (
+    cache_file,
+    has_each_pass_anew,
+    is_declared_unordered,
+    is_seeded,
+    set_options,
+    stage_functions,
+    tells_stages,
+)
 from prototrain.readers import is_live
 
-_GENERATOR = b"@@epoch_num_random_samples"  # what TensorFlow calls a part of a shuffle's state
-_NAME = re.compile(rb"Iterator::[\w:\[\]]+")
 STATELESS = (
     "draw them with tf.random.stateless_* or tf.image.stateless_random_*, and a seed made of the index that "
     "Dataset.enumerate() gives"
@@ -83,6 +88,9 @@ class _Finding(NamedTuple):
 def _findings(dataset: tf.data.Dataset) -> Iterator[_Finding]:
     """Everything that the tables say of a dataset; the first of two that are equally bad is the one that is told."""
     yield _Finding(PLAIN, "")
+    if not tells_stages():
+        # Nobody knows whether it repeats either; so it is checked while it is read again.
+        yield _Finding(Worth(Saved.UNKNOWN, Again.PYTHON_CODE), "this TensorFlow does not tell what it is made of")
     yield from _of_options(dataset.options())
     for stage in stages(dataset):
         name = shown(stage)
@@ -96,15 +104,17 @@ def _findings(dataset: tf.data.Dataset) -> Iterator[_Finding]:
         else:
             why = f"TensorFlow does not save all of its stage {name}"
         yield _Finding(worth, why)
+        if name == "Cache" and cache_file(stage) is None:
+            yield _Finding(Worth(Saved.UNKNOWN, Again.YES), "whether it is cached in a file is not known")
         if _may_reorder(stage):
             yield _Finding(Worth(Saved.NOT_WHOLE, Again.NO), f"{name} may give another order (deterministic=False)")
-        if worth.again == Again.WITH_A_SEED and not _is_seeded(stage):
+        if worth.again == Again.WITH_A_SEED and not is_seeded(stage):
             yield _Finding(
                 Worth(Saved.NOT_WHOLE, Again.NO),
                 "it is shuffled without a seed (give shuffle(seed=...), or make it in a function)",
             )
         yield from _of_functions(stage)
-    optimized = "experimental_optimization" in _set_options(dataset.options())
+    optimized = "experimental_optimization" in set_options(dataset.options())
     shared = _drawn_by_several(dataset, optimized)
     if shared is not None:
         yield _Finding(
@@ -169,24 +179,15 @@ def _drawn_by_several(dataset: Any, ahead: bool) -> str | None:
 def _of_options(options: tf.data.Options) -> Iterator[_Finding]:
     if options.deterministic is False:
         yield _Finding(Worth(Saved.NOT_WHOLE, Again.NO), "its options leave the order open (deterministic=False)")
-    for name in _set_options(options):
+    for name in set_options(options):
         if name not in HARMLESS_OPTIONS and name != "experimental_external_state_policy":
             yield _Finding(Worth(Saved.UNKNOWN, Again.YES), f"nothing is known of saving it with the option {name}")
 
 
-def _set_options(options: Any) -> list[str]:
-    default = tf.data.Options()
-    return [
-        name
-        for name, value in options._options.items()
-        if value is not None and value != getattr(default, name, None) and getattr(value, "_options", True)
-    ]
-
-
 def _of_functions(stage: Any) -> Iterator[_Finding]:
     parallel = name_of(stage) in IN_PARALLEL or any(op.type in AHEAD_IN_FUNCTIONS for op in operations(stage))
-    for function in stage._functions():
-        for tensor in function.function.captured_inputs:
+    for function in stage_functions(stage):
+        for tensor in function.captured_inputs:
             if tensor.dtype == tf.variant:
                 yield _Finding(NOT_KNOWN, f"the function of {shown(stage)} uses a dataset from outside of it")
     for op in operations(stage):
@@ -211,7 +212,7 @@ def _of_functions(stage: Any) -> Iterator[_Finding]:
 
 
 def _may_reorder(stage: Any) -> bool:
-    if getattr(stage, "_deterministic", "") == "false":
+    if is_declared_unordered(stage):
         return True
     if name_of(stage) == "_ParallelInterleave":  # which does not say so itself
         made = [node for node in nodes(stage) if node.op.startswith("ParallelInterleaveDataset")]
@@ -246,16 +247,12 @@ def _generators_below(stage: Any, above: str | None) -> tuple[int, str | None]:
 
 
 def _has_generator(stage: Any) -> bool:
-    return is_shuffle(stage) and getattr(stage, "_reshuffle_each_iteration", None) is not False
+    return is_shuffle(stage) and has_each_pass_anew(stage)
 
 
 def is_shuffle(stage: Any) -> bool:
     """Whether a stage is a shuffle."""
     return name_of(stage).startswith("_Shuffle")
-
-
-def _is_seeded(stage: Any) -> bool:
-    return bool(int(stage._seed) or int(stage._seed2))
 
 
 def shares_generators(one: tf.data.Dataset, other: tf.data.Dataset) -> bool:
@@ -269,26 +266,12 @@ def _draws(stage: Any) -> bool:
     return _has_generator(stage) or name_of(stage) == "_Random" or Again.WITH_A_SEED in of_functions
 
 
-def holds_generator(content: bytes | mmap.mmap) -> bool:
-    """Whether a state holds the random generator of a shuffle.
-
-    Args:
-        content: the bytes of a state.
-    """
-    at = content.find(_GENERATOR)
-    while at >= 0:
-        if _NAME.fullmatch(bytes(content[content.rfind(b"Iterator::", 0, at) : at])):  # and not in an example
-            return True
-        at = content.find(_GENERATOR, at + 1)
-    return False
-
-
 def file_caches(dataset: tf.data.Dataset) -> list[str]:
     """The names that a dataset gives to the files of its `cache(filename)`, wherever in it they are; often none."""
     found: set[str] = set()
     for stage in stages(dataset):
         if name_of(stage) == "Cache":
-            found.add(_text(stage._filename))
+            found.add("" if cache_file(stage) is None else _text(cache_file(stage)))
         for graph in graphs(stage):
             found.update(_text(op.inputs[1]) for op in graph.get_operations() if op.type.startswith("CacheDataset"))
     return sorted(found - {""})  # a cache in memory has an empty name
@@ -312,4 +295,4 @@ def reshuffles(dataset: Any) -> bool:
 def unseeded(dataset: Any) -> bool:
     """Whether a dataset is shuffled, or sampled from others, in another order in every process."""
     drawn = (stage for stage in stages(dataset) if is_shuffle(stage) or name_of(stage) == "_Random")
-    return not all(map(_is_seeded, drawn))
+    return not all(map(is_seeded, drawn))

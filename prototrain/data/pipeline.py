@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.data.stages import graphs, name_of, sources, stages
+from prototrain.private_api.datasets import stage_functions, stage_inputs, stage_settings
 from prototrain.system.graphs import graph_digest, short_digest
 
-_ADDRESSES = ("_variant_tensor_attr", "_address", "_dataset_id")  # of this process, or of a service
 _LOOKED_AT = 100_000
 _LONGEST_PATH = 4096
 _HASHED_BYTES = 64 * 2**20  # contents of more than this are known by shape only: hashing them would delay every start
@@ -35,11 +35,11 @@ def describe_pipeline(dataset: tf.data.Dataset) -> list[str]:
         if id(part) in seen:
             return
         seen.add(id(part))
-        # TensorFlow has no public way to ask what a dataset is made of, except as a graph with all its data in it.
-        for source in part._inputs():
+        for source in stage_inputs(part):
             visit(source)
-        settings = [shown for name, value in sorted(vars(part).items()) if (shown := _show(name, value)) is not None]
-        functions = [f"function {graph_digest(function.function.graph)}" for function in part._functions()]
+        values = [value for _, value in sorted(stage_settings(part).items())]
+        settings = [shown for value in values if (shown := _show(value)) is not None]
+        functions = [f"function {graph_digest(function.graph)}" for function in stage_functions(part)]
         name = type(part).__name__.strip("_").removesuffix("Dataset")
         lines.append(f"{name}({', '.join(settings + functions)})")
 
@@ -56,9 +56,9 @@ def describe_sources(dataset: tf.data.Dataset) -> list[str]:
 def prefetched(dataset: Any, batches: int) -> tf.data.Dataset:
     """Have batches made ahead of their use, if the dataset does not: a second buffer costs as much as the first."""
     last = dataset
-    while type(last).__name__ in ("_OptionsDataset", "_RepeatDataset"):
-        (last,) = last._inputs()
-    return dataset if type(last).__name__ == "_PrefetchDataset" else dataset.prefetch(batches)
+    while name_of(last) in ("_Options", "_Repeat") and stage_inputs(last):
+        (last,) = stage_inputs(last)
+    return dataset if name_of(last) == "_Prefetch" else dataset.prefetch(batches)
 
 
 def named_files(datasets: Iterable[tf.data.Dataset]) -> set[str]:
@@ -67,8 +67,8 @@ def named_files(datasets: Iterable[tf.data.Dataset]) -> set[str]:
     for part in stages(*datasets):
         values = [item for value in vars(part).values() for item in (value if isinstance(value, list) else [value])]
         tensors = [value for value in values if tf.is_tensor(value)]
-        for function in part._functions():
-            tensors += function.function.captured_inputs
+        for function in stage_functions(part):
+            tensors += function.captured_inputs
         tensors += [tensor for graph in graphs(part) for tensor in _constants(graph)]
         for tensor in tensors:
             found.update(_existing(tensor))
@@ -97,10 +97,8 @@ def first_difference(then: list[str], now: list[str]) -> str | None:
     return f"the pipeline's stage {longer[0]} is {'gone' if len(then) > len(now) else 'new'}"
 
 
-def _show(name: str, value: Any) -> str | None:
+def _show(value: Any) -> str | None:
     """A stage's setting, from the attributes of its object: tensors are what the stage was given."""
-    if name in _ADDRESSES:
-        return None
     if isinstance(value, (list, tuple)):
         tensors = [item for item in value if tf.is_tensor(item)]
         return ", ".join(_show_tensor(item) for item in tensors) if tensors and len(tensors) == len(value) else None

@@ -1,7 +1,4 @@
-"""The stages of a dataset: walking over them, and over the functions that they call.
-
-TensorFlow has no public way to ask what a dataset is made of, except as a graph with all its data in it.
-"""
+"""The stages of a dataset: walking over them, and over the functions that they call."""
 
 from __future__ import annotations
 
@@ -9,14 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.framework import graph_pb2
+
+from prototrain.private_api.datasets import stage_functions, stage_inputs, stood_for
+from prototrain.private_api.datasets import stage_name as name_of
+from prototrain.private_api.graphs import nested_functions
+
+__all__ = ["graphs", "name_of", "nodes", "operations", "shown", "sources", "stages"]
 
 _IGNORE = 1  # state outside of the graph, which is not wanted here
-
-
-def name_of(stage: Any) -> str:
-    """The name of a stage's class, such as ``_ParallelMap``; the underscore tells some of them apart."""
-    return type(stage).__name__.removesuffix("V2").removesuffix("Dataset")
 
 
 def shown(stage: Any) -> str:
@@ -26,9 +23,9 @@ def shown(stage: Any) -> str:
 
 def sources(stage: Any) -> list[Any]:
     """The stages that a stage reads from."""
-    if hasattr(stage, "_impl"):  # a reader, which stands for a dataset that it keeps to itself
-        return [stage._impl]
-    inputs = list(stage._inputs())
+    if stood_for(stage) is not None:
+        return [stood_for(stage)]
+    inputs = stage_inputs(stage)
     held = [value for value in vars(stage).values() if isinstance(value, tf.data.Dataset)]
     return inputs + [value for value in held if not any(value is known for known in inputs)]
 
@@ -47,10 +44,10 @@ def stages(*datasets: tf.data.Dataset) -> Iterator[Any]:
 
 def graphs(stage: Any) -> Iterator[Any]:
     """The graphs of the functions that a stage calls, and of those inside of them."""
-    waiting = [function.function.graph for function in stage._functions()]
+    waiting = [function.graph for function in stage_functions(stage)]
     while waiting:
         graph = waiting.pop()
-        waiting += [graph._get_function(name).graph for name in graph._functions]
+        waiting += [function.graph for function in nested_functions(graph)]
         yield graph
 
 
@@ -63,8 +60,10 @@ def nodes(dataset: Any) -> list[Any]:
     """A dataset as the nodes of a graph, with all its data in them; none if TensorFlow cannot tell."""
     try:
         graph = tf.raw_ops.DatasetToGraphV2(
-            input_dataset=dataset._variant_tensor, external_state_policy=_IGNORE, strip_device_assignment=True
+            input_dataset=tf.data.experimental.to_variant(dataset),
+            external_state_policy=_IGNORE,
+            strip_device_assignment=True,
         )
     except tf.errors.OpError:
         return []
-    return list(graph_pb2.GraphDef.FromString(graph.numpy()).node)
+    return list(tf.compat.v1.GraphDef.FromString(graph.numpy()).node)

@@ -18,6 +18,7 @@ from prototrain.data.source import Source
 from prototrain.data.stages import stages
 from prototrain.data.waiting import PATIENCE
 from prototrain.errors import CheckpointError, DataError, StopTraining
+from prototrain.private_api.datasets import iterator_handle
 from prototrain.readers import is_live
 from prototrain.system.tracebacks import cause
 from prototrain.system.wording import ALLOW_CHANGED_DATA, FRESH
@@ -221,7 +222,9 @@ class TrainingData:
         """End reading ahead; the iterator has no more batches."""
         if self.iterator is not None:
             nothing = self._source.training.take(0)
-            tf.raw_ops.MakeIterator(dataset=nothing._variant_tensor, iterator=self.iterator._iterator_resource)
+            tf.raw_ops.MakeIterator(
+                dataset=tf.data.experimental.to_variant(nothing), iterator=iterator_handle(self.iterator)
+            )
 
     # -- saving and restoring -----------------------------------------------------------------------------------------
 

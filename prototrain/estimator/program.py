@@ -229,7 +229,7 @@ def _optimizer_spec(train_op: Any) -> OptimizerSpec:
         return spec
     given = spec.optimizer
     kind = "nothing" if given is None else type(given).__name__
-    if type(given).__module__.startswith("tensorflow.python.training"):
+    if isinstance(given, tf.compat.v1.train.Optimizer):
         kind = f"{kind} of TensorFlow 1"
     raise ModelError(
         f"train_op must be a Keras optimizer itself, or an OptimizerSpec, not {kind}: "

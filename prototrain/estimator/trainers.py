@@ -20,6 +20,7 @@ from prototrain.estimator.program import Program
 from prototrain.estimator.specs import OptimizerSpec
 from prototrain.model.built import BuiltModel
 from prototrain.optimizers import ClipByGlobalNorm
+from prototrain.private_api.of_keras import KerasVariable
 from prototrain.step import update
 from prototrain.towers import components
 from prototrain.trainers.base import Trainer
@@ -116,9 +117,7 @@ class Part:
 def _means(wanted: str | Sequence[Any] | None, name: str, variable: Any) -> bool:
     if wanted is None or isinstance(wanted, str):
         return wanted is None or re.match(wanted, name) is not None
-    return id(variable) in {
-        id(getattr(one, "value", one) if isinstance(one, keras.Variable) else one) for one in wanted
-    }
+    return id(variable) in {id(getattr(one, "value", one) if isinstance(one, KerasVariable) else one) for one in wanted}
 
 
 class RateOfPart(LearningRate):

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from prototrain.errors import ModelError
 from prototrain.model.kept_values import KeptValues
-from prototrain.model.keras_hooks import STATEFUL, forget_losses, made_by
+from prototrain.model.keras_hooks import STATEFUL
+from prototrain.private_api.of_keras import KerasVariable, forget_losses, made_by
 from prototrain.towers import components
 
 Place = tuple[Any, ...]
@@ -206,7 +207,7 @@ class BuildCall:
         Raises:
             ModelError: it would be repeated in every step.
         """
-        for_good = not self._in_layer and not tf.is_tensor(value) and not isinstance(value, keras.Variable)
+        for_good = not self._in_layer and not tf.is_tensor(value) and not isinstance(value, KerasVariable)
         if self._is_first and for_good:
             with self._kept.for_good(*components(variable.value)):
                 return make()
@@ -265,7 +266,7 @@ def is_named(place: Place) -> bool:
 
 
 def _floating(made: Any) -> list[Any]:
-    if isinstance(made, keras.Variable):
+    if isinstance(made, KerasVariable):
         return [made]
     found = [] if isinstance(made, keras.random.SeedGenerator) else list(made.variables)
     return [v for v in found if tf.as_dtype(v.dtype).is_floating]

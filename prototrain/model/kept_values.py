@@ -13,7 +13,8 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
+
+from prototrain.private_api.runtime import raw_handle, tell_of_uses
 
 _thread = threading.local()  # towers are traced in threads of their own
 
@@ -26,7 +27,7 @@ class KeptValues:
 
     def note(self, variable: Any) -> None:
         """A variable is about to be used."""
-        handle = variable._handle  # not the property, which leads here; what an assignment returns has the same one
+        handle = raw_handle(variable)  # not the property, which leads here; what an assignment returns has the same one
         if id(handle) in self._before:
             return
         with tf.init_scope():
@@ -42,7 +43,7 @@ class KeptValues:
         with noting(None) if _noted_by() is self else nullcontext():
             yield
         for variable in variables:
-            self._before.pop(id(variable._handle), None)
+            self._before.pop(id(raw_handle(variable)), None)
 
     def put_back(self) -> None:
         """Give the variables that were noted what they held."""
@@ -87,16 +88,10 @@ def noting(notes: Notes | None) -> Iterator[None]:
         _thread.notes = outer
 
 
-def _hook_handle() -> None:
-    original: Any = BaseResourceVariable.handle
-
-    def handle(self: Any) -> Any:
-        notes = _noted_by()
-        if notes is not None:
-            notes.note(self)
-        return original.fget(self)
-
-    BaseResourceVariable.handle = property(handle, doc=original.__doc__)
+def _note_use(variable: Any) -> None:
+    notes = _noted_by()
+    if notes is not None:
+        notes.note(variable)
 
 
-_hook_handle()
+tell_of_uses(_note_use)

@@ -1,4 +1,4 @@
-"""Where Keras asks the call of `build` that is under way; all that touches private parts of Keras stands here.
+"""Where Keras asks the call of `build` that is under way.
 
 Keras has no notion of a function that is called again and means the same layers. So its constructors ask here first,
 and get the object that an earlier call made in their place. The hooks are put in once, when this module is imported;
@@ -17,9 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common.stateless_scope import in_stateless_scope
-from keras.src.models.functional import Functional
-from keras.src.utils.naming import to_snake_case
+
+from prototrain.private_api.of_keras import (
+    KerasVariable,
+    functional_kinds,
+    hold,
+    in_stateless_scope,
+    snake_case,
+    stand_in,
+)
 
 if TYPE_CHECKING:
     from prototrain.model.build_call import BuildCall
@@ -31,7 +37,7 @@ STATEFUL = (
     keras.metrics.Metric,
     keras.optimizers.Optimizer,
     keras.random.SeedGenerator,
-    keras.Variable,
+    KerasVariable,
 )
 """The kinds of Keras objects that have variables, and so are made once."""
 
@@ -58,24 +64,9 @@ def calling(layer: Any) -> Iterator[None]:
         yield
 
 
-def layers_within(layer: Any) -> list[Any]:
-    """A layer and all layers inside of it, at any depth."""
-    return list(layer._flatten_layers())
-
-
-def own_weights(layer: Any) -> list[Any]:
-    """The Keras variables of a layer itself, without those of layers inside of it, seeds and metrics."""
-    return [*layer._trainable_variables, *layer._non_trainable_variables]
-
-
-def forget_losses(layer: Any) -> None:
-    """Drop the losses that a layer has kept of its last call: tensors of a graph that is done."""
-    layer._clear_losses()
-
-
 def automatic_name(layer: Any) -> str | None:
     """What stands before the number in a layer's name, if it is one that Keras gives where there is none, else None."""
-    kind: str = to_snake_case(type(layer).__name__)
+    kind = snake_case(type(layer).__name__)
     return kind if re.fullmatch(rf"{kind}(_\d+)?", layer.name) else None
 
 
@@ -84,15 +75,10 @@ def has_automatic_name(layer: Any) -> bool:
     return automatic_name(layer) is not None
 
 
-def call_by(variable: Any, path: str) -> None:
-    """Let a Keras variable have another path."""
-    variable._path = path
-
-
 def place_again(variable: Any) -> None:
     """Let a Keras variable hold a new `tf.Variable` with the value of the old one, as the present strategy makes it."""
     held = variable.value
-    variable._value = tf.Variable(
+    new = tf.Variable(
         tf.convert_to_tensor(held),
         dtype=held.dtype,
         trainable=held.trainable,
@@ -100,11 +86,7 @@ def place_again(variable: Any) -> None:
         aggregation=held.aggregation,
         synchronization=held.synchronization,
     )
-
-
-def made_by(tensor: Any) -> Any:
-    """The layer or operation that a symbolic tensor of a functional model comes from."""
-    return tensor._keras_history.operation
+    hold(variable, new)
 
 
 # -- the hooks --------------------------------------------------------------------------------------------------------
@@ -229,11 +211,10 @@ def _drawn(original: Method) -> Method:
         own = None if listener is None else listener.seed_state(self.state.value)
         if own is None:
             return original(self, *args, **kwargs)
-        stand_in = object.__new__(type(self))
-        vars(stand_in).update(vars(self))
-        stand_in.state = object.__new__(type(self.state))
-        vars(stand_in.state).update(vars(self.state), _value=own)
-        return original(stand_in, *args, **kwargs)
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        other.state = stand_in(self.state, own)
+        return original(other, *args, **kwargs)
 
     return draw
 
@@ -285,12 +266,12 @@ def _hook_properties() -> None:
 
 
 def _hook_keras() -> None:
-    for kind in (*STATEFUL, keras.Model, keras.Sequential, Functional):
+    for kind in (*STATEFUL, keras.Model, keras.Sequential, *functional_kinds()):
         _hook_constructor(kind)
     _replace(keras.layers.Layer, "__call__", _called)
     _replace(keras.layers.Layer, "add_loss", _added)
     _replace(keras.layers.Layer, "get_weights", _outside_of_graphs)
-    _replace(keras.Variable, "assign", _assigned)
+    _replace(KerasVariable, "assign", _assigned)
     _replace(keras.random.SeedGenerator, "next", _drawn)
     _replace(keras.Model, "load_weights", _once)
     for name in ("add", "pop"):

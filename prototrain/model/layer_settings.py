@@ -7,7 +7,8 @@ from hashlib import sha256
 from typing import Any
 
 from prototrain.config.json_form import encode
-from prototrain.model.keras_hooks import automatic_name, layers_within
+from prototrain.model.keras_hooks import automatic_name
+from prototrain.private_api.of_keras import layers_within
 
 _LONGEST = 200  # characters of a text that is shown
 

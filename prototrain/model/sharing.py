@@ -19,7 +19,9 @@ from prototrain.errors import ModelError
 from prototrain.model import table_hooks  # noqa: F401 - has lookup tables made once
 from prototrain.model.build_call import BuildCall, Objects, assigns_in_every_step, is_named
 from prototrain.model.kept_values import keeping_values, noting
-from prototrain.model.keras_hooks import call_by, has_automatic_name, layers_within, listening, own_weights, place_again
+from prototrain.model.keras_hooks import has_automatic_name, listening, place_again
+from prototrain.private_api.graphs import passing_graph
+from prototrain.private_api.of_keras import KerasVariable, call_by, layers_within, own_weights
 from prototrain.step.scratch import is_scratch
 from prototrain.towers import components, tower_index
 
@@ -46,7 +48,7 @@ class VariableStore:
         self.layers: dict[str, keras.layers.Layer] = {}
         self._objects: Objects = {}
         self._created: list[tf.Variable] = []
-        self._weights: dict[int, keras.Variable] = {}  # by the id of the tf.Variable that one holds
+        self._weights: dict[int, Any] = {}  # by the id of the tf.Variable that one holds
         self._thread = threading.local()  # towers are traced in threads of their own
 
     @contextmanager
@@ -180,8 +182,8 @@ class VariableStore:
         for scope, layer in layers:
             self.layers[_unique("/".join(filter(None, (scope, layer.name))), self.layers)] = layer
         for item in [*self.layers.values(), *(item for _, item in made)]:
-            for variable in [item] if isinstance(item, keras.Variable) else getattr(item, "variables", [item]):
-                if isinstance(variable, keras.Variable):
+            for variable in [item] if isinstance(item, KerasVariable) else getattr(item, "variables", [item]):
+                if isinstance(variable, KerasVariable):
                     self._weights.setdefault(id(variable.value), variable)
         self._check_names()
         paths = Counter(holder.path for holder in self._weights.values())
@@ -288,7 +290,7 @@ def _kind_of(arguments: dict[str, Any]) -> str:
     """Dtype and shape of a variable that is to be made, as `describe_variable` writes them."""
     value, dtype = arguments.get("initial_value"), arguments.get("dtype")
     if callable(value):
-        with tf.__internal__.FuncGraph("initial_value").as_default():  # for its shape: nothing is computed
+        with passing_graph("initial_value").as_default():  # for its shape: nothing is computed
             value = tf.convert_to_tensor(value(), dtype=dtype)
     else:
         value = tf.convert_to_tensor(value, dtype=dtype)

@@ -7,30 +7,21 @@ and hold the same are one; what TensorFlow cannot tell the contents of stays as 
 from __future__ import annotations
 
 import functools
-import hashlib
 from typing import Any
 
 import tensorflow as tf
 
 from prototrain.model.keras_hooks import present_call
-
-_OF_FILE = ("_filename_arg", "_key_index", "_value_index", "_vocab_size", "_delimiter", "_offset")
+from prototrain.private_api.runtime import is_table_made, table_contents
 
 
 def _contents(initializer: Any, default_value: Any) -> tuple[Any, ...] | None:
     """What a table is going to hold, if that is known now."""
-    # TensorFlow has no public way to ask an initializer for what it was given.
-    if type(initializer) is tf.lookup.KeyValueTensorInitializer:
-        given = [tf.get_static_value(part) for part in (initializer._keys, initializer._values)]
-        if any(part is None for part in given):
-            return None
-        held: Any = hashlib.sha256(repr([(part.dtype.str, part.tolist()) for part in given]).encode()).hexdigest()
-    elif type(initializer) is tf.lookup.TextFileInitializer:
-        held = [repr(getattr(initializer, name, None)) for name in _OF_FILE]
-    else:
+    held = table_contents(initializer)
+    if held is None:
         return None
     default = tf.get_static_value(default_value) if tf.is_tensor(default_value) else default_value
-    return initializer.key_dtype.name, initializer.value_dtype.name, str(held), repr(default)
+    return initializer.key_dtype.name, initializer.value_dtype.name, held, repr(default)
 
 
 def _hook_tables() -> None:
@@ -46,7 +37,7 @@ def _hook_tables() -> None:
 
     @functools.wraps(original)
     def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
-        if "_table_name" not in vars(self):  # which the first time gives it
+        if not is_table_made(self):
             original(self, *args, **kwargs)
 
     kind.__new__, kind.__init__ = new, initialise

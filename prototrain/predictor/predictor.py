@@ -13,6 +13,7 @@ import tensorflow as tf
 from prototrain.data.elements import at_path, by_path, from_paths, has_path
 from prototrain.errors import ModelError
 from prototrain.predictor.traces import Traces
+from prototrain.private_api.graphs import passing_graph
 from prototrain.system.tracebacks import cause, in_one_line
 
 
@@ -134,7 +135,7 @@ class Predictor:
             return
         noting = _NotingDict(inputs)
         # Keras takes a dict of another class for one tensor. Then nothing more is known of what is asked for.
-        with tf.__internal__.FuncGraph("names").as_default(), suppress(TypeError, ValueError):
+        with passing_graph("names").as_default(), suppress(TypeError, ValueError):
             self._built.build(noting, False)
         for name in unread:
             if name not in noting.asked:  # otherwise only its shape, or that it was there, has counted

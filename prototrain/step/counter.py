@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import ops  # the only place to ask which graph is being traced
 
 from prototrain.step.scratch import scratch_variable
 
@@ -47,7 +46,8 @@ class StepCounter:
     @property
     def in_iteration(self) -> Any:
         """The tensor of the iteration that is being traced, or None; a graph within its graph belongs to it."""
-        graph = None if tf.executing_eagerly() or not hasattr(self._in_run, "graph") else ops.get_default_graph()
+        is_inside = hasattr(self._in_run, "graph") and not tf.executing_eagerly()
+        graph = tf.compat.v1.get_default_graph() if is_inside else None  # nothing newer says what is being traced
         while graph is not None:
             if graph is self._in_run.graph:
                 return self._in_run

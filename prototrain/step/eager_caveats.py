@@ -1,6 +1,6 @@
 """What in a step that Python runs no checkpoint brings back, seen while TensorFlow runs it.
 
-It stands on TensorFlow's op callbacks, which are not public, and on the definitions of the functions that are called.
+It stands on TensorFlow's op callbacks, and on the definitions of the functions that are called.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import keras
 import tensorflow as tf
-from tensorflow.python.eager import context
-from tensorflow.python.framework import op_callbacks, op_def_registry
 
+from prototrain.private_api.datasets import iterator_handle
+from prototrain.private_api.graphs import function_definition, is_stateful, seeing_ops
+from prototrain.private_api.graphs import no_ops_seen as unwatched
+from prototrain.private_api.of_keras import KerasVariable
 from prototrain.step.graph_caveats import caveat_of, users_place
 from prototrain.towers import components
+
+__all__ = ["saved_handles", "unwatched", "watching"]
 
 _CHANGES = re.compile(
     r"Assign(Add|Sub)?VariableOp|Resource(Scatter|Apply|SparseApply|StridedSliceAssign)\w*"
@@ -34,12 +37,12 @@ def saved_handles(saved: Collection[Any]) -> list[Any]:
     """
     found = []
     for entry in saved:
-        of_keras = isinstance(entry, keras.Variable)
+        of_keras = isinstance(entry, KerasVariable)
         for part in tf.train.TrackableView(entry.value if of_keras else entry).descendants():
             if isinstance(part, tf.Variable):
                 found += [each.handle for each in components(part)]
             elif isinstance(part, tf.data.Iterator):
-                found.append(part._iterator_resource)
+                found.append(iterator_handle(part))
     return found
 
 
@@ -70,38 +73,22 @@ def watching(saved: Collection[Any]) -> Iterator[list[str]]:
             if said is not None and said not in found:
                 found.append(said)
 
-    op_callbacks.add_op_callback(see)
-    try:
+    with seeing_ops(see):
         yield found
-    finally:
-        op_callbacks.remove_op_callback(see)
-
-
-@contextmanager
-def unwatched() -> Iterator[None]:
-    """Have the ops that are run in the context not looked at: of a call whose graph is known, for example."""
-    watchers = list(context.context().op_callbacks)
-    op_callbacks.clear_op_callbacks()
-    try:
-        yield
-    finally:
-        for watcher in watchers:
-            op_callbacks.add_op_callback(watcher)
 
 
 def _ops(name: str, inputs: int) -> Iterator[tuple[str, list[int | None]]]:
     """The ops behind an op or a function that is given so many inputs: the kind of each, and which of these it gets."""
-    now = context.context()
-    if not now.has_function(name):
+    definition = function_definition(name)
+    if definition is None:
         yield name, list(range(inputs))
         return
-    definition = now.get_function_def(name)
     arguments = {argument.name: index for index, argument in enumerate(definition.signature.input_arg)}
     for node in definition.node_def:
         given = [arguments.get(text.split(":")[0]) for text in node.input]
         functions = [attribute.func.name for attribute in node.attr.values() if attribute.HasField("func")]
         functions += [function.name for attribute in node.attr.values() for function in attribute.list.func]
-        functions += [node.op] * now.has_function(node.op)
+        functions += [node.op] * (function_definition(node.op) is not None)
         passed = given[1:] if node.op in _CHOOSE else given
         for function in functions:
             for kind, positions in _ops(function, len(passed)):
@@ -118,7 +105,7 @@ def _caveat(kind: str, uses_unsaved: bool) -> str | None:
         what = "changes a variable"
     elif kind.startswith("IteratorGetNext"):
         what = "reads an iterator"
-    elif _BUILDS.fullmatch(kind) or not _is_stateful(kind):
+    elif _BUILDS.fullmatch(kind) or not is_stateful(kind):
         return None
     else:
         return caveat_of(kind, traceback.extract_stack())
@@ -127,9 +114,3 @@ def _caveat(kind: str, uses_unsaved: bool) -> str | None:
     return (
         f"the step {what}{users_place(traceback.extract_stack())} that no checkpoint holds; put it into trainer.state"
     )
-
-
-def _is_stateful(kind: str) -> bool:
-    """Whether running an op twice may give two results; so for one of which TensorFlow says nothing."""
-    definition = op_def_registry.get(kind)
-    return definition is None or definition.is_stateful

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
+from prototrain.private_api.runtime import ChangingWriter, can_change_writers
 from prototrain.step.watched import SummaryFile, noting_summaries
 
 _recording = threading.local()
@@ -28,6 +29,9 @@ class PythonSummaries:
     @contextmanager
     def recording(self, step: int) -> Iterator[None]:
         """Let `tf.summary` calls be recorded meanwhile, at a step unless they name one."""
+        if not can_change_writers():
+            yield
+            return
         outer = getattr(_recording, "active", False)
         _recording.active = True
         try:
@@ -48,7 +52,7 @@ def left_out_of_graphs() -> AbstractContextManager[Any]:
     return noting_summaries()
 
 
-class _LazyWriter(tf.summary.SummaryWriter):  # type: ignore[misc]
+class _LazyWriter(ChangingWriter):
     """A writer that costs nothing until something is written."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
@@ -57,12 +61,11 @@ class _LazyWriter(tf.summary.SummaryWriter):  # type: ignore[misc]
         self._unseen: SummaryFile | None = None
         self._is_asked = False
 
-    @property
-    def _resource(self) -> Any:  # what TensorFlow asks of the writer in force for each `tf.summary` call
+    def present(self) -> tf.summary.SummaryWriter:
         if tf.executing_eagerly():
             self._is_asked = True
             self._file = SummaryFile() if self._file is None else self._file
-            return self._file.writer._resource
+            return self._file.writer
         if self._unseen is None:
             # It is called later as well, when its step is no longer that of its tracing.
             self._log(
@@ -71,7 +74,7 @@ class _LazyWriter(tf.summary.SummaryWriter):  # type: ignore[misc]
             )
             with tf.init_scope():
                 self._unseen = SummaryFile()
-        return self._unseen.writer._resource
+        return self._unseen.writer
 
     def take(self) -> list[Event]:
         """What was written since the last time, in eager code."""
@@ -79,12 +82,3 @@ class _LazyWriter(tf.summary.SummaryWriter):  # type: ignore[misc]
             return []
         self._is_asked = False
         return self._file.take()
-
-    def init(self) -> None:
-        """Nothing to begin."""
-
-    def flush(self) -> None:
-        """Whoever takes the events does that."""
-
-    def close(self) -> None:
-        """Nothing is open."""

@@ -12,6 +12,7 @@ import tensorflow as tf
 from prototrain.errors import ModelError
 from prototrain.gradient_processors import drop_missing, global_norm, variable_name
 from prototrain.optimizers import update_with
+from prototrain.private_api.of_keras import expect_averages
 from prototrain.step.plan import Towers
 from prototrain.step.trace import tower_trace
 
@@ -90,14 +91,9 @@ def apply_gradients(
         pairs = process(pairs)
     pairs = drop_missing(pairs)
     if placement.towers > 1:
-        # Keras would add up the towers' gradients once more.
-        optimizer._all_reduce_sum_gradients = _as_they_are
+        expect_averages(optimizer)
     processed, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
     if trace is None:  # outside of a compiled step there is nobody who could put anything back
         update_with(optimizer, processed, variables)
     else:
         trace.guard.apply(trace, optimizer, processed, variables, loss)
-
-
-def _as_they_are(gradients_and_variables: Any) -> Any:
-    return gradients_and_variables

@@ -17,6 +17,7 @@ from prototrain.errors import ExperimentError, StopTraining
 from prototrain.experiment import Experiment
 from prototrain.experiment.provenance import origin_of, sources_of
 from prototrain.predictor import Predictor
+from prototrain.private_api.needs import lacking
 from prototrain.step.counter import StepCounter
 from prototrain.step.result import StepResult
 from prototrain.system.signals import StopRequest, outlasting
@@ -163,7 +164,7 @@ class Trainer:
                 self.session.restore(resume)
                 self.session.record_start(self.measure())
                 self.step_is_whole, self._is_rejected = True, False
-                self.log(opening(self))
+                self.log("\n".join([*lacking(), opening(self)]))
                 self.callbacks.before_train()
                 self._run_epochs()
             except StopTraining as reason:

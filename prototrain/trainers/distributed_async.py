@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 
 from prototrain.cluster.hub import Limits, no_sign_of_life
 from prototrain.cluster.servers import ServerCluster, connect, find_servers, serve
 from prototrain.errors import ClusterError, ConfigError
 from prototrain.experiment import Experiment
+from prototrain.private_api.runtime import is_ready
 from prototrain.step.compiled_call import CompiledCall
 from prototrain.step.iteration import Iteration
 from prototrain.step.packing import Packing
@@ -255,8 +255,7 @@ def _leave_at_once(leave: Callable[[int], object], code: int) -> None:
 
 def _get(result: Any) -> tuple[Any, ...] | None:
     """What a step returned; None if it failed, never began, or has not ended."""
-    # In private only does it say that `get` would wait.
-    if result._status is RemoteValueStatus.NOT_READY:
+    if not is_ready(result):
         return None
     try:
         return tuple(result.get())

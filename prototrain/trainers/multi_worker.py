@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-import keras
 import tensorflow as tf
 
 from prototrain.cluster import COLLECTIVES, Left, connect, find_cluster, own_link
@@ -20,6 +19,7 @@ from prototrain.cluster.shared_directory import require_shared
 from prototrain.cluster.supervision import own_supervision
 from prototrain.errors import ClusterError, ConfigError, ExperimentError, NonFiniteError, StepError, StopTraining
 from prototrain.experiment import Experiment
+from prototrain.private_api.of_keras import KerasVariable
 from prototrain.step.compiled_call import CompiledCall
 from prototrain.step.scratch import scratch_variable
 from prototrain.system.signals import StopRequest
@@ -248,7 +248,7 @@ class MultiWorkerTrainer(SyncTrainer):
 
     def model_state(self) -> list[Any]:
         """The variables in `state`."""
-        return [entry for entry in self.state.values() if isinstance(entry, (tf.Variable, keras.Variable))]
+        return [entry for entry in self.state.values() if isinstance(entry, (tf.Variable, KerasVariable))]
 
     def log(self, text: str) -> None:
         if self.worker.is_chief or text.startswith("WARNING"):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import keras
 import tensorflow as tf
 
+from prototrain.private_api.of_keras import KerasVariable
 from prototrain.step.guard import ConditionalGuard, FailingGuard, Guard, Unguarded
 from prototrain.step.plan import StepPlan
 
@@ -65,7 +65,7 @@ def _changed_early(trainer: TowerTrainer) -> list[Any]:
     `train_step` of the user's own may update anything before it fails.
     """
     if trainer.has_own_train_step:
-        return [entry for entry in trainer.state.values() if isinstance(entry, (tf.Variable, keras.Variable))]
+        return [entry for entry in trainer.state.values() if isinstance(entry, (tf.Variable, KerasVariable))]
     changed: list[Any] = [variable for variable in trainer.variables.values() if not variable.trainable]
     changed += trainer.placement.own_variables()
     if any(callback.overrides("before_run") for callback in trainer.callbacks):

@@ -15,6 +15,7 @@ import numpy as np
 from prototrain.callbacks.base import Callback
 from prototrain.config.json_form import decode, encode
 from prototrain.errors import CallbackError, ConfigError, StopTraining
+from prototrain.private_api.of_keras import CALLBACK_SCRATCH
 from prototrain.system.files import write_atomic
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_tr
 _VALIDATION = "vld/"
 # Scalars of a step that `fit` does not have.
 _OF_ENGINE = {"gradient_norm", "learning_rate", "loss_l2", "loss_layers", "loss_scale", "loss_total"}
-# What the callback is told anew in every run, and files that Keras's own callbacks open again.
-_NOT_STATE = {"_model", "params", "csv_file", "writer", "_writers", "_summary_module"}
 
 
 class KerasCallback(Callback):
@@ -122,7 +121,7 @@ class KerasCallback(Callback):
             return self._restored
         changed, lost = {}, []
         for name, value in vars(self.callback).items():
-            if name in _NOT_STATE or (name in self._at_begin and _mark(value) == self._at_begin[name]):
+            if name in CALLBACK_SCRATCH or (name in self._at_begin and _mark(value) == self._at_begin[name]):
                 continue
             marks: list[str] = []
             coded = encode(value, name, marks)

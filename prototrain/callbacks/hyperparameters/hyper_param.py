@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import CallbackError
+from prototrain.private_api.of_keras import KerasVariable
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
@@ -34,7 +34,7 @@ class HyperParam:
     """
 
     def __init__(self, target: Any, attribute: str | None = None, *, name: str | None = None) -> None:
-        is_variable = isinstance(target, (tf.Variable, keras.Variable))
+        is_variable = isinstance(target, (tf.Variable, KerasVariable))
         if attribute is None and not is_variable and not isinstance(target, str):
             raise CallbackError(
                 f"HyperParam takes a variable, a variable's name, or an object and the name of an attribute: {target!r}"
@@ -61,8 +61,8 @@ class HyperParam:
         if name == "learning_rate" and trainer.optimizer is not None:
             return trainer.optimizer.learning_rate
         found = trainer.state.get(name)
-        if not isinstance(found, (tf.Variable, keras.Variable)):
-            known = [key for key, entry in trainer.state.items() if isinstance(entry, (tf.Variable, keras.Variable))]
+        if not isinstance(found, (tf.Variable, KerasVariable)):
+            known = [key for key, entry in trainer.state.items() if isinstance(entry, (tf.Variable, KerasVariable))]
             raise CallbackError(
                 f"HyperParam: the trainer has no variable {name!r}; it has: {', '.join(known) or 'none'}"
             )

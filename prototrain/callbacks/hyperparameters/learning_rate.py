@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
 from prototrain.errors import CallbackError, NonFiniteError
+from prototrain.private_api.of_keras import KerasVariable
 
 
 class LearningRate(Callback):
@@ -46,7 +46,7 @@ class LearningRate(Callback):
             raise CallbackError(
                 f"LearningRate needs a trainer with an optimizer; {type(self.trainer).__name__} has none"
             )
-        if not isinstance(optimizer.learning_rate, keras.Variable):
+        if not isinstance(optimizer.learning_rate, KerasVariable):
             raise CallbackError(
                 f"LearningRate: the {optimizer.name} optimizer was made with a schedule of its own; "
                 "make it with a number, or leave LearningRate out"

@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
 from prototrain.errors import CallbackError
+from prototrain.private_api.of_keras import KerasVariable
 
 
 class RunOp(Callback):
@@ -74,7 +74,7 @@ class RunOp(Callback):
 
 
 def _checked(function: Any) -> Callable[[], Any]:
-    if not callable(function) or isinstance(function, (tf.Variable, keras.Variable)):
+    if not callable(function) or isinstance(function, (tf.Variable, KerasVariable)):
         what = "the value of an op that has run already" if _is_value(function) else f"a {type(function).__name__}"
         raise CallbackError(f"RunOp takes a function, and got {what}; write RunOp(lambda: variable.assign(value))")
     try:
@@ -88,4 +88,4 @@ def _checked(function: Any) -> Callable[[], Any]:
 
 def _is_value(given: Any) -> bool:
     # An assignment gives None, or the variable itself.
-    return given is None or tf.is_tensor(given) or isinstance(given, (tf.Variable, keras.Variable))
+    return given is None or tf.is_tensor(given) or isinstance(given, (tf.Variable, KerasVariable))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
 from prototrain.errors import NonFiniteError
+from prototrain.private_api.of_keras import KerasVariable
 
 
 class CheckNumerics(Callback):
@@ -38,4 +38,4 @@ class CheckNumerics(Callback):
 
 
 def _is_float_variable(entry: Any) -> bool:
-    return isinstance(entry, (tf.Variable, keras.Variable)) and tf.as_dtype(entry.dtype).is_floating
+    return isinstance(entry, (tf.Variable, KerasVariable)) and tf.as_dtype(entry.dtype).is_floating

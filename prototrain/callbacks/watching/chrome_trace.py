@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-# TensorFlow has no public name for the form of its own profiles.
-from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace
-
+from prototrain.private_api.runtime import profile_planes
 from prototrain.system.files import write_atomic
 
 
@@ -25,7 +23,7 @@ def write_chrome_trace(profiles: Path, path: Path) -> None:
     newest = max(profiles.iterdir(), key=lambda directory: directory.stat().st_mtime_ns)
     events: list[dict[str, Any]] = []
     for file in sorted(newest.glob("*.xplane.pb")):
-        for plane in XSpace.FromString(file.read_bytes()).planes:
+        for plane in profile_planes(file.read_bytes()):
             events += _events(len(events), plane)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps({"displayTimeUnit": "ns", "traceEvents": events}))

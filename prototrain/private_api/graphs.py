@@ -1,0 +1,154 @@
+"""Graphs, the functions in them, and the ops that Python code runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import tensorflow as tf
+
+from prototrain.private_api.needs import needs
+
+_GRAPH = "tensorflow.python.framework.ops:Graph"
+_CONTEXT = "tensorflow.python.eager.context:Context"
+_CALLBACKS = "tensorflow.python.framework.op_callbacks"
+_UNSEEN = "what a step in Python uses that no checkpoint brings back goes unsaid"
+
+
+@needs(
+    f"{_GRAPH}._get_function",
+    without="functions that a graph calls are not looked into, and what no checkpoint brings back may go unsaid",
+    instead=lambda graph, name: None,
+)
+def called_function(graph: Any, name: str) -> Any:
+    """The function of this name in a graph, with its own `graph`; None if the graph has none.
+
+    It relies on `_get_function` giving what was traced, and not its definition.
+    """
+    return graph._get_function(name)
+
+
+@needs(
+    f"{_GRAPH}._functions",
+    without="functions in functions of a dataset are not looked into, and a resumed run does not claim to be exact",
+    instead=lambda graph: [],
+)
+def nested_functions(graph: Any) -> list[Any]:
+    """All functions that a graph knows. It relies on `_functions` having them by name."""
+    return [called_function(graph, name) for name in graph._functions]
+
+
+@needs(
+    "tensorflow:__internal__.FuncGraph",
+    without="a model that uses eager tensors of its own may fail where it is traced for a name or a shape",
+    instead=lambda name: tf.Graph(),
+)
+def passing_graph(name: str) -> Any:
+    """A graph to trace in and forget. It relies on `FuncGraph`, which takes eager tensors as `tf.function` does."""
+    return tf.__internal__.FuncGraph(name)
+
+
+@needs(
+    "tensorflow:__internal__.tracking.Trackable",
+    without="trainer.state keeps no other objects of TensorFlow's than modules, iterators and checkpoints",
+    instead=lambda: (tf.Module, tf.data.Iterator, tf.train.Checkpoint),
+)
+def trackable_kinds() -> tuple[type, ...]:
+    """The classes of what `tf.train.Checkpoint` saves. It relies on their having the base `Trackable`."""
+    return (tf.__internal__.tracking.Trackable,)
+
+
+@needs(
+    "tensorflow.core.protobuf.trackable_object_graph_pb2:TrackableObjectGraph",
+    without="weights from a checkpoint of tf.train.Checkpoint are found by its own keys instead of by their names",
+    instead=lambda saved: {},
+)
+def names_in_checkpoint(saved: bytes) -> dict[str, str]:
+    """The names of variables by their keys in a checkpoint of `tf.train.Checkpoint`.
+
+    It relies on the message in which that keeps what it has saved of which object.
+
+    Args:
+        saved: the message.
+    """
+    from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+
+    graph = TrackableObjectGraph.FromString(saved)
+    return {entry.checkpoint_key: entry.full_name for node in graph.nodes for entry in node.attributes}
+
+
+# -- ops that Python code runs ----------------------------------------------------------------------------------------
+
+
+@needs(
+    f"{_CALLBACKS}:add_op_callback",
+    f"{_CALLBACKS}:remove_op_callback",
+    without=_UNSEEN,
+    instead=lambda see: nullcontext(),
+)
+@contextmanager
+def seeing_ops(see: Callable[..., None]) -> Iterator[None]:
+    """Have each op that this thread runs or traces meanwhile seen.
+
+    It relies on TensorFlow's op callbacks.
+
+    Args:
+        see: called with the op's kind, inputs, attributes and outputs, its name, and the graph if it is traced.
+    """
+    from tensorflow.python.framework import op_callbacks
+
+    op_callbacks.add_op_callback(see)
+    try:
+        yield
+    finally:
+        op_callbacks.remove_op_callback(see)
+
+
+@needs(
+    f"{_CALLBACKS}:clear_op_callbacks",
+    f"{_CALLBACKS}:add_op_callback",
+    f"{_CONTEXT}.op_callbacks",
+    without=_UNSEEN,
+    instead=nullcontext,
+)
+@contextmanager
+def no_ops_seen() -> Iterator[None]:
+    """Have the ops that are run meanwhile not seen: of a call whose graph is known, for example."""
+    from tensorflow.python.eager import context
+    from tensorflow.python.framework import op_callbacks
+
+    seeing = list(context.context().op_callbacks)
+    op_callbacks.clear_op_callbacks()
+    try:
+        yield
+    finally:
+        for see in seeing:
+            op_callbacks.add_op_callback(see)
+
+
+@needs(
+    f"{_CONTEXT}.has_function",
+    f"{_CONTEXT}.get_function_def",
+    without=_UNSEEN,
+    instead=lambda name: None,
+)
+def function_definition(name: str) -> Any:
+    """The definition of the function that eager code calls by this name, a `FunctionDef`; None if it is an op."""
+    from tensorflow.python.eager import context
+
+    now = context.context()
+    return now.get_function_def(name) if now.has_function(name) else None
+
+
+@needs(
+    "tensorflow.python.framework.op_def_registry:get",
+    without="each op of a step in Python counts as one whose result no checkpoint brings back",
+    instead=lambda kind: True,
+)
+def is_stateful(kind: str) -> bool:
+    """Whether running an op twice may give two results; so for one of which TensorFlow says nothing."""
+    from tensorflow.python.framework import op_def_registry
+
+    definition = op_def_registry.get(kind)
+    return definition is None or definition.is_stateful

@@ -1,0 +1,546 @@
+"""What prototrain relies on in TensorFlow and Keras without their promise: a test for each function of `private_api`.
+
+When one fails with a new version, that function is where to mend it.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import SimpleTrainer
+from prototrain.callbacks import SaveOnExit
+from prototrain.checkpoint.global_random import global_random_kept
+from prototrain.data.stages import name_of
+from prototrain.data.stream import TrainingData
+from prototrain.data.worth import STAGES
+from prototrain.errors import ModelError
+from prototrain.private_api import datasets, graphs, of_keras, runtime
+from prototrain.private_api.needs import NEEDS, Need, has, lacking, missing, needs
+from tests.conftest import ROOT
+from tests.tiny import tiny_datasets, tiny_model
+
+
+def test_everything_is_there() -> None:
+    assert lacking() == []
+    assert {name for name in NEEDS if not has(name)} == set()
+
+
+# -- tf.data ----------------------------------------------------------------------------------------------------------
+
+
+def numbers() -> tf.data.Dataset:
+    return tf.data.Dataset.range(8).shuffle(8, seed=3).map(lambda x: x + 1, num_parallel_calls=2).batch(2)
+
+
+def the(name: str, dataset: Any) -> Any:
+    """The stage of this name above everything that a dataset reads from."""
+    while name_of(dataset) != name:
+        (dataset,) = datasets.stage_inputs(dataset)
+    return dataset
+
+
+def test_an_iterator_has_a_state_in_one_tensor() -> None:
+    iterator, other = iter(numbers()), iter(numbers())
+    next(iterator)
+    state = datasets.iterator_state(iterator)
+    assert state.dtype == tf.variant
+    expected = next(iterator).numpy()
+    datasets.set_iterator_state(other, state)
+    np.testing.assert_array_equal(next(other), expected)
+
+
+def test_an_iterator_s_handle_is_what_ops_take() -> None:
+    handle = datasets.iterator_handle(iter(tf.data.Dataset.range(5)))
+    assert handle.dtype == tf.resource
+    (first,) = tf.raw_ops.IteratorGetNext(iterator=handle, output_types=[tf.int64], output_shapes=[[]])
+    assert first == 0
+
+
+def test_a_state_names_a_shuffle_s_generator(tmp_path: Path) -> None:
+    for dataset, expected in ((numbers(), True), (tf.data.Dataset.range(8).batch(2), False)):
+        iterator = iter(dataset)
+        next(iterator)
+        prefix = str(tmp_path / f"{expected}")
+        state = datasets.iterator_state(iterator)
+        tf.raw_ops.SaveV2(prefix=prefix, tensor_names=["state"], shape_and_slices=[""], tensors=[state])
+        assert datasets.holds_generator(Path(f"{prefix}.data-00000-of-00001").read_bytes()) == expected
+
+
+def test_the_classes_of_stages_are_called_so() -> None:
+    from tensorflow.python.data import experimental, ops
+
+    homes = [ops.__path__, [f"{path}/ops" for path in experimental.__path__]]
+    places = [f"tensorflow.python.data.{name}" for name in ("ops", "experimental.ops")]
+    found = zip(places, map(pkgutil.iter_modules, homes), strict=True)
+    modules = [importlib.import_module(f"{place}.{each.name}") for place, inside in found for each in inside]
+    kinds = (kind for module in modules for kind in vars(module).values() if inspect.isclass(kind))
+    names = {kind.__name__.removesuffix("V2").removesuffix("Dataset") for kind in kinds}
+    assert set(STAGES) - names == set()
+
+
+def test_a_dataset_knows_its_stages_and_their_functions() -> None:
+    assert datasets.tells_stages()
+    batch = numbers()
+    (parallel,) = datasets.stage_inputs(batch)
+    (shuffle,) = datasets.stage_inputs(parallel)
+    assert [name_of(stage) for stage in (batch, parallel, shuffle)] == ["_Batch", "_ParallelMap", "_Shuffle"]
+    (function,) = datasets.stage_functions(parallel)
+    assert {"AddV2"} <= {op.type for op in function.graph.get_operations()} and function.captured_inputs == []
+    assert datasets.stage_functions(shuffle) == []
+
+
+def test_a_reader_stands_for_a_dataset() -> None:
+    assert name_of(datasets.stood_for(tf.data.TFRecordDataset("a", num_parallel_reads=2))) == "ParallelInterleave"
+    assert datasets.stood_for(numbers()) is None
+
+
+def test_a_stage_has_what_it_was_given_in_attributes() -> None:
+    settings = datasets.stage_settings(tf.data.Dataset.range(9).batch(4, drop_remainder=True))
+    given = [value.numpy() for value in settings.values() if isinstance(value, tf.Tensor) and value.dtype != tf.variant]
+    assert sorted(given) == [True, 4]
+
+
+def test_what_a_stage_was_told_of_order_and_seeds() -> None:
+    plain = tf.data.Dataset.range(4)
+    anew, same = plain.shuffle(4), plain.shuffle(4, seed=0, reshuffle_each_iteration=False)
+    assert [datasets.is_seeded(stage) for stage in (anew, same)] == [False, True]
+    assert [datasets.has_each_pass_anew(stage) for stage in (anew, same)] == [True, False]
+    drawn = [the("_Random", tf.data.Dataset.random(seed=seed)) for seed in (None, 3)]
+    assert [datasets.is_seeded(stage) for stage in drawn] == [False, True]
+    for kind in (False, True, None):
+        parallel = plain.map(lambda x: x, num_parallel_calls=2, deterministic=kind)
+        batched = plain.batch(2, num_parallel_calls=2, deterministic=kind)
+        assert datasets.is_declared_unordered(parallel) == datasets.is_declared_unordered(batched) == (kind is False)
+
+
+def test_a_cache_knows_its_file() -> None:
+    found = [datasets.cache_file(tf.data.Dataset.range(4).cache(*file)).numpy() for file in ([], ["there"])]
+    assert found == [b"", b"there"]
+
+
+def test_the_options_that_were_set() -> None:
+    assert datasets.set_options(tf.data.Options()) == {}
+    options = tf.data.Options()
+    options.deterministic = True
+    options.threading.private_threadpool_size = 2
+    assert len(options.autotune.__class__.__name__) and options.autotune.enabled is None  # only asked for
+    assert set(datasets.set_options(options)) == {"deterministic", "threading"}
+
+
+# -- graphs and ops ---------------------------------------------------------------------------------------------------
+
+
+@tf.function(autograph=False)
+def inner(x: Any) -> Any:
+    return x * 2
+
+
+@tf.function(autograph=False, input_signature=[tf.TensorSpec([])])
+def outer(x: Any) -> Any:
+    return inner(x) + 1
+
+
+def test_the_functions_in_a_graph_are_traced_ones() -> None:
+    graph = outer.get_concrete_function().graph
+    (call,) = (op for op in graph.get_operations() if "PartitionedCall" in op.type)
+    found = graphs.called_function(graph, call.node_def.attr["f"].func.name)
+    assert "Mul" in {op.type for op in found.graph.get_operations()}
+    assert graphs.called_function(graph, "no_such") is None
+    assert "Mul" in {op.type for each in graphs.nested_functions(graph) for op in each.graph.get_operations()}
+
+
+def test_a_passing_graph_takes_eager_tensors() -> None:
+    eager = tf.constant([1.0, 2.0])
+    with graphs.passing_graph("passing").as_default():
+        assert not tf.executing_eagerly() and (eager + tf.ones([2])).shape == [2]
+
+
+def test_what_a_checkpoint_of_tensorflow_s_can_save() -> None:
+    kinds = graphs.trackable_kinds()
+    table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, 0)
+    assert all(isinstance(thing, kinds) for thing in (tf.Module(), iter(tf.data.Dataset.range(2)), table))
+    assert not isinstance("text", kinds)
+
+
+def test_a_checkpoint_of_tensorflow_s_has_the_names_of_variables(tmp_path: Path) -> None:
+    path = tf.train.Checkpoint(some=tf.Variable(1.0, name="mine")).write(str(tmp_path / "some"))
+    saved = tf.train.load_checkpoint(path).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH")
+    assert graphs.names_in_checkpoint(saved)["some/.ATTRIBUTES/VARIABLE_VALUE"] == "mine"
+
+
+def test_ops_are_seen_as_they_run() -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def see(kind: Any, inputs: Any, attributes: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> None:
+        assert len(inputs) == 2 and outputs[0].shape == []
+        seen.append((kind.decode() if isinstance(kind, bytes) else kind, graph is None))
+
+    one = tf.constant(1.0)
+    with graphs.seeing_ops(see):
+        tf.add(one, one)
+        with graphs.no_ops_seen():
+            tf.multiply(one, one)
+        tf.subtract(one, one)
+    tf.multiply(one, one)
+    assert [kind for kind, eager in seen if eager] == ["AddV2", "Sub"]
+
+
+def test_what_is_known_of_ops_and_functions() -> None:
+    outer(tf.constant(1.0))
+    definition = graphs.function_definition(outer.get_concrete_function().name.decode())
+    assert [argument.name for argument in definition.signature.input_arg] == ["x"] and definition.node_def
+    assert graphs.function_definition("AddV2") is None
+    assert [graphs.is_stateful(kind) for kind in ("AddV2", "RandomUniform", "NoSuch")] == [False, True, True]
+
+
+# -- what TensorFlow keeps --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_seed() -> Iterator[None]:
+    before = runtime.tensorflow_seed()
+    yield
+    runtime.set_tensorflow_seed(before)
+
+
+@pytest.mark.usefixtures("own_seed")
+def test_the_seed_of_random_ops() -> None:
+    tf.random.set_seed(7)
+    assert runtime.tensorflow_seed() == 7
+    generator = runtime.drawing_seeds()
+    assert isinstance(generator, random.Random)
+    state = generator.getstate()
+    first = tf.random.uniform([])
+    generator.setstate(state)
+    runtime.set_tensorflow_seed(7)
+    assert tf.random.uniform([]) == first
+    runtime.set_tensorflow_seed(None)
+    assert runtime.tensorflow_seed() is None
+
+
+def test_variables_are_told_of_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[Any] = []
+    from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
+
+    monkeypatch.setattr(BaseResourceVariable, "handle", BaseResourceVariable.handle)  # to be put back
+    variable = tf.Variable(1.0)
+    runtime.tell_of_uses(used.append)
+    handle = runtime.raw_handle(variable)
+    assert used == []
+    variable.assign_add(1.0)
+    assert used and all(runtime.raw_handle(each) is handle for each in used)
+    used.clear()
+    tf.function(lambda: variable + 1)()
+    assert used
+
+
+def test_what_a_table_is_given(tmp_path: Path) -> None:
+    (tmp_path / "words").write_text("a\nb\n")
+
+    def of_file(value: Any) -> Any:
+        place = tf.lookup.TextFileIndex.WHOLE_LINE, tf.int64, value
+        return tf.lookup.TextFileInitializer(str(tmp_path / "words"), tf.string, place[0], place[1], value)
+
+    def of_arrays(*values: int) -> Any:
+        return tf.lookup.KeyValueTensorInitializer(["a", "b"], tf.constant(values, tf.int64))
+
+    line, zero = tf.lookup.TextFileIndex.LINE_NUMBER, tf.lookup.TextFileIndex.WHOLE_LINE
+    found = [
+        tf.lookup.TextFileInitializer(str(tmp_path / "words"), tf.string, zero, tf.int64, line, vocab_size=size)
+        for size in (None, 2)
+    ]
+    texts = [runtime.table_contents(each) for each in (of_arrays(1, 2), of_arrays(2, 1), *found)]
+    assert None not in texts and len(set(texts)) == 4
+    assert runtime.table_contents(of_arrays(1, 2)) == texts[0]
+    table = object.__new__(tf.lookup.StaticHashTable)
+    assert not runtime.is_table_made(table)
+    table.__init__(of_arrays(1, 2), 0)
+    assert runtime.is_table_made(table)
+
+
+def test_a_writer_can_be_another_one_for_each_call(tmp_path: Path) -> None:
+    class Alternating(runtime.ChangingWriter):
+        def __init__(self) -> None:
+            self.asked = 0
+            self.writers = [tf.summary.create_file_writer(str(tmp_path / name)) for name in "ab"]
+
+        def present(self) -> Any:
+            self.asked += 1
+            return self.writers[self.asked % 2]
+
+    assert runtime.can_change_writers()
+    writer = Alternating()
+    with writer.as_default(step=1):
+        tf.summary.scalar("one", 1.0)
+        tf.summary.scalar("two", 2.0)
+    for each in writer.writers:
+        each.close()
+    contents = [next((tmp_path / name).iterdir()).read_bytes() for name in "ab"]
+    assert writer.asked == 2 and [b"two" in content for content in contents] == [True, False]
+
+
+def test_workers_are_connected_and_let_go_of() -> None:
+    from tensorflow.python.eager import context
+
+    assert runtime.has_started() == (tf.config.list_logical_devices() != [])
+    given = inspect.signature(context.Context.configure_coordination_service).parameters
+    asked = ("service_type", "service_leader", "heartbeat_timeout_in_ms", "cluster_register_timeout_in_ms")
+    assert {*asked, "coordinated_jobs"} <= set(given)
+    assert context.coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=2).num_tasks == 2
+    assert [*inspect.signature(context.Context.abort_collective_ops).parameters] == ["self", "code", "message"]
+
+
+def test_what_a_coordinator_has_scheduled_says_whether_it_is_there() -> None:
+    from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
+
+    result = RemoteValueImpl(None, tf.TensorSpec([]))
+    assert not runtime.is_ready(result)
+    result._set_values(tf.constant(1.0))
+    assert runtime.is_ready(result)
+
+
+# -- Keras ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_keras_keeps_for_a_thread_is_put_back() -> None:
+    first = keras.layers.Dense(1).name
+    with global_random_kept(), of_keras.keras_globals_kept():
+        keras.utils.set_random_seed(11)
+        assert of_keras.keras_seed() == 11
+        with global_random_kept():
+            keras.utils.set_random_seed(12)
+            keras.utils.clear_session()
+            assert keras.layers.Dense(1).name == "dense"
+        assert of_keras.keras_seed() == 11
+    assert keras.layers.Dense(1).name not in ("dense", first)
+
+
+def test_a_stateless_scope_is_known() -> None:
+    assert not of_keras.in_stateless_scope()
+    with keras.StatelessScope():
+        assert of_keras.in_stateless_scope()
+
+
+def test_a_functional_model_has_a_class_of_its_own() -> None:
+    given = keras.Input([2])
+    model = keras.Model(given, keras.layers.Dense(1)(given))
+    assert isinstance(model, of_keras.functional_kinds()) and not isinstance(keras.Model(), of_keras.functional_kinds())
+
+
+@pytest.mark.parametrize("kind", ["Dense", "Conv2D", "ReLU", "LSTM", "GlobalAveragePooling2D", "BatchNormalization"])
+def test_the_names_of_layers_without_one(kind: str) -> None:
+    layer = keras.layers.LSTM(1) if kind == "LSTM" else None
+    arguments = {"Dense": [1], "Conv2D": [1, 1]}.get(kind, [])
+    layer = layer or getattr(keras.layers, kind)(*arguments)
+    assert layer.name.startswith(of_keras.snake_case(kind))
+    assert layer.name.removeprefix(of_keras.snake_case(kind)).strip("_0123456789") == ""
+
+
+class Nested(keras.layers.Layer):
+    """A layer with a layer, a dropout's seed and two weights of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = keras.layers.Dense(1, activity_regularizer="l2")
+        self.dropout = keras.layers.Dropout(0.5)
+        self.factor = self.add_weight(shape=(), name="factor")
+        self.count = self.add_weight(shape=(), name="count", trainable=False)
+
+    def call(self, x: Any) -> Any:
+        return self.dropout(self.inside(x), training=True) * self.factor
+
+
+def test_what_is_in_a_layer() -> None:
+    layer = Nested()
+    layer(tf.ones([2, 2]))
+    assert {id(each) for each in of_keras.layers_within(layer)} == {id(layer), id(layer.inside), id(layer.dropout)}
+    assert [weight.name for weight in of_keras.own_weights(layer)] == ["factor", "count"]
+    assert len(layer.losses) == 1
+    of_keras.forget_losses(layer)
+    assert not layer.losses and not layer.inside.losses
+
+
+def test_a_symbolic_tensor_knows_its_layer() -> None:
+    dense = keras.layers.Dense(1)
+    assert of_keras.made_by(dense(keras.Input([2]))) is dense
+
+
+def test_a_variable_of_keras_gets_another_path_and_another_value() -> None:
+    variable, other = keras.Variable([1.0], name="some"), tf.Variable([3.0])
+    of_keras.call_by(variable, "scope/some")
+    assert variable.path == "scope/some"
+    double = of_keras.stand_in(variable, other)
+    double.assign([4.0])
+    assert (other.numpy(), variable.numpy(), double.path) == ([4.0], [1.0], variable.path)
+    of_keras.hold(variable, other)
+    variable.assign_add([1.0])
+    assert variable.value is other and other.numpy() == [5.0]
+
+
+def test_adam_s_slots() -> None:
+    adam, variable = keras.optimizers.Adam(0.1), keras.Variable([1.0])
+    adam.build([variable])
+    adam.apply([tf.constant([2.0])], [variable])
+    mean, square = of_keras.adam_slots(adam, variable)
+    np.testing.assert_allclose([mean.numpy()[0], square.numpy()[0]], [0.1 * 2, 0.001 * 4], rtol=1e-5)
+
+
+def test_averages_are_not_added_up() -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        variable, optimizer = tf.Variable([5.0]), keras.optimizers.SGD(1.0)
+        optimizer.build([variable])
+    of_keras.expect_averages(optimizer)
+    strategy.run(tf.function(lambda: optimizer.apply([tf.constant([2.0])], [variable])))
+    assert variable.numpy() == [3.0]
+
+
+def test_the_attributes_of_keras_callbacks_that_are_no_state() -> None:
+    assert set(vars(keras.callbacks.Callback())) >= {"_model", "params"}
+    assert set(vars(keras.callbacks.CSVLogger("a"))) >= {"writer"}
+    assert "csv_file" in keras.callbacks.CSVLogger.on_train_begin.__code__.co_names
+    assert {"_model", "params", "writer", "csv_file"} <= of_keras.CALLBACK_SCRATCH
+
+
+# -- without it -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Has functions find that what they need is not there."""
+
+    def lose(*names: str) -> None:
+        for name in names:
+            monkeypatch.setitem(missing, name, [NEEDS[name].names[0]])
+
+    return lose
+
+
+def test_names_that_are_not_there_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = [
+        "tensorflow.python.no_such_module:Thing",
+        "tensorflow.python.eager.context:Context._no_such",
+        "tensorflow:data.no_such",
+        "keras:optimizers.Adam._no_such",
+    ]
+    for name in wrong:
+        with monkeypatch.context() as patch:
+            patch.setattr("prototrain.private_api.needs.NEEDS", {**NEEDS})
+            patch.setattr("prototrain.private_api.needs.missing", {})
+
+            @needs("keras:Variable._value", name, without="it is not done", instead=lambda: "nothing")
+            def some_need() -> str:
+                return "something"
+
+            assert some_need() == "nothing"
+            line = f"WARNING: TensorFlow {tf.__version__} with Keras {keras.__version__} has no {name.split(':')[1]}: "
+            assert lacking() == [f"{line}it is not done"]
+    assert Need(("a",), "b").names == ("a",)
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [["iterator_state"], ["set_iterator_state", "iterator_state"], ["stage_inputs"], ["set_options"]],
+    ids=lambda names: names[0],
+)
+def test_the_position_in_the_data_is_replayed(lost: list[str], without: Callable[..., None]) -> None:
+    without(*lost)
+    data = TrainingData(tiny_datasets, seed=1, announce=lambda line: None)
+    assert data.mode == "replay" and data.reason
+
+
+def test_a_cache_or_a_shuffle_of_which_nothing_is_known(without: Callable[..., None]) -> None:
+    without("cache_file", "is_seeded", "is_declared_unordered", "has_each_pass_anew")
+    ordered = tf.data.Dataset.range(4)
+    for dataset in (ordered.cache(), ordered.shuffle(4, seed=3), ordered.map(lambda x: x, num_parallel_calls=2)):
+        data = TrainingData(lambda each=dataset: {"trn": each.map(lambda x: {"x": x}).batch(2)}, seed=1)
+        assert data.mode != "iterator" and data.reason
+
+
+def test_without_averages_several_towers_are_refused(without: Callable[..., None]) -> None:
+    without("expect_averages", "hold", "stand_in")
+    with pytest.raises(ModelError, match=r"train on one tower, or with another version of Keras"):
+        of_keras.expect_averages(keras.optimizers.SGD())
+    with pytest.raises(ModelError, match=r"make the model's layers inside of build\(\)"):
+        of_keras.hold(keras.Variable([1.0]), tf.Variable([1.0]))
+
+
+def test_a_run_does_without_all_of_it(experiment: Path, without: Callable[..., None], capsys: Any) -> None:
+    without(*NEEDS)
+    for steps in (3, 6):
+        trainer = SimpleTrainer(tiny_model(), experiment=experiment)
+        trainer.train([SaveOnExit()], max_steps=steps)
+    assert trainer.global_step == 6 and trainer.data.mode != "iterator"
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING: TensorFlow")]
+    assert len(lines) == 2 * len(NEEDS) == 2 * len({line.partition(" has no ")[2] for line in lines})
+
+
+# -- nowhere else -----------------------------------------------------------------------------------------------------
+
+OTHERS = {"sweeps/study.py": {"_trial_id"}}  # of Optuna, which has a public name in the next version only
+PACKAGE = ROOT / "prototrain"
+SOURCES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def defined(tree: ast.AST) -> set[str]:
+    """All names and attributes that a module gives to something."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+OWN = set().union(*map(defined, SOURCES.values()))
+
+
+def private_names(tree: ast.AST) -> Iterator[str]:
+    """What of another package's private parts a module touches."""
+    here = defined(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+            owner = node.value.id if isinstance(node.value, ast.Name) else None
+            known = OWN if owner in ("self", "cls") or isinstance(node.value, ast.Call) else here
+            is_dunder = node.attr.endswith("__") and node.attr != "__internal__"
+            if node.attr not in known and owner not in sys.stdlib_module_names and not is_dunder:
+                yield node.attr
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) == "keras.Variable":
+            yield "keras.Variable"  # not every version's own variables are one: of_keras.KerasVariable is meant
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if node.value.startswith(("tensorflow.python.", "keras.src.")):
+                yield node.value
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            yield from (name for name in modules if name.startswith(("tensorflow.", "keras.")))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_private_names_are_used_in_one_place(path: Path) -> None:
+    if path.parent.name != "private_api":
+        assert set(private_names(SOURCES[path])) == OTHERS.get(str(path.relative_to(PACKAGE)), set())
+
+
+def test_private_names_are_seen() -> None:
+    program = """
+from tensorflow.python.eager import context
+import keras.src.models
+def f(self, stage): return stage._inputs(), self._seed2_of_it, tf.__internal__, "tensorflow.python.x"
+"""
+    assert len(list(private_names(ast.parse(program)))) == 6
