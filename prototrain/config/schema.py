@@ -82,13 +82,15 @@ class Key:
         """The accepted values in words, for messages."""
         largest = None if self.maximum == _LARGEST_INT else self.maximum
         signs = ((">=", self.minimum), (">", self.above), ("<=", largest), ("<", self.below))
+        numbers = self.choices if self.type == "int" else ()
         bounds = " and ".join(f"{sign} {bound}" for sign, bound in signs if bound is not None)
         words = {
             "str": " or ".join(self.choices) or "str",
             "function": 'function or "module:name"',
             "optimizer": f'{", ".join(self.choices)}, a Keras optimizer, a factory, or "module:name" of a factory',
         }.get(self.type, self.type)
-        return " ".join(filter(None, (words, bounds))) + (" or None" if self.default is None else "")
+        found = " or ".join([" ".join(filter(None, (words, bounds))), *numbers])
+        return found + (" or None" if self.default is None else "")
 
     def in_bounds(self, number: float) -> bool:
         """Tell whether `number` keeps all four bounds."""
@@ -154,6 +156,7 @@ SCHEMA: Final[dict[str, Key]] = {
     "model.batch_size": Key(type="int", required=True, minimum=1),
     "model.num_steps": Key(type="int", required=True, minimum=0),
     "model.accumulate_steps": Key(type="int", default=1, minimum=1),
+    "model.data_sharding": Key(type="str", default="batch", choices=("batch", "files", "none")),
     "model.jit_compile": Key(type="bool", default=False),
     "model.mixed_precision": Key(type="str", default=None, choices=("mixed_bfloat16", "mixed_float16")),
     "model.trainable_variables.filter_fn": _FUNCTION,
@@ -261,6 +264,8 @@ def _convert(kind: str, spec: Key, value: Any) -> Any:
         return value if isinstance(value, str) and (not spec.choices or value in spec.choices) else UNSET
     if kind == "int":
         right = isinstance(value, numbers.Integral) and not isinstance(value, bool) and spec.in_bounds(int(value))
+        if isinstance(value, str) and value in spec.choices:
+            return value
         return int(value) if right else UNSET
     if kind == "float":
         number = _finite(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else None

@@ -62,6 +62,7 @@ CONTRACT: list[tuple[str, Any, Any, Any]] = [
     ("model.batch_size", UNSET, 1, 0),
     ("model.num_steps", UNSET, 0, -1),
     ("model.accumulate_steps", 1, 4, 0),
+    ("model.data_sharding", "batch", "files", "examples"),
     ("model.jit_compile", False, True, 1),
     ("model.mixed_precision", None, "mixed_bfloat16", True),
     ("model.trainable_variables.filter_fn", None, keep_all, 3),
