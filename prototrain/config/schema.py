@@ -136,7 +136,8 @@ SCHEMA: Final[dict[str, Key]] = {
     "trainer.validation_step_interval": Key(type="int", default=100, minimum=1),
     "trainer.summary_save_interval": Key(type="int", default=50, minimum=1),
     "trainer.print_interval": Key(type="int", default=100, minimum=1),
-    "trainer.checkpoint_save_interval": Key(type="int", default=1000, minimum=1),
+    "trainer.checkpoint_save_interval": Key(type="int", default=1000, minimum=1, choices=("auto",)),
+    "trainer.failures_per_day": Key(type="float", default=0.03, above=0),
     "trainer.validation_batches": Key(type="int", default=1, minimum=0),
     "trainer.max_checkpoints_to_keep": Key(type="int", default=5, minimum=1),
     "trainer.random_seed": Key(type="int", default=1337, minimum=0, maximum=2**32 - 1),
@@ -155,8 +156,8 @@ SCHEMA: Final[dict[str, Key]] = {
     "model.weights_load_path": Key(type="str", default=None),
     "model.batch_size": Key(type="int", required=True, minimum=1),
     "model.num_steps": Key(type="int", required=True, minimum=0),
-    "model.accumulate_steps": Key(type="int", default=1, minimum=1),
     "model.data_sharding": Key(type="str", default="batch", choices=("batch", "files", "none")),
+    "model.accumulate_steps": Key(type="int", default=1, minimum=1),
     "model.jit_compile": Key(type="bool", default=False),
     "model.mixed_precision": Key(type="str", default=None, choices=("mixed_bfloat16", "mixed_float16")),
     "model.trainable_variables.filter_fn": _FUNCTION,
@@ -263,9 +264,9 @@ def _convert(kind: str, spec: Key, value: Any) -> Any:
     if kind == "str":
         return value if isinstance(value, str) and (not spec.choices or value in spec.choices) else UNSET
     if kind == "int":
-        right = isinstance(value, numbers.Integral) and not isinstance(value, bool) and spec.in_bounds(int(value))
         if isinstance(value, str) and value in spec.choices:
             return value
+        right = isinstance(value, numbers.Integral) and not isinstance(value, bool) and spec.in_bounds(int(value))
         return int(value) if right else UNSET
     if kind == "float":
         number = _finite(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else None
