@@ -5,7 +5,8 @@
 Three workers train on this machine, or on a Ray cluster. Kills hit any of them, the chief too, at random moments; one
 worker is stopped (SIGSTOP) so that it never answers, and one is stopped for a while right when it starts. What is
 compared is every scalar of every step in metrics.jsonl. What a restart costs is what the disturbed run took longer, in
-seconds and in seconds of the processors, for each time that the group was started again.
+seconds and in seconds of the processors, for each time that the group was started again. The pauses are the seconds
+from each disturbance to the next line with a step that a new group has made.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import re
 import resource
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -44,6 +46,7 @@ class Drill:
     processor: float
     restarts: int
     kinds: dict[str, int]
+    pauses: list[float]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -74,6 +77,12 @@ def main(arguments: list[str] | None = None) -> int:
         f"{(disturbed.processor - whole.processor) / restarts:.1f} s of the processors: "
         f"{'DIFFERENT' if problems else 'equal in every scalar'}"
     )
+    pauses = sorted(disturbed.pauses)
+    if pauses:
+        print(
+            f"pauses: {statistics.median(pauses):.1f} s in the middle, {pauses[-1]:.1f} s the longest; in turn: "
+            f"{', '.join(f'{pause:.1f}' for pause in disturbed.pauses)}"
+        )
     for problem in problems:
         print(f"DIFFERENT: {problem}")
     return 1 if problems else 0
@@ -122,6 +131,7 @@ def drill(directory: Path, options: argparse.Namespace, random: Random, *, kills
         _processor_seconds() - before,
         len(re.findall(r"\(restart \d+ of at most", text)),
         disturbing.kinds,
+        disturbing.pauses,
     )
 
 
@@ -137,6 +147,9 @@ class Disturbing:
 
     def __init__(self, pid: int, options: argparse.Namespace, random: Random, kills: int) -> None:
         self.kinds: dict[str, int] = {}
+        self.pauses: list[float] = []
+        self._hit: float | None = None
+        self._is_new = False  # whether the group is another one than was hit
         self._supervisor = psutil.Process(pid)
         self._random = random
         # The first third kills only; then one is stopped for good, and one comes late.
@@ -152,6 +165,10 @@ class Disturbing:
     def hear(self, line: str) -> None:
         """Take a line that the run has printed."""
         found = re.match(r"step (\d+), epoch", line)
+        self._is_new |= "starting all workers again" in line
+        if found is not None and self._hit is not None and self._is_new:
+            self.pauses.append(time.monotonic() - self._hit)
+            self._hit = None
         if found is None or not self._left or int(found[1]) < self._next:
             return
         self._reached = int(found[1])
@@ -159,6 +176,8 @@ class Disturbing:
         what = self._left.pop(0)
         self.kinds[what] = self.kinds.get(what, 0) + 1
         victim = self._random.choice(self._workers())
+        if self._hit is None:
+            self._hit, self._is_new = time.monotonic(), False
         victim.send_signal(signal.SIGSTOP if what == "stop" else signal.SIGKILL)
         if what == "late":
             self._delay_one()

@@ -44,10 +44,24 @@ def default_callbacks(model: ModelProtocol) -> list[Callback]:
         evaluation=[validation.every(steps=config["trainer.validation_step_interval"])],
         summary_steps=config["trainer.summary_save_interval"],
         print_steps=config["trainer.print_interval"],
-        save={"steps": config["trainer.checkpoint_save_interval"]},
+        save=_saves(config),
         keep=config["trainer.max_checkpoints_to_keep"],
     )
     return [*standard, *_for_the_best(config), *own_callbacks(model)]
+
+
+def _saves(config: Config) -> dict[str, Any]:
+    """When checkpoints are written."""
+    steps = config["trainer.checkpoint_save_interval"]
+    if steps == "auto":
+        return {"interval": "auto", "failures_per_day": config["trainer.failures_per_day"]}
+    return {"steps": steps}
+
+
+def _saver(keep: int, save: Mapping[str, Any]) -> Callback:
+    if "interval" in save:
+        return ModelSaver(max_to_keep=keep, asynchronous=True, **save)
+    return ModelSaver(max_to_keep=keep, asynchronous=True).every(**save)
 
 
 def _for_the_best(config: Config) -> list[Callback]:
@@ -81,7 +95,7 @@ def standard_callbacks(
         evaluation: the callbacks that measure held-out data, with their intervals.
         summary_steps: steps between recorded scalars; None for none.
         print_steps: steps between printed scalars; None for none.
-        save: when checkpoints are written, as `Callback.every` takes it.
+        save: when checkpoints are written, as `Callback.every` takes it, or `ModelSaver` its own interval.
         keep: how many of them stay.
         printer: prints the scalars; by default all of them.
     """
@@ -94,7 +108,7 @@ def standard_callbacks(
         JSONWriter(),
         *([printer.every(steps=print_steps)] if print_steps else []),
         ProgressBar(),
-        ModelSaver(max_to_keep=keep, asynchronous=True).every(**save),
+        _saver(keep, save),
         SaveOnExit(),
         StopOnNaN(),
     ]

@@ -93,8 +93,11 @@ class Agreement:
         Returns:
             what differs although the data is described in the same way, in words.
         """
-        fingerprint = built.data.fingerprint()
-        mine = {**fingerprint, "files": built.data_files(), "first batch": digest_of(built.data.first_batch)}
+        fingerprint, files = built.data.fingerprint(), built.data_files()
+        if built.data.share.is_own:  # of which nobody but its owner knows how much there is
+            fingerprint |= {"pipeline": [], "batches per pass": None}
+            files = files if built.data.share.sharding == "files" else {}
+        mine = {**fingerprint, "files": files, "first batch": digest_of(built.data.first_batch)}
         told = self._exchange("the training data", mine)
         chief = told[0]
         lines = []
@@ -109,6 +112,8 @@ class Agreement:
             if found:
                 lines.append(f"worker {index} has other data than the chief ({'; '.join(found)})")
         self._refuse("the training data", lines)
+        if built.data.share.is_own:
+            return None if built.data.is_made_up else _same_shares([other["first batch"] for other in told])
         others = [f"worker {index}" for index, other in enumerate(told) if other["first batch"] != chief["first batch"]]
         if not others:
             return None
@@ -143,3 +148,11 @@ class Agreement:
                 f"the workers disagree on {what}: {'; '.join(lines)}; start all of them with the same command, code "
                 "and data"
             )
+
+
+def _same_shares(first_batches: list[str]) -> str | None:
+    """Which workers seem to read the same although each should have data of its own, in words."""
+    same = [index for index, digest in enumerate(first_batches) if first_batches.count(digest) > 1]
+    if not same:
+        return None
+    return f"workers {', '.join(map(str, same))} begin with the same batch, although each should have data of its own"

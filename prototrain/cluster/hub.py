@@ -47,7 +47,8 @@ class Hub:
 
     Args:
         names: of the workers, for messages, in their order.
-        send: takes the index of a worker and a message for it; one that is gone is left out.
+        send: takes the index of a worker and a message for it; one that is gone is left out. What goes to several is
+            the same object, and stays as it is.
         limits: how long to wait; may be changed while it runs.
         clock: returns the time in seconds.
 
@@ -73,6 +74,7 @@ class Hub:
         self._given_at: dict[tuple[int, int], float] = {}
         self._left: dict[int, Message] = {}
         self._done = -1
+        self._gone: int | None = None  # the first worker that is
 
     def hear(self, index: int, message: Message) -> None:
         """Take a worker's message."""
@@ -101,6 +103,7 @@ class Hub:
         """The connection to a worker has ended."""
         seat = self._seats[index]
         seat.is_gone = True
+        self._gone = index if self._gone is None else min(self._gone, index)
         if self.over is None and (self._given or not seat.has_ended):
             self._fail(index, ENDED if seat.has_ended else GONE)
 
@@ -118,8 +121,9 @@ class Hub:
             for index, seat in enumerate(self._seats)
             if (waiting and index not in waiting) or seat.beat["reading"] or now - seat.heard > SILENT_SECONDS
         }
+        beats = {"kind": "beats", "states": states}
         for index in range(len(self._seats)):
-            self._send(index, {"kind": "beats", "states": states})
+            self._send(index, beats)
         if self.over is None:
             self._judge(now, waiting)
 
@@ -130,9 +134,8 @@ class Hub:
         if number in self._left:
             self._send(index, self._left[number])
             return
-        gone = next((other for other, seat in enumerate(self._seats) if seat.is_gone), None)
-        if gone is not None:
-            self._fail(gone, ENDED)
+        if self._gone is not None:
+            self._fail(self._gone, ENDED)
             return
         given = self._given.setdefault(number, {})
         given[index] = message
@@ -147,8 +150,9 @@ class Hub:
         if different is not None:
             self._fail(different, f"it is at {subjects[different]}, and the chief is at {subjects[0]}")
             return
+        parts = {"kind": "given", "number": number, "values": [given[i]["value"] for i in sorted(given)]}
         for other in given:
-            self._send(other, {"kind": "given", "number": number, "values": [given[i]["value"] for i in sorted(given)]})
+            self._send(other, parts)
 
     # -- who is to blame ----------------------------------------------------------------------------------------------
 

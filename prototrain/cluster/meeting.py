@@ -53,6 +53,7 @@ class Meeting:
         self._limits = limits
         self._digest = digest(addresses)
         self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._sent: tuple[Message, bytes] = {}, b""
         self._hub: Hub | None = None
         self._is_complete, self._is_closed = threading.Event(), threading.Event()
         self._is_closing = self._is_forked = False
@@ -179,7 +180,9 @@ class Meeting:
     def _send(self, index: int, message: Message) -> None:
         writer = self._writers.get(index)
         if writer is not None and not writer.is_closing() and not self._is_closing:
-            writer.write(json.dumps(message).encode() + b"\n")
+            if message is not self._sent[0]:  # with many workers, to write it once for each would take seconds
+                self._sent = message, json.dumps(message).encode() + b"\n"
+            writer.write(self._sent[1])
 
 
 def meet(

@@ -140,7 +140,7 @@ class OnRay:
         self._bundle: dict[str, float] = {"CPU": 1.0, **({"GPU": float(gpus_per_worker)} if gpus_per_worker else {})}
         self._group: Any = None
         self._spare: Any = None
-        self._is_ours = _connect(address, workers)
+        self._is_ours = connect(address, workers)
 
     def take(self, is_over: Callable[[], bool], shares: int | None) -> Sequence[Seat]:
         self._release()
@@ -217,8 +217,12 @@ class OnRay:
         self._group = self._spare = None
 
 
-def _connect(address: str, workers: int) -> bool:
+def connect(address: str, cpus: int) -> bool:
     """Be connected with a cluster; returns whether this process was not before.
+
+    Args:
+        address: see `OnRay`.
+        cpus: what a cluster that lives as long as this process counts for.
 
     Raises:
         ConfigError: Ray is not installed.
@@ -233,7 +237,7 @@ def _connect(address: str, workers: int) -> bool:
         raise ConfigError("a cluster needs Ray, which is not installed: pip install 'prototrain[ray]'") from error
     if ray.is_initialized():
         return False
-    options: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False} if address == _LOCAL else {}
+    options: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if address == _LOCAL else {}
     if address == _LOCAL:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:

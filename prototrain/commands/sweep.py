@@ -40,6 +40,13 @@ def add(commands: Any) -> None:
         choices=("none", "median", "halving", "hyperband"),
         help="ends bad trials early (default: median with --search, none with --grid)",
     )
+    sweep.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help="run the trials on this Ray cluster, J at a time (needs the extra ray)",
+    )
+    sweep.add_argument("--cpus-per-trial", metavar="C", type=float, help="of the cluster's account (default: 1)")
+    sweep.add_argument("--gpus-per-trial", metavar="G", type=float, help="also a part of one, such as 0.5 (default: 0)")
     sweep.add_argument("--trainer", metavar="MODULE:CLASS", type=reference, help="as for prototrain run")
     sweep.add_argument("--towers", metavar="N|NAMES", help="as for prototrain run, of each trial")
     sweep.set_defaults(command=_sweep)
@@ -74,4 +81,7 @@ def _sweep(options: argparse.Namespace) -> None:
         overrides=given(options),
         trainer=options.trainer,
         towers=options.towers,
+        cluster=options.cluster,
+        cpus_per_trial=options.cpus_per_trial,
+        gpus_per_trial=options.gpus_per_trial,
     )

@@ -82,6 +82,7 @@ class Key:
         """The accepted values in words, for messages."""
         largest = None if self.maximum == _LARGEST_INT else self.maximum
         signs = ((">=", self.minimum), (">", self.above), ("<=", largest), ("<", self.below))
+        numbers = self.choices if self.type == "int" else ()
         bounds = " and ".join(f"{sign} {bound}" for sign, bound in signs if bound is not None)
         words = {
             "bool": " or ".join(("bool", *self.choices)),
@@ -89,7 +90,8 @@ class Key:
             "function": 'function or "module:name"',
             "optimizer": f'{", ".join(self.choices)}, a Keras optimizer, a factory, or "module:name" of a factory',
         }.get(self.type, self.type)
-        return " ".join(filter(None, (words, bounds))) + (" or None" if self.default is None else "")
+        found = " or ".join([" ".join(filter(None, (words, bounds))), *numbers])
+        return found + (" or None" if self.default is None else "")
 
     def in_bounds(self, number: float) -> bool:
         """Tell whether `number` keeps all four bounds."""
@@ -135,7 +137,8 @@ SCHEMA: Final[dict[str, Key]] = {
     "trainer.validation_step_interval": Key(type="int", default=100, minimum=1),
     "trainer.summary_save_interval": Key(type="int", default=50, minimum=1),
     "trainer.print_interval": Key(type="int", default=100, minimum=1),
-    "trainer.checkpoint_save_interval": Key(type="int", default=1000, minimum=1),
+    "trainer.checkpoint_save_interval": Key(type="int", default=1000, minimum=1, choices=("auto",)),
+    "trainer.failures_per_day": Key(type="float", default=0.03, above=0),
     "trainer.validation_batches": Key(type="int", default=1, minimum=0),
     "trainer.max_checkpoints_to_keep": Key(type="int", default=5, minimum=1),
     "trainer.random_seed": Key(type="int", default=1337, minimum=0, maximum=2**32 - 1),
@@ -154,6 +157,7 @@ SCHEMA: Final[dict[str, Key]] = {
     "model.weights_load_path": Key(type="str", default=None),
     "model.batch_size": Key(type="int", required=True, minimum=1),
     "model.num_steps": Key(type="int", required=True, minimum=0),
+    "model.data_sharding": Key(type="str", default="batch", choices=("batch", "files", "none")),
     "model.accumulate_steps": Key(type="int", default=1, minimum=1),
     "model.jit_compile": Key(type="bool", default=False, choices=("auto",)),
     "model.mixed_precision": Key(type="str", default=None, choices=("mixed_bfloat16", "mixed_float16")),
@@ -261,6 +265,8 @@ def _convert(kind: str, spec: Key, value: Any) -> Any:
     if kind == "str":
         return value if isinstance(value, str) and (not spec.choices or value in spec.choices) else UNSET
     if kind == "int":
+        if isinstance(value, str) and value in spec.choices:
+            return value
         right = isinstance(value, numbers.Integral) and not isinstance(value, bool) and spec.in_bounds(int(value))
         return int(value) if right else UNSET
     if kind == "float":

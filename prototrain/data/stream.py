@@ -14,6 +14,7 @@ import tensorflow as tf
 from prototrain.data.choice import choose_position
 from prototrain.data.elements import check_spec, made_up_batch
 from prototrain.data.pipeline import describe_pipeline, first_difference
+from prototrain.data.shares import OwnPlaces, Share
 from prototrain.data.source import Source
 from prototrain.data.stages import stages
 from prototrain.data.waiting import PATIENCE
@@ -24,6 +25,7 @@ from prototrain.system.tracebacks import cause
 from prototrain.system.wording import ALLOW_CHANGED_DATA, FRESH
 
 LONGEST_DEAFNESS = 0.2  # seconds, while batches are read again
+SAME_DATA = "each worker reads all the training data"
 
 _alive: weakref.WeakSet[TrainingData] = weakref.WeakSet()
 
@@ -49,12 +51,17 @@ class TrainingData:
         batch_size: the number of examples in such a batch, where the shape leaves it open.
         repeat: whether a dataset with an end begins anew there; otherwise that is the end of the training, and a
             resumed run reads it from its start.
+        share: which of several workers reads.
         clock: returns the time in seconds.
 
     Attributes:
+        share: as it was given.
+        own_places: where a worker with a share of its own finds its place, if it is not the chief, whose is in the
+            checkpoints.
+        total: how many batches were trained on in all passes.
         datasets: everything that `make` returned, by name.
         element_spec: of a training batch.
-        first_batch: of the training data, or what was made up in its place.
+        first_batch: of the training data, or what was made up in its place, as `is_made_up` says.
         reason: why the mode is not "iterator".
         caveat: why the place that was restored last is not the exact one, or None.
         allow_changes: whether a restore goes on with other data than was saved.
@@ -73,8 +80,12 @@ class TrainingData:
         declared: Mapping[str, Any] | None = None,
         batch_size: int = 1,
         repeat: bool = True,
+        share: Share = Share(),  # noqa: B008 - it is frozen
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self.share = share
+        self.own_places: OwnPlaces | None = None
+        self.total = 0
         self._announce = announce
         self._clock = clock
         self._source = Source(make, seed, announce)
@@ -93,6 +104,7 @@ class TrainingData:
         self._position, self.reason, self.first_batch = choose_position(
             self._source, announce, is_single_pass=self._is_single_pass, made_up=made_up
         )
+        self.is_made_up = made_up is not None
         self.datasets = self._source.datasets
         self.element_spec = self._source.training.element_spec
         self._pipeline = describe_pipeline(self._source.training)
@@ -201,6 +213,7 @@ class TrainingData:
             reads_ahead: whether more than these have been read, for a step that failed.
         """
         self._position.offset += batches
+        self.total += batches
         self._reads_ahead |= reads_ahead
 
     def _settle(self) -> None:
@@ -231,7 +244,8 @@ class TrainingData:
     def write(self, prefix: str) -> Callable[[], dict[str, Any]]:
         """Hold on to the position; returns a function that writes it, as a part of a checkpoint."""
         self._settle()
-        finish, about = self._position.write(prefix), {"mode": self.mode, "fingerprint": self.fingerprint()}
+        about = {"mode": self.mode, "fingerprint": self.fingerprint(), "total": self.total}
+        finish = self._position.write(prefix)
         return lambda: {**finish(), **about}
 
     def read(self, prefix: str, meta: dict[str, Any]) -> None:
@@ -240,21 +254,53 @@ class TrainingData:
         Raises:
             CheckpointError: the data is not what the position was saved of, or it cannot be read.
         """
-        refused, weakened = self._changes(meta)
         self.caveat, self._reads_ahead = None, False
+        then, now = meta["fingerprint"].get("division"), self.share.division
+        total = meta.get("total", meta["offset"])
+        if then != now:
+            self._begin_anew(meta, f"{now or SAME_DATA}, and not as before ({then or SAME_DATA})")
+        elif self.own_places is None or now is None:
+            self.require_unchanged(meta)
+            self.go_to(prefix, meta)
+        elif not self.own_places.restore(self, total, now):
+            self._begin_anew(meta, "the place of this worker in its share of the training data is not known")
+        self.total = total
+
+    def _begin_anew(self, meta: dict[str, Any], why: str) -> None:
+        if self.own_places is not None:
+            self.own_places.clear()
+        self.caveat = f"{why}: a new pass begins"
+        self._position.begin(meta["pass"] + 1)
+
+    def require_unchanged(self, meta: dict[str, Any]) -> None:
+        """Check that the data is what a position was saved of, unless changes are allowed.
+
+        Raises:
+            CheckpointError: it is not.
+        """
+        refused, _ = self._changes(meta)
         if refused and not self.allow_changes:
             raise CheckpointError(
                 f"the training data has changed: {'; '.join(refused)}; use {ALLOW_CHANGED_DATA} "
                 f"to go on with it from a new pass, or {FRESH} to start anew"
             )
+
+    def go_to(self, prefix: str, meta: dict[str, Any]) -> None:
+        """Go to a position that was saved of this data, or of data with changes that are allowed.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
         place = [meta[key] for key in ("pass", "offset", "behind")]
         if not all(type(value) is int and 0 <= value < 2**31 for value in place):
             raise CheckpointError(f"the data position {prefix} is of pass, batch, distance {place}: no run writes that")
+        refused, weakened = self._changes(meta)
         if refused or weakened:
             self.caveat = f"the training data has changed: {'; '.join(refused + weakened)}"
             self._position.begin(meta["pass"] + 1)
         else:
             self.caveat = self._position.read(prefix, meta)
+        self.total = meta.get("total", meta["offset"])
 
     def rewind(self) -> None:
         """Go back to before the last batch that was trained on, after a step that read one and failed.
@@ -273,6 +319,7 @@ class TrainingData:
             "seed": self._source.seed,
             "mode": self.mode,
             "pipeline": self._pipeline,
+            **({"division": self.share.division} if self.share.is_own else {}),
         }
 
     def _changes(self, meta: dict[str, Any]) -> tuple[list[str], list[str]]:

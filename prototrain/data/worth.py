@@ -77,6 +77,7 @@ STAGES: dict[str, Worth] = {
     "_Repeat": PLAIN,
     "_Scan": PLAIN,
     "_Shard": PLAIN,
+    "_AutoShard": PLAIN,  # as the stages in it, of which TensorFlow makes others with a shard in between
     "_Skip": PLAIN,
     "_Take": PLAIN,
     "_TakeWhile": PLAIN,

@@ -59,6 +59,7 @@ _HARMLESS = {
     "trainer.summary_save_interval",
     "trainer.print_interval",
     "trainer.checkpoint_save_interval",
+    "trainer.failures_per_day",
     "trainer.max_checkpoints_to_keep",
     "trainer.cluster_timeout",
     "trainer.stall_timeout",

@@ -19,6 +19,7 @@ from prototrain.data.batches import first_part
 from prototrain.data.knowledge import reshuffles
 from prototrain.data.limits import limited
 from prototrain.data.pipeline import named_files
+from prototrain.data.shares import Share, for_worker, own_spec
 from prototrain.data.stream import TrainingData
 from prototrain.errors import DataError, OutOfMemoryError
 from prototrain.experiment import home_of, source_of
@@ -58,6 +59,7 @@ class BuiltModel:
         placement: the towers; one on the default device if None.
         datasets: in place of the model's `datasets`.
         repeats_data: whether training data with an end begins anew there, or ends the training.
+        share: which of several workers reads the data.
         look: called with this object when the data is there, before the model is built.
         check: called with what `build` returns for training, to say what is wrong with it.
         stop: what ends an evaluation; one that prints nothing if None.
@@ -86,6 +88,7 @@ class BuiltModel:
         *,
         datasets: Callable[[], dict[str, tf.data.Dataset]] | None = None,
         repeats_data: bool = True,
+        share: Share = Share(),  # noqa: B008 - it is frozen
         look: Callable[[BuiltModel], object] = lambda built: None,
         check: Callable[[Any], object] = check_net,
         stop: StopRequest | None = None,
@@ -109,10 +112,15 @@ class BuiltModel:
         self._files: set[str] = set()
         with noting_files(self._files):
             limits = {name: self.config[f"trainer.{name}_batches"] for name in ("limit", "overfit")}
-            make = limited(model.datasets if datasets is None else datasets, **limits)
-            declared, size = declared_spec(model), self.config["model.batch_size"]
+            make = limited(for_worker(model.datasets, share) if datasets is None else datasets, **limits)
             self.data = TrainingData(
-                make, seed=seed, announce=log, declared=declared, batch_size=size, repeat=repeats_data
+                make,
+                seed=seed,
+                announce=log,
+                declared=own_spec(declared_spec(model), share),
+                batch_size=self.config["model.batch_size"] * self.placement.parts // self.placement.towers,
+                repeat=repeats_data,
+                share=share,
             )
         self.datasets = self.data.datasets
         look(self)
@@ -134,7 +142,7 @@ class BuiltModel:
 
     def _create_variables(self, check: Callable[[Any], object]) -> None:
         """Call `build` on a real batch, which creates the variables, and once more, which must find all of them."""
-        parts = self.placement.towers * self.config["model.accumulate_steps"]
+        parts = self.placement.parts * self.config["model.accumulate_steps"]
         first, spec = first_part(self.data.first_batch, parts), self.data.element_spec
         spec = spec if parts == 1 else tf.nest.map_structure(tf.type_spec_from_value, first)
         with building(self.placement.towers, True, step=self.counter.read), dtype_policy(self.policy):

@@ -29,7 +29,10 @@ class ModelProtocol(Protocol):
     def config(self) -> Config: ...
 
     def datasets(self) -> dict[str, tf.data.Dataset]:
-        """Return datasets by name ("trn" and, if there are, "vld" and "tst"); each element is a dict of batches."""
+        """Return datasets by name ("trn" and, if there are, "vld" and "tst"); each element is a dict of batches.
+
+        It may take an argument: which of several workers reads, see `prototrain.data.shares.Share`.
+        """
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
         """Return named tensors for one tower's batch, with "loss" (a scalar) when the labels are in `inputs`."""

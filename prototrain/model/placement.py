@@ -19,15 +19,21 @@ class Placement:
     Args:
         strategy: how towers are placed; one tower on the default device if None.
         first_tower: the index of this process's first tower among those of all processes.
+        own_towers: how many of them are this process's, if it reads what these work on and nothing else.
 
     Attributes:
         towers: how many there are, in all processes.
+        parts: among how many towers what is read here is divided.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy | None = None, *, first_tower: int = 0) -> None:
+    def __init__(
+        self, strategy: tf.distribute.Strategy | None = None, *, first_tower: int = 0, own_towers: int | None = None
+    ) -> None:
         self.strategy = tf.distribute.get_strategy() if strategy is None else strategy
         self.towers: int = self.strategy.num_replicas_in_sync
         self.first_tower = first_tower
+        self.parts: int = self.towers if own_towers is None else own_towers
+        self._first_part = 0 if own_towers is None else first_tower
         self._store: VariableStore | None = None
         self._variables: Mapping[str, tf.Variable] = {}
 
@@ -79,12 +85,12 @@ class Placement:
         return self.strategy.run(function, args=(self._split(inputs),))
 
     def _split(self, inputs: Batch) -> Any:
-        if self.towers == 1:
+        if self.parts == 1:
             return inputs
         with tf.device("CPU:0"):  # where it was read: only its own part goes to each tower
-            parts = split_batch(inputs, self.towers)
+            parts = split_batch(inputs, self.parts)
         return self.strategy.experimental_distribute_values_from_function(
-            lambda context: parts[context.replica_id_in_sync_group]
+            lambda context: parts[context.replica_id_in_sync_group - self._first_part]
         )
 
     def local_results(self, value: Any) -> Sequence[Any]:

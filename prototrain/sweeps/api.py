@@ -41,6 +41,9 @@ def sweep(
     callbacks: Callable[[ModelProtocol], Iterable[Callback]] | None = None,
     trainer: str | Callable[..., TowerTrainer] | None = None,
     towers: int | str | Sequence[str] | None = None,
+    cluster: str | None = None,
+    cpus_per_trial: float | None = None,
+    gpus_per_trial: float | None = None,
 ) -> SweepResult:
     """Train a model many times with different values in its config, each time in an experiment of its own.
 
@@ -56,7 +59,7 @@ def sweep(
         trials: how many to sample in all; None to run every combination.
         objective: the scalar that says how good a trial is; its last value counts.
         mode: whether smaller ("min") or larger ("max") is better.
-        jobs: how many trials run at the same time on this machine.
+        jobs: how many trials run at the same time on this machine, or on the cluster.
         storage: a database URL, or the path of one of Optuna's journal files; by default an SQLite file
             ``<name>.sweep.db`` beside the experiments.
         pruner: what ends bad trials early: "median", "halving", "hyperband" or "none"; by default "median" where trials
@@ -65,13 +68,18 @@ def sweep(
         callbacks: makes the callbacks of a trial, in place of `default_callbacks`; for a model that is an object.
         trainer: see `launch`; for a model that is given by its name a text, "MODULE:CLASS".
         towers: see `launch`.
+        cluster: the address of a Ray cluster, on which the trials run; a trial whose machine is lost goes on elsewhere
+            from its checkpoint. "local" is this machine.
+        cpus_per_trial: how many CPUs of the cluster's account each trial takes; 1 by default.
+        gpus_per_trial: how many GPUs, or which part of one (0.5), each trial takes; none by default.
 
     Returns:
         what has become of every trial.
 
     Raises:
         SweepError: the sweep cannot be begun, its storage fails, no trial has finished, or one was killed.
-        ConfigError: a key or a value of the space is wrong.
+        ConfigError: a key or a value of the space is wrong, or Ray is not installed.
+        ClusterError: there is no cluster at the address.
         KeyboardInterrupt: after Ctrl-C, once all trials are saved.
         SystemExit: after SIGTERM, SIGHUP or SIGXCPU, with exit code 128 + its number, once all trials are saved.
     """
@@ -84,6 +92,7 @@ def sweep(
         raise SweepError(f"pruner must be one of {', '.join(PRUNERS)}, got {pruner!r}")
     if jobs < 1:
         raise SweepError(f"jobs must be at least 1, got {jobs}")
+    _check_resources(cluster, cpus_per_trial, gpus_per_trial)
     found = load_model(model) if isinstance(model, str) else model
     config = found.config.copy()
     config.override(overrides)
@@ -98,8 +107,9 @@ def sweep(
             raise SweepError("callbacks, and a trainer that is no text, need the model itself in place of its name")
         named = towers if isinstance(towers, int | str | None) else ",".join(towers)
         command = _command(model, plan, {"--trainer": trainer, "--towers": named})
-    elif jobs > 1:
-        raise SweepError("several jobs need the model's name, such as 'models.simple', in place of the model itself")
+    elif jobs > 1 or cluster is not None:
+        what = "several jobs need" if cluster is None else "a cluster needs"
+        raise SweepError(f"{what} the model's name, such as 'models.simple', in place of the model itself")
     where = own_database(plan.directory / f"{plan.name}.sweep.db") if storage is None else storage
     stop = StopRequest(_say, saves=False)
     with _quiet_optuna(), reporting_failures(where):
@@ -108,6 +118,8 @@ def sweep(
         with study:
             if command is None:
                 _run_here(study, found, callbacks, trainer=trainer, towers=towers)
+            elif cluster is not None:
+                _run_on_ray(study, command, jobs, stop, cluster, cpus=cpus_per_trial or 1.0, gpus=gpus_per_trial or 0.0)
             else:
                 with stop:
                     _run_in_processes(study, command, jobs, stop)
@@ -116,6 +128,15 @@ def sweep(
     stop.check()
     _check_end(result)
     return result
+
+
+def _check_resources(cluster: str | None, cpus: float | None, gpus: float | None) -> None:
+    if cluster is None and (cpus is not None or gpus is not None):
+        raise SweepError("cpus_per_trial and gpus_per_trial are for a cluster: say which one, such as --cluster auto")
+    if cpus is not None and cpus <= 0:
+        raise SweepError(f"cpus_per_trial must be positive, got {cpus:g}")
+    if gpus is not None and (gpus < 0 or (gpus > 1 and gpus % 1)):
+        raise SweepError(f"gpus_per_trial must be a part of one GPU, or a whole number of them, got {gpus:g}")
 
 
 def _run_here(
@@ -132,7 +153,15 @@ def _run_in_processes(study: Study, command: list[str], jobs: int, stop: StopReq
 
     with closing(Preloaded()) as preloaded:  # to import TensorFlow took longer than many a trial
         start = partial(preloaded.start, "prototrain.cli:main")
-        run_in_processes(study, command, jobs=jobs, stop=stop, say=_say, start=start)
+        run_in_processes(study, command, jobs=jobs, stop=stop, say=_say, start_for=lambda trial: start)
+
+
+def _run_on_ray(study: Study, command: list[str], jobs: int, stop: StopRequest, address: str, **each: float) -> None:
+    from prototrain.sweeps.on_ray import OnRay
+    from prototrain.sweeps.processes import run_in_processes
+
+    with closing(OnRay(address, jobs, say=_say, **each)) as ray, stop:
+        run_in_processes(study, command, jobs=jobs, stop=stop, say=_say, start_for=ray.start_for)
 
 
 def _command(model: str, plan: Plan, options: Mapping[str, object]) -> list[str]:

@@ -23,6 +23,7 @@ _OF_EACH_COMMAND: Final = (
     "trainer.summary_save_interval",
     "trainer.print_interval",
     "trainer.checkpoint_save_interval",
+    "trainer.failures_per_day",
     "trainer.max_checkpoints_to_keep",
 )
 

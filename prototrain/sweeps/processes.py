@@ -148,7 +148,7 @@ def run_in_processes(
     jobs: int,
     stop: StopRequest,
     say: Callable[[str], None],
-    start: StartProcess = new_interpreter,
+    start_for: Callable[[Trial], StartProcess] = lambda trial: new_interpreter,
 ) -> None:
     """Run all trials that are left, some of them at the same time.
 
@@ -158,7 +158,7 @@ def run_in_processes(
         jobs: how many processes.
         stop: while it is requested no trial is begun, and those under way save and stop.
         say: prints a line.
-        start: starts a process.
+        start_for: what starts the process of a trial.
 
     Raises:
         SweepError: the trials do not measure the objective, or the storage has failed.
@@ -169,7 +169,7 @@ def run_in_processes(
         while True:
             while stop.signum is None and len(running) < jobs and (trial := study.next()) is not None:
                 slot = min(set(range(jobs)) - set(running))
-                running[slot] = TrialProcess(trial, command, _environment(slot, jobs), start)
+                running[slot] = TrialProcess(trial, command, _environment(slot, jobs), start_for(trial))
                 say(f"trial {trial.number} runs: {' '.join(trial.settings)}")
             if not running and (stop.signum is not None or not study.is_waiting()):
                 return

@@ -67,6 +67,7 @@ class Trainer:
         stop: asks the run to stop, and says whether somebody has.
         times: where the time of the run goes.
         is_chief: whether this process writes the experiment directory.
+        workers: how many processes train together, each of which ends the run when it fails.
         record_gradient_norm: whether a compiled step has the scalar "gradient_norm".
         allow_changed_data: whether the present run goes on with other training data than its checkpoint was made with.
         check_finite: whether a scalar, update or variable that is not finite ends the run with an error.
@@ -79,6 +80,7 @@ class Trainer:
     datasets: Mapping[str, Any] | None = None
     element_spec: Mapping[str, Any] | None = None
     keras_model: Any = None
+    workers = 1
 
     def __init__(self, *, experiment: Experiment | str | Path | None = None) -> None:
         self.experiment = Experiment(experiment) if isinstance(experiment, (str, Path)) else experiment

@@ -17,6 +17,7 @@ from prototrain.cluster.agreement import WORD_SECONDS, Agreement, LeavingTogethe
 from prototrain.cluster.call_watch import CallWatch
 from prototrain.cluster.shared_directory import require_shared
 from prototrain.cluster.supervision import own_supervision
+from prototrain.data.shares import OwnPlaces, Share, shared_out
 from prototrain.errors import ClusterError, ConfigError, ExperimentError, NonFiniteError, StepError, StopTraining
 from prototrain.experiment import Experiment
 from prototrain.private_api.of_keras import KerasVariable
@@ -102,8 +103,9 @@ class MultiWorkerTrainer(SyncTrainer):
 
     ``prototrain run --workers N`` and `prototrain.cluster.run` start the processes. Or start one per worker with the
     same command, where ``TF_CONFIG`` or Slurm's variables say who is who. All workers read the same data and each takes
-    its part of every batch; only the chief, which is the first worker, writes. The experiment directory must be one
-    that all workers can read, which is tried before the first step.
+    its part of every batch, unless ``model.data_sharding`` gives each a share of its own. Only the chief, which is the
+    first worker, writes the experiment; its directory must be one that all workers see, which is tried before the first
+    step.
 
     Args:
         model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
@@ -137,9 +139,14 @@ class MultiWorkerTrainer(SyncTrainer):
         self._link.limits.silence, self._link.limits.stall = timeout, model.config["trainer.stall_timeout"]
         self._parted, self._ended = False, None
         self._has_told = False  # those who have started this worker that it trains
-        self._share_out(model, strategy.num_replicas_in_sync // self.worker.count, batch)
-        first_tower = strategy.num_replicas_in_sync // self.worker.count * self.worker.index
-        placement = Placement(strategy, first_tower=first_tower)
+        self._has_saved = False  # the chief, since the others have heard of it
+        self._caveat: str | None = None  # of this worker's data, which the others have not heard of
+        towers = strategy.num_replicas_in_sync // self.worker.count
+        self._share_out(model, towers, batch)
+        self.share = Share(self.worker.index, self.worker.count, model.config["model.data_sharding"])
+        placement = Placement(
+            strategy, first_tower=towers * self.worker.index, own_towers=towers if self.share.is_own else None
+        )
         self._agreement = Agreement(self._link)
         with LeavingTogether(self._link), self._agreement.failing_together():
             self._agreement.require_same_settings(model, self)
@@ -147,7 +154,9 @@ class MultiWorkerTrainer(SyncTrainer):
             super().__init__(model, experiment=experiment, placement=placement, batch=batch)
             self._agreement.require_same("the model", {"variables": list(self.variables)})
             self._link.be("getting ready")
-        self.is_chief = self.worker.is_chief
+        self.is_chief, self.workers = self.worker.is_chief, self.worker.count
+        if self.share.is_own and not self.is_chief and self.experiment is not None:
+            self.data.own_places = OwnPlaces(self.experiment.places(self.worker.index), self.experiment.checkpoints)
         self.stop = AgreedStop(self._say)
         self._backup = Backup(self)
         with tf.device("CPU:0"):  # where it can be read whatever the other devices wait for
@@ -242,8 +251,12 @@ class MultiWorkerTrainer(SyncTrainer):
 
         return CompiledCall(dataclasses.replace(plan, before_run=before_run), self._stop_variable)
 
+    def make_datasets(self) -> dict[str, tf.data.Dataset]:
+        return shared_out(super().make_datasets(), self.share, self.global_batch // self.worker.count)
+
     def start_save(self) -> Callable[[], Path]:
         self._backup.expire()
+        self._has_saved = True
         return super().start_save()
 
     def model_state(self) -> list[Any]:
@@ -255,7 +268,7 @@ class MultiWorkerTrainer(SyncTrainer):
             super().log(text)
 
     def describe(self) -> dict[str, Any]:
-        rows = {**super().describe(), "workers": self.worker.count}
+        rows = {**super().describe(), "workers": self.worker.count, "data": self.share.division}
         if self._supervision is None:
             return rows
         group = self._supervision.group
@@ -291,8 +304,27 @@ class MultiWorkerTrainer(SyncTrainer):
         parts = model.config["model.batch_size"] // (towers * model.config["model.accumulate_steps"])
         self._supervision.shares = parts if batch == "global" else self._supervision.group.wanted
 
+    def _note_place(self, *, is_start: bool = False) -> None:
+        """Write down where this worker is in its own share of the data, beside what the chief saves."""
+        if self.data.own_places is None:
+            return
+        try:
+            self.data.own_places.write(self.data, is_start=is_start)
+        except (OSError, tf.errors.OpError) as error:
+            self._say(f"WARNING: worker {self.worker.index} cannot save its place in the data: {in_one_line(error)}")
+
+    def _say_caveats(self, caveats: list[str | None]) -> None:
+        """Say why other workers' shares of the data do not go on exactly, which nobody but they can know."""
+        if self.is_chief and self.share.is_own:
+            known = self.data.caveat
+            found = [f"worker {index}: {why}" for index, why in enumerate(caveats) if why not in (None, known)]
+            if found:
+                self.session.weaken(found)
+
     def _tell_of_start(self) -> None:
         self._has_told = True
+        self._note_place(is_start=True)
+        self._caveat = self.data.caveat
         if self._supervision is None:
             return
         self._supervision.step = self.global_step
@@ -314,7 +346,8 @@ class MultiWorkerTrainer(SyncTrainer):
             StopTraining: another worker ends the run.
             KeyboardInterrupt, SystemExit: a worker was asked to stop, by the signal that it has got.
         """
-        mine = [n, self.global_step, self.data.offset, self.stop.take_save()]
+        caveat, self._caveat = self._caveat, None
+        mine = [n, self.global_step, self.data.total, self.stop.take_save(), self._has_saved, caveat]
         try:
             if self.stop.wanted is not None:
                 self._parted = True
@@ -338,6 +371,10 @@ class MultiWorkerTrainer(SyncTrainer):
                 f"the workers are at different places ({steps}): all of them must be able to read the chief's "
                 "experiment directory, and must read the same data"
             )
+        if told[0][4] or any(place[3] for place in told):
+            self._has_saved = False
+            self._note_place()
+        self._say_caveats([place[5] for place in told])
         if any(place[3] for place in told):
             self.session.save_as_asked()
         return int(min(place[0] for place in told))
@@ -366,6 +403,8 @@ class MultiWorkerTrainer(SyncTrainer):
         if self._link.broken is not None:
             return
         why = None if error is None or isinstance(error, (KeyboardInterrupt, SystemExit)) else in_one_line(error)
+        if why is None and self.state_is_sound and self._has_told:
+            self._note_place()
         if not self._parted and (self.global_step < planned or why is not None):
             self._link.leave(why=why, reason=self.session.stopped_by or "")
         try:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from prototrain.checkpoint.best import best_checkpoint
 from prototrain.data.batches import check_divides
+from prototrain.data.shares import Share, for_worker
 from prototrain.errors import CheckpointError, ConfigError
 from prototrain.experiment import Experiment
 from prototrain.model.built import BuiltModel
@@ -83,6 +84,7 @@ class TowerTrainer(Trainer):
     takes_other_optimizers = False  # whether a resume goes on with one for which there are other variables
     measures_xla = True  # whether it can find out what XLA is worth, for ``model.jit_compile = "auto"``
     repeats_data = True  # whether training data with an end begins anew there, or ends the training
+    share = Share()  # which of several workers reads the data
     config: Config
     datasets: dict[str, tf.data.Dataset]
 
@@ -105,6 +107,7 @@ class TowerTrainer(Trainer):
             self.placement,
             datasets=self.make_datasets,
             repeats_data=self.repeats_data,
+            share=self.share,
             look=self._look_at_data,
             check=self._check_trainable,
             stop=self.stop,
@@ -211,7 +214,7 @@ class TowerTrainer(Trainer):
 
     def make_datasets(self) -> dict[str, tf.data.Dataset]:
         """The model's datasets; the training batches hold `global_batch` examples for all towers."""
-        return self.model.datasets()
+        return for_worker(self.model.datasets, self.share)()
 
     @property
     def global_batch(self) -> int:

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain.cluster.agreement import Agreement
+from prototrain.data.shares import Share
 from prototrain.data.stream import TrainingData
 from prototrain.errors import ClusterError, ConfigError
 from tests.tiny import tiny_arrays, tiny_model
@@ -116,3 +117,23 @@ def test_what_fails_because_of_another_says_that() -> None:
         raise tf.errors.InternalError(None, None, "CollectiveBcastSendV2: aborted")
     with pytest.raises(ValueError, match="own"), table.agreement.failing_together():
         raise ValueError("own")
+
+
+def test_shares_may_differ_and_should() -> None:
+    def of(index: int, sharding: str, examples: int, shift: float, count: int = 2) -> Any:
+        one = built(examples, batch=8, shift=shift)
+        one.data.share = Share(index, count, sharding)
+        one.data_files = lambda: {"here.csv": {"bytes": examples}}
+        return one
+
+    table = Table()
+    assert table.agreement.require_same_data(of(0, "none", 40, 0.0)) is None
+    assert table.agreement.require_same_data(of(1, "none", 24, 1.0)) is None
+    table = Table()
+    table.agreement.require_same_data(of(0, "none", 40, 0.0))
+    warning = table.agreement.require_same_data(of(1, "none", 24, 0.0))
+    assert warning == "workers 0, 1 begin with the same batch, although each should have data of its own"
+    table = Table()
+    table.agreement.require_same_data(of(0, "files", 40, 0.0))
+    with pytest.raises(ConfigError, match=r"file here\.csv bytes was 40 and is 24"):
+        table.agreement.require_same_data(of(1, "files", 24, 1.0))

@@ -71,9 +71,23 @@ def _datasets(order: dict[str, Any]) -> Callable[[], dict[str, tf.data.Dataset]]
     if "missing" in order:
         raise_missing = Path(order["missing"]).read_text
         return lambda: {"trn": raise_missing()}  # type: ignore[dict-item]
+    if "files" in order:
+        return lambda: from_files(order["files"])
     if "rows" in order:
         return lambda: _generated(order["rows"])
     return lambda: endless(order.get("batch", 8))
+
+
+def from_files(directory: str) -> dict[str, tf.data.Dataset]:
+    """Examples from text files, of which each has its own and which are shuffled."""
+    names = tf.data.Dataset.list_files(f"{directory}/*.csv", shuffle=False)
+
+    def example(line: tf.Tensor) -> dict[str, tf.Tensor]:
+        numbers = tf.strings.to_number(tf.strings.split(line, ","))
+        return {"x": tf.ensure_shape(numbers[:4], [4]), "y": tf.cast(numbers[4], tf.int32)}
+
+    examples = names.interleave(tf.data.TextLineDataset, cycle_length=2).shuffle(8).map(example).batch(8)
+    return {"trn": examples, "vld": examples.take(2)}
 
 
 def _generated(rows: int) -> dict[str, tf.data.Dataset]:

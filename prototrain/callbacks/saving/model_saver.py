@@ -5,10 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from prototrain.callbacks.base import Callback, Priority
+from prototrain.callbacks.saving.save_interval import DAY, FAILURE_SECONDS, SaveInterval
 from prototrain.errors import CallbackError, CheckpointError, NonFiniteError
+
+if TYPE_CHECKING:
+    from prototrain.callbacks.trigger import PeriodicTrigger
 
 
 class ModelSaver(Callback):
@@ -19,10 +23,17 @@ class ModelSaver(Callback):
         asynchronous: let training go on while the files are written. A process that is killed meanwhile has the
             checkpoint before; a failure is reported at the next save.
         keep_every_n_hours: besides these, one checkpoint stays for ever whenever this time has passed.
+        interval: "auto" for the interval at which saving and doing lost steps again cost least together, from what
+            saves are measured to cost and how often a failure is expected. Then there is no `every`; the end of the run
+            counts as due.
+        failures_per_day: how often each worker (the process, if there is only one) is expected to fail, for "auto"; by
+            default 0.03, about once a month.
         clock: returns seconds since the epoch.
+        timer: returns the time in seconds, for "auto".
 
     Raises:
-        CallbackError: `max_to_keep` is below 1, or `keep_every_n_hours` is not positive.
+        CallbackError: `max_to_keep` is below 1, `keep_every_n_hours` or `failures_per_day` is not positive, or
+            `interval` is something else.
     """
 
     priority = Priority.SAVE
@@ -33,12 +44,21 @@ class ModelSaver(Callback):
         max_to_keep: int = 5,
         asynchronous: bool = False,
         keep_every_n_hours: float | None = None,
+        interval: Literal["auto"] | None = None,
+        failures_per_day: float | None = None,
         clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.monotonic,
     ) -> None:
         if max_to_keep < 1:
             raise CallbackError(f"ModelSaver: max_to_keep must be at least 1, got {max_to_keep}")
         if keep_every_n_hours is not None and not keep_every_n_hours > 0:
             raise CallbackError(f"ModelSaver: keep_every_n_hours must be positive, got {keep_every_n_hours}")
+        if interval not in (None, "auto"):
+            raise CallbackError(f'ModelSaver: interval must be "auto", got {interval!r}; else use .every(steps=...)')
+        if failures_per_day is not None and (interval is None or not failures_per_day > 0):
+            raise CallbackError(
+                f'ModelSaver: failures_per_day must be positive, and is for interval="auto"; got {failures_per_day}'
+            )
         self.max_to_keep = max_to_keep
         self.asynchronous = asynchronous
         self._under_way: tuple[Callable[[], Path], dict[str, Any]] | None = None
@@ -46,8 +66,14 @@ class ModelSaver(Callback):
         self._clock = clock
         self._kept: list[int] = []
         self._kept_at: float | None = None
+        self._is_timed = interval == "auto"
+        self._failure_seconds = FAILURE_SECONDS if failures_per_day is None else DAY / failures_per_day
+        self._timer = timer
+        self._saved_at = (-1, 0.0)  # the step and the time
 
     def overrides(self, hook: str) -> bool:
+        if hook in ("next_step", "trigger_step") and not self._is_timed:
+            return False
         return super().overrides(hook) and (hook != "state_dict" or self._keep_seconds is not None)
 
     def setup(self) -> None:
@@ -55,12 +81,49 @@ class ModelSaver(Callback):
         if self.trainer.global_step == 0:
             self._kept, self._kept_at = [], None
         self._protect()
+        self._interval = SaveInterval(self._failure_seconds, self.trainer.workers)
 
     def before_train(self) -> None:
         if self._kept_at is None:
             self._kept_at = self._clock()
+        self._saved_at = (-1, self._timer())
+
+    def every(self, **intervals: Any) -> PeriodicTrigger:
+        if self._is_timed:
+            raise CallbackError('ModelSaver: interval="auto" is an interval already, so that .every() has no place')
+        return super().every(**intervals)
+
+    def next_step(self, step: int) -> int | None:
+        return step + 1 if self._is_due() else self.trainer.total_steps
+
+    def trigger_step(self) -> None:
+        # The ends of epochs and of the run are left to `trigger_epoch`, as a `PeriodicTrigger` does.
+        trainer = self.trainer
+        if trainer.local_step < trainer.steps_per_epoch and trainer.global_step < trainer.total_steps:
+            self.trigger()
+
+    def trigger_epoch(self) -> None:
+        if not self._is_timed or self._is_due() or self.trainer.global_step >= self.trainer.total_steps:
+            self.trigger()
+
+    def _is_due(self) -> bool:
+        return self._timer() - self._saved_at[1] >= self._interval.seconds
 
     def trigger(self) -> None:
+        if not self._is_timed:
+            self._save()
+            return
+        begin, step = self._timer(), self.trainer.global_step
+        if self._saved_at[0] == step:
+            return
+        self.trainer.monitors.put_scalar("checkpoint/interval", self._interval.seconds)
+        self._save()
+        self._saved_at = (step, self._timer())
+        line = self._interval.note(self._saved_at[1] - begin)
+        if line is not None:
+            self.trainer.log(line)
+
+    def _save(self) -> None:
         self._finish()
         before = self.state_dict()
         if self._keep_seconds is not None and self._clock() - before["kept_at"] >= self._keep_seconds:

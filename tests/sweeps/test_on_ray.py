@@ -1,0 +1,72 @@
+"""A sweep on a Ray cluster of two nodes on this machine, one of which is lost while a trial runs on it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prototrain.errors import SweepError
+from prototrain.experiment import checkpoint_steps
+from prototrain.sweeps.api import sweep
+from tests.conftest import ROOT
+from tests.preloaded import Program
+from tests.sweeps.test_processes import SLOW
+from tests.tiny import tiny_model
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"gpus_per_trial": 0.5}, "are for a cluster"),
+        ({"cluster": "local", "gpus_per_trial": 1.5}, "a part of one GPU, or a whole number"),
+        ({"cluster": "local", "cpus_per_trial": 0}, "must be positive"),
+        ({"cluster": "local"}, "a cluster needs the model's name"),
+    ],
+)
+def test_resources_that_make_no_sense(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(SweepError, match=said):
+        sweep(tiny_model(), {"model.batch_size": [8]}, **wrong)
+
+
+@pytest.fixture
+def nodes() -> Iterator[Any]:
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    handler = signal.getsignal(signal.SIGTERM)
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    made.add_node(num_cpus=1)
+    yield made
+    made.shutdown()
+    signal.signal(signal.SIGTERM, handler)  # Ray has taken it, and keeps it
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_node_that_is_lost_costs_a_trial_its_steps_since_the_checkpoint(tmp_path: Path, nodes: Any) -> None:
+    (tmp_path / "m.py").write_text(SLOW)
+    (tmp_path / "slow").touch()
+    grid = ["--grid", "model.lr_schedule.constant.value=0.1,0.2", "--jobs", "2", "--cluster", nodes.address]
+    shared = ["-s", "model.num_steps=60", "-s", "trainer.checkpoint_save_interval=5"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    program = Program(["-m", "prototrain.cli", "sweep", "m", *grid, *shared], environment, tmp_path)
+    directories = [tmp_path / f"experiments/e-{number}/checkpoints" for number in range(2)]
+    while not all(map(checkpoint_steps, directories)):
+        assert program.returncode is None, program.stdout.read()
+        time.sleep(0.1)
+    nodes.remove_node(nodes.list_all_nodes()[1], allow_graceful=False)
+    (tmp_path / "slow").unlink()
+    said = program.stdout.read()
+    assert program.wait(20) == 0, said
+    (lost,) = re.findall(r"^trial (\d) is lost with its machine; it is started again elsewhere$", said, re.MULTILINE)
+    assert f"trial {lost} finished: vld/loss" in said and f"trial {1 - int(lost)} finished: vld/loss" in said
+    log = (directories[int(lost)].parent / "train.log").read_text()
+    assert re.search(r"^start +resumed at step (\d+), exact$", log, re.MULTILINE)
+    assert all(checkpoint_steps(directory)[-1] == 60 for directory in directories)
