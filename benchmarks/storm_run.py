@@ -192,7 +192,8 @@ def train_estimator(directory: Path, steps: int) -> None:
         return EstimatorSpec(mode, loss=net.loss, train_op=OptimizerSpec(keras.optimizers.Adam(0.01)))
 
     estimator = Estimator(model_fn, directory, config=RunConfig(save_checkpoints_steps=15, save_summary_steps=5))
-    estimator.train(lambda: trn("iterator").map(_pair), max_steps=steps)
+    # One without an end: a resumed run goes on in it, where it reads one with an end from its start.
+    estimator.train(lambda: trn("iterator").map(_pair).repeat(), max_steps=steps)
     print(f"finished at step {steps}")
 
 

@@ -70,6 +70,12 @@ def tower_index() -> int:
     return 0 if tower is None else tower.index
 
 
+def tower_count() -> int:
+    """How many towers there are, on all machines, where one is being built; 1 outside of `build`."""
+    tower: Tower | None = getattr(_building, "tower", None)
+    return 1 if tower is None else tower.count
+
+
 @contextmanager
 def building(
     count: int, training: bool, index: int | None = None, step: Callable[[], Any] = lambda: 0

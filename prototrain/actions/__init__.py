@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from prototrain.actions.compact import load_compact
 from prototrain.actions.restore import Restored, add_checkpoint, restore
 from prototrain.errors import ConfigError
 from prototrain.model import import_own
 
-__all__ = ["BUILT_IN", "Action", "Restored", "add_checkpoint", "load_action", "restore"]
+__all__ = ["BUILT_IN", "Action", "Restored", "add_checkpoint", "load_action", "load_compact", "restore"]
 
 BUILT_IN = ("evaluate", "export", "inspect")
 

@@ -1,14 +1,16 @@
-"""Write the model as a SavedModel that needs no prototrain, and make sure that it gives what the model gives."""
+"""Write the model as a SavedModel or one file that needs no prototrain, and make sure that it gives the same."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from prototrain.actions.compact import write_compact
 from prototrain.actions.keras_file import export_keras
 from prototrain.actions.restore import add_checkpoint, restore
 from prototrain.actions.saved_model import ServedModel, compare
@@ -18,21 +20,24 @@ from prototrain.system.files import sync
 from prototrain.system.tables import plain_table
 from prototrain.system.terminal import say
 
+_LEFT = re.compile(r"\.tmp-\d+-(\d+)")
+_OF_SAVED_MODEL = ("assets", "assets.extra", "fingerprint.pb", "saved_model.pb", "variables")
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare what the action takes."""
     add_checkpoint(parser)
     parser.add_argument(
         "--format",
-        choices=("saved_model", "keras"),
+        choices=("saved_model", "compact", "keras"),
         default="saved_model",
-        help="a SavedModel with the config's inputs and outputs, or a .keras file of the network, if that is one Keras "
-        "model; default: %(default)s",
+        help="a SavedModel with the config's inputs and outputs; compact: the same as one file, an optimized graph "
+        "with the weights in it; or a .keras file of the network, if that is one Keras model; default: %(default)s",
     )
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
-    """Write ``exported/<step>/`` in the experiment's directory, or ``exported/<step>.keras``.
+    """Write ``exported/<step>/`` in the experiment's directory, or ``exported/<step>.pb``, or ``.keras``.
 
     Its signature ``serving_default`` takes ``actions.export.inputs`` and gives ``actions.export.outputs``, for any
     number of examples. Before it is put in its place, a fresh Python process that cannot import prototrain loads it and
@@ -40,7 +45,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
 
     Args:
         model: has been trained.
-        args: `checkpoint`, and `format`, "saved_model" or "keras".
+        args: `checkpoint`, and `format`, "saved_model", "compact" or "keras".
 
     Raises:
         CheckpointError: there is no checkpoint that fits.
@@ -52,11 +57,12 @@ def run(model: ModelProtocol, args: Namespace) -> None:
         return export_keras(restore(model, args.checkpoint))
     inputs, outputs = (_names(model, f"actions.export.{part}") for part in ("inputs", "outputs"))
     restored = restore(model, args.checkpoint)
-    final = restored.experiment.directory / "exported" / str(restored.checkpoint.step)
+    compact = args.format == "compact"
+    final = restored.experiment.directory / "exported" / f"{restored.checkpoint.step}{'.pb' if compact else ''}"
     if final.exists():
         raise ExperimentError(f"{final} is there already; delete it to export this step again")
     served = ServedModel(restored.built, inputs, outputs)
-    outcome = write_export(served, final)
+    outcome = (write_compact if compact else write_export)(served, final)
     say(plain_table({**restored.describe(), **served.describe(), "compared": outcome}), end="\n\n")
     say(f"exported to {final}")
 
@@ -78,6 +84,7 @@ def write_export(served: ServedModel, final: Path, extra: Mapping[str, Path] = M
     """
     temporary = final.with_name(f".tmp-{final.name}-{os.getpid()}")
     try:
+        sweep(final.parent)
         temporary.mkdir(parents=True)
         served.save(temporary)
         outcome = compare(served, temporary)
@@ -92,6 +99,26 @@ def write_export(served: ServedModel, final: Path, extra: Mapping[str, Path] = M
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return outcome
+
+
+def sweep(directory: Path) -> None:
+    """Delete what exports that were killed have left in a directory: nothing that another one is writing just now."""
+    for path in directory.glob(".tmp-*"):
+        left = _LEFT.fullmatch(path.name)
+        if left is None or path.is_symlink() or not path.is_dir() or _is_alive(int(left[1])):
+            continue
+        if all(inside.name in _OF_SAVED_MODEL for inside in path.iterdir()):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return process != os.getpid()
 
 
 def _names(model: ModelProtocol, key: str) -> list[str]:

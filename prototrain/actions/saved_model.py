@@ -47,6 +47,7 @@ class ServedModel:
 
     Attributes:
         built: has the model.
+        specs: the inputs by name.
         cases: inputs from the training data, with different numbers of examples.
 
     Raises:
@@ -62,7 +63,7 @@ class ServedModel:
         self._paths, first = _real_inputs(built, inputs)
         spec = built.data.element_spec
         of_data = {name: at_path(spec, path) for name, path in self._paths.items() if has_path(spec, path)}
-        specs = {name: _free(name, value, of_data.get(name)) for name, value in first.items()}
+        specs = self.specs = {name: _free(name, value, of_data.get(name)) for name, value in first.items()}
         self._outputs = {f"{key}:{name}": net for key, names in signatures.items() for name, net in names.items()}
         # The model is built once for all of them.
         whole = tf.function(self._serve, autograph=False, input_signature=[specs])
@@ -96,9 +97,11 @@ class ServedModel:
 
     def describe(self) -> dict[str, str]:
         """The default signature, in words."""
-        function = self._functions[DEFAULT]
-        results = function.get_concrete_function().structured_outputs
-        return {"inputs": _signature(function.input_signature[0]), "outputs": _signature(results)}
+        return {"inputs": _signature(self.specs), "outputs": _signature(self.concrete().structured_outputs)}
+
+    def concrete(self) -> Any:
+        """The default signature, traced."""
+        return self._functions[DEFAULT].get_concrete_function()
 
     def tolerance(self, output: tf.Tensor) -> float:
         """What another device, or operations fused in another way, may do to an output: a part of its largest value."""
@@ -128,7 +131,7 @@ class ServedModel:
 
 
 def compare(served: ServedModel, directory: Path) -> str:
-    """Load a SavedModel in a fresh Python process without prototrain, and compare what it gives with the model.
+    """Load what was exported in a fresh Python process without prototrain, and compare what it gives with the model.
 
     Returns:
         on how many examples, and how large the largest difference was.

@@ -37,6 +37,7 @@ def load_weights(
     ignore: Iterable[str] = (),
     names: Names | None = None,
     mismatch: Literal["skip", "error"] = "skip",
+    prepare: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> dict[str, list[str]]:
     """Take over every variable that matches by name and shape. Floats of another precision are converted.
 
@@ -47,6 +48,7 @@ def load_weights(
         ignore: regular expressions for whole names of the model's variables, which keep their values.
         names: says what names of the source are in the model, ahead of the prefix; those that it does not have stay.
         mismatch: whether a variable of another shape is left as it is, or an error.
+        prepare: from the arrays of the source to those that count.
 
     Returns:
         names by what became of them: "loaded" (among them those "type converted"), "excluded", "not in the checkpoint",
@@ -59,7 +61,8 @@ def load_weights(
     if mismatch not in ("skip", "error"):
         raise CheckpointError(f"load_weights: mismatch must be 'skip' or 'error', not {mismatch!r}")
     where = "the given arrays" if isinstance(source, Mapping) else str(source)
-    read = read_weights(source)
+    read: dict[str, Any] = read_weights(source)
+    read = read if prepare is None else prepare(read)
     report: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     saved = _renamed(read, names, prefix, report["excluded"], where)
     if not isinstance(source, Mapping) and str(source).endswith((".h5", ".hdf5")):

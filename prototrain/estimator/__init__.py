@@ -13,6 +13,8 @@ from typing import NoReturn
 
 from prototrain.errors import ModelError
 from prototrain.estimator import export, feature_column
+from prototrain.estimator.base_head import Head
+from prototrain.estimator.baseline import BaselineClassifier, BaselineEstimator, BaselineRegressor
 from prototrain.estimator.canned import (
     DNNClassifier,
     DNNEstimator,
@@ -29,7 +31,6 @@ from prototrain.estimator.export import ClassificationOutput, PredictOutput, Reg
 from prototrain.estimator.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
 from prototrain.estimator.heads import (
     BinaryClassHead,
-    Head,
     LogisticRegressionHead,
     MultiClassHead,
     PoissonRegressionHead,
@@ -44,6 +45,7 @@ from prototrain.estimator.hooks import (
 )
 from prototrain.estimator.logging_hook import LoggingTensorHook
 from prototrain.estimator.multi_head import MultiHead
+from prototrain.estimator.multi_label_head import MultiLabelHead
 from prototrain.estimator.serving import (
     ServingInputReceiver,
     build_parsing_serving_input_receiver_fn,
@@ -56,10 +58,14 @@ from prototrain.estimator.specs import (
     OptimizerSpec,
     RunConfig,
     TrainSpec,
+    VocabInfo,
     WarmStartSettings,
 )
 
 __all__ = [
+    "BaselineClassifier",
+    "BaselineEstimator",
+    "BaselineRegressor",
     "BestExporter",
     "BinaryClassHead",
     "ClassificationOutput",
@@ -84,6 +90,7 @@ __all__ = [
     "ModeKeys",
     "MultiClassHead",
     "MultiHead",
+    "MultiLabelHead",
     "OptimizerSpec",
     "PoissonRegressionHead",
     "PredictOutput",
@@ -97,6 +104,7 @@ __all__ = [
     "SessionRunHook",
     "SessionRunValues",
     "TrainSpec",
+    "VocabInfo",
     "WarmStartSettings",
     "add_metrics",
     "build_parsing_serving_input_receiver_fn",
@@ -116,14 +124,9 @@ _INSTEAD = {
     "inputs": "return a tf.data.Dataset: tf.data.Dataset.from_tensor_slices((x, y)).shuffle(n).repeat().batch(32)",
     "experimental": 'EarlyStopping("eval/loss", mode="min", patience=3).every(steps=n) takes the place of its hooks',
     "tpu": "there is no TPU; see the page on several devices for what there is",
-    "BaselineClassifier": "LinearClassifier learns the same on a numeric_column that is 0 everywhere",
-    "BaselineRegressor": "LinearRegressor learns the same on a numeric_column that is 0 everywhere",
-    "BaselineEstimator": "LinearEstimator learns the same on a numeric_column that is 0 everywhere",
     "BoostedTreesClassifier": _TREES,
     "BoostedTreesEstimator": _TREES,
     "BoostedTreesRegressor": _TREES,
-    "MultiLabelHead": "write it in a model_fn: the sigmoid cross entropy and keras.metrics.AUC(multi_label=True)",
-    "VocabInfo": "the rows of a variable are not moved to another vocabulary; WarmStartSettings takes whole ones",
     "NanLossDuringTrainingError": "prototrain.errors.NonFiniteError is what a loss that is not finite raises",
     "NanTensorHook": "StopOnNaN is in every run, and ends it at the step whose loss or gradient is not finite",
     "StopAtStepHook": "give train() its max_steps",

@@ -14,9 +14,10 @@ import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
+from prototrain.estimator.base_head import Head
 from prototrain.estimator.columns import check_combiner, input_layer, linear_model, ordered
 from prototrain.estimator.estimator import Estimator
-from prototrain.estimator.heads import BinaryClassHead, Head, MultiClassHead, RegressionHead
+from prototrain.estimator.heads import BinaryClassHead, MultiClassHead, RegressionHead
 from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec, RunConfig, WarmStartSettings
 
 Columns = Iterable[Any]
@@ -177,7 +178,7 @@ class LinearClassifier(LinearEstimator):
         loss_reduction: Any = _MEAN,
         sparse_combiner: str = "sum",
     ) -> None:
-        head = _class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
+        head = class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
         super().__init__(head, feature_columns, model_dir, optimizer, config, sparse_combiner, warm_start_from)
 
 
@@ -219,7 +220,7 @@ class DNNClassifier(DNNEstimator):
         loss_reduction: Any = _MEAN,
         batch_norm: bool = False,
     ) -> None:
-        head = _class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
+        head = class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
         more = (activation_fn, dropout, config, warm_start_from, batch_norm)
         super().__init__(head, hidden_units, feature_columns, model_dir, optimizer, *more)
 
@@ -269,7 +270,7 @@ class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
         batch_norm: bool = False,
         linear_sparse_combiner: str = "sum",
     ) -> None:
-        head = _class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
+        head = class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
         deep = (dnn_feature_columns, dnn_optimizer, dnn_hidden_units, dnn_activation_fn, dnn_dropout)
         more = (config, warm_start_from, batch_norm, linear_sparse_combiner)
         super().__init__(head, model_dir, linear_feature_columns, linear_optimizer, *deep, *more)
@@ -325,7 +326,8 @@ def chosen_optimizer(given: Any, learning_rate: float, scope: str | None = None)
     return OptimizerSpec(spec.optimizer, spec.learning_rate, spec.clip_norm, spec.processors, spec.variables or scope)
 
 
-def _class_head(n_classes: int, weight_column: Any, vocabulary: Sequence[str] | None, loss_reduction: Any) -> Head:
+def class_head(n_classes: int, weight_column: Any, vocabulary: Sequence[str] | None, loss_reduction: Any) -> Head:
+    """A head of so many classes."""
     if n_classes == 2:
         return BinaryClassHead(weight_column, None, vocabulary, loss_reduction)
     return MultiClassHead(n_classes, weight_column, vocabulary, loss_reduction)

@@ -37,10 +37,12 @@ from prototrain.estimator.specs import (
 )
 from prototrain.estimator.throttled_validation import ThrottledValidation, prefix, scalars
 from prototrain.estimator.trainers import BuiltProgram, ProgramTrainer, make_trainer
+from prototrain.estimator.warm_start import warm_start
 from prototrain.experiment import Experiment, source_of
 from prototrain.launch import standard_callbacks
 from prototrain.system.signals import outlasting
 from prototrain.system.terminal import say
+from prototrain.system.waiting import announcing
 from prototrain.system.wording import in_digits
 from prototrain.trainers.run_length import ENDLESS
 
@@ -147,9 +149,9 @@ class Estimator:
         trainer.data.allow_changes = True  # what the data is like is the input_fn's concern
         if self._warm_start_from is not None and not done:
             start = self._warm_start_from
-            names = {there: here for here, there in (start.var_name_to_prev_var_name or {}).items()}
-            ignore = [] if start.exclude is None else [f"(?:{start.exclude}).*"]  # from the start of a name
-            trainer.load_weights(start.ckpt_to_initialize_from, ignore=ignore, names=names)
+            with announcing(f"taking over weights from {start.ckpt_to_initialize_from}", trainer.log):
+                table = warm_start(trainer.built, start)
+            trainer.log(table)
         return trainer
 
     def _run(self, trainer: ProgramTrainer, spec: TrainSpec, *more: Callback) -> None:

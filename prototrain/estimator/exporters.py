@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -117,7 +118,9 @@ class _SavedModelExporter(Exporter):
         if self._keep is not None:
             exports = sorted((path for path in Path(export_path).iterdir() if path.name.isdecimal()), key=_number)
             for old in exports[: -self._keep]:
-                shutil.rmtree(old, ignore_errors=True)
+                # A reader sees the whole of it or nothing.
+                doomed = old.rename(old.with_name(f".tmp-{old.name}-{os.getpid()}"))
+                shutil.rmtree(doomed, ignore_errors=True)
         return place
 
 

@@ -24,8 +24,14 @@ from prototrain.estimator.columns import (
     Identity,
     Indicator,
     Numeric,
+    SequenceCategorical,
+    SequenceNumeric,
+    SharedEmbedded,
+    Table,
     Vocabulary,
+    Weighted,
     input_layer,
+    sequence_input_layer,
 )
 
 __all__ = [
@@ -40,6 +46,15 @@ __all__ = [
     "input_layer",
     "make_parse_example_spec",
     "numeric_column",
+    "sequence_categorical_column_with_hash_bucket",
+    "sequence_categorical_column_with_identity",
+    "sequence_categorical_column_with_vocabulary_file",
+    "sequence_categorical_column_with_vocabulary_list",
+    "sequence_input_layer",
+    "sequence_numeric_column",
+    "shared_embedding_columns",
+    "shared_embeddings",
+    "weighted_categorical_column",
 ]
 
 
@@ -165,7 +180,8 @@ def crossed_column(keys: Sequence[Any], hash_bucket_size: int, hash_key: int | N
     """Which values come together, distributed over so many buckets by a hash.
 
     Args:
-        keys: at least two: keys of features, bucketized columns, or categorical ones that are not hashed.
+        keys: at least two: keys of features, bucketized columns, or categorical ones that are neither hashed nor
+            weighted.
         hash_bucket_size: how many buckets there are.
         hash_key: another one gives another hash.
 
@@ -176,17 +192,17 @@ def crossed_column(keys: Sequence[Any], hash_bucket_size: int, hash_key: int | N
     if isinstance(keys, str) or len(parts) < 2:
         raise ModelError(f"crossed_column needs at least two keys, not {keys!r}")
     for part in parts:
-        if isinstance(part, Hashed) or not isinstance(part, str | Bucketized | Categorical):
+        if isinstance(part, Hashed | Weighted) or not isinstance(part, str | Bucketized | Categorical):
             raise ModelError(
-                f"crossed_column takes keys of features, bucketized columns and categorical ones that are not hashed, "
-                f"not {type(part).__name__}"
+                f"crossed_column takes keys of features, bucketized columns and categorical ones that are not "
+                f"weighted and not hashed, not {type(part).__name__}"
             )
     return Crossed(parts, hash_bucket_size, hash_key)
 
 
 def indicator_column(categorical_column: Any) -> Indicator:
     """A categorical column as one number for each value: how often it is there."""
-    return Indicator(columns.categorical(categorical_column, "indicator_column"))
+    return Indicator(columns.categorical(categorical_column, "indicator_column", of_sequences=True))
 
 
 def embedding_column(
@@ -211,8 +227,110 @@ def embedding_column(
         ModelError: the column is of another kind, or there is no such combiner.
     """
     columns.check_combiner(combiner)
-    source = columns.categorical(categorical_column, "embedding_column")
+    source = columns.categorical(categorical_column, "embedding_column", of_sequences=True)
     return Embedded(source, dimension, combiner, initializer, max_norm, trainable)
+
+
+def shared_embeddings(
+    categorical_columns: Iterable[Any],
+    dimension: int,
+    combiner: str = "mean",
+    initializer: Any = None,
+    shared_embedding_collection_name: str | None = None,
+    max_norm: float | None = None,
+    trainable: bool = True,
+) -> list[SharedEmbedded]:
+    """Categorical columns of the same values as vectors that are learned together.
+
+    Args:
+        categorical_columns: of one size each.
+        dimension, combiner, initializer, max_norm, trainable: see `embedding_column`.
+        shared_embedding_collection_name: of the layer that has the vectors; by default made of the columns' names.
+
+    Returns:
+        a column for each.
+
+    Raises:
+        ModelError: there are none, a column is of another kind, their sizes differ, or there is no such combiner.
+    """
+    columns.check_combiner(combiner)
+    sources = [columns.categorical(one, "shared_embeddings", of_sequences=True) for one in categorical_columns]
+    sizes = {f"{source.name} {source.size}" for source in sources}
+    if len({source.size for source in sources}) != 1:
+        raise ModelError(f"shared_embeddings takes columns of one size, not {', '.join(sorted(sizes)) or 'none'}")
+    name = shared_embedding_collection_name or "_".join(sorted(source.name for source in sources)) + "_shared_embedding"
+    table = Table(columns.as_layer_name(name), sources[0].size, dimension, initializer, trainable)
+    return [SharedEmbedded(source, table, combiner, max_norm) for source in sources]
+
+
+shared_embedding_columns = shared_embeddings
+"""As `shared_embeddings`, by the name of TensorFlow 1."""
+
+
+def weighted_categorical_column(
+    categorical_column: Any, weight_feature_key: str, dtype: tf.DType = tf.float32
+) -> Weighted:
+    """A categorical column whose values count as much as another feature says.
+
+    Args:
+        categorical_column: a categorical column.
+        weight_feature_key: the feature that has a number for each value.
+        dtype: of these in a serialized `tf.train.Example`.
+
+    Raises:
+        ModelError: the column is of another kind, or the numbers would be texts.
+    """
+    if dtype == tf.string:
+        raise ModelError(f"weighted_categorical_column: the weights {weight_feature_key!r} must be numbers")
+    source = columns.categorical(categorical_column, "weighted_categorical_column")
+    return Weighted(source, weight_feature_key, dtype)
+
+
+# -- sequences --------------------------------------------------------------------------------------------------------
+
+
+def sequence_numeric_column(
+    key: str,
+    shape: int | Sequence[int] = (1,),
+    default_value: float = 0.0,
+    dtype: tf.DType = tf.float32,
+    normalizer_fn: Callable[[tf.Tensor], tf.Tensor] | None = None,
+) -> SequenceNumeric:
+    """Sequences of numbers, for `sequence_input_layer`.
+
+    Args:
+        key: of the feature, sparse or ragged. In a dense one every example has all steps.
+        shape: of one step.
+        default_value: behind the end of an example.
+        dtype: of the feature in a serialized `tf.train.Example`.
+        normalizer_fn: from the padded batch of numbers to another one of the same shape.
+    """
+    dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
+    return SequenceNumeric(key, dimensions, default_value, dtype, normalizer_fn)
+
+
+def sequence_categorical_column_with_identity(
+    key: str, num_buckets: int, default_value: int | None = None
+) -> SequenceCategorical:
+    """Sequences of what `categorical_column_with_identity` takes; -1 is behind the end of an example."""
+    return SequenceCategorical(categorical_column_with_identity(key, num_buckets, default_value))
+
+
+def sequence_categorical_column_with_hash_bucket(
+    key: str, hash_bucket_size: int, dtype: tf.DType = tf.string
+) -> SequenceCategorical:
+    """Sequences of what `categorical_column_with_hash_bucket` takes."""
+    return SequenceCategorical(categorical_column_with_hash_bucket(key, hash_bucket_size, dtype))
+
+
+def sequence_categorical_column_with_vocabulary_list(key: str, *args: Any, **options: Any) -> SequenceCategorical:
+    """Sequences of what `categorical_column_with_vocabulary_list` takes, with its arguments."""
+    return SequenceCategorical(categorical_column_with_vocabulary_list(key, *args, **options))
+
+
+def sequence_categorical_column_with_vocabulary_file(key: str, *args: Any, **options: Any) -> SequenceCategorical:
+    """Sequences of what `categorical_column_with_vocabulary_file` takes, with its arguments."""
+    return SequenceCategorical(categorical_column_with_vocabulary_file(key, *args, **options))
 
 
 def make_parse_example_spec(feature_columns: Iterable[Column]) -> dict[str, Any]:
@@ -230,20 +348,13 @@ def make_parse_example_spec(feature_columns: Iterable[Column]) -> dict[str, Any]
 
 
 _INSTEAD: Mapping[str, str] = {
-    "shared_embeddings": "give each column an embedding_column of its own, or share a keras.layers.Embedding in a "
-    "model_fn",
-    "weighted_categorical_column": "write it in a model_fn: keras.layers.CategoryEncoding(output_mode='count') takes "
-    "count_weights",
     "linear_model": "LinearClassifier and LinearRegressor take the columns",
+    "SequenceFeatures": "sequence_input_layer(features, columns) gives what it gave",
+    "DenseFeatures": "input_layer(features, columns) gives what it gave",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    instead = _INSTEAD.get(name)
-    if instead is None and name.startswith("sequence_"):
-        instead = "write a model_fn with keras.layers.Embedding and a recurrent layer"
-    if instead is None:
+    if name not in _INSTEAD:
         raise AttributeError(f"module 'prototrain.estimator.feature_column' has no attribute {name!r}")
-    raise ModelError(f"prototrain.estimator.feature_column has no {name}: {instead}")
+    raise ModelError(f"prototrain.estimator.feature_column has no {name}: {_INSTEAD[name]}")

@@ -9,211 +9,24 @@ import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.estimator.export import DEFAULT, ClassificationOutput, PredictOutput, RegressionOutput
-from prototrain.estimator.labels import (
-    REDUCTIONS,
-    all_classes,
-    as_rows,
-    checked_range,
-    columns_of,
-    numbered,
-    reduced,
-    weights_of,
+from prototrain.estimator.base_head import (
+    Metrics,
+    SingleHead,
+    Tensors,
+    checked_thresholds,
+    checked_vocabulary,
 )
-from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec
-
-Tensors = dict[str, Any]
-Metrics = dict[str, keras.metrics.Metric]
+from prototrain.estimator.export import DEFAULT, ClassificationOutput, PredictOutput, RegressionOutput
+from prototrain.estimator.labels import all_classes, as_rows, checked_range, columns_of, numbered
 
 
-class Head:
-    """Base of heads, for the type of it and for heads of your own.
-
-    Attributes:
-        name: what metrics end with, for heads that are part of a `MultiHead`; None for one alone.
-        logits_dimension: how many logits there are for an example.
-    """
-
-    name: str | None = None
-    logits_dimension: int
-
-    def loss(
-        self,
-        labels: Any,
-        logits: Any,
-        features: Any = None,
-        mode: str | None = None,
-        regularization_losses: Sequence[Any] | None = None,
-    ) -> tf.Tensor:
-        """The loss of a batch, with what regularizes it; a scalar."""
-        raise NotImplementedError
-
-    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> Tensors:
-        """What there is to predict, by name; all of it if there are no `keys`."""
-        raise NotImplementedError
-
-    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> Metrics:
-        """New metrics by name."""
-        raise NotImplementedError
-
-    def update_metrics(
-        self,
-        eval_metrics: Metrics,
-        features: Any,
-        logits: Any,
-        labels: Any,
-        regularization_losses: Sequence[Any] | None = None,
-    ) -> Metrics:
-        """Add a batch to the metrics, and return them."""
-        raise NotImplementedError
-
-    def export_outputs(self, logits: Any) -> dict[str, Any]:
-        """The signatures of an exported model, by name."""
-        raise NotImplementedError
-
-    def create_estimator_spec(
-        self,
-        features: Any,
-        mode: str,
-        logits: Any,
-        labels: Any = None,
-        optimizer: Any = None,
-        trainable_variables: Sequence[Any] | None = None,
-        train_op_fn: Callable[[tf.Tensor], Any] | None = None,
-        update_ops: Any = None,
-        regularization_losses: Sequence[Any] | None = None,
-    ) -> EstimatorSpec:
-        """What a `model_fn` returns.
-
-        Args:
-            features, mode, labels: what `model_fn` was given.
-            logits: of shape (examples, `logits_dimension`).
-            optimizer: a Keras optimizer, an `OptimizerSpec`, or a list of these; required to train.
-            trainable_variables: those that it trains; all if None.
-            train_op_fn: takes the loss and returns the optimizer, in its place.
-            update_ops: not used: layers update themselves.
-            regularization_losses: are added to the loss. Those of layers are a part of what is minimised by
-                themselves, unless a `model_fn` has asked for them.
-
-        Raises:
-            ModelError: logits or labels do not fit, or there is no optimizer to train with.
-        """
-        if mode == ModeKeys.PREDICT:
-            return EstimatorSpec(mode, self.predictions(logits), export_outputs=self.export_outputs(logits))
-        loss = self.loss(labels, logits, features, mode, regularization_losses)
-        if mode == ModeKeys.EVAL:
-            metrics = self.metrics(regularization_losses)
-            metrics = self.update_metrics(metrics, features, logits, labels, regularization_losses)
-            return EstimatorSpec(mode, self.predictions(logits), loss, eval_metric_ops=metrics)
-        if (optimizer is None) == (train_op_fn is None):
-            raise ModelError(f"{type(self).__name__}.create_estimator_spec: give it an optimizer=, a Keras optimizer")
-        train_op = optimizer if train_op_fn is None else train_op_fn(loss)
-        if trainable_variables is not None and isinstance(train_op, keras.optimizers.Optimizer):
-            train_op = OptimizerSpec(train_op, variables=list(trainable_variables))
-        return EstimatorSpec(mode, self.predictions(logits), loss, train_op=train_op)
-
-
-class _SingleHead(Head):
-    """What heads with one loss have in common."""
-
-    _width: int | None = 1  # of the losses of an example; None: that of the logits
-
-    def __init__(self, weight_column: Any, loss_reduction: Any, loss_fn: Any, name: str | None) -> None:
-        if str(loss_reduction) not in REDUCTIONS:
-            raise ModelError(f"there is no loss_reduction {loss_reduction!r}; there are {', '.join(REDUCTIONS)}")
-        self.name = name
-        self.loss_reduction = loss_reduction
-        self._weight_column = weight_column
-        self._loss_fn = loss_fn
-
-    def _key(self, name: str) -> str:
-        return f"{name}/{self.name}" if self.name else name
-
-    def _metric(self, kind: type, name: str, **options: Any) -> dict[str, Any]:
-        key = self._key(name)
-        return {key: kind(name=key.replace("/", "_"), **options)}
-
-    def _logits(self, logits: Any) -> tf.Tensor:
-        found = tf.cast(tf.convert_to_tensor(logits), tf.float32)
-        if found.shape.rank is None or found.shape.rank < 2 or found.shape[-1] != self.logits_dimension:
-            raise ModelError(
-                f"{type(self).__name__}: the logits must be of shape (examples, {self.logits_dimension}), not "
-                f"{tuple(found.shape)}"
-            )
-        return found
-
-    def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
-        raise NotImplementedError
-
-    def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-        raise NotImplementedError
-
-    def _measured(self, labels: Any, logits: Any, features: Any) -> tuple[Any, Any, Any, Any]:
-        """Logits, labels, the losses of the examples, and their weights or None."""
-        logits = self._logits(logits)
-        labels = self._labels(labels, logits)
-        if self._loss_fn is None:
-            losses = self._losses(labels, logits)
-        else:
-            given = {"features": features} if "features" in self._loss_fn.__code__.co_varnames else {}
-            losses = as_rows(self._loss_fn(labels=labels, logits=logits, **given), logits)
-        return logits, labels, losses, weights_of(features, self._weight_column, losses)
-
-    def loss(
-        self,
-        labels: Any,
-        logits: Any,
-        features: Any = None,
-        mode: str | None = None,
-        regularization_losses: Sequence[Any] | None = None,
-    ) -> tf.Tensor:
-        _, _, losses, weights = self._measured(labels, logits, features)
-        return with_regularization(reduced(losses, weights, str(self.loss_reduction)), regularization_losses)
-
-    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> Metrics:
-        found = self._metric(keras.metrics.Mean, "average_loss")
-        if regularization_losses is not None:
-            found |= self._metric(keras.metrics.Mean, "regularization_loss")
-        return found
-
-    def update_metrics(
-        self,
-        eval_metrics: Metrics,
-        features: Any,
-        logits: Any,
-        labels: Any,
-        regularization_losses: Sequence[Any] | None = None,
-    ) -> Metrics:
-        logits, labels, losses, weights = self._measured(labels, logits, features)
-        eval_metrics[self._key("average_loss")].update_state(losses, sample_weight=weights)
-        if regularization_losses is not None:
-            eval_metrics[self._key("regularization_loss")].update_state(tf.add_n(list(regularization_losses)))
-        self._update(lambda name: eval_metrics[self._key(name)], labels, logits, weights)
-        return eval_metrics
-
-    def _update(self, metric: Callable[[str], Any], labels: Any, logits: Any, weights: Any) -> None:
-        raise NotImplementedError
-
-    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> Tensors:
-        found = self._predictions(self._logits(logits))
-        missing = [key for key in keys or () if key not in found]
-        if missing:
-            raise ModelError(f"{type(self).__name__} predicts no {missing[0]!r}; it predicts {', '.join(found)}")
-        return {key: value for key, value in found.items() if keys is None or key in keys}
-
-    def _predictions(self, logits: tf.Tensor) -> Tensors:
-        raise NotImplementedError
-
-
-class _ClassHead(_SingleHead):
+class _ClassHead(SingleHead):
     """What heads of classes have in common."""
 
     n_classes: int
 
     def _set_vocabulary(self, label_vocabulary: Sequence[str] | None) -> None:
-        self._vocabulary = None if label_vocabulary is None else list(label_vocabulary)
-        if self._vocabulary is not None and len(self._vocabulary) != self.n_classes:
-            raise ModelError(f"label_vocabulary has {len(self._vocabulary)} labels for {self.n_classes} classes")
+        self._vocabulary = checked_vocabulary(label_vocabulary, self.n_classes)
 
     def _classes(self, scores: tf.Tensor) -> Tensors:
         """What there is to predict of classes, from a score for each."""
@@ -261,9 +74,7 @@ class BinaryClassHead(_ClassHead):
     ) -> None:
         super().__init__(weight_column, loss_reduction, loss_fn, name)
         self._set_vocabulary(label_vocabulary)
-        self._thresholds = tuple(thresholds or ())
-        if not all(0 < threshold < 1 for threshold in self._thresholds):
-            raise ModelError(f"thresholds must lie between 0 and 1, not {self._thresholds}")
+        self._thresholds = checked_thresholds(thresholds)
 
     def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
         found = numbered(as_rows(labels, logits, 1), self._vocabulary)
@@ -286,11 +97,7 @@ class BinaryClassHead(_ClassHead):
             found |= self._metric(m.Mean, name)
         found |= self._metric(_Baseline, "accuracy_baseline")
         found |= self._metric(m.AUC, "auc") | self._metric(m.AUC, "auc_precision_recall", curve="PR")
-        for threshold in self._thresholds:
-            found |= self._metric(m.BinaryAccuracy, f"accuracy/positive_threshold_{threshold:g}", threshold=threshold)
-            for name, kind in (("precision", m.Precision), ("recall", m.Recall)):
-                found |= self._metric(kind, f"{name}/positive_threshold_{threshold:g}", thresholds=threshold)
-        return found
+        return found | self._metrics_at(self._thresholds)
 
     def _update(self, metric: Callable[[str], Any], labels: Any, logits: Any, weights: Any) -> None:
         found = self.predictions(logits)
@@ -351,7 +158,7 @@ class MultiClassHead(_ClassHead):
         metric("accuracy").update_state(labels, self.predictions(logits)["class_ids"], sample_weight=weights)
 
 
-class RegressionHead(_SingleHead):
+class RegressionHead(SingleHead):
     """Numbers; the loss is the squared difference.
 
     Args:
@@ -433,11 +240,6 @@ def PoissonRegressionHead(
         return tf.nn.log_poisson_loss(targets=labels, log_input=logits, compute_full_loss=compute_full_loss)
 
     return RegressionHead(label_dimension, weight_column, loss_reduction, loss_fn, tf.exp, name)
-
-
-def with_regularization(loss: tf.Tensor, losses: Sequence[Any] | None) -> tf.Tensor:
-    """A loss and what regularizes it, if anything does."""
-    return loss + tf.add_n([tf.cast(one, loss.dtype) for one in losses]) if losses else loss
 
 
 class _Baseline(keras.metrics.Mean):  # type: ignore[misc]

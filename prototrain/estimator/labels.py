@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from prototrain.errors import ModelError
 
-_MEAN, _SUM, _WEIGHTED = "sum_over_batch_size", "sum", "weighted_mean"
+_MEAN, SUM, _WEIGHTED = "sum_over_batch_size", "sum", "weighted_mean"
 REDUCTIONS: Mapping[str, str] = {
     "auto": _MEAN,
     _MEAN: _MEAN,
-    _SUM: _SUM,
+    SUM: SUM,
     "weighted_sum_over_batch_size": _MEAN,
-    "weighted_sum": _SUM,
+    "weighted_sum": SUM,
     _WEIGHTED: _WEIGHTED,
 }
 """What losses are reduced by, under the names of TensorFlow 2 and of TensorFlow 1."""
@@ -27,7 +27,7 @@ def reduced(losses: tf.Tensor, weights: tf.Tensor | None, reduction: str) -> tf.
     weighted = losses if weights is None else losses * weights
     total = tf.reduce_sum(weighted)
     kind = REDUCTIONS[reduction]
-    if kind == _SUM:
+    if kind == SUM:
         return total
     if kind == _MEAN or weights is None:
         return total / tf.cast(tf.size(losses), losses.dtype)
@@ -85,6 +85,27 @@ def checked_range(labels: tf.Tensor, n_classes: int) -> tf.Tensor:
         return labels
     with tf.control_dependencies([tf.debugging.Assert(fits, [what, labels])]):
         return tf.identity(labels)
+
+
+def multi_hot(labels: Any, n_classes: int, vocabulary: Sequence[str] | None) -> Any:
+    """Labels as a number for each class, 1 where an example is of it; those that are so already stay as they are.
+
+    Args:
+        labels: sparse or ragged, with the classes of each example as numbers or as texts.
+        n_classes: how many classes there are.
+        vocabulary: the texts.
+
+    Raises:
+        ModelError: they are of another kind; or out of range, which in a traced step fails when it runs.
+    """
+    if not isinstance(labels, tf.SparseTensor | tf.RaggedTensor):
+        return labels
+    sparse = labels if isinstance(labels, tf.SparseTensor) else labels.to_sparse()
+    ids = numbered(sparse.values, vocabulary)
+    if not ids.dtype.is_integer:
+        raise ModelError(f"the labels of the head must be whole numbers or texts, not {ids.dtype.name}")
+    ids = checked_range(tf.cast(ids, tf.int64), n_classes)
+    return tf.cast(tf.sparse.to_indicator(sparse.with_values(ids), n_classes), tf.int64)
 
 
 def weights_of(features: Any, column: Any, losses: tf.Tensor) -> tf.Tensor | None:

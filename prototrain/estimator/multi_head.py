@@ -9,8 +9,8 @@ import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
+from prototrain.estimator.base_head import Head, Metrics, with_regularization
 from prototrain.estimator.export import DEFAULT, PredictOutput
-from prototrain.estimator.heads import Head, Metrics, with_regularization
 
 
 class MultiHead(Head):

@@ -23,8 +23,7 @@ _HINTS = {
     "hooks": "an evaluation is one compiled call",
     "evaluation_hooks": "an evaluation is one compiled call, which has no hooks",
     "prediction_hooks": "a prediction has no hooks",
-    "var_name_to_vocab_info": "the rows of an embedding are not moved to another vocabulary; take over a table of the "
-    "same words, or write the array with numpy and tf.Variable.assign",
+    "ignore": "vars_to_warm_start says what is taken over: a regular expression such as '(?!logits)' leaves some out",
     "scaffold": "the engine makes, saves and restores the variables; use warm_start_from to begin with others",
 }
 
@@ -173,6 +172,37 @@ class OptimizerSpec:
         return found() if callable(found) and not tf.is_tensor(found) else found
 
 
+@dataclass(frozen=True)
+class VocabInfo:
+    """What a variable's rows, or columns, stand for, where a warm start takes them over by words.
+
+    Attributes:
+        new_vocab: the words here: a file with one in each line, or the words themselves.
+        new_vocab_size: how many of them count.
+        num_oov_buckets: how many rows there are behind those of the words.
+        old_vocab: the words there.
+        old_vocab_size: how many of them counted; all if -1.
+        backup_initializer: from a shape to the values of rows that are not there, those of the `num_oov_buckets` too;
+            zeros if None.
+        axis: 0 for rows, such as those of an embedding; 1 for columns, such as those of a layer of logits.
+
+    Raises:
+        ConfigError: the axis is another one.
+    """
+
+    new_vocab: str | Path | Sequence[str]
+    new_vocab_size: int
+    num_oov_buckets: int
+    old_vocab: str | Path | Sequence[str]
+    old_vocab_size: int = -1
+    backup_initializer: Callable[[Sequence[int]], Any] | None = None
+    axis: int = 0
+
+    def __post_init__(self) -> None:
+        if self.axis not in (0, 1):
+            raise ConfigError(f"VocabInfo: axis must be 0 or 1, not {self.axis!r}")
+
+
 @dataclass
 class WarmStartSettings(_Fields):
     """What a new run takes over from a checkpoint.
@@ -180,29 +210,34 @@ class WarmStartSettings(_Fields):
     Attributes:
         ckpt_to_initialize_from: a checkpoint, the directory of a run, or the prefix of a TensorFlow checkpoint.
         vars_to_warm_start: regular expressions, one or a list; variables whose names one of them matches from their
-            start are taken over, where they are of the same shape.
-        var_name_to_prev_var_name: what variables are called there, by their names here, where that is something else.
+            start are taken over, where they are of the same shape. All if None.
+        var_name_to_vocab_info: the words of a variable here and there, by its name here: a `VocabInfo`. It is taken
+            over row by row.
+        var_name_to_prev_var_name: what variables are called there, by their names here, where that is something else;
+            several may be taken from one.
 
     Raises:
         ConfigError: there is no such field, or a value is of another kind.
     """
 
     ckpt_to_initialize_from: str | Path
-    vars_to_warm_start: str | Sequence[str] = ".*"
+    vars_to_warm_start: str | Sequence[str] | None = ".*"
+    var_name_to_vocab_info: Mapping[str, VocabInfo] | None = None
     var_name_to_prev_var_name: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.ckpt_to_initialize_from, str | Path):
             kind = type(self.ckpt_to_initialize_from).__name__
             raise ConfigError(f"warm_start_from must be a directory or WarmStartSettings, not {kind}")
-        given: Any = self.vars_to_warm_start
+        self.vars_to_warm_start = given = ".*" if self.vars_to_warm_start is None else self.vars_to_warm_start
         if not given or not all(isinstance(one, str) for one in ([given] if isinstance(given, str) else given)):
             raise ConfigError(f"vars_to_warm_start takes regular expressions for names of variables, not {given!r}")
 
     @property
     def exclude(self) -> str:
         """A regular expression for the names of variables that keep their values."""
-        given = [self.vars_to_warm_start] if isinstance(self.vars_to_warm_start, str) else self.vars_to_warm_start
+        chosen = self.vars_to_warm_start or ".*"
+        given = [chosen] if isinstance(chosen, str) else chosen
         return f"(?!{'|'.join(f'(?:{one})' for one in given)})"
 
 

@@ -51,6 +51,7 @@ class BuildCall:
         losses: tensors that layers have added, in the order of addition.
         taken: ids of losses and of weights whose regularizers `build` has asked for itself.
         used_by_layers: the ids of the variables that were used while a layer was called.
+        shared: objects by keys, for code that is to make one thing in a call and use it in several places.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class BuildCall:
         self.losses: list[Any] = []
         self.taken: set[int] = set()
         self.used_by_layers: set[int] = set()
+        self.shared: dict[Any, Any] = {}
 
     @property
     def _in_layer(self) -> bool:

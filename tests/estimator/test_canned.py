@@ -181,7 +181,9 @@ def test_a_warm_start_chooses(tmp_path: Path) -> None:
     columns = [size, feature_column.indicator_column(kind)]
     first = estimator.DNNRegressor([4], columns, tmp_path / "first").train(data, steps=1)
     start = estimator.WarmStartSettings(
-        first.model_dir, ["dnn/logits"], {"dnn/hiddenlayer_0/bias": "dnn/hiddenlayer_0/bias"}
+        first.model_dir,
+        ["dnn/logits"],
+        var_name_to_prev_var_name={"dnn/hiddenlayer_0/bias": "dnn/hiddenlayer_0/bias"},
     )
     second = estimator.DNNRegressor(
         [4],
@@ -197,5 +199,5 @@ def test_a_warm_start_chooses(tmp_path: Path) -> None:
     }
     assert same == {"dnn/logits/kernel": True, "dnn/hiddenlayer_0/kernel": False}
     assert second.eval_dir("x").endswith("summaries/eval_x")
-    with pytest.raises(ConfigError, match="has no var_name_to_vocab_info: the rows"):
-        estimator.WarmStartSettings(first.model_dir, var_name_to_vocab_info={})  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="has no ignore: vars_to_warm_start says"):
+        estimator.WarmStartSettings(first.model_dir, ignore="x")  # type: ignore[call-arg]

@@ -108,8 +108,7 @@ CASES: dict[str, Any] = {
     "read the feature 'age' in different ways": lambda: f.make_parse_example_spec(
         [f.numeric_column("age"), f.numeric_column("age", shape=2)]
     ),
-    "has no shared_embeddings: give each column": lambda: f.shared_embeddings,
-    "has no sequence_numeric_column: write a model_fn": lambda: f.sequence_numeric_column,
+    "has no linear_model: LinearClassifier and": lambda: f.linear_model,
 }
 
 

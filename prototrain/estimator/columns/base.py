@@ -1,0 +1,101 @@
+"""What columns are, and what they have in common."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from prototrain.errors import ModelError
+
+_COMBINERS = ("mean", "sqrtn", "sum")
+
+
+class Column:
+    """What of the features a model sees."""
+
+    @property
+    def name(self) -> str:
+        """By which columns are ordered, and what layers of theirs are called."""
+        raise NotImplementedError
+
+    @property
+    def parse_spec(self) -> dict[str, Any]:
+        """How the features that it needs are read from a serialized `tf.train.Example`."""
+        raise NotImplementedError
+
+
+class Dense(Column):
+    """A column that is numbers."""
+
+    def dense(self, features: Mapping[str, Any]) -> tf.Tensor:
+        """Its numbers, of shape (examples, width)."""
+        raise NotImplementedError
+
+
+class Categorical(Column):
+    """A column that is whole numbers from 0 to `size` - 1."""
+
+    size: int
+
+    def ids(self, features: Mapping[str, Any]) -> tf.Tensor:
+        """Its numbers, of shape (examples, values), int64, -1 where there is no value."""
+        raise NotImplementedError
+
+    def given(self, features: Mapping[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
+        """Its numbers, and where the examples have values; a value that is not in a vocabulary is one, too."""
+        ids = self.ids(features)
+        return ids, ids >= 0
+
+    def weights(self, features: Mapping[str, Any]) -> tf.Tensor | None:
+        """What each of its numbers counts, float32, of the shape of `ids`; None if all count 1."""
+        return None
+
+
+def combined(
+    layer: Any, ids: tf.Tensor, combiner: str, max_norm: float | None = None, weights: tf.Tensor | None = None
+) -> tf.Tensor:
+    """The vectors of each example's ids put together; zeros where it has none.
+
+    Args:
+        layer: from ids to vectors.
+        ids: of shape (..., values), -1 where there is none.
+        combiner: "sum", "mean", or "sqrtn".
+        max_norm: longer vectors are shortened to this L2 norm.
+        weights: of the shape of the ids; None if all are 1.
+
+    Returns:
+        of shape (..., width).
+    """
+    vectors = layer(tf.maximum(ids, 0))
+    if max_norm is not None:
+        vectors = tf.clip_by_norm(vectors, max_norm, axes=-1)
+    parts = tf.cast(ids >= 0, vectors.dtype)
+    if weights is not None:
+        # As in TensorFlow, a mean leaves out what has no weight above 0.
+        parts *= tf.cast(weights if combiner == "sum" else tf.nn.relu(weights), vectors.dtype)
+    parts = parts[..., tf.newaxis]
+    total = tf.reduce_sum(vectors * parts, axis=-2)
+    if combiner == "sum":
+        return total
+    if combiner == "mean":
+        return tf.math.divide_no_nan(total, tf.reduce_sum(parts, axis=-2))
+    return tf.math.divide_no_nan(total, tf.sqrt(tf.reduce_sum(parts**2, axis=-2)))
+
+
+def check_combiner(combiner: str) -> None:
+    """Fail if there is no such combiner."""
+    if combiner not in _COMBINERS:
+        raise ModelError(f"there is no combiner {combiner!r}; there are {', '.join(_COMBINERS)}")
+
+
+def layer_name(column: Column) -> str:
+    """The name of the layer that has a column's weights."""
+    return as_layer_name(str(column.name))
+
+
+def as_layer_name(name: str) -> str:
+    """A name for a layer: Keras and TensorFlow do not take every character."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip("_-") or "column"

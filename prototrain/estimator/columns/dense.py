@@ -1,0 +1,170 @@
+"""Columns that make numbers of categorical ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from prototrain.errors import ModelError
+from prototrain.estimator.columns.base import Categorical, Column, Dense, combined, layer_name
+from prototrain.estimator.columns.sequences import SequenceCategorical
+from prototrain.model.keras_hooks import present_call
+
+
+@dataclass(frozen=True)
+class Indicator(Dense):
+    """See `indicator_column`."""
+
+    categorical_column: Categorical | SequenceCategorical
+
+    @property
+    def name(self) -> str:
+        return f"{self.categorical_column.name}_indicator"
+
+    @property
+    def parse_spec(self) -> dict[str, Any]:
+        return self.categorical_column.parse_spec
+
+    def dense(self, features: Mapping[str, Any]) -> tf.Tensor:
+        return self._counted(one_value(self, self.categorical_column), features)
+
+    def sequence(self, features: Mapping[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
+        source = a_sequence(self, self.categorical_column)
+        return self._counted(source, features), source.lengths(features)
+
+    def _counted(self, source: Categorical | SequenceCategorical, features: Mapping[str, Any]) -> tf.Tensor:
+        chosen, weights = tf.one_hot(source.ids(features), source.size), source.weights(features)
+        return tf.reduce_sum(chosen if weights is None else chosen * weights[..., tf.newaxis], axis=-2)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The vectors of one or several embedding columns.
+
+    Attributes:
+        name: of the layer that has them.
+        size: how many there are.
+        dimension: of each.
+        initializer: of Keras; None for a truncated normal one with a standard deviation of 1/sqrt(dimension).
+        trainable: whether they are learned.
+    """
+
+    name: str
+    size: int
+    dimension: int
+    initializer: Any
+    trainable: bool
+
+    def layer(self) -> keras.layers.Layer:
+        """A new layer with them."""
+        start = self.initializer
+        if start is None:
+            start = keras.initializers.TruncatedNormal(0.0, self.dimension**-0.5)
+        return keras.layers.Embedding(
+            self.size, self.dimension, embeddings_initializer=start, trainable=self.trainable, name=self.name
+        )
+
+
+class _Vectors(Dense):
+    """Base of columns of vectors, for the fields that both kinds have."""
+
+    categorical_column: Categorical | SequenceCategorical
+    combiner: str
+    max_norm: float | None
+
+    @property
+    def parse_spec(self) -> dict[str, Any]:
+        return self.categorical_column.parse_spec
+
+    def _layer(self) -> Any:
+        """From numbers to vectors."""
+        raise NotImplementedError
+
+    def dense(self, features: Mapping[str, Any]) -> tf.Tensor:
+        return self._combined(one_value(self, self.categorical_column), features)
+
+    def sequence(self, features: Mapping[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
+        source = a_sequence(self, self.categorical_column)
+        return self._combined(source, features), source.lengths(features)
+
+    def _combined(self, source: Categorical | SequenceCategorical, features: Mapping[str, Any]) -> tf.Tensor:
+        ids, weights = source.ids(features), source.weights(features)
+        return combined(self._layer(), ids, self.combiner, self.max_norm, weights)
+
+
+@dataclass(frozen=True)
+class Embedded(_Vectors):
+    """See `embedding_column`."""
+
+    categorical_column: Categorical | SequenceCategorical
+    dimension: int
+    combiner: str = "mean"
+    initializer: Any = None
+    max_norm: float | None = None
+    trainable: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.categorical_column.name}_embedding"
+
+    def _layer(self) -> Any:
+        size = self.categorical_column.size
+        return Table(layer_name(self), size, self.dimension, self.initializer, self.trainable).layer()
+
+
+@dataclass(frozen=True)
+class SharedEmbedded(_Vectors):
+    """See `shared_embeddings`."""
+
+    categorical_column: Categorical | SequenceCategorical
+    table: Table
+    combiner: str = "mean"
+    max_norm: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.categorical_column.name}_shared_embedding"
+
+    def _layer(self) -> Any:
+        # All columns of one call of the model_fn share it, whichever comes first.
+        call = present_call()
+        made = _outside if call is None else call.shared
+        if self.table not in made:
+            made[self.table] = self.table.layer()
+        return made[self.table]
+
+
+_outside: dict[Any, Any] = {}
+"""The layers of shared tables where no model is built."""
+
+
+def one_value(column: Column, source: Categorical | SequenceCategorical) -> Categorical:
+    """The source of a column whose examples are to be no sequences.
+
+    Raises:
+        ModelError: they are.
+    """
+    if isinstance(source, Categorical):
+        return source
+    raise ModelError(
+        f"the column {column.name!r} is of sequences: feature_column.sequence_input_layer(features, columns) gives "
+        "them and their lengths, for a recurrent layer"
+    )
+
+
+def a_sequence(column: Column, source: Categorical | SequenceCategorical) -> SequenceCategorical:
+    """The source of a column whose examples are to be sequences.
+
+    Raises:
+        ModelError: they are not.
+    """
+    if isinstance(source, SequenceCategorical):
+        return source
+    raise ModelError(
+        f"the column {column.name!r} is of no sequences; make it of a feature_column.sequence_categorical_column_..., "
+        "or give it to input_layer"
+    )

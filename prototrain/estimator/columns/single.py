@@ -1,0 +1,174 @@
+"""Columns of one feature each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from prototrain.errors import ModelError
+from prototrain.estimator.columns.base import Categorical, Dense
+from prototrain.estimator.columns.reading import discrete, is_missing, raw
+
+
+@dataclass(frozen=True)
+class Numeric(Dense):
+    """See `numeric_column`."""
+
+    key: str
+    shape: tuple[int, ...] = (1,)
+    default_value: Any = None
+    dtype: tf.DType = tf.float32
+    normalizer_fn: Callable[[tf.Tensor], tf.Tensor] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.key
+
+    @property
+    def parse_spec(self) -> dict[str, Any]:
+        default = self.default_value
+        if default is not None and not hasattr(default, "__len__"):
+            default = tf.fill(self.shape, default).numpy().tolist()
+        return {self.key: tf.io.FixedLenFeature(self.shape, self.dtype, default)}
+
+    def dense(self, features: Mapping[str, Any]) -> tf.Tensor:
+        value = raw(features, self.key)
+        if value.dtype == tf.string:
+            raise ModelError(f"numeric_column({self.key!r}): the feature is text; tf.strings.to_number makes numbers")
+        if self.normalizer_fn is not None:
+            value = self.normalizer_fn(value)
+        return tf.reshape(tf.cast(value, tf.float32), [-1, tf.TensorShape(self.shape).num_elements()])
+
+
+@dataclass(frozen=True)
+class Bucketized(Dense, Categorical):
+    """See `bucketized_column`."""
+
+    source_column: Numeric
+    boundaries: tuple[float, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.source_column.name}_bucketized"
+
+    @property
+    def parse_spec(self) -> dict[str, Any]:
+        return self.source_column.parse_spec
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        return (len(self.boundaries) + 1) * (tf.TensorShape(self.source_column.shape).num_elements() or 1)
+
+    def ids(self, features: Mapping[str, Any]) -> tf.Tensor:
+        buckets = self._buckets(features)
+        first = tf.range(buckets.shape[1], dtype=tf.int64) * (len(self.boundaries) + 1)
+        return buckets + first
+
+    def dense(self, features: Mapping[str, Any]) -> tf.Tensor:
+        chosen = tf.one_hot(self._buckets(features), len(self.boundaries) + 1)
+        return tf.reshape(chosen, [-1, self.size])
+
+    def _buckets(self, features: Mapping[str, Any]) -> tf.Tensor:
+        layer = keras.layers.Discretization(bin_boundaries=list(self.boundaries))
+        return tf.cast(layer(self.source_column.dense(features)), tf.int64)
+
+
+@dataclass(frozen=True)
+class OfOneFeature(Categorical):
+    """Base of those that look at one feature."""
+
+    key: str
+
+    @property
+    def name(self) -> str:
+        return self.key
+
+    @property
+    def parse_spec(self) -> dict[str, Any]:
+        return {self.key: tf.io.VarLenFeature(getattr(self, "dtype", tf.int64))}
+
+    def ids(self, features: Mapping[str, Any]) -> tf.Tensor:
+        ids, there = self.given(features)
+        return tf.where(there, ids, tf.constant(-1, tf.int64))
+
+    def given(self, features: Mapping[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
+        values = discrete(features, self.key)
+        return self._numbered(values), ~is_missing(values)
+
+    def _numbered(self, values: tf.Tensor) -> tf.Tensor:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Vocabulary(OfOneFeature):
+    """See `categorical_column_with_vocabulary_list`."""
+
+    vocabulary_list: tuple[Any, ...]
+    dtype: tf.DType
+    default_value: int = -1
+    num_oov_buckets: int = 0
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        return len(self.vocabulary_list) + self.num_oov_buckets
+
+    def _numbered(self, values: tf.Tensor) -> tf.Tensor:
+        words = list(self.vocabulary_list)
+        is_text = isinstance(words[0], str | bytes)
+        if is_text != (values.dtype == tf.string):
+            raise ModelError(f"the column {self.key!r} has words like {words[0]!r}, the feature is {values.dtype.name}")
+        # What is not in the vocabulary is 0 there, and the words are counted from 1.
+        if is_text:
+            layer = keras.layers.StringLookup(vocabulary=words, oov_token="[not in the vocabulary]")
+        else:
+            layer = keras.layers.IntegerLookup(vocabulary=words)
+        found = tf.cast(layer(values), tf.int64)
+        other = tf.constant(self.default_value, tf.int64)
+        if self.num_oov_buckets:
+            texts = values if is_text else tf.as_string(values)
+            other = len(words) + tf.strings.to_hash_bucket_fast(texts, self.num_oov_buckets)
+        return tf.where(found == 0, other, found - 1)
+
+
+@dataclass(frozen=True)
+class Hashed(OfOneFeature):
+    """See `categorical_column_with_hash_bucket`."""
+
+    hash_bucket_size: int
+    dtype: tf.DType = tf.string
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        return self.hash_bucket_size
+
+    def _numbered(self, values: tf.Tensor) -> tf.Tensor:
+        return tf.cast(keras.layers.Hashing(self.hash_bucket_size)(values), tf.int64)
+
+
+@dataclass(frozen=True)
+class Identity(OfOneFeature):
+    """See `categorical_column_with_identity`."""
+
+    number_buckets: int
+    default_value: int | None = None
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        return self.number_buckets
+
+    def _numbered(self, values: tf.Tensor) -> tf.Tensor:
+        if values.dtype == tf.string:
+            raise ModelError(f"categorical_column_with_identity({self.key!r}): the feature is text, not whole numbers")
+        fits = (values >= 0) & (values < self.size)
+        if self.default_value is not None:
+            return tf.where(fits, values, tf.constant(self.default_value, tf.int64))
+        check = tf.debugging.Assert(
+            tf.reduce_all(fits | is_missing(values)),
+            [f"{self.key} has values outside of 0 to {self.size - 1}", values],
+        )
+        with tf.control_dependencies([] if check is None else [check]):
+            return tf.identity(values)
