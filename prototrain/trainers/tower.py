@@ -482,7 +482,7 @@ class TowerTrainer(Trainer):
         }
 
     def describe_more(self) -> list[str]:
-        return [self.built.table()]
+        return [str(self.built.table())]
 
     def resume_caveats(self) -> list[str]:
         self.data.catch_up(lambda: self.stop.signum is not None)  # which may find that the data did not repeat
