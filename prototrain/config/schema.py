@@ -134,6 +134,7 @@ SCHEMA: Final[dict[str, Key]] = {
     "trainer.validation_step_interval": Key(type="int", default=100, minimum=1),
     "trainer.summary_save_interval": Key(type="int", default=50, minimum=1),
     "trainer.print_interval": Key(type="int", default=100, minimum=1),
+    "trainer.progress_scalars": Key(type="list[str]", default=["loss"]),
     "trainer.checkpoint_save_interval": Key(type="int", default=1000, minimum=1),
     "trainer.validation_batches": Key(type="int", default=1, minimum=0),
     "trainer.max_checkpoints_to_keep": Key(type="int", default=5, minimum=1),

@@ -28,7 +28,7 @@ from prototrain.step.result import StepFailure, StepResult
 from prototrain.step.stop_variable import StopVariable
 from prototrain.step.trace import tower_trace
 from prototrain.system.waiting import announcing
-from prototrain.towers import components
+from prototrain.towers import choose_devices, components, in_words
 from prototrain.trainers.base import Trainer
 from prototrain.trainers.optimization import (
     UNSET_RATE,
@@ -475,6 +475,7 @@ class TowerTrainer(Trainer):
             "model": self.built.name,
             **super().describe(),
             "towers": self.towers,
+            "devices": in_words(choose_devices(None)[:1]),
             "global batch": f"{batch} = {self.towers} tower{'s' * (self.towers > 1)} x {batch // self.towers}",
             "data on resume": self.data.describe(),
             "steps on resume": f"not exact: {caveats}" if caveats else None,
