@@ -156,21 +156,21 @@ class TowerTrainer(Trainer):
             with tf.GradientTape() as tape:
                 net = self.build(inputs, True)
                 outputs = scalars(net)
-                outputs["loss_l2"] = decay = self.weight_decay_loss()
-                if (l1 := decay_losses(self.config, self.decayed.values()).get("loss_l1")) is not None:
-                    outputs["loss_l1"], outputs["loss_l2"] = l1, decay - l1
-                loss = tf.cast(outputs["loss"], tf.float32) + decay
-                if (of_layers := self.built.layer_loss()) is not None:
-                    outputs["loss_layers"] = of_layers
-                    loss += of_layers
-                outputs["loss_total"] = loss
+                loss = tf.cast(outputs["loss"], tf.float32)
+                added = self._added_losses()
+                for name, value in added.items():
+                    outputs[name] = value
+                    loss += value
+                if added:
+                    outputs["loss_total"] = loss
             return outputs, self.gradients(tape, loss, variables)
 
         trace = tower_trace()
         if self.config["model.jit_compile"] and not (trace is not None and trace.is_watched):
             compute = tf.function(compute, autograph=False, jit_compile=True)
         outputs, gradients = over_micro_batches(compute, inputs, self.config["model.accumulate_steps"])
-        self.apply_gradients(list(zip(gradients, variables, strict=True)), loss=outputs["loss_total"])
+        total = outputs.get("loss_total", outputs["loss"])
+        self.apply_gradients(list(zip(gradients, variables, strict=True)), loss=tf.cast(total, tf.float32))
         outputs["learning_rate"] = tf.convert_to_tensor(self.optimizer.learning_rate)
         if self.loss_scale is not None:
             outputs["loss_scale"] = tf.convert_to_tensor(self.loss_scale.scale)
@@ -236,8 +236,16 @@ class TowerTrainer(Trainer):
         ``model.weight_decay.value`` times the sum of their squares, halved, and ``model.weight_decay.l1`` times the sum
         of their absolute values.
         """
-        l2, *l1 = decay_losses(self.config, self.decayed.values()).values()
-        return l2 + l1[0] if l1 else l2
+        return tf.add_n([tf.constant(0.0), *decay_losses(self.config, self.decayed.values()).values()])
+
+    def _added_losses(self) -> dict[str, tf.Tensor]:
+        """What is minimised besides the model's own loss, by name; nothing where there is nothing to add."""
+        found = decay_losses(self.config, self.decayed.values())
+        if type(self).weight_decay_loss is not TowerTrainer.weight_decay_loss:  # a subclass has another decay
+            found["loss_l2"] = self.weight_decay_loss() - found.get("loss_l1", 0.0)
+        if (of_layers := self.built.layer_loss()) is not None:
+            found["loss_layers"] = of_layers
+        return found
 
     def apply_gradients(
         self,
