@@ -46,6 +46,7 @@ def default_callbacks(model: ModelProtocol) -> list[Callback]:
         print_steps=config["trainer.print_interval"],
         save=_saves(config),
         keep=config["trainer.max_checkpoints_to_keep"],
+        bar=ProgressBar(scalars=config["trainer.progress_scalars"]),
     )
     return [*standard, *_for_the_best(config), *own_callbacks(model)]
 
@@ -87,6 +88,7 @@ def standard_callbacks(
     save: Mapping[str, Any],
     keep: int,
     printer: ScalarPrinter | None = None,
+    bar: ProgressBar | None = None,
 ) -> list[Callback]:
     """What nearly every run wants: scalars recorded, printed and shown, checkpoints, an end at what is not finite.
 
@@ -98,6 +100,7 @@ def standard_callbacks(
         save: when checkpoints are written, as `Callback.every` takes it, or `ModelSaver` its own interval.
         keep: how many of them stay.
         printer: prints the scalars; by default all of them.
+        bar: shows how far the run is; by default with the loss.
     """
     printer = ScalarPrinter() if printer is None else printer
     return [
@@ -107,7 +110,7 @@ def standard_callbacks(
         TensorBoardWriter(),
         JSONWriter(),
         *([printer.every(steps=print_steps)] if print_steps else []),
-        ProgressBar(),
+        ProgressBar() if bar is None else bar,
         _saver(keep, save),
         SaveOnExit(),
         StopOnNaN(),

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.errors import ConfigError, ModelError
+from prototrain.system.gpus import gpus_in_machine
 
 OF_TOWER = "@tower-"
 """Stands between a variable's name and a tower's index where towers have values of their own."""
@@ -221,3 +222,33 @@ def seed_of_tower(state: Any, index: int) -> Any:
     derived = state.copy()
     derived[0] = (int(state[0]) + index * _GOLDEN) % 2**32
     return derived
+
+
+def in_words(devices: Sequence[str]) -> str:
+    """Devices by their names, GPUs with what they are."""
+    physical = tf.config.list_physical_devices("GPU")
+    found = []
+    for name in devices:
+        match = _DEVICE.fullmatch(name)
+        number = int(match[2]) if match and match[1].upper() == "GPU" else len(physical)
+        kind = None
+        if number < len(physical):
+            kind = tf.config.experimental.get_device_details(physical[number]).get("device_name")
+        found.append(f"{name} ({kind})" if kind else name)
+    return ", ".join(found)
+
+
+def why_no_gpu() -> str | None:
+    """If there is a GPU in the machine and TensorFlow cannot use it: why, and what mends it, in a line; else None."""
+    if tf.config.list_physical_devices("GPU") or not (found := gpus_in_machine()):
+        return None
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    reason = (
+        "it does not find the CUDA libraries of its version, or the driver is too old for them"
+        if tf.test.is_built_with_cuda()
+        else "it was built without CUDA"
+    )
+    return (
+        f"WARNING: there is a GPU ({found[0]}{more}), and TensorFlow {tf.__version__} cannot use it: {reason}; the CPU "
+        "does the work. Try: pip install 'tensorflow[and-cuda]'"
+    )

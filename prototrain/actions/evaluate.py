@@ -16,7 +16,7 @@ from prototrain.errors import DataError, ExperimentError, ModelError
 from prototrain.model import ModelProtocol
 from prototrain.model.evaluation import require_end
 from prototrain.system.files import write_atomic
-from prototrain.system.tables import plain_table, table
+from prototrain.system.tables import Table, plain_table, show
 from prototrain.system.terminal import say
 
 
@@ -48,8 +48,8 @@ def run(model: ModelProtocol, args: Namespace) -> None:
         raise ModelError("build() returned no scalars without training, so there is nothing to evaluate")
     examples = built.evaluation(name).examples
     rows = {**restored.describe(), "dataset": f"{name}, {examples:,} examples"}
-    say(plain_table(rows), end="\n\n")
-    say(table(scalars.items(), headers=["scalar", name], floatfmt=".6g"), end="\n\n")
+    show(plain_table(rows), end="\n\n")
+    show(Table(list(scalars.items()), ["scalar", name], options={"floatfmt": ".6g"}), end="\n\n")
     say(f"written to {_keep(restored, name, examples, scalars)}")
 
 

@@ -8,13 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.actions.flops import count_flops
-from prototrain.callbacks.describe import describe
+from prototrain.callbacks.describe import callback_table
 from prototrain.data.elements import batch_size, by_path
 from prototrain.launch import default_callbacks
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel
-from prototrain.system.tables import plain_table, table
-from prototrain.system.terminal import say
+from prototrain.system.tables import Table, plain_table, show
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
@@ -28,11 +27,11 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     net = built.build(built.data.first_batch, False)
     batch = [(name, *_describe(tensor)) for name, tensor in by_path(built.data.first_batch).items()]
     tensors = [(name, *_describe(tensor)) for name, tensor in by_path(net).items()]
-    say(built.table(), end="\n\n")
-    say(plain_table(_totals(built)), end="\n\n")
-    say(table(batch, headers=["input", "dtype", "shape"]), end="\n\n")
-    say(table(tensors, headers=["tensor", "dtype", "shape"]), end="\n\n")
-    say(describe(sorted(default_callbacks(model), key=lambda callback: callback.priority)))
+    show(built.table(), end="\n\n")
+    show(plain_table(_totals(built)), end="\n\n")
+    show(Table(batch, ["input", "dtype", "shape"]), end="\n\n")
+    show(Table(tensors, ["tensor", "dtype", "shape"]), end="\n\n")
+    show(callback_table(sorted(default_callbacks(model), key=lambda callback: callback.priority)))
 
 
 def _totals(built: BuiltModel) -> dict[str, str]:

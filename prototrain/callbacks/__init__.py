@@ -25,6 +25,7 @@ from prototrain.callbacks.hyperparameters.stat_monitor_param_setter import StatM
 from prototrain.callbacks.monitor import Monitor
 from prototrain.callbacks.monitors.gradient_norm import GradientNorm
 from prototrain.callbacks.monitors.json_writer import JSONWriter
+from prototrain.callbacks.monitors.mlflow_writer import MLflowWriter
 from prototrain.callbacks.monitors.moving_average_summary import MovingAverageSummary
 from prototrain.callbacks.monitors.scalar_printer import ScalarPrinter
 from prototrain.callbacks.monitors.send_monitor_data import SendMonitorData
@@ -32,6 +33,7 @@ from prototrain.callbacks.monitors.stat_json import StatJSON
 from prototrain.callbacks.monitors.summaries import Summaries
 from prototrain.callbacks.monitors.tensor_summaries import ActivationSummary, ParamSummary, TensorSummary
 from prototrain.callbacks.monitors.tensorboard_writer import TensorBoardWriter
+from prototrain.callbacks.monitors.wandb_writer import WandbWriter
 from prototrain.callbacks.saving.best_saver import MaxSaver, MinSaver
 from prototrain.callbacks.saving.model_saver import ModelSaver
 from prototrain.callbacks.saving.save_on_exit import SaveOnExit
@@ -87,6 +89,7 @@ __all__ = [
     "KerasCallback",
     "KerasMetric",
     "LearningRate",
+    "MLflowWriter",
     "MaxSaver",
     "MinSaver",
     "ModelSaver",
@@ -115,5 +118,6 @@ __all__ = [
     "TensorSummary",
     "ThroughputTracker",
     "Validation",
+    "WandbWriter",
     "averaged_weights",
 ]

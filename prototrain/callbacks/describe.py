@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tabulate import tabulate
-
 from prototrain.callbacks.base import Callback, Priority, ProxyCallback
 from prototrain.callbacks.monitor import Monitor
 from prototrain.callbacks.trigger import PeriodicTrigger
+from prototrain.system.tables import Table
 
 
 def describe(callbacks: Sequence[Callback]) -> str:
-    """Describe callbacks, given in the order in which they run.
+    """Describe callbacks, given in the order in which they run, as text; see `callback_table`."""
+    return str(callback_table(callbacks))
 
-    Returns:
-        a table: priority, callback, when `trigger` runs, what is traced into the steps, whether there is state.
-    """
+
+def callback_table(callbacks: Sequence[Callback]) -> Table:
+    """Priority, callback, when `trigger` runs, what is traced into the steps, whether there is state."""
     rows = [
         (_stage(cb), cb.name, _when(cb), _traced(cb), "yes" if cb.overrides("state_dict") else "") for cb in callbacks
     ]
-    return tabulate(rows, headers=["stage", "callback", "runs", "in each step", "state"])
+    return Table(rows, ["stage", "callback", "runs", "in each step", "state"])
 
 
 def _stage(callback: Callback) -> str:

@@ -51,6 +51,8 @@ class CallbackGroup:
         self._stepped = False
         self._in_epoch = False
         self._outer = sys.exception()  # what the caller is handling, which is no failure of this run
+        self.has_ended = False  # whether `after_train` has begun
+        self.late_failure: BaseException | None = None  # what an `after_train` has failed with first
         self.failure: BaseException | None = None  # what has ended the run, for those that `after_train` calls
         self._watchers: dict[Callback, Collection[str]] = {}
         self.summaries = PythonSummaries(trainer.log)  # what the callbacks themselves give to tf.summary
@@ -99,7 +101,7 @@ class CallbackGroup:
     def after_train(self) -> None:
         """Call `after_train` on every callback that was set up, whatever fails, then let the first failure go on."""
         failure = self.failure = None if sys.exception() is self._outer else sys.exception()
-        first: BaseException | None = None
+        self.has_ended, self.late_failure = True, None
         for callback in self._set_up:
             try:
                 with self._timed(callback):
@@ -107,15 +109,15 @@ class CallbackGroup:
             except StopTraining:
                 continue  # which it is anyway
             except BaseException as error:
-                worst = failure or first
+                worst = failure or self.late_failure
                 if worst is None:
-                    first = error
+                    self.late_failure = error
                 else:
                     worst.add_note(f"after_train of {callback.name} failed as well: {type(error).__name__}: {error}")
                     self._trainer.log(f"after_train of {callback.name} failed: {type(error).__name__}: {error}")
         self._set_up = []
-        if first is not None:
-            raise first
+        if self.late_failure is not None:
+            raise self.late_failure
 
     def after_fork(self) -> None:
         """Call nothing at the end of a forked child: the run, and what its end saves, is the parent's."""

@@ -28,7 +28,7 @@ class Monitor(Callback):
     Override `put_scalar`, and `flush` if scalars are buffered.
     """
 
-    priority = Priority.WRITE
+    priority: int = Priority.WRITE
 
     def put_scalar(self, name: str, value: float, step: int) -> None:
         """Take one scalar.

@@ -7,15 +7,16 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from prototrain.commands.runs import in_json, range_in_json
+from prototrain.commands.runs import COLOURS, in_json, range_in_json
 from prototrain.config import differing
 from prototrain.config.json_form import as_text
 from prototrain.runs import Range, Run, flat, read_run, settings
-from prototrain.system.tables import table
-from prototrain.system.terminal import say
+from prototrain.system.tables import Table, show
 from prototrain.system.wording import in_digits, in_words
 
 _OF_EACH_RUN = ("run_id", "started", "command")  # differ always, and say nothing of the results
+
+_AS_TEXT = {"disable_numparse": True}
 
 
 def add(commands: Any) -> None:
@@ -41,9 +42,9 @@ def _compare(options: argparse.Namespace) -> None:
     names = [run.name for run in runs]
     for title, rows in (("config", config), ("environment", environment)):
         cells = [[key, *map(as_text, values)] for key, values in rows]
-        said = table(cells, headers=[title, *names], disable_numparse=True)
-        say(said if cells else f"{title}: no differences", end="\n\n")
-    say(table(_results(runs), headers=["result", *names], disable_numparse=True))
+        said = Table(cells, [title, *names], options=_AS_TEXT)
+        show(said if cells else f"{title}: no differences", end="\n\n")
+    show(Table(_results(runs), ["result", *names], COLOURS, _AS_TEXT))
 
 
 def _lasting(run: Run) -> dict[str, Any]:

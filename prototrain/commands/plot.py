@@ -8,7 +8,8 @@ from typing import Any
 
 from prototrain.errors import ExperimentError
 from prototrain.runs import read_run
-from prototrain.runs.curves import FORMATS, draw, require_scalars
+from prototrain.runs.curves import FORMATS, choose_scalars, draw
+from prototrain.runs.shown import Look
 from prototrain.system.files import write_atomic
 from prototrain.system.terminal import say
 
@@ -18,14 +19,45 @@ def add(commands: Any) -> None:
     plot = commands.add_parser(
         "plot",
         help="draw curves of scalars, of one run or several (needs the extra plot)",
-        description="Draw curves of scalars over the steps. Scalars such as trn/loss and vld/loss share a chart.",
+        description="Draw curves of scalars. Those such as trn/loss and vld/loss share a chart.",
     )
     plot.add_argument("experiments", metavar="EXPERIMENT", nargs="+", help="an experiment's directory")
-    plot.add_argument("--scalar", metavar="NAME", action="append", required=True, help="such as vld/loss; repeatable")
+    plot.add_argument(
+        "--scalar", metavar="NAME", action="append", required=True, help="such as vld/loss, or 'vld/*'; repeatable"
+    )
+    add_look(plot)
     plot.add_argument(
         "-o", "--output", metavar="FILE", type=_picture, required=True, help=f"ends in .{', .'.join(FORMATS)}"
     )
     plot.set_defaults(command=_plot)
+
+
+def add_look(parser: argparse.ArgumentParser) -> None:
+    """Declare how curves are to look."""
+    parser.add_argument("--log", action="store_true", help="draw values on a logarithmic axis")
+    parser.add_argument(
+        "--smooth",
+        metavar="WEIGHT",
+        type=_weight,
+        default=0.0,
+        help="draw a moving average, of which WEIGHT (0 to 1, such as 0.9) is the one before",
+    )
+    parser.add_argument("--time", action="store_true", help="draw over the time that the run took, not over the steps")
+
+
+def look_of(options: argparse.Namespace) -> Look:
+    """What `add_look` has declared, as it was given."""
+    return Look(log=options.log, smooth=options.smooth, over_time=options.time)
+
+
+def _weight(text: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = -1.0
+    if not 0 <= weight < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to below 1")
+    return weight
 
 
 def _picture(text: str) -> Path:
@@ -37,9 +69,8 @@ def _picture(text: str) -> Path:
 
 def _plot(options: argparse.Namespace) -> None:
     runs = [read_run(directory) for directory in options.experiments]
-    names = list(dict.fromkeys(options.scalar))
-    require_scalars(runs, names)
-    write_result(options.output, draw(runs, names, options.output.suffix[1:].lower()))
+    names = choose_scalars(runs, options.scalar)
+    write_result(options.output, draw(runs, names, options.output.suffix[1:].lower(), look_of(options)))
 
 
 def write_result(path: Path, content: str | bytes) -> None:

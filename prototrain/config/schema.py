@@ -137,6 +137,7 @@ SCHEMA: Final[dict[str, Key]] = {
     "trainer.validation_step_interval": Key(type="int", default=100, minimum=1),
     "trainer.summary_save_interval": Key(type="int", default=50, minimum=1),
     "trainer.print_interval": Key(type="int", default=100, minimum=1),
+    "trainer.progress_scalars": Key(type="list[str]", default=["loss"]),
     "trainer.checkpoint_save_interval": Key(type="int", default=1000, minimum=1, choices=("auto",)),
     "trainer.failures_per_day": Key(type="float", default=0.03, above=0),
     "trainer.validation_batches": Key(type="int", default=1, minimum=0),

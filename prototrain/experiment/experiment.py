@@ -24,7 +24,7 @@ from prototrain.system.files import LONGEST_NAME, write_atomic
 _OWN_NAMES = {
     "config.json", "config.txt", "source", "environment.json", "checkpoints", "summaries", "metrics.jsonl",
     "metrics.index", "metrics.superseded.jsonl", "train.log", LOCK, "analysis", "exported", "hyper.txt", "run.json",
-    "report.html", ".token", "places",
+    "report.html", ".token", "places", "trackers",
 }  # fmt: skip
 STARTED = "PROTOTRAIN_STARTED"
 """The environment variable that tells a worker when the run was started, which is the same for all of them."""
@@ -77,6 +77,10 @@ class Experiment:
     def places(self, worker: int) -> Path:
         """Where a worker other than the chief keeps its place in its own share of the data."""
         return self.directory / "places" / f"worker-{worker}"
+
+    @property
+    def trackers(self) -> Path:
+        return self.directory / "trackers"
 
     @property
     def run_id(self) -> str | None:

@@ -21,6 +21,22 @@ from prototrain.system.files import write_atomic
 State = Literal["running", "finished", "interrupted", "failed"]
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run, or of one attempt at it.
+
+    Attributes:
+        state: "running" until it ends.
+        reason: why it ended, where there is more to say than that it came to its end; one line.
+    """
+
+    state: State
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        return self.state if self.reason is None else f"{self.state}: {self.reason}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
     """A run from one start to the next stop.
@@ -90,13 +106,11 @@ class RunRecord:
         if not self._attempt.has_saved:
             self._note(has_saved=True)
 
-    def end(
-        self, state: State, reason: str | None, *, step: int, loop: dict[str, float], callbacks: dict[str, float]
-    ) -> None:
+    def end(self, outcome: Outcome, *, step: int, loop: dict[str, float], callbacks: dict[str, float]) -> None:
         """Leave word of the end."""
         known = None if self._attempt.first_step is None else step
         seconds = round(time.monotonic() - self._began, 3)
-        self._note(state=state, reason=reason, step=known, seconds=seconds, loop=loop, callbacks=callbacks)
+        self._note(**asdict(outcome), step=known, seconds=seconds, loop=loop, callbacks=callbacks)
 
     def _note(self, **facts: Any) -> None:
         with self._lock:

@@ -39,6 +39,7 @@ from prototrain.step.python_summaries import left_out_of_graphs
 from prototrain.step.trace import tower_trace
 from prototrain.system.graphs import graph_digest
 from prototrain.system.signals import StopRequest
+from prototrain.system.tables import Table
 from prototrain.system.tracebacks import out_of_memory
 from prototrain.system.waiting import announcing
 from prototrain.towers import building
@@ -335,7 +336,7 @@ class BuiltModel:
         """What tables call the model."""
         return str(getattr(self.model, "name", type(self.model).__name__))
 
-    def table(self) -> str:
+    def table(self) -> Table:
         """The variables, and what happens to each of them."""
         return variable_table(self.variables, self.trainable, self.decayed)
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
-from tabulate import tabulate
 
 from prototrain.config import Config
 from prototrain.errors import ConfigError
+from prototrain.system.tables import Table
 
 
 def select(variables: Mapping[str, tf.Variable], config: Config, namespace: str) -> dict[str, tf.Variable]:
@@ -41,12 +41,20 @@ def select(variables: Mapping[str, tf.Variable], config: Config, namespace: str)
     return chosen
 
 
-def variable_table(variables: Mapping[str, tf.Variable], trained: Mapping[str, Any], decayed: Mapping[str, Any]) -> str:
+def variable_table(
+    variables: Mapping[str, tf.Variable], trained: Mapping[str, Any], decayed: Mapping[str, Any]
+) -> Table:
     """Name, shape, number of parameters, and what happens to each variable, as a table."""
     sizes = {name: variable.shape.num_elements() or 0 for name, variable in variables.items()}
     rows: list[tuple[object, ...]] = [
-        (name, list(variables[name].shape), size, *("yes" if name in chosen else "" for chosen in (trained, decayed)))
+        (
+            name,
+            str(list(variables[name].shape)),
+            size,
+            *("yes" if name in chosen else "" for chosen in (trained, decayed)),
+        )
         for name, size in sizes.items()
     ]
     rows.append(("total", "", sum(sizes.values()), "", ""))
-    return tabulate(rows, headers=["variable", "shape", "parameters", "trained", "decays"], intfmt=",")
+    headers = ["variable", "shape", "parameters", "trained", "decays"]
+    return Table(rows, headers, options={"intfmt": ","})

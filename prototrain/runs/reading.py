@@ -17,7 +17,7 @@ from prototrain.config.json_form import read_object
 from prototrain.config.schema import LOCATION_KEYS
 from prototrain.errors import ExperimentError
 from prototrain.experiment import Experiment, checkpoint_steps
-from prototrain.experiment.record import Attempt, State, read_attempts
+from prototrain.experiment.record import Attempt, Outcome, State, read_attempts
 from prototrain.experiment.rows import rows_of
 from prototrain.runs.metrics import Metrics, as_float, read_metrics
 from prototrain.runs.series import Curve, Range
@@ -38,6 +38,7 @@ class Run:
         total_steps: where it is to end; None if nowhere, or not known.
         started: when it was last started, in seconds since the epoch; None if not known.
         seconds: how long it took, over all times that it was started.
+        durations: how long it took each time.
         checkpoint: the step of the newest checkpoint, if there is any.
         changes: (key, value, default) of what is not the model's own default; None if not known.
         config: the content of config.json; empty if there is none.
@@ -54,6 +55,7 @@ class Run:
     total_steps: int | None
     started: float | None
     seconds: float
+    durations: list[float]
     checkpoint: int | None
     changes: list[tuple[str, Any, Any]] | None
     config: dict[str, Any]
@@ -81,6 +83,32 @@ class Run:
         with _reading(self.directory):
             return _curves(rows_of(Experiment(self.directory).metrics))
 
+    def rows(self, names: Iterable[str]) -> Iterator[tuple[int, float, dict[str, float]]]:
+        """(step, time, {name: value}) of the rows that have some of these scalars, one after the other; the time is in
+        seconds since the epoch, or NaN."""
+        wanted = set(names)
+        with _reading(self.directory):
+            for row in rows_of(Experiment(self.directory).metrics):
+                values = {name: value for name, value in row.items() if name in wanted and _is_scalar(value)}
+                if values:
+                    time = row.get("time")
+                    yield (
+                        row["step"],
+                        as_float(time) if isinstance(time, int | float) else math.nan,
+                        {name: as_float(value) for name, value in values.items()},
+                    )
+
+    def elapsed(self, moment: float) -> float:
+        """How long the run had taken at a moment, in seconds, over all times that it had been started by then.
+
+        Args:
+            moment: in seconds since the epoch.
+        """
+        begun = [place for place, attempt in enumerate(self.attempts) if attempt.started <= moment]
+        if not begun:
+            return 0.0
+        return sum(self.durations[: begun[-1]]) + moment - self.attempts[begun[-1]].started
+
     @property
     def parts(self) -> list[Attempt]:
         """The earlier name of `attempts`."""
@@ -94,7 +122,7 @@ class Run:
     @property
     def ending(self) -> str:
         """The state and its reason, in words."""
-        return self.state if self.reason is None else f"{self.state}: {self.reason}"
+        return str(Outcome(self.state, self.reason))
 
 
 def is_experiment(directory: Path) -> bool:
@@ -150,6 +178,7 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
     traces = [*([] if metrics.last_step is None else [metrics.last_step]), *checkpoints[-1:]]
     last = attempts[-1] if attempts else Attempt(started=math.nan)
     ended = last.state != "running"
+    durations = _durations(attempts, metrics, clock() if running else None)
     return Run(
         directory=directory,
         name=str(directory) if name is None else name,
@@ -158,7 +187,8 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
         step=max(traces, default=0) if last.step is None else last.step,
         total_steps=last.total_steps,
         started=last.started if attempts else None,
-        seconds=_seconds(attempts, metrics, clock() if running else None),
+        seconds=sum(durations, 0.0),
+        durations=durations,
         checkpoint=checkpoints[-1] if checkpoints else None,
         changes=_without_location(last.changes),
         config=read_object(directory / "config.json") if has_config else {},
@@ -199,10 +229,14 @@ def _curves(rows: Iterable[dict[str, Any]]) -> dict[str, Curve]:
     curves: dict[str, Curve] = {}
     for row in rows:
         for name, value in row.items():
-            if name in ("step", "time") or not (value is None or isinstance(value, int | float)):
+            if name in ("step", "time") or not _is_scalar(value):
                 continue
             curves.setdefault(name, []).append((row["step"], as_float(value)))
     return curves
+
+
+def _is_scalar(value: Any) -> bool:
+    return value is None or isinstance(value, int | float)
 
 
 def _moments(attempts: list[Attempt]) -> list[float]:
@@ -210,15 +244,15 @@ def _moments(attempts: list[Attempt]) -> list[float]:
     return [later.started for one, later in pairwise(attempts) if one.seconds is None]
 
 
-def _seconds(attempts: list[Attempt], metrics: Metrics, now: float | None) -> float:
-    """What all attempts took; one without an end up to now, if it is the last and goes on, else to its last row."""
-    total = 0.0
+def _durations(attempts: list[Attempt], metrics: Metrics, now: float | None) -> list[float]:
+    """What each attempt took; one without an end up to now, if it is the last and goes on, else to its last row."""
+    found = []
     for number, attempt in enumerate(attempts):
         if attempt.seconds is not None:
-            total += attempt.seconds
+            found.append(attempt.seconds)
             continue
         is_last = number == len(attempts) - 1
         until = math.inf if is_last else attempts[number + 1].started
         end = now if is_last and now is not None else metrics.latest_before[until]
-        total += max(0.0, end - attempt.started)
-    return total
+        found.append(max(0.0, end - attempt.started))
+    return found

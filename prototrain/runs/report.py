@@ -20,9 +20,11 @@ from prototrain.experiment import Experiment
 from prototrain.experiment.event_files import read_images
 from prototrain.experiment.record import Attempt
 from prototrain.runs import Run, flat
-from prototrain.runs.curves import draw
+from prototrain.runs.curves import choose_scalars, draw
+from prototrain.runs.shown import Look, by_tag, is_constant
 from prototrain.system.wording import in_digits, in_words
 
+_COLUMNS = 3  # of charts
 _SHOWN_STEPS = 4  # of the steps that have pictures
 _LOG_LINES = 100
 _DUMPED = re.compile(r"(.+)-step-(\d{10,})-(\d+)\.png")
@@ -62,12 +64,20 @@ $sections
 """)
 
 
-def write_page(run: Run, complain: Callable[[str], None] = print) -> str:
+def write_page(
+    run: Run,
+    complain: Callable[[str], None] = print,
+    *,
+    scalars: Sequence[str] | None = None,
+    look: Look | None = None,
+) -> str:
     """The page.
 
     Args:
         run: the run that it is about.
         complain: called with a line about what is damaged, and left out.
+        scalars: names and patterns of those that are drawn; None for all.
+        look: of the curves.
 
     Raises:
         ExperimentError: the run has scalars, and matplotlib, which draws them, is not installed; or something in its
@@ -77,7 +87,7 @@ def write_page(run: Run, complain: Callable[[str], None] = print) -> str:
     Experiment(run.directory).check_inside()
     sections = {
         "": _summary(run),
-        "Curves": _curves(run),
+        "Curves": _curves(run, scalars, look or Look()),
         "Scalars": _scalars(run),
         "Images": _images(run, complain),
         "Config": _config(run),
@@ -105,9 +115,17 @@ def _summary(run: Run) -> str:
     return _table([row for row in rows if row[1] is not None])
 
 
-def _curves(run: Run) -> str:
-    names = list(run.ranges)
-    return _picture(draw([run], names, "svg"), "svg+xml", ", ".join(names)) if names else ""
+def _curves(run: Run, scalars: Sequence[str] | None, look: Look) -> str:
+    """Small charts beside each other, and in words what would be a level line."""
+    names = list(run.ranges) if scalars is None else choose_scalars([run], scalars)
+    charts = by_tag(names).values()
+    level = [name for chart in charts if is_constant([run], chart) for name in chart]
+    drawn = [name for name in names if name not in level]
+    values = ", ".join(f"{name} = {in_digits(run.ranges[name].last)}" for name in level)
+    words = f"<p>constant: {html.escape(values)}</p>" if level else ""
+    if not drawn:
+        return words
+    return _picture(draw([run], drawn, "svg", look, columns=_COLUMNS), "svg+xml", ", ".join(drawn)) + words
 
 
 def _scalars(run: Run) -> str:

@@ -16,6 +16,7 @@ from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import as_options, from_mapping
 from prototrain.system.preloaded import Preloaded
 from prototrain.system.signals import StopRequest, outlasting
+from prototrain.system.tables import show
 from prototrain.system.terminal import say
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def sweep(
                 with stop:
                     _run_in_processes(study, command, jobs, stop)
         result = summarise(plan, study.outcomes())
-    _say(f"\n{describe(plan, result, command)}")
+    show("", *describe(plan, result, command))
     stop.check()
     _check_end(result)
     return result

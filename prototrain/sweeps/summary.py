@@ -11,9 +11,10 @@ from prototrain.experiment import Experiment
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import as_options, as_settings
 from prototrain.sweeps.study import Outcome
-from prototrain.system.tables import table
+from prototrain.system.tables import Table
 from prototrain.system.wording import in_digits
 
+_COLOURS = {"finished": "green", "failed": "red", "running": "cyan"}
 _ORDER = ("finished", "pruned", "running", "stopped", "failed")
 
 
@@ -36,8 +37,8 @@ def summarise(plan: Plan, trials: Sequence[Outcome]) -> SweepResult:
     return SweepResult(trials, min(finished, key=lambda trial: _rank(plan, trial), default=None))
 
 
-def describe(plan: Plan, result: SweepResult, command: Sequence[str] | None) -> str:
-    """The table of trials, the best first, and where to find that one.
+def describe(plan: Plan, result: SweepResult, command: Sequence[str] | None) -> list[Table | str]:
+    """The table of trials, the best first, and where to find that one; in pieces that stand below each other.
 
     Args:
         plan: the sweep.
@@ -51,9 +52,10 @@ def describe(plan: Plan, result: SweepResult, command: Sequence[str] | None) -> 
         [trial.number, *(_cell(trial.values, key) for key in keys), _number(trial.objective), trial.step, trial.state]
         for trial in ranked
     ]
-    trials = table(rows, headers=["trial", *keys, plan.objective, "step", "state"], disable_numparse=True)
+    headers = ["trial", *keys, plan.objective, "step", "state"]
+    trials = Table(rows, headers, _COLOURS, options={"disable_numparse": True})
     errors = [_error(trial) for trial in result.trials if trial.state == "failed"]
-    return "\n".join([trials, *([""] if errors else []), *errors, *_best_lines(result.best, command)])
+    return [trials, *([""] if errors else []), *errors, *_best_lines(result.best, command)]
 
 
 def _error(trial: Outcome) -> str:
@@ -61,7 +63,7 @@ def _error(trial: Outcome) -> str:
     return f"trial {trial.number} failed: {trial.error}{f' (see {log})' if log.exists() else ''}"
 
 
-def _best_lines(best: Outcome | None, command: Sequence[str] | None) -> list[str]:
+def _best_lines(best: Outcome | None, command: Sequence[str] | None) -> list[Table | str]:
     if best is None:
         return []
     settings = as_settings(best.values)
@@ -71,7 +73,7 @@ def _best_lines(best: Outcome | None, command: Sequence[str] | None) -> list[str
         ("directory", str(best.directory)),
         ("again" if command else "values", shlex.join(again)),
     ]
-    return ["", table(rows, tablefmt="plain")]
+    return ["", str(Table(rows, options={"tablefmt": "plain"}))]  # whole lines, to be copied
 
 
 def _rank(plan: Plan, trial: Outcome) -> tuple[float, int]:

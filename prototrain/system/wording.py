@@ -1,6 +1,9 @@
-"""Numbers and times as people read them."""
+"""Numbers, times and names as people read and write them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 
 FRESH = "--fresh (in Python: train(fresh=True))"
 """How a user starts anew."""
@@ -32,3 +35,14 @@ def in_digits(value: float) -> str:
     ('0.01235', '20000', 'nan')
     """
     return str(int(value)) if value.is_integer() and abs(value) < 1e9 else f"{value:.4g}"
+
+
+def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    """Those of some names that are one of the patterns, or have what one with * or ? in it asks for.
+
+    >>> matching(["trn/loss", "vld/loss", "vld/accuracy"], ["vld/*", "trn/loss"])
+    ['vld/loss', 'vld/accuracy', 'trn/loss']
+    """
+    known = list(names)
+    found = [name for pattern in patterns for name in known if name == pattern or fnmatchcase(name, pattern)]
+    return list(dict.fromkeys(found))

@@ -19,7 +19,7 @@ from prototrain.step.plan import Batch, StepPlan
 from prototrain.step.result import Outcome
 from prototrain.step.stop_variable import StopVariable
 from prototrain.step.watched import Seen
-from prototrain.towers import choose_devices
+from prototrain.towers import choose_devices, in_words
 from prototrain.trainers.own_pace import OwnPaceTrainer
 from prototrain.trainers.placement import OwnPacePlacement
 from prototrain.trainers.step_plan import step_plan
@@ -152,7 +152,7 @@ class AsyncTrainer(OwnPaceTrainer):
 
     def describe(self) -> dict[str, Any]:
         found = {**super().describe(), "towers": f"{len(self.devices)}, each with batches of its own"}
-        return {**found, "devices": ", ".join(self.devices)}
+        return {**found, "devices": in_words(self.devices)}
 
     def provenance(self) -> dict[str, Any]:
         found = {**super().provenance(), "towers": len(self.devices)}

@@ -6,11 +6,23 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from prototrain.system.tables import plain_table as plain_table
+from prototrain.towers import why_no_gpu
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
-_ORDER = ("model", "trainer", "towers", "global batch", "steps", "epochs", "learning rate", "directory", "start")
+_ORDER = (
+    "model",
+    "trainer",
+    "towers",
+    "devices",
+    "global batch",
+    "steps",
+    "epochs",
+    "learning rate",
+    "directory",
+    "start",
+)
 
 
 def opening(trainer: Trainer) -> str:
@@ -18,7 +30,9 @@ def opening(trainer: Trainer) -> str:
     given = trainer.describe()
     first = [name for name in _ORDER if name in given]
     rows = {name: given[name] for name in dict.fromkeys([*first, *given]) if given[name] is not None}
-    return "\n\n".join([plain_table(rows), *trainer.describe_more()]) + "\n"
+    warning = why_no_gpu()
+    parts = [plain_table(rows), *([] if warning is None else [warning]), *trainer.describe_more()]
+    return "\n\n".join(parts) + "\n"
 
 
 def describe_run(trainer: Trainer) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from prototrain.checkpoint.state import model_variables
 from prototrain.errors import ExperimentError, StopTraining
 from prototrain.experiment import Experiment
 from prototrain.experiment.provenance import origin_of, sources_of
+from prototrain.experiment.record import Outcome
 from prototrain.predictor import Predictor
 from prototrain.private_api.needs import lacking
 from prototrain.step.counter import StepCounter
@@ -321,6 +322,12 @@ class Trainer:
     def is_endless(self) -> bool:
         """Whether the run has no planned end."""
         return self.total_steps == ENDLESS
+
+    @property
+    def outcome(self) -> Outcome:
+        """What became of the run, as run.json has it: "running", and in `after_train` and behind it "finished",
+        "interrupted" or "failed", with the reason."""
+        return self.session.outcome
 
     @property
     def model_variables(self) -> dict[str, Any]:

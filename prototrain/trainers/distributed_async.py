@@ -239,6 +239,7 @@ class DistributedAsyncTrainer(OwnPaceTrainer):
         return {
             **super().describe(),
             "towers": None,
+            "devices": None,
             "workers": f"{self.cluster.workers}, each with batches of its own",
             "parameter servers": self.cluster.parameter_servers,
         }

@@ -286,7 +286,7 @@ class KerasTrainer(SimpleTrainer):
 
     def describe_more(self) -> list[str]:
         shown = {name: variable for name, variable in self.variables.items() if name not in self._of_metrics()}
-        return [variable_table(shown, self.trainable, self.decayed)]
+        return [str(variable_table(shown, self.trainable, self.decayed))]
 
     def resume_caveats(self) -> list[str]:
         found = super().resume_caveats()

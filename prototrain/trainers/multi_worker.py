@@ -25,7 +25,7 @@ from prototrain.step.compiled_call import CompiledCall
 from prototrain.step.scratch import scratch_variable
 from prototrain.system.signals import StopRequest
 from prototrain.system.tracebacks import in_one_line
-from prototrain.towers import components
+from prototrain.towers import choose_devices, components, in_words
 from prototrain.trainers.placement import Placement
 from prototrain.trainers.replicated import BatchMeaning, SyncTrainer
 from prototrain.trainers.step_plan import step_plan
@@ -268,7 +268,8 @@ class MultiWorkerTrainer(SyncTrainer):
             super().log(text)
 
     def describe(self) -> dict[str, Any]:
-        rows = {**super().describe(), "workers": self.worker.count, "data": self.share.division}
+        devices = f"{in_words(choose_devices(None))} of each worker"
+        rows = {**super().describe(), "devices": devices, "workers": self.worker.count, "data": self.share.division}
         if self._supervision is None:
             return rows
         group = self._supervision.group

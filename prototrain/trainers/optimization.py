@@ -55,10 +55,10 @@ def decay_losses(config: Config, variables: Iterable[Any]) -> dict[str, tf.Tenso
     """The part of the loss that lets variables decay, as ``model.weight_decay`` says; traced.
 
     Returns:
-        "loss_l2", which is 0 without such a decay, and "loss_l1" if there is one.
+        "loss_l2" and "loss_l1", each if there is such a decay.
     """
     decayed, l2, l1 = list(variables), config["model.weight_decay.value"], config["model.weight_decay.l1"]
-    found = {"loss_l2": tf.constant(0.0)}
+    found = {}
     if decayed and l2:
         found["loss_l2"] = l2 * tf.add_n([tf.nn.l2_loss(variable) for variable in decayed])
     if decayed and l1:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prototrain.experiment import Experiment
-from prototrain.towers import choose_devices
+from prototrain.towers import choose_devices, in_words
 from prototrain.trainers.placement import CentralPlacement
 from prototrain.trainers.replicated import BatchMeaning, SyncTrainer
 
@@ -48,4 +48,4 @@ class SyncParameterServerTrainer(SyncTrainer):
         super().__init__(model, experiment=experiment, placement=placement, batch=batch)
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "devices": ", ".join(self.devices), "variables on": self.parameter_device}
+        return {**super().describe(), "devices": in_words(self.devices), "variables on": self.parameter_device}

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from prototrain.errors import ConfigError
 from prototrain.experiment import Experiment
-from prototrain.towers import choose_devices
+from prototrain.towers import choose_devices, in_words
 from prototrain.trainers.placement import Placement
 from prototrain.trainers.tower import TowerTrainer
 
@@ -108,4 +108,4 @@ class SyncReplicatedTrainer(SyncTrainer):
         super().__init__(model, experiment=experiment, placement=Placement(strategy), batch=batch)
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "devices": ", ".join(self.devices)}
+        return {**super().describe(), "devices": in_words(self.devices)}

@@ -21,7 +21,7 @@ from prototrain.checkpoint.state import StateEntries, plain, random_state, set_r
 from prototrain.errors import CheckpointError, ExperimentError, NonFiniteError
 from prototrain.experiment import Experiment, source_of
 from prototrain.experiment.provenance import STEPS_PER_EPOCH, changes_since, import_digests, source_digest
-from prototrain.experiment.record import RunRecord, State
+from prototrain.experiment.record import Outcome, RunRecord
 from prototrain.system.contained import open_file
 from prototrain.system.forks import end_child, tell_of_forks
 from prototrain.system.terminal import printable
@@ -61,6 +61,7 @@ class Session:
         self._said: set[str] = set()
         self.stopped_by: str | None = None
         self._record: RunRecord | None = None
+        self._outcome = Outcome("running")
         self.began_at = 0
         self.finite = FiniteRun(trainer)
         self._looked_at = 0.0
@@ -110,6 +111,7 @@ class Session:
 
     def __enter__(self) -> Session:
         self._is_forked = False
+        self._outcome = Outcome("running")
         self.finite.forget()
         experiment = self._trainer.experiment
         if experiment is not None and self._trainer.is_chief:
@@ -122,7 +124,7 @@ class Session:
                 experiment.unlock()
                 raise
             self.stopped_by = None
-            changes = None if (config := self._config()) is None else config.changes()
+            changes = None if (config := self.config()) is None else config.changes()
             facts = self._trainer.attempt_facts()
             self._record = RunRecord(experiment.record, self._trainer.log, changes=changes, **facts)
         return self
@@ -130,15 +132,15 @@ class Session:
     def _write_start(self, experiment: Experiment) -> None:
         with announcing("noting what the run is made from", self._trainer.log):
             experiment.write_start(
-                config=self._config(),
+                config=self.config(),
                 sources=self._trainer.sources(),
                 devices=[device.name for device in tf.config.list_logical_devices()],
                 run_id=None if experiment.run_id else self.checkpoints.run_id(),
                 origin=self._origin(),
             )
 
-    def _config(self) -> Config | None:
-        """The trainer's config, with the length that `train` was given."""
+    def config(self) -> Config | None:
+        """A copy of the trainer's config, with the length that `train` was given."""
         trainer = self._trainer
         config = None if trainer.config is None else trainer.config.copy()
         if config is not None and not trainer.is_endless:
@@ -154,13 +156,14 @@ class Session:
             if error is not None:
                 end_child(error)
             return
+        self._outcome = self._outcome_of(error)
         if isinstance(error, Exception):  # whoever catches it shows as much as is of use
             self._write_to_log("".join(traceback.format_exception(error)))
         if self._trainer.experiment is not None:
             try:
                 self.wait()
                 if not self.directory_is_gone():
-                    self._record_end(error)
+                    self._record_end()
             finally:
                 self._trainer.experiment.unlock()
 
@@ -204,18 +207,30 @@ class Session:
         if self._record is not None:
             self._record.begin(first_step=self._trainer.global_step, start=self.resume_line(), **measured)
 
-    def _record_end(self, error: BaseException | None) -> None:
-        state: State = "finished"
-        reason = self.stopped_by
+    @property
+    def outcome(self) -> Outcome:
+        """See `Trainer.outcome`."""
+        callbacks = self._trainer.callbacks
+        if self._outcome.state != "running" or not callbacks.has_ended:
+            return self._outcome
+        failure = callbacks.failure or callbacks.late_failure
+        # The last thing that a run does is to raise what a signal stands for that has come by then.
+        return self._outcome_of(failure, is_stopped=self._trainer.stop.signum is not None)
+
+    def _outcome_of(self, error: BaseException | None, *, is_stopped: bool = False) -> Outcome:
         if isinstance(error, Exception):
-            state, reason = "failed", in_one_line(error)
-        elif error is not None:
-            signum = self._trainer.stop.signum
-            state, reason = "interrupted", in_one_line(error) if signum is None else signal.Signals(signum).name
+            return Outcome("failed", in_one_line(error))
+        if error is None and not is_stopped:
+            return Outcome("finished", self.stopped_by)
+        if (signum := self._trainer.stop.signum) is not None:
+            return Outcome("interrupted", signal.Signals(signum).name)
+        return Outcome("interrupted", None if error is None else in_one_line(error))
+
+    def _record_end(self) -> None:
         if self._record is not None:
             loop = _in_milliseconds(self._trainer.times.loop())
             callbacks = _in_milliseconds(self._trainer.callbacks.times())
-            self._record.end(state, reason, step=self._trainer.global_step, loop=loop, callbacks=callbacks)
+            self._record.end(self._outcome, step=self._trainer.global_step, loop=loop, callbacks=callbacks)
             self._record = None
 
     def directory_is_gone(self) -> bool:

@@ -30,7 +30,7 @@ from prototrain.step.result import StepFailure, StepResult
 from prototrain.step.stop_variable import StopVariable
 from prototrain.step.trace import tower_trace
 from prototrain.system.waiting import announcing
-from prototrain.towers import components
+from prototrain.towers import choose_devices, components, in_words
 from prototrain.trainers.base import Trainer
 from prototrain.trainers.optimization import (
     UNSET_RATE,
@@ -162,7 +162,8 @@ class TowerTrainer(Trainer):
         trace = tower_trace()
         outputs, gradients = self._compute(inputs, self._xla.is_on and not (trace is not None and trace.is_watched))
         variables = self.trainable.values()
-        self.apply_gradients(list(zip(gradients, variables, strict=True)), loss=outputs["loss_total"])
+        total = outputs.get("loss_total", outputs["loss"])
+        self.apply_gradients(list(zip(gradients, variables, strict=True)), loss=tf.cast(total, tf.float32))
         outputs["learning_rate"] = tf.convert_to_tensor(self.optimizer.learning_rate)
         if self.loss_scale is not None:
             outputs["loss_scale"] = tf.convert_to_tensor(self.loss_scale.scale)
@@ -176,14 +177,13 @@ class TowerTrainer(Trainer):
             with tf.GradientTape() as tape:
                 net = self.build(inputs, True)
                 outputs = scalars(net)
-                outputs["loss_l2"] = decay = self.weight_decay_loss()
-                if (l1 := decay_losses(self.config, self.decayed.values()).get("loss_l1")) is not None:
-                    outputs["loss_l1"], outputs["loss_l2"] = l1, decay - l1
-                loss = tf.cast(outputs["loss"], tf.float32) + decay
-                if (of_layers := self.built.layer_loss()) is not None:
-                    outputs["loss_layers"] = of_layers
-                    loss += of_layers
-                outputs["loss_total"] = loss
+                loss = tf.cast(outputs["loss"], tf.float32)
+                added = self._added_losses()
+                for name, value in added.items():
+                    outputs[name] = value
+                    loss += value
+                if added:
+                    outputs["loss_total"] = loss
             return outputs, self.gradients(tape, loss, variables)
 
         if with_xla:
@@ -198,7 +198,7 @@ class TowerTrainer(Trainer):
         def form(with_xla: bool) -> Callable[[Any], Any]:
             def one_tower(inputs: dict[str, Any]) -> Any:
                 outputs, gradients = self._compute(inputs, with_xla)
-                return [*filter(lambda gradient: gradient is not None, gradients), outputs["loss_total"]]
+                return [*filter(lambda gradient: gradient is not None, gradients), outputs["loss"]]
 
             return lambda batch: self.placement.local_results(self.placement.run(one_tower, batch))
 
@@ -265,8 +265,16 @@ class TowerTrainer(Trainer):
         ``model.weight_decay.value`` times the sum of their squares, halved, and ``model.weight_decay.l1`` times the sum
         of their absolute values.
         """
-        l2, *l1 = decay_losses(self.config, self.decayed.values()).values()
-        return l2 + l1[0] if l1 else l2
+        return tf.add_n([tf.constant(0.0), *decay_losses(self.config, self.decayed.values()).values()])
+
+    def _added_losses(self) -> dict[str, tf.Tensor]:
+        """What is minimised besides the model's own loss, by name; nothing where there is nothing to add."""
+        found = decay_losses(self.config, self.decayed.values())
+        if type(self).weight_decay_loss is not TowerTrainer.weight_decay_loss:  # a subclass has another decay
+            found["loss_l2"] = self.weight_decay_loss() - found.get("loss_l1", 0.0)
+        if (of_layers := self.built.layer_loss()) is not None:
+            found["loss_layers"] = of_layers
+        return found
 
     def apply_gradients(
         self,
@@ -505,6 +513,7 @@ class TowerTrainer(Trainer):
             "model": self.built.name,
             **super().describe(),
             "towers": self.towers,
+            "devices": in_words(choose_devices(None)[:1]),
             "global batch": f"{batch} = {self.towers} tower{'s' * (self.towers > 1)} x {batch // self.towers}",
             "data on resume": self.data.describe(),
             "steps on resume": f"not exact: {caveats}" if caveats else None,
@@ -512,7 +521,7 @@ class TowerTrainer(Trainer):
         }
 
     def describe_more(self) -> list[str]:
-        return [self.built.table()]
+        return [str(self.built.table())]
 
     def resume_caveats(self) -> list[str]:
         self.data.catch_up(lambda: self.stop.signum is not None)  # which may find that the data did not repeat

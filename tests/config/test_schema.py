@@ -42,6 +42,7 @@ CONTRACT: list[tuple[str, Any, Any, Any]] = [
     ("trainer.validation_step_interval", 100, 1, 0),
     ("trainer.summary_save_interval", 50, 7, -1),
     ("trainer.print_interval", 100, 7, 1.0),
+    ("trainer.progress_scalars", ["loss"], ["loss", "vld/*"], "loss"),
     ("trainer.checkpoint_save_interval", 1000, 7, "7"),
     ("trainer.failures_per_day", 0.03, 2.0, 0),
     ("trainer.validation_batches", 1, 0, -1),

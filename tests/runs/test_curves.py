@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from prototrain.cli import main
 from prototrain.runs import read_run
 from prototrain.runs.curves import draw
-from tests.made import ROWS, make
+from prototrain.runs.shown import Line, Look, lines, unit_for
+from tests.made import ROWS, make, part, running
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +72,7 @@ def test_a_single_point_of_many_runs_is_seen() -> None:
     ("arguments", "message"),
     [
         (["a", "_b$x$", "--scalar", "vld/rate"], "a has no scalar 'vld/rate'; it has: trn/loss, vld/loss"),
+        (["a", "--scalar", "tst/*"], "there is no scalar like 'tst/*'; there are: trn/loss, vld/loss"),
         (["none", "--scalar", "vld/loss"], "none has no scalars yet: there is nothing in none/metrics.jsonl"),
         (["nowhere", "--scalar", "vld/loss"], "there is no directory nowhere"),
         ([".", "--scalar", "vld/loss"], ". is not an experiment: it has no environment.json"),
@@ -91,8 +94,39 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert main(["report", "none"]) == 0  # has no curves
 
 
+def test_patterns_a_logarithmic_axis_smoothing_and_time() -> None:
+    make(Path("low"), rows=[{**ROWS[1], "vld/loss": 0.0, "vld/rate": 1.0}, {**ROWS[2], "vld/rate": 100.0}])
+    options = ["--log", "--smooth", "0.5", "--time"]
+    assert plot("low", "a", "--scalar", "vld/*", *options, "-o", "c.svg") == 0
+    svg = Path("c.svg").read_text()
+    assert [text for text in texts(svg) if "$" not in text] == [
+        *["seconds", "loss (1 not above 0 left out)", " low vld/loss", " a vld/loss"],
+        *["seconds", "rate", " low vld/rate"],
+    ]
+    assert svg.count("stroke-opacity: 0.25") == 3
+
+
+def test_smoothing_and_time_of_a_resumed_run() -> None:
+    # Two attempts of 40 seconds, an hour apart.
+    rows = [{"step": step, "time": at, "x": value} for step, at, value in
+            ((1, 1010.0, 4.0), (2, 1020.0, 0.0), (3, 4600.0 + 20.0, 8.0))]  # fmt: skip
+    make(Path("resumed"), part(seconds=40.0), part(started=4600.0, seconds=40.0), rows=rows)
+    run = read_run("resumed")
+    line = lines(run, ["x", "not there"], Look(smooth=0.5, over_time=True))["x"]
+    assert line == Line([10.0, 20.0, 60.0], (4.0, 0.0, 8.0), ([10.0, 20.0, 60.0], pytest.approx((4, 4 / 3, 36 / 7))))
+    make(Path("nothing known"), running(), rows=[{"step": 1, "x": 1.0}])
+    assert math.isnan(lines(read_run("nothing known"), ["x"], Look(over_time=True))["x"].xs[0])
+    assert [unit_for(seconds)[1] for seconds in (5, 200, 20000, 1e6)] == ["seconds", "minutes", "hours", "days"]
+
+
 @pytest.mark.parametrize(
-    "arguments", [["a", "-o", "c.png"], ["a", "--scalar", "x", "-o", "c.jpg"], ["a", "--scalar", "x"]]
+    "arguments",
+    [
+        ["a", "-o", "c.png"],
+        ["a", "--scalar", "x", "-o", "c.jpg"],
+        ["a", "--scalar", "x"],
+        ["a", "--scalar", "x", "-o", "c.png", "--smooth", "1"],
+    ],
 )
 def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:

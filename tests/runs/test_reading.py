@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +199,47 @@ def test_the_json_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     }
     assert (b["losses"], b["checkpoint"], b["changes"]) == ({}, None, None)
     assert (broken["name"], broken["state"]) == ("c", "unreadable")
+
+
+def test_choosing_and_sorting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path / "b", part(started=3000.0), config={"model.width": 4, "model.kind": "deep"})
+    make(tmp_path / "a", part(state="failed", reason="x", started=2000.0), config={"model.width": 16}, rows=ROWS[:1])
+    make(tmp_path / "c", config={"model.width": 8}, rows=[{**ROWS[1], "trn/loss": 9.0, "tst/x": 1.0}])
+
+    def names(*options: str) -> list[str]:
+        said = says(capsys, "runs", tmp_path, *options, "--json")
+        return [run["name"] for run in json.loads(said)]
+
+    assert names() == ["c", "a", "b"]
+    assert names("--sort", "name") == ["a", "b", "c"] and names("--sort", "started", "--reverse") == ["b", "a", "c"]
+    assert names("--sort", "model.width") == ["b", "c", "a"] and names("--sort", "trn/loss") == ["b", "a", "c"]
+    assert names("--sort", "vld/loss") == ["c", "b", "a"]  # where there is none, at the end
+    assert names("--filter", "state=f*") == ["c", "a", "b"]  # failed, finished
+    assert names("--filter", "state=finished", "--filter", "model.width=8") == ["c"]
+    assert names("--filter", "trainer.print_interval=100", "--filter", "model.kind=d??p") == ["b"]
+    assert "none of these experiments has 'nothing'" in fails(capsys, "runs", tmp_path, "--filter", "nothing=1")
+    assert "a scalar 'y*'; there are: trn/loss, vld/loss, tst/x" in fails(capsys, "runs", tmp_path, "--scalar", "y*")
+    assert says(capsys, "runs", tmp_path, "--filter", "steps=7").startswith("none of the 3 experiments in")
+    said = says(capsys, "runs", tmp_path, "--scalar", "*/loss", "--sort", "name").splitlines()
+    assert re.split("  +", said[0])[3:5] == ["trn/loss (lowest, highest)", "vld/loss (lowest, highest)"]
+    assert "0.125 (0.125, 0.5)" in said[3]
+
+
+def test_watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path / "a")
+    waited = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", wait)
+    assert main(["runs", str(tmp_path), "--watch"]) == 130
+    assert waited == [2.0, 2.0] and capsys.readouterr().out.count("finished") == 2
+    assert "leave out --json" in fails(capsys, "runs", tmp_path, "--watch", "3", "--json")
+    with pytest.raises(SystemExit):
+        main(["runs", "--watch", "0"])
 
 
 def test_an_experiment_itself_and_none_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

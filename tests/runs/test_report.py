@@ -211,3 +211,14 @@ def test_images_of_a_run_that_went_back(tmp_path: Path) -> None:
         said: list[str] = []
         assert read_images(tmp_path, said.append) == {"trn/x": {5: [b"a"], 8: [b"d"]}}
         assert len(said) == 1 and said[0].startswith(f"{first} is damaged, and what is behind")
+
+
+def test_charts_are_of_what_changes(tmp_path: Path) -> None:
+    rows = [{"step": step, "rate": 0.5, "trn/loss": step, "vld/loss": 3.0, "vld/x": 1.0} for step in (1, 2)]
+    make(tmp_path / "a", rows=rows)
+    page = report(tmp_path / "a")
+    assert page.after("Curves") == ["constant: rate = 0.5, vld/x = 1"]
+    [(_, curves)] = page.images
+    assert re.findall(r"<!-- ([a-z].*?|  ?[a-z].*?) -->", curves.decode()) == ["step", "loss", " trn/loss", " vld/loss"]
+    assert main(["report", str(tmp_path / "a"), "--scalar", "vld/*", "--log"]) == 0
+    assert Page(tmp_path / "a" / "report.html").images == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prototrain.system.tables import plain_table, table
+from prototrain.system.tables import Table, plain_table
 from prototrain.system.terminal import one_line, printable, say
 
 
@@ -31,7 +31,7 @@ def test_nothing_but_text_is_left(text: str, expected: str, capsys: pytest.Captu
 
 
 def test_tables_keep_their_lines() -> None:
-    shown = table([["a\nb", 1], ["\x1b[31m", 2]], headers=["na\rme", "n"])
+    shown = str(Table([["a\nb", 1], ["\x1b[31m", 2]], ["na\rme", "n"]))
     assert shown.splitlines()[0].split() == [r"na\rme", "n"]
     assert [line.split() for line in shown.splitlines()[2:]] == [[r"a\nb", "1"], [r"\x1b[31m", "2"]]
     assert plain_table({"a\nb": "\x1b[31m"}) == r"a\nb  \x1b[31m"

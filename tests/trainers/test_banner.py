@@ -3,7 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from prototrain.callbacks import JSONWriter, SaveOnExit, Summaries, TensorBoardWriter
+from prototrain.trainers import banner
 from prototrain.trainers.banner import closing, opening
 from tests.tiny import CountingTrainer, tiny_trainer
 
@@ -23,15 +26,21 @@ def test_known_rows_come_first_and_long_ones_are_wrapped() -> None:
     assert [line.startswith(" " * 9) for line in lines if "this" in line] == [False, True, True, True]
 
 
+def test_a_gpu_that_is_not_used_is_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(banner, "why_no_gpu", lambda: "WARNING: there is a GPU")
+    assert opening(CountingTrainer()).endswith("\n\nWARNING: there is a GPU\n")
+
+
 def test_the_table_of_a_run(experiment: Path) -> None:
     trainer = tiny_trainer(experiment)
     trainer.train([SaveOnExit()], max_steps=3, steps_per_epoch=2)
     rows = dict(line.split("  ", 1) for line in opening(trainer).split("\n\n")[0].splitlines())
     rows = {name: value.strip() for name, value in rows.items()}
-    assert list(rows)[:9] == [
+    assert list(rows)[:10] == [
         "model",
         "trainer",
         "towers",
+        "devices",
         "global batch",
         "steps",
         "epochs",

@@ -14,9 +14,15 @@ from typing import Any
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS
+from tensorboard.plugins.hparams.summary import session_end_pb
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
 from prototrain.callbacks.monitor import Monitor
+from prototrain.callbacks.pictures import text_summary
 from prototrain.checkpoint import first_line
+from prototrain.config.json_form import as_text
+from prototrain.config.schema import LOCATION_KEYS
 
 _EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 
@@ -27,6 +33,9 @@ class TensorBoardWriter(Monitor):
     Each prefix has a directory of its own, so that ``trn/loss`` and ``vld/loss`` share a chart. When a run is resumed,
     each file begins with a mark that makes TensorBoard drop what an earlier file has of later steps. What a full disk
     refuses is kept and written once there is room.
+
+    The config is among the text, as ``config`` for each time that the run was started, and its values are a row of the
+    tab HPARAMS: TensorBoard shows those of the first start there, and that the run has come to its end once it has.
 
     Args:
         clock: returns seconds since the epoch, for the events' wall time.
@@ -43,6 +52,14 @@ class TensorBoardWriter(Monitor):
 
     def before_train(self) -> None:
         self._open()
+        config = self.trainer.session.config()
+        if config is None:
+            return
+        lines = config.to_text().splitlines()
+        # Indented, it is shown as it is.
+        self._add_summary(text_summary("config", "\n".join(f"    {line}" for line in lines)))
+        values = {key: value for key, value in config.to_plain().items() if key not in LOCATION_KEYS}
+        self._add_summary(hparams_pb({key: _as_hparam(value) for key, value in values.items()}, None, self._clock()))
 
     def put_scalar(self, name: str, value: float, step: int) -> None:
         prefix, _, tag = name.partition("/")
@@ -62,6 +79,11 @@ class TensorBoardWriter(Monitor):
         event.wall_time = self._clock()
         sub_runs[prefix].events.append(event.SerializeToString())
 
+    def _add_summary(self, made: Any) -> None:
+        """Write what is about the run as a whole, made of TensorBoard's protocol buffers or of TensorFlow's."""
+        summary = Summary.FromString(made.SerializeToString())
+        self.add_event("", Event(step=self.trainer.global_step, summary=summary))
+
     def flush(self) -> None:
         waiting = [sub_run for sub_run in (self._sub_runs or {}).values() if sub_run.events]
         try:
@@ -75,6 +97,10 @@ class TensorBoardWriter(Monitor):
             self._failing = self._failing and not waiting
 
     def after_train(self) -> None:
+        # TensorBoard keeps to the first end that it is told, so that only the last one is told.
+        has_config = self._sub_runs is not None and self.trainer.config is not None
+        if has_config and self.trainer.outcome.state == "finished":
+            self._add_summary(session_end_pb(STATUS_SUCCESS, self._clock()))
         self.flush()
         for sub_run in (self._sub_runs or {}).values():
             sub_run.close()
@@ -90,6 +116,13 @@ class TensorBoardWriter(Monitor):
                 mark = Event(step=step + 1 if step else 0, session_log=SessionLog(status=SessionLog.START))
                 self.add_event(prefix, mark)
         return self._sub_runs
+
+
+def _as_hparam(value: Any) -> bool | float | str:
+    """A value of a config as the protocol buffer has it: a number, if it is one that 64 bits can hold."""
+    if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 53):
+        return value
+    return as_text(value).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class _SubRun:

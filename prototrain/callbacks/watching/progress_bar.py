@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tqdm.auto import tqdm
 
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.monitor import as_number
+from prototrain.errors import CallbackError
 from prototrain.system.signals import in_notebook
+from prototrain.system.wording import matching
+
+_USUAL = ("loss",)  # which not every trainer has
 
 
 class ProgressBar(Callback):
-    """Shows epoch, step, speed and loss as a bar on a terminal or in a notebook, and as plain lines elsewhere.
+    """Shows epoch, step, speed and scalars as a bar on a terminal or in a notebook, and as plain lines elsewhere.
 
     Args:
+        scalars: names of those of the step, such as ``loss``, and of recorded ones, such as ``vld/accuracy``, of which
+            it shows the newest value; patterns with * in them. One that has no value yet is left out.
         refresh_seconds: how often the bar moves.
         line_seconds: how often a line is printed where there is no terminal.
         clock: returns the time in seconds.
+
+    Raises:
+        CallbackError: the scalars are one text.
     """
 
     priority = Priority.WRITE
@@ -28,10 +37,14 @@ class ProgressBar(Callback):
     def __init__(
         self,
         *,
+        scalars: Sequence[str] = _USUAL,
         refresh_seconds: float = 0.5,
         line_seconds: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if isinstance(scalars, str):
+            raise CallbackError(f"ProgressBar takes a list of names of scalars, not the text {scalars!r}")
+        self._scalars = list(scalars)
         self._refresh_seconds = refresh_seconds
         self._line_seconds = line_seconds
         self._clock = clock
@@ -64,12 +77,16 @@ class ProgressBar(Callback):
             self._move()
             self._bar.close()
             self._bar = None
+        known = self._values()
+        missing = [name for name in self._scalars if not matching(known, [name]) and self._scalars != [*_USUAL]]
+        if missing and known:
+            names = ", ".join(map(repr, missing))
+            self.trainer.log(f"ProgressBar: there was no scalar {names} to be shown; there are: {', '.join(known)}")
 
     def _move(self) -> None:
         trainer = self.trainer
         self._bar.set_description(self._epoch(), refresh=False)
-        if "loss" in trainer.outputs:
-            self._bar.set_postfix(loss=self._loss(), refresh=False)
+        self._bar.set_postfix(self._shown_scalars(), refresh=False)
         self._bar.update(trainer.global_step - self._bar.n)
         self._bar.refresh()
 
@@ -79,8 +96,7 @@ class ProgressBar(Callback):
         words = [self._epoch(), f"step {step}" + (f" of {total}" if total else ""), f"{speed:.4g} steps/s"]
         if total and step < total and speed:
             words.append(f"{tqdm.format_interval((total - step) / speed)} left")
-        if "loss" in self.trainer.outputs:
-            words.append(f"loss {self._loss()}")
+        words += [f"{name} {value}" for name, value in self._shown_scalars().items()]
         return ", ".join(words)
 
     def _epoch(self) -> str:
@@ -89,8 +105,19 @@ class ProgressBar(Callback):
             f" of {-(-self._total // trainer.steps_per_epoch)}" if self._total else ""
         )
 
-    def _loss(self) -> str:
-        return f"{as_number('loss', self.trainer.outputs['loss']):.4g}"
+    def _values(self) -> dict[str, Any]:
+        """The step's scalars, and all that were recorded, by name."""
+        monitors = self.trainer.monitors
+        recorded = {name: monitors.latest(name) for name in monitors.names()}
+        return {
+            **self.trainer.outputs,
+            **recorded,
+            **{f"trn/{name}": value for name, value in self.trainer.outputs.items()},
+        }
+
+    def _shown_scalars(self) -> dict[str, str]:
+        values = self._values()
+        return {name: f"{as_number(name, values[name]):.4g}" for name in matching(values, self._scalars)}
 
 
 def is_live() -> bool:

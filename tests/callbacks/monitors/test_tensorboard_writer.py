@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import metadata as hparams
+from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS
 
 from prototrain import Callback
 from prototrain.callbacks import ModelSaver, Summaries, TensorBoardWriter
 from prototrain.errors import ExperimentError
 from tests.callbacks.helpers import Fails, FillsDisk, Puts
-from tests.tiny import CountingTrainer
+from tests.tiny import CountingTrainer, tiny_config
 
 pytestmark = pytest.mark.usefixtures("disk")
 
@@ -106,3 +109,25 @@ def test_a_disk_full_from_the_start_is_made_up_for(experiment: Path) -> None:
     summaries = run(experiment, 4, FillsDisk(1, 3, 10))
     assert [step for step, _ in scalars(summaries / "trn")["loss"]] == [1, 2, 3, 4]
     assert len(list((summaries / "trn").iterdir())) == 1
+
+
+def test_the_config_is_text_and_a_row_of_hparams(experiment: Path) -> None:
+    def train(steps: int, **config: Any) -> None:
+        trainer = CountingTrainer(experiment=experiment)
+        trainer.config = tiny_config(**config)
+        trainer.train([TensorBoardWriter(), ModelSaver().every(steps=2)], max_steps=steps)
+
+    train(2, model__batch_size=16, note="lone \ud800", many=[1, 2], huge=10**400)
+    train(4)
+    events = EventAccumulator(str(experiment / "summaries"))
+    events.Reload()
+    texts = events.Tensors("config")
+    assert [event.step for event in texts] == [0, 2]
+    assert re.search(rb"^    model.batch_size += 16$", texts[0].tensor_proto.string_val[0], re.MULTILINE)
+    content = events.SummaryMetadata(hparams.SESSION_START_INFO_TAG).plugin_data.content
+    row = hparams.parse_session_start_info_plugin_data(content).hparams
+    assert row["model.batch_size"].number_value == 16 and row["many"].string_value == "[1, 2]"
+    assert row["model.optimizer.method"].string_value == "adam" and row["note"].string_value == "lone \\ud800"
+    assert "trainer.experiment_name" not in row
+    content = events.SummaryMetadata(hparams.SESSION_END_INFO_TAG).plugin_data.content
+    assert hparams.parse_session_end_info_plugin_data(content).status == STATUS_SUCCESS

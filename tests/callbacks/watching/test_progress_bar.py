@@ -15,6 +15,8 @@ import pytest
 
 from prototrain import Callback, StopTraining
 from prototrain.callbacks import ProgressBar, ScalarPrinter
+from prototrain.errors import CallbackError
+from tests.callbacks.helpers import Puts
 from tests.tiny import CountingTrainer
 
 
@@ -148,3 +150,14 @@ def test_a_bar_is_closed_when_a_run_fails() -> None:
         with pytest.raises(RuntimeError):
             CountingTrainer().train([ProgressBar(), Fails()], max_steps=6)
         assert [line for line in screen(read()) if "3/6" in line]
+
+
+def test_scalars_of_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = CountingTrainer()
+    bar = ProgressBar(scalars=["vld/*", "loss", "nothing"], line_seconds=3, clock=Clock(trainer))
+    trainer.train([bar, EachStep(), Puts(s2={"vld/b": 2.5, "vld/a": 1})], max_steps=3)
+    said = capsys.readouterr().out
+    assert "epoch 1 of 1, step 3 of 3, 1 steps/s, vld/b 2.5, vld/a 1, loss 0.3333\n" in said
+    assert "ProgressBar: there was no scalar 'nothing' to be shown; there are: loss, vld/b, vld/a, trn/loss\n" in said
+    with pytest.raises(CallbackError, match="takes a list of names"):
+        ProgressBar(scalars="loss")

@@ -1,0 +1,93 @@
+"""A run in W&B's offline mode, read back from what `wandb sync` would send."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prototrain import Callback
+from prototrain.callbacks import ModelSaver, Summaries, WandbWriter
+from tests.callbacks.helpers import Fails, Puts
+from tests.tiny import CountingTrainer, tiny_config
+
+pytestmark = pytest.mark.filterwarnings("default")  # W&B's own
+_BLOCK = 32768
+
+
+def records(path: Path) -> Iterator[Any]:
+    """The records of a .wandb file, which has the form of LevelDB's logs behind a header of 7 bytes."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, place, begun = path.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        if _BLOCK - place % _BLOCK < 7:
+            place += _BLOCK - place % _BLOCK
+            continue
+        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        begun += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part of one
+            yield Record.FromString(begun)
+            begun = b""
+
+
+class Draws(Callback):
+    def trigger_step(self) -> None:
+        if self.trainer.global_step == 2:
+            self.trainer.monitors.put_image("samples", np.full((3, 4), 9))
+
+
+def test_a_run_and_its_continuation(experiment: Path, tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+
+    def run(*callbacks: Callback, **config: Any) -> list[Any]:
+        """What the attempt has recorded."""
+        trainer = CountingTrainer(experiment=experiment)
+        trainer.config = tiny_config(**config)
+        known = set(tmp_path.glob("wandb/offline-*/*.wandb"))
+        options: dict[str, Any] = {"mode": "offline", "dir": tmp_path, "settings": {"silent": True, "console": "off"}}
+        writer = WandbWriter("tests", seconds=0.0, **options)
+        with suppress(RuntimeError):
+            trainer.train([Summaries().every(steps=1), writer, Draws(), *callbacks], max_steps=6)
+        [file] = set(tmp_path.glob("wandb/offline-*/*.wandb")) - known
+        return list(records(file))
+
+    def rows(found: list[Any]) -> list[dict[str, Any]]:
+        items = [record.history.item for record in found if record.HasField("history")]
+        return [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in row} for row in items]
+
+    def only(found: list[Any], field: str) -> Any:
+        return [getattr(record, field) for record in found if record.HasField(field)][-1]
+
+    first = run(ModelSaver().every(steps=4), Puts(s2={"vld/loss": 3}), Fails(5))
+    second = run(model__batch_size=16)
+    assert [row["global_step"] for row in rows(first) if "trn/loss" in row] == [1, 2, 3, 4, 5]
+    assert [row["global_step"] for row in rows(second)] == [6]
+    assert any(row.get("vld/loss") == 3 for row in rows(first))
+    assert [row["samples/count"] for row in rows(first) if "samples/count" in row] == [1], rows(first)
+    begun, again = only(first, "run"), only(second, "run")
+    assert begun.run_id == again.run_id and (begun.project, begun.display_name) == ("tests", "experiment")
+    sizes = [
+        json.loads(item.value_json)
+        for found in (first, second)
+        for record in found
+        for update in (record.run.config.update, record.config.update)
+        for item in update
+        if item.key == "model.batch_size"
+    ]
+    assert (sizes[0], sizes[-1]) == (8, 16)
+    assert (only(first, "exit").exit_code, only(second, "exit").exit_code) == (1, 0)
+    ends = [
+        json.loads(item.value_json)
+        for found in (first, second)
+        for record in found
+        for item in record.summary.update
+        if item.key == "outcome"
+    ]
+    assert ends[0] == "failed: RuntimeError: on purpose" and ends[-1] == "finished"

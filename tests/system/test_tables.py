@@ -1,0 +1,62 @@
+"""Tables fitted to a terminal."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+from rich.console import Console
+
+from prototrain.system.tables import Table, _shared, plain_table, show
+
+WIDE = Table(
+    [["a-long-name-of-a-run", "failed: nobody knows\x1b[31m", 12, None], ["b", "finished", 1, "x"]],
+    ["experiment", "state", "steps", "more"],
+    {"failed": "red"},
+)
+
+
+def drawn(table: Table, width: int) -> list[str]:
+    file = io.StringIO()
+    Console(file=file, width=width).print(table.fitted(width))
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [200, 60, 45, 38, 30, 12])
+def test_nothing_is_lost_and_nothing_sticks_out(width: int) -> None:
+    lines = drawn(WIDE, width)
+    assert max(map(len, lines)) <= width
+    said = "".join("".join(lines).split())
+    for word in ("failed:", "nobody", "knows", "finished", "12", "experiment") if width > 12 else ("12", "x"):
+        assert word in said
+
+
+def test_wide_narrow_and_too_narrow() -> None:
+    _, first, second = drawn(WIDE, 200)
+    assert first == r"a-long-name-of-a-run  failed: nobody knows\x1b[31m     12"
+    assert second.split() == ["b", "finished", "1", "x"] and second.index("1  x") == len(first) - 1
+    assert len(drawn(WIDE, 45)) > 3 and drawn(WIDE, 45)[0].split() == ["experiment", "state", "steps", "more"]
+    assert drawn(WIDE, 30)[:2] == ["experiment a-long-name-of-a-ru", "           n"]
+    assert drawn(WIDE, 30)[-4:] == ["experiment b", "state      finished", "steps      1", "more       x"]
+    assert _shared([(10, 4), (6, 4), (3, 3)], 18, 2) == [5, 6, 3]
+    assert _shared([(10, 4), (6, 4), (3, 3)], 14, 2) is None
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_colours_and_a_file_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for stream, has_colours in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stdout", stream)
+        show("\x1b[2J before", WIDE, end="\n\n")
+        said = stream.getvalue()
+        assert said.startswith(r"\x1b[2J before") and said.endswith("x\n\n" if not has_colours else "\n\n")
+        assert ("\x1b[31mfailed" in said) == has_colours
+        assert has_colours or str(WIDE) in said
+        assert max(map(len, plain_table({"name": "word " * 40}).splitlines())) == (80 if has_colours else 120)
