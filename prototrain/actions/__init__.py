@@ -17,7 +17,7 @@ from prototrain.model import import_own
 
 __all__ = ["BUILT_IN", "Action", "Restored", "add_checkpoint", "load_action", "restore"]
 
-BUILT_IN = ("evaluate", "export", "inspect", "predict")
+BUILT_IN = ("evaluate", "export", "find_batch_size", "find_lr", "inspect", "predict")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from prototrain.commands.arguments import add_model, add_overrides, load
 from prototrain.system.quiet import import_tensorflow
 
-ACTIONS: Final = ("evaluate", "export", "inspect", "predict")
+ACTIONS: Final = ("evaluate", "export", "find_batch_size", "find_lr", "inspect", "predict")
 """Those that prototrain has itself; `prototrain.actions`, which imports TensorFlow, knows them too."""
 
 
