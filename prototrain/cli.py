@@ -1,8 +1,10 @@
+# PYTHON_ARGCOMPLETE_OK
 """The command line. TensorFlow is imported inside the commands only, so that ``--help`` answers at once."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -23,7 +25,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         the exit code: 0 done, 1 a clear error, 130 after Ctrl-C. Wrong usage exits with 2, SIGTERM with 143,
         other signals that stop with 128 and their number.
     """
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks how its line goes on
+        from prototrain.commands.completion import complete
+
+        complete(parser)
+    options = parser.parse_args(arguments)
     try:
         options.command(options)
     except KeyboardInterrupt:

@@ -38,7 +38,9 @@ from prototrain.trainers.tower import SimpleTrainer, TowerTrainer
 def default_callbacks(model: ModelProtocol) -> list[Callback]:
     """The callbacks that a model's config asks for and those of its own, to be used as they are, extended or edited."""
     config = model.config
-    validation = Validation(batches=config["trainer.validation_batches"])
+    validation = Validation(
+        batches=config["trainer.validation_batches"], rehearse=config["trainer.rehearse_validation"]
+    )
     standard = standard_callbacks(
         schedule=from_config(config),
         evaluation=[validation.every(steps=config["trainer.validation_step_interval"])],

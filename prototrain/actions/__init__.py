@@ -18,7 +18,7 @@ from prototrain.model import import_own
 
 __all__ = ["BUILT_IN", "Action", "Restored", "add_checkpoint", "load_action", "load_compact", "restore"]
 
-BUILT_IN = ("evaluate", "export", "inspect")
+BUILT_IN = ("evaluate", "export", "find_batch_size", "find_lr", "inspect", "predict")
 
 
 @dataclass(frozen=True)

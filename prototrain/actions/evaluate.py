@@ -40,7 +40,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     """
     restored = restore(model, args.checkpoint)
     built = restored.built
-    name = _choose(built.datasets, args.dataset)
+    name = choose_dataset(built.datasets, args.dataset)
     with built.stop:
         scalars = built.evaluate(name)
         built.stop.check()
@@ -53,7 +53,12 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     say(f"written to {_keep(restored, name, examples, scalars)}")
 
 
-def _choose(datasets: dict[str, tf.data.Dataset], wanted: str | None) -> str:
+def choose_dataset(datasets: dict[str, tf.data.Dataset], wanted: str | None) -> str:
+    """The name of a dataset that has an end: the one that is wanted, else "tst" or "vld".
+
+    Raises:
+        DataError: there is no such dataset, or it has no end.
+    """
     name = wanted if wanted is not None else next((name for name in ("tst", "vld") if name in datasets), "tst")
     if name not in datasets:
         raise DataError(f"datasets() gives no {name!r}; name one of {', '.join(datasets)} with --dataset")

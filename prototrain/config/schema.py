@@ -141,6 +141,7 @@ SCHEMA: Final[dict[str, Key]] = {
     "trainer.checkpoint_save_interval": Key(type="int", default=1000, minimum=1, choices=("auto",)),
     "trainer.failures_per_day": Key(type="float", default=0.03, above=0),
     "trainer.validation_batches": Key(type="int", default=1, minimum=0),
+    "trainer.rehearse_validation": Key(type="bool", default=True),
     "trainer.max_checkpoints_to_keep": Key(type="int", default=5, minimum=1),
     "trainer.random_seed": Key(type="int", default=1337, minimum=0, maximum=2**32 - 1),
     "trainer.steps_per_epoch": Key(type="int", default=None, minimum=1),

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+NO_BATCHES = "0" * 16
 _KEPT = 64  # more than are ever read ahead of the training
 
 
@@ -21,7 +22,7 @@ class RollingDigest:
 
         def roll(state: tuple[Any, Any], batch: Any) -> tuple[tuple[Any, Any], Any]:
             number, before = state
-            number, digest = number + 1, _digest(batch, before)
+            number, digest = number + 1, roll(batch, before)
             self._digests.scatter_nd_update([[number % _KEPT]], [digest])
             return (number, digest), batch
 
@@ -34,10 +35,23 @@ class RollingDigest:
 
 def digest_of(batch: Any) -> str:
     """The digest of one batch."""
-    return _text(_digest(batch, tf.constant(0, tf.int64)))
+    return _text(roll(batch, tf.constant(0, tf.int64)))
 
 
-def _digest(batch: Any, before: tf.Tensor) -> tf.Tensor:
+def digest_behind(batch: Any, before: str) -> str:
+    """The digest of all batches up to this one.
+
+    Args:
+        batch: of tensors.
+        before: the digest of those before it, `NO_BATCHES` if there are none.
+    """
+    number = int(before, 16)
+    signed = number - 2**64 if number >= 2**63 else number
+    return _text(roll(batch, tf.constant(signed, tf.int64)))
+
+
+def roll(batch: Any, before: tf.Tensor) -> tf.Tensor:
+    """The digest of a batch and of those before it, an int64 scalar; traced or eager."""
     tensors = [tensor for tensor in tf.nest.flatten(batch, expand_composites=True) if tensor.dtype != tf.variant]
     pieces = [tf.bitcast(before, tf.uint8), *(tf.fingerprint(_as_row(tensor))[0] for tensor in tensors)]
     return tf.bitcast(tf.fingerprint(_as_row(tf.concat(pieces, 0)))[0], tf.int64)

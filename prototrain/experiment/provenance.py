@@ -56,6 +56,7 @@ _HARMLESS = {
     "model.weights_load_path",
     "trainer.validation_step_interval",
     "trainer.validation_batches",
+    "trainer.rehearse_validation",
     "trainer.summary_save_interval",
     "trainer.print_interval",
     "trainer.checkpoint_save_interval",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -45,10 +45,22 @@ class DatasetPredictor:
             DataError: the data cannot be read, or a batch does not have the predictor's inputs.
             ModelError: see `Predictor`.
         """
+        return (outputs for _, outputs in self.pairs())
+
+    def pairs(self, wanted: Callable[[Any], bool] = lambda batch: True) -> Iterator[tuple[Any, list[Any]]]:
+        """Each batch with the predictor's outputs, in order.
+
+        Args:
+            wanted: called with each batch; where it says no, nothing is predicted.
+
+        Raises:
+            DataError, ModelError: as above.
+        """
         is_hidden = not self._bar or not (sys.stderr.isatty() or in_notebook())
         with tqdm(total=self._length(), unit=" batches", dynamic_ncols=True, disable=is_hidden) as bar:
             for batch in self._batches():
-                yield self._predictor(*self._inputs(batch))
+                if wanted(batch):
+                    yield batch, self._predictor(*self._inputs(batch))
                 bar.update()
 
     def predict_all(self) -> list[Any]:

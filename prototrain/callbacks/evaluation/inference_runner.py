@@ -30,6 +30,7 @@ class InferenceRunner(Callback):
         inferencers: what to measure.
         batches: how many batches from the start; 0 for all.
         prefix: what the scalars' names start with; the dataset's name if None, which is "inference" for one without.
+        rehearse: whether it is tried out before the first step.
 
     Raises:
         CallbackError: something among the inferencers is none, or `batches` is not a whole number from 0.
@@ -46,11 +47,13 @@ class InferenceRunner(Callback):
         *,
         batches: int = 0,
         prefix: str | None = None,
+        rehearse: bool = True,
     ) -> None:
         check_batches("InferenceRunner", batches)
         self.dataset = dataset
         self.inferencers = [inferencers] if isinstance(inferencers, Inferencer) else list(inferencers)
         self.batches = batches
+        self._rehearse = rehearse
         named = dataset if isinstance(dataset, str) else "inference"
         self.prefix = named if prefix is None else prefix
         for inferencer in self.inferencers:
@@ -75,7 +78,7 @@ class InferenceRunner(Callback):
 
     def before_train(self) -> None:
         trainer = self.trainer
-        if trainer.global_step >= trainer.total_steps:
+        if not self._rehearse or trainer.global_step >= trainer.total_steps:
             return
         # Not inside of the evaluation's scopes: other callbacks must take this for no evaluation.
         with announcing(f"trying out the inference on {self.prefix!r}", trainer.log), self._failing():

@@ -38,6 +38,7 @@ class Validation(Callback):
         prefix: what the scalars' names start with; the dataset's name if None.
         evaluate: called with the dataset's name and the number of batches, returns the scalars by name, or None if it
             was interrupted; by default the trainer's own `evaluate`.
+        rehearse: whether it is tried out before the first step.
 
     Raises:
         CallbackError: `batches` is not a whole number from 0.
@@ -47,13 +48,20 @@ class Validation(Callback):
     priority = Priority.EVALUATE
 
     def __init__(
-        self, dataset: str = "vld", *, batches: int = 0, prefix: str | None = None, evaluate: Evaluate | None = None
+        self,
+        dataset: str = "vld",
+        *,
+        batches: int = 0,
+        prefix: str | None = None,
+        evaluate: Evaluate | None = None,
+        rehearse: bool = True,
     ) -> None:
         check_batches(self.name, batches)
         self.dataset = dataset
         self.batches = batches
         self.prefix = dataset if prefix is None else prefix
         self._evaluate = evaluate
+        self._rehearse = rehearse and evaluate is None
         self._off = False
 
     def setup(self) -> None:
@@ -72,7 +80,7 @@ class Validation(Callback):
 
     def before_train(self) -> None:
         trainer = self.trainer
-        if self._off or self._evaluate is not None or trainer.global_step >= trainer.total_steps:
+        if self._off or not self._rehearse or trainer.global_step >= trainer.total_steps:
             return
         # Not inside of the evaluation's scopes: other callbacks must take this for no evaluation.
         with announcing(f"trying out the validation on {self.dataset!r}", trainer.log):

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import Callback, ModelDict, SimpleTrainer
+from prototrain import Callback, ModelDict, SimpleTrainer, default_callbacks
 from prototrain.callbacks import CallbackFactory, JSONWriter, SaveOnExit, Validation
+from prototrain.callbacks.proxies import innermost
 from prototrain.checkpoint.state import random_state
 from prototrain.errors import CallbackError, DataError, StepError
 from tests.tiny import CountingTrainer, tiny_build, tiny_datasets, tiny_model, tiny_trainer, values
@@ -184,6 +185,15 @@ def test_a_mistake_shows_before_the_first_step(
         trainer.train([Validation().every(steps=5), SaveOnExit()], max_steps=9)
     assert trainer.global_step == (2 if resumed else 0)
     assert trainer.session.checkpoints.steps() == ([2] if resumed else [])
+
+
+def test_trying_out_can_be_left_out() -> None:
+    model = tiny_model(build=faulty_build, trainer__rehearse_validation=False, trainer__validation_step_interval=3)
+    (validation,) = [cb for cb in default_callbacks(model) if isinstance(innermost(cb), Validation)]
+    trainer = SimpleTrainer(model)
+    with pytest.raises(KeyError, match="weight"):
+        trainer.train([validation])
+    assert trainer.global_step == 3
 
 
 def moving_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:

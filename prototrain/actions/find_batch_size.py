@@ -1,0 +1,186 @@
+"""Find a batch size: train a few steps with one after the other, each twice as large, until memory or data end.
+
+The doubling is that of Lightning's batch size scaler. What is suggested is not the largest one that fits, but the
+smallest of those that are about as fast as the fastest: what is larger makes fewer updates of the same examples.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from itertools import pairwise
+from typing import Final
+
+import tensorflow as tf
+
+from prototrain.actions.plots import add_plot, write_plot
+from prototrain.callbacks import Callback, LearningRate
+from prototrain.data.elements import batch_size
+from prototrain.errors import ConfigError, DataError, OutOfMemoryError
+from prototrain.model import ModelProtocol
+from prototrain.system.tables import table
+from prototrain.system.terminal import say
+from prototrain.trainers.tower import SimpleTrainer
+
+ABOUT_AS_FAST: Final = 0.95
+_WARM: Final = 3  # steps that are not measured
+_TIMES: Final = 3
+_MIB: Final = 2**20
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was found out about one batch size.
+
+    Attributes:
+        size: of the batches.
+        speed: examples per second.
+        memory: in bytes, the most that this process, or the GPU, has had in use so far.
+    """
+
+    size: int
+    speed: float
+    memory: int
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare what the action takes."""
+    parser.add_argument("--start", metavar="N", type=int, default=8, help="the smallest batch; default: %(default)s")
+    parser.add_argument("--max", metavar="N", type=int, default=4096, help="the largest one; default: %(default)s")
+    parser.add_argument("--steps", metavar="N", type=int, default=20, help="measured three times; default: %(default)s")
+    add_plot(parser, "find_batch_size.png")
+
+
+def run(model: ModelProtocol, args: Namespace) -> None:
+    """Print and draw how many examples a second are trained on with each batch size, on one device.
+
+    For each of them a model of its own is made, with a learning rate of 0. The experiment is not touched.
+
+    Args:
+        model: is to be trained; its `datasets()` gives batches of ``model.batch_size``.
+        args: `start`, `max`, `steps`, `output`.
+
+    Raises:
+        ConfigError: the numbers make no sense, or not even the smallest batch can be trained on.
+        PrototrainError: what a run of the model would fail with.
+    """
+    parts = model.config["model.accumulate_steps"]
+    start = -(-args.start // parts) * parts
+    if not 0 < start <= args.max or args.steps < 1:
+        raise ConfigError("find_batch_size: --start must be at least 1 and at most --max, and --steps at least 1")
+    kept = model.config["model.batch_size"]
+    try:
+        found, end = measure(model, start, args.max, args.steps)
+    finally:
+        model.config["model.batch_size"] = kept
+    if not found:
+        raise ConfigError(f"find_batch_size: nothing to measure: {end}")
+    columns = ["batch size", "steps/s", "examples/s", "peak memory in MiB"]
+    rows = [(one.size, one.speed / one.size, f"{one.speed:,.0f}", f"{one.memory / _MIB:,.0f}") for one in found]
+    say(table(rows, headers=columns, floatfmt=",.4g"), end="\n\n")
+    say(f"ended because {end}")
+    best = suggest(found)
+    say(
+        f"try -s model.batch_size={best.size}, the smallest that is about as fast as any; "
+        "another batch size wants another learning rate (action find_lr)",
+        end="\n\n",
+    )
+    curve = [(one.size, one.speed) for one in found]
+    write_plot(args.output, curve, (best.size, best.speed), f"{best.size}", axes=("batch size", "examples/s"))
+
+
+def suggest(found: Sequence[Measured]) -> Measured:
+    """The smallest batch that is about as fast as the fastest."""
+    fastest = max(one.speed for one in found)
+    return next(one for one in found if one.speed >= ABOUT_AS_FAST * fastest)
+
+
+def measure(
+    model: ModelProtocol, start: int, largest: int, steps: int, *, free: Callable[[], int] | None = None
+) -> tuple[list[Measured], str]:
+    """Measure one batch size after the other; ``model.batch_size`` stays what it was set to last.
+
+    Args:
+        model: is to be trained.
+        start: the first size.
+        largest: the last one at most.
+        steps: how many of them are measured.
+        free: returns how many bytes of memory there are; by default of this machine.
+
+    Returns:
+        what was found, and why there is no more of it, in words.
+    """
+    found: list[Measured] = []
+    size = start
+    while size <= largest:
+        if (why := _too_large(found, free or _free_memory)) is not None:
+            return found, why
+        model.config["model.batch_size"] = size
+        try:
+            trainer = SimpleTrainer(model)
+            given = int(batch_size(trainer.data.first_batch))
+            if given != size:
+                takes = "" if found else " (does datasets() use model.batch_size?)"
+                return found, f"the data gave a batch of {given} in place of {size}{takes}"
+            with redirect_stdout(StringIO()) if found else nullcontext():  # the tables of one run are enough
+                speed = _speed(trainer, size, steps)
+            found.append(Measured(size, speed, _peak()))
+        except OutOfMemoryError as error:
+            return found, f"batches of {size} are too large: {error}"
+        except DataError as error:
+            if not found:
+                raise
+            return found, f"batches of {size} cannot be had: {error}"
+        del trainer
+        gc.collect()
+        size *= 2
+    return found, f"batches of {size} are larger than --max {largest}"
+
+
+def _speed(trainer: SimpleTrainer, size: int, steps: int) -> float:
+    stopwatch = _Stopwatch(steps)
+    trainer.train([LearningRate(lambda step: tf.zeros([])), stopwatch], max_steps=_WARM + _TIMES * steps)
+    fastest = min(end - begin for begin, end in pairwise(stopwatch.times))  # the rest were disturbed by others
+    return size * steps / max(fastest, 1e-9)
+
+
+class _Stopwatch(Callback):
+    """Notes when the first steps are over, and then after so many more."""
+
+    def __init__(self, steps: int) -> None:
+        self.times: list[float] = []
+        self._at = [_WARM + number * steps for number in range(_TIMES + 1)]
+
+    def next_step(self, step: int) -> int | None:
+        return next((at for at in self._at if at > step), None)
+
+    def trigger_step(self) -> None:
+        self.times.append(time.perf_counter())
+
+
+def _too_large(found: Sequence[Measured], free: Callable[[], int]) -> str | None:
+    """Why the next size is not tried: without a GPU, a process that takes too much memory is killed without a word."""
+    if len(found) < 2 or tf.config.list_physical_devices("GPU"):
+        return None
+    wanted, there = 2 * (found[-1].memory - found[-2].memory), free()
+    if wanted < there:
+        return None
+    return f"the next size would take some {wanted / _MIB:,.0f} MiB more, and {there / _MIB:,.0f} MiB are free"
+
+
+def _free_memory() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def _peak() -> int:
+    if tf.config.list_physical_devices("GPU"):
+        return int(tf.config.experimental.get_memory_info("GPU:0")["peak"])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

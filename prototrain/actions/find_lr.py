@@ -1,0 +1,137 @@
+"""Find a learning rate to begin with: train a little while it grows, and look where the loss falls.
+
+The range test of L. N. Smith, "Cyclical Learning Rates for Training Neural Networks" (2015, 2017), with the growth by a
+constant factor, the smoothed loss, the end at four times the lowest loss, and the rules for a suggestion of fastai's
+`lr_find`.
+"""
+
+from __future__ import annotations
+
+import math
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+import tensorflow as tf
+
+from prototrain.actions.plots import add_plot, write_plot
+from prototrain.callbacks import Callback, LearningRate
+from prototrain.errors import ConfigError, StopTraining
+from prototrain.model import ModelProtocol
+from prototrain.system.tables import plain_table
+from prototrain.system.terminal import say
+from prototrain.trainers.tower import SimpleTrainer
+
+SMOOTHING: Final = 0.98
+DIVERGED: Final = 4.0  # times the lowest loss
+_BY_RATE: Final = ("constant", "exp", "cosine", "polynomial")  # schedules that begin at their `value`
+
+Point = tuple[float, float]
+"""A learning rate and the smoothed loss after a step with it."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Declare what the action takes."""
+    parser.add_argument("--start", metavar="RATE", type=float, default=1e-7, help="default: %(default)s")
+    parser.add_argument("--end", metavar="RATE", type=float, default=10.0, help="default: %(default)s")
+    parser.add_argument(
+        "--steps", metavar="N", type=int, default=100, help="from one to the other; default: %(default)s"
+    )
+    add_plot(parser, "find_lr.png")
+
+
+def run(model: ModelProtocol, args: Namespace) -> None:
+    """Print a learning rate, and draw the loss over the rates that were tried.
+
+    A model of its own is trained, with the config's optimizer and from ``model.weights_load_path`` if that is set. The
+    experiment is not touched.
+
+    Args:
+        model: is to be trained.
+        args: `start`, `end`, `steps`, `output`.
+
+    Raises:
+        ConfigError: the rates do not grow, or the loss left all bounds at the first of them.
+        PrototrainError: what a run of the model would fail with.
+    """
+    if not 0 < args.start < args.end < math.inf or args.steps < 20:
+        raise ConfigError("find_lr: --start must be above 0 and below --end, and --steps at least 20")
+    points = try_rates(model, args.start, args.end, args.steps)
+    points = points[args.steps // 10 : -5]
+    if len(points) < 6:
+        raise ConfigError(f"find_lr: the loss left all bounds within a few steps; begin at less than {args.start:g}")
+    valley, steepest, lowest = suggest_valley(points), suggest_steepest(points), suggest_below_lowest(points)
+    say(plain_table({"in the valley": _shown(valley), "steepest": _shown(steepest), "lowest / 10": _shown(lowest)}))
+    if min(loss for _, loss in points) > 0.98 * points[0][1]:
+        say("WARNING: the loss has hardly fallen at any rate, so these numbers mean little; take more --steps")
+    method = model.config.get("model.lr_schedule.method")
+    key = f"model.lr_schedule.{method if method in _BY_RATE else 'constant'}.value"
+    say(f"try -s {key}={valley:.2g}", end="\n\n")
+    at = next(point for point in points if point[0] >= valley)
+    write_plot(args.output, points, at, f"in the valley: {valley:.2g}", axes=("learning rate", "smoothed loss"))
+
+
+def _shown(rate: float) -> str:
+    return f"{rate:.2g}"
+
+
+def try_rates(model: ModelProtocol, start: float, end: float, steps: int) -> list[Point]:
+    """Train a model of its own while the rate grows by a constant factor from step to step.
+
+    Returns:
+        a point for each step, up to the first loss that is not finite or has left all bounds.
+    """
+    trainer = SimpleTrainer(model)
+    trainer.load_weights(model.config["model.weights_load_path"])
+    growth = math.log(end / start)
+
+    def schedule(step: tf.Tensor) -> tf.Tensor:
+        return start * tf.exp(growth * tf.cast(step, tf.float32) / steps)
+
+    curve = _Curve()
+    trainer.train([LearningRate(schedule), curve], max_steps=steps, max_epoch=None)
+    return curve.points
+
+
+class _Curve(Callback):
+    """Notes the smoothed loss after each step, and ends the run when there is nothing more to be seen."""
+
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+        self._mean = 0.0
+
+    def trigger_step(self) -> None:
+        outputs = self.trainer.outputs
+        loss = float(outputs.get("loss_total", outputs["loss"]))
+        if not math.isfinite(loss):
+            raise StopTraining("the loss is not finite any more")
+        self._mean = SMOOTHING * self._mean + (1 - SMOOTHING) * loss
+        smoothed = self._mean / (1 - SMOOTHING ** (len(self.points) + 1))
+        self.points.append((float(outputs["learning_rate"]), smoothed))
+        lowest = min(loss for _, loss in self.points)
+        if smoothed > DIVERGED * lowest > 0:
+            raise StopTraining(f"the loss is {DIVERGED:g} times as high as at its lowest")
+
+
+def suggest_valley(points: Sequence[Point]) -> float:
+    """The rate in the middle of the longest run of losses each below the one before it, leaving others out between."""
+    lengths = [1] * len(points)
+    for index, (_, loss) in enumerate(points):
+        below = (lengths[before] + 1 for before in range(index) if points[before][1] > loss)
+        lengths[index] = max(below, default=1)
+    longest = max(lengths)
+    end = lengths.index(longest)
+    third = longest / 3
+    return points[max(end - longest + int(third) + int(third / 2), 0)][0]
+
+
+def suggest_steepest(points: Sequence[Point]) -> float:
+    """The rate from which on the loss falls the most."""
+    drops = [after[1] - before[1] for before, after in pairwise(points)]
+    return points[drops.index(min(drops))][0]
+
+
+def suggest_below_lowest(points: Sequence[Point]) -> float:
+    """A tenth of the rate at which the loss is at its lowest."""
+    return min(points, key=lambda point: point[1])[0] / 10

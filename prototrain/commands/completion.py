@@ -1,0 +1,63 @@
+"""Completion of the command line in a shell, by argcomplete (the extra `completion`); TensorFlow is not imported."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from prototrain.commands.action import ACTIONS
+from prototrain.commands.run import TRAINERS
+from prototrain.config.schema import SCHEMA
+
+
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Answer the shell and end the process, if it is the shell that asks."""
+    try:
+        import argcomplete
+        from argcomplete.completers import DirectoriesCompleter, FilesCompleter
+    except ModuleNotFoundError:
+        raise SystemExit(1) from None  # whatever is written here would stand in the user's line
+    completers = {
+        "model": models,
+        "action": lambda **_: ACTIONS,
+        "trainer": lambda **_: TRAINERS,
+        "set": settings,
+        "config": FilesCompleter((".json", ".yaml", ".yml")),
+        **dict.fromkeys(
+            ("directory", "experiment", "experiments", "first", "others", "repeats"), DirectoriesCompleter()
+        ),
+    }
+    for argument in _arguments(parser):
+        if argument.dest in completers:
+            argument.completer = completers[argument.dest]  # type: ignore[attr-defined]
+    argcomplete.autocomplete(parser)
+
+
+def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for argument in parser._actions:  # argparse has no public way
+        yield argument
+        if isinstance(argument, argparse._SubParsersAction):
+            for command in argument.choices.values():
+                yield from _arguments(command)
+
+
+def models(prefix: str = "", **_: Any) -> list[str]:
+    """Modules and packages of the current directory, one level below what is typed already."""
+    package, dot, _ = prefix.rpartition(".")
+    directory = Path(*package.split(".")) if package else Path()
+    if not directory.is_dir():
+        return []
+    names = (entry.stem for entry in directory.iterdir() if entry.suffix == ".py" or entry.is_dir())
+    return sorted(f"{package}{dot}{name}" for name in names if name.isidentifier() and not name.startswith("_"))
+
+
+def settings(prefix: str = "", **_: Any) -> Iterable[str]:
+    """Keys with their equals sign; behind it the values that a key has to choose from."""
+    key, equals, _ = prefix.partition("=")
+    if not equals:
+        return [f"{key}=" for key in SCHEMA]
+    spec = SCHEMA.get(key)
+    values = () if spec is None else ("true", "false") if spec.type == "bool" else spec.choices
+    return [f"{key}={value}" for value in values]

@@ -1,0 +1,89 @@
+"""Finding a learning rate and a batch size, which leaves the experiment alone."""
+
+from __future__ import annotations
+
+import math
+from argparse import ArgumentParser
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from prototrain.actions import find_batch_size, find_lr
+from prototrain.actions.find_batch_size import Measured, measure, suggest
+from prototrain.actions.find_lr import suggest_below_lowest, suggest_steepest, suggest_valley
+from prototrain.errors import ConfigError
+from prototrain.trainers.tower import SimpleTrainer
+from tests.actions.conftest import model_in
+from tests.tiny import tiny_datasets, tiny_model
+
+
+def run(action: ModuleType, model: Any, *arguments: str) -> None:
+    parser = ArgumentParser()
+    action.add_arguments(parser)
+    action.run(model, parser.parse_args(arguments))
+
+
+def test_a_learning_rate_is_found(
+    trained: SimpleTrainer, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def line(inputs: Any, train_phase: bool) -> Any:
+        x = tf.Variable([4.0, 4.0], name="x")
+        return {"loss": tf.reduce_sum(x**2) + 0.0 * tf.reduce_sum(inputs["x"])}
+
+    before = {path: path.stat().st_mtime_ns for path in base.rglob("*")}
+    picture = tmp_path / "lr.svg"
+    model = model_in(base, build=line, model__optimizer__method="sgd")
+    run(find_lr, model, "--start", "1e-4", "--end", "10", "--steps", "60", "-o", str(picture))
+    out = capsys.readouterr().out
+    rate = float(out.partition("try -s model.lr_schedule.constant.value=")[2].split()[0])
+    assert 0.005 < rate < 1.0  # at 1 gradient descent on x ** 2 diverges
+    assert "the loss is 4 times as high as at its lowest" in out and picture.read_text().startswith("<?xml")
+    assert {path: path.stat().st_mtime_ns for path in base.rglob("*")} == before
+
+
+def test_what_is_suggested_is_what_fastai_suggests() -> None:
+    losses = [9.0, 9.5, 9.0, 8.0, 7.0, 7.5, 5.0, 3.0, 2.0, 1.5, 1.4, 2.0, 5.0]
+    points = [(10.0**number, loss) for number, loss in enumerate(losses)]
+    # The longest run of falling losses has 8 members and ends at number 10: 10 - 8 + int(8 / 3) + int(8 / 6).
+    assert suggest_valley(points) == 10.0**5
+    assert suggest_steepest(points) == 10.0**5
+    assert suggest_below_lowest(points) == pytest.approx(10.0**9)
+    rising = [(rate, rate) for rate in (1.0, 2.0, 3.0)]
+    assert math.isfinite(suggest_valley(rising)) and suggest_valley([(1.0, 3.0), (2.0, 2.0)]) == 1.0
+
+
+@pytest.mark.parametrize("arguments", [("--start", "0"), ("--start", "2", "--end", "1"), ("--steps", "10")])
+def test_rates_must_grow(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="--start must be above 0 and below --end, and --steps at least 20"):
+        run(find_lr, tiny_model(), *arguments)
+
+
+def test_a_batch_size_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny_model()
+    model.datasets = lambda: tiny_datasets(model.config["model.batch_size"])
+    picture = tmp_path / "size.png"
+    run(find_batch_size, model, "--start", "16", "--steps", "2", "-o", str(picture))
+    out = capsys.readouterr().out
+    assert "ended because the data gave a batch of 40 in place of 64" in out
+    assert "try -s model.batch_size=" in out and picture.stat().st_size > 0 and model.config["model.batch_size"] == 8
+    with pytest.raises(ConfigError, match=r"the data gave a batch of 8 in place of 4 .does datasets.. use"):
+        run(find_batch_size, tiny_model(), "--start", "4")
+
+
+def test_the_next_size_is_not_tried_where_it_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = iter([100, 140, 220])
+    monkeypatch.setattr(find_batch_size, "_peak", lambda: next(peaks) * 2**20)
+    monkeypatch.setattr(find_batch_size, "_speed", lambda trainer, size, steps: 1.0)
+    model = tiny_model()
+    model.datasets = lambda: tiny_datasets(model.config["model.batch_size"])
+    found, end = measure(model, 5, 4096, 1, free=lambda: 100 * 2**20)
+    assert [one.size for one in found] == [5, 10, 20]
+    assert end == "the next size would take some 160 MiB more, and 100 MiB are free"
+
+
+def test_the_smallest_of_the_fast_ones_is_suggested() -> None:
+    found = [Measured(size, speed, 0) for size, speed in ((8, 50.0), (16, 96.0), (32, 100.0), (64, 99.0))]
+    assert suggest(found).size == 16
