@@ -24,7 +24,7 @@ from prototrain.callbacks import Callback, LearningRate
 from prototrain.data.elements import batch_size
 from prototrain.errors import ConfigError, DataError, OutOfMemoryError
 from prototrain.model import ModelProtocol
-from prototrain.system.tables import table
+from prototrain.system.tables import Table, show
 from prototrain.system.terminal import say
 from prototrain.trainers.tower import SimpleTrainer
 
@@ -83,7 +83,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
         raise ConfigError(f"find_batch_size: nothing to measure: {end}")
     columns = ["batch size", "steps/s", "examples/s", "peak memory in MiB"]
     rows = [(one.size, one.speed / one.size, f"{one.speed:,.0f}", f"{one.memory / _MIB:,.0f}") for one in found]
-    say(table(rows, headers=columns, floatfmt=",.4g"), end="\n\n")
+    show(Table(rows, columns, options={"floatfmt": ",.4g"}), end="\n\n")
     say(f"ended because {end}")
     best = suggest(found)
     say(
