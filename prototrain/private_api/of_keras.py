@@ -78,6 +78,16 @@ def in_stateless_scope() -> bool:
     return bool(stateless_scope.in_stateless_scope())
 
 
+def flatten_with_path(structure: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """The leaves of a nested structure with their paths, as `keras.tree.flatten_with_path`, which Keras 3.5 lacks."""
+    if hasattr(keras.tree, "flatten_with_path"):
+        return list(keras.tree.flatten_with_path(structure))
+    import optree  # which that is made of
+
+    paths, leaves, _ = optree.tree_flatten_with_path(structure, none_is_leaf=True, namespace="keras")
+    return list(zip(paths, leaves, strict=True))
+
+
 # -- models and layers ------------------------------------------------------------------------------------------------
 
 

@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
-from prototrain.private_api.graphs import called_function
-
 
 def needed(graph: Any) -> list[Any]:
     """The operations that a graph's outputs are computed from; others may have to run as well, such as assertions."""
@@ -27,8 +25,14 @@ def called(op: Any) -> list[Any]:
     for attribute in op.node_def.attr.values():
         names += [attribute.func.name] * attribute.HasField("func")
         names += [function.name for function in attribute.list.func]
-    functions = [called_function(op.graph, name) for name in names]
+    functions = [_function(op.graph, name) for name in names]
     return [function.graph for function in functions if function is not None]
+
+
+def _function(graph: Any, name: str) -> Any:
+    from prototrain.private_api.graphs import called_function  # this module must not be what imports TensorFlow
+
+    return called_function(graph, name)
 
 
 def needed_everywhere(graph: Any) -> Iterator[Any]:
@@ -57,7 +61,7 @@ def graph_digest(graph: Any) -> str:
             attribute = op.node_def.attr[name]
             functions = [attribute.func] if attribute.HasField("func") else attribute.list.func
             if functions:
-                nested = [called_function(graph, function.name) for function in functions]
+                nested = [_function(graph, function.name) for function in functions]
                 digests = [graph_digest(function.graph) if function is not None else "" for function in nested]
                 attributes.append(f"{name}={','.join(digests)}")
             elif not name.startswith("_") and name not in ("token", "shared_name", "container"):

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import DataError
+from prototrain.private_api.of_keras import flatten_with_path
 from prototrain.trainers.python_data import from_generator, from_py_dataset
 
 Data: TypeAlias = Any
@@ -66,7 +67,7 @@ class Element:
 
 def named(name: object, structure: Any) -> dict[str, Any]:
     """The leaves of a nested structure by their paths."""
-    return {"/".join(map(str, (name, *path))): leaf for path, leaf in keras.tree.flatten_with_path(structure)}
+    return {"/".join(map(str, (name, *path))): leaf for path, leaf in flatten_with_path(structure)}
 
 
 def made(

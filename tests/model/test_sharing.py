@@ -103,7 +103,7 @@ def attention(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
 
 
 def metric_and_optimizer(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
-    keras.optimizers.SGD(0.1)
+    keras.optimizers.SGD(0.1, name="sgd")
     return keras.metrics.Mean()(keras.layers.Dense(4)(inputs["x"]))
 
 
