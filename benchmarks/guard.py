@@ -6,8 +6,8 @@
 
 Each round starts one process for each of them, in changing order. A process measures every figure against something
 that does not depend on prototrain, in turns, and gives the ratio: seconds of a machine say little, and less while it
-does other work. A change counts if it is larger than the noise, which is measured too: how far the rounds differ from each
-other. Ends with 1 if anything has become slower.
+does other work. A change counts if it is larger than the noise, which is measured too, by how far the rounds differ
+from each other. Ends with 1 if anything has become slower.
 """
 
 from __future__ import annotations
