@@ -62,9 +62,10 @@ def load_compact(path: str | Path) -> Callable[..., dict[str, tf.Tensor]]:
         ExperimentError: there is no such file, or it is another one.
     """
     try:
-        return reload_export.load_compact(str(path))
+        found: Callable[..., dict[str, tf.Tensor]] = reload_export.load_compact(str(path))
     except (OSError, tf.errors.OpError, DecodeError, ValueError) as error:
         raise ExperimentError(f"cannot load {path} as a compact export: {first_line(error)}") from error
+    return found
 
 
 def _frozen(served: ServedModel) -> tf.compat.v1.GraphDef:
