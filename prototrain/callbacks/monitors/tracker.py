@@ -238,8 +238,8 @@ class Tracker(Monitor):
         """The last step that the tracker has of each series; empty if that is not known."""
         try:
             found = json.loads(self._note.read_bytes()) if self._note is not None else {}
-            return dict(found["steps"]) if found["run"] == self._run else {}
-        except (OSError, ValueError, LookupError, TypeError):
+            return {key: int(step) for key, step in found["steps"].items()} if found["run"] == self._run else {}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return {}
 
 

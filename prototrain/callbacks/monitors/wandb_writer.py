@@ -61,6 +61,7 @@ class WandbWriter(Tracker):
         # W&B's own count of steps drops what comes late, such as a validation that a stop has put off.
         self._handle.define_metric("global_step", hidden=True)
         self._handle.define_metric("*", step_metric="global_step")
+        self._handle.summary["outcome"] = str(trainer.outcome)
         return str(self._handle.id)
 
     def send(self, points: Sequence[Point]) -> None:
