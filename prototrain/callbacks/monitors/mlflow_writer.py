@@ -16,6 +16,7 @@ from prototrain.config.json_form import as_text
 if TYPE_CHECKING:
     from prototrain.experiment.record import Outcome
 
+_OUTCOME = "prototrain.outcome"
 _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED", "running": "RUNNING"}
 _METRICS_IN_BATCH, _PARAMS_IN_BATCH = 1000, 100  # what a server takes in one request
 _LONGEST_TAG = 5000
@@ -74,6 +75,7 @@ class MLflowWriter(Tracker):
             run, known = client.create_run(self._experiment_id(), run_name=title, tags=tags).info.run_id, {}
         else:
             client.update_run(run, status="RUNNING")
+        client.set_tag(run, _OUTCOME, str(self.trainer.outcome))
         self._send_config(str(run), known)
         return str(run)
 
@@ -142,7 +144,7 @@ class MLflowWriter(Tracker):
                 )
 
     def close(self, outcome: Outcome) -> None:
-        self._client.set_tag(self._run, "prototrain.outcome", str(outcome)[:_LONGEST_TAG])
+        self._client.set_tag(self._run, _OUTCOME, str(outcome)[:_LONGEST_TAG])
         self._client.set_terminated(self._run, status=_STATUS[outcome.state])
 
 

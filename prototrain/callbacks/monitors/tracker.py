@@ -60,11 +60,14 @@ class Tracker(Monitor):
 
     Attributes:
         extra: of prototrain, which brings what is needed.
+        is_certain: whether the tracker has for certain what `send` has handed over. If not, only `close` makes it so,
+            and what a killed run has made behind its checkpoint is sent again.
     """
 
     # The last one to hear of the end: whether a save has failed is a part of the outcome.
     priority = Priority.SAVE + 100
     extra: str
+    is_certain = True
 
     def __init__(self, *, seconds: float = 5.0, clock: Callable[[], float] = time.time) -> None:
         self._seconds = seconds
@@ -154,6 +157,8 @@ class Tracker(Monitor):
             self.close(self.trainer.outcome)
         except Exception as error:  # the run has ended as it has, whatever a tracker knows of it
             self.trainer.log(f"WARNING: {self.name}: run {self._run} was not told of the end: {in_one_line(error)}")
+        else:
+            self._write_note()
 
     def state_dict(self) -> dict[str, Any]:
         points = [point for point in [*self._under_way, *self._waiting] if not point.pictures]
@@ -203,6 +208,10 @@ class Tracker(Monitor):
     def _send_and_note(self, points: list[Point]) -> None:
         self.send(points)
         self._steps |= {point.key: point.step for point in points}
+        if self.is_certain:
+            self._write_note()
+
+    def _write_note(self) -> None:
         if self._note is not None:
             # Without the note nothing is missing: what is made again after a kill may only be sent twice.
             with suppress(OSError):
@@ -238,8 +247,8 @@ class Tracker(Monitor):
         """The last step that the tracker has of each series; empty if that is not known."""
         try:
             found = json.loads(self._note.read_bytes()) if self._note is not None else {}
-            return dict(found["steps"]) if found["run"] == self._run else {}
-        except (OSError, ValueError, LookupError, TypeError):
+            return {key: int(step) for key, step in found["steps"].items()} if found["run"] == self._run else {}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return {}
 
 

@@ -21,7 +21,8 @@ class WandbWriter(Tracker):
     code and in the summary.
 
     It needs the extra ``prototrain[wandb]``. A resumed run goes on in the same run there. Without a network, say
-    ``mode="offline"`` (or WANDB_MODE=offline) and ``wandb sync`` later.
+    ``mode="offline"`` (or WANDB_MODE=offline) and ``wandb sync`` later; W&B's own process then loses what it has in
+    memory when this one is killed, up to 32 kB, of which metrics.jsonl has the scalars.
 
     Args:
         project: of W&B's; by default WANDB_PROJECT.
@@ -32,6 +33,7 @@ class WandbWriter(Tracker):
     """
 
     extra = "wandb"
+    is_certain = False  # its own process keeps what it is given in memory for a while
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class WandbWriter(Tracker):
         # W&B's own count of steps drops what comes late, such as a validation that a stop has put off.
         self._handle.define_metric("global_step", hidden=True)
         self._handle.define_metric("*", step_metric="global_step")
+        self._handle.summary["outcome"] = str(trainer.outcome)
         return str(self._handle.id)
 
     def send(self, points: Sequence[Point]) -> None:
