@@ -25,6 +25,7 @@ from prototrain.data.worth import (
     RANDOM_OPERATIONS,
     STAGES,
     STATEFUL_OPERATIONS,
+    WHY,
     Again,
     Saved,
     Worth,
@@ -94,7 +95,7 @@ def _findings(dataset: tf.data.Dataset) -> Iterator[_Finding]:
         if worth == NOT_KNOWN:
             why = "its stage is hidden" if name == "Variant" else f"nothing is known of its stage {name}"
         else:
-            why = f"TensorFlow does not save all of its stage {name}"
+            why = WHY.get(name_of(stage), f"TensorFlow does not save all of its stage {name}")
         yield _Finding(worth, why)
         if _may_reorder(stage):
             yield _Finding(Worth(Saved.NOT_WHOLE, Again.NO), f"{name} may give another order (deterministic=False)")

@@ -16,6 +16,7 @@ from prototrain.checkpoint.state import check_fit
 from prototrain.checkpoint.weight_sources import Source
 from prototrain.checkpoint.weights import averaged_weights, dump_weights, load_report_table, load_weights
 from prototrain.data.batches import first_part
+from prototrain.data.given import as_datasets
 from prototrain.data.knowledge import reshuffles
 from prototrain.data.limits import limited
 from prototrain.data.pipeline import named_files
@@ -109,7 +110,7 @@ class BuiltModel:
         self._files: set[str] = set()
         with noting_files(self._files):
             limits = {name: self.config[f"trainer.{name}_batches"] for name in ("limit", "overfit")}
-            make = limited(model.datasets if datasets is None else datasets, **limits)
+            make = limited(self._datasets if datasets is None else datasets, **limits)
             declared, size = declared_spec(model), self.config["model.batch_size"]
             self.data = TrainingData(
                 make, seed=seed, announce=log, declared=declared, batch_size=size, repeat=repeats_data
@@ -131,6 +132,9 @@ class BuiltModel:
         self.decayed: dict[str, Any] = {}
         self.choose_trained()
         self._layer_settings = layer_settings(self._store.layers.values())
+
+    def _datasets(self) -> dict[str, tf.data.Dataset]:
+        return as_datasets(self.model.datasets(), self.config)
 
     def _create_variables(self, check: Callable[[Any], object]) -> None:
         """Call `build` on a real batch, which creates the variables, and once more, which must find all of them."""

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from prototrain.checkpoint.best import best_checkpoint
 from prototrain.data.batches import check_divides
+from prototrain.data.given import as_datasets
 from prototrain.errors import CheckpointError
 from prototrain.experiment import Experiment
 from prototrain.model.built import BuiltModel
@@ -185,7 +186,7 @@ class TowerTrainer(Trainer):
 
     def make_datasets(self) -> dict[str, tf.data.Dataset]:
         """The model's datasets; the training batches hold `global_batch` examples for all towers."""
-        return self.model.datasets()
+        return as_datasets(self.model.datasets(), self.config)
 
     @property
     def global_batch(self) -> int:
