@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib import pyplot
 
 from prototrain.config.schema import SCHEMA
 from tests.conftest import ROOT
@@ -30,10 +31,10 @@ def test_the_site_has_the_table_of_the_schema() -> None:
     assert "config keys:" not in page
 
 
-def test_the_quick_start_runs(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import matplotlib
-
-    matplotlib.use("agg")
+def test_the_quick_start_runs(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pyplot, "show", lambda: None)
     cells = json.loads((ROOT / "docs" / "quickstart.ipynb").read_text(encoding="utf-8"))["cells"]
     names: dict[str, Any] = {"__name__": "quickstart"}
     for cell in cells:

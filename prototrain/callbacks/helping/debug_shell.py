@@ -51,5 +51,6 @@ def open_shell(trainer: Trainer) -> None:
 
 
 def _open_prompt(banner: str, names: dict[str, Any]) -> None:
-    with suppress(SystemExit):  # `exit()` leaves the prompt, as in IPython, and not the run
-        code.interact(banner, local=names, exitmsg="")
+    leaving = {"exit": sys.exit, "quit": sys.exit}  # Python's own close the standard input
+    with suppress(SystemExit):  # which leaves the prompt, as in IPython, and not the run
+        code.interact(banner, local={**names, **leaving}, exitmsg="")
