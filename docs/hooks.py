@@ -1,12 +1,42 @@
-"""Links of the pages that leave docs/: they lead to the repository, and where its address is not known, to nothing."""
+"""What the site has in place of the pages' own text: the table of config keys, and links that leave docs/.
+
+Such links lead to the repository, and where its address is not known, to nothing.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Any
 
+from prototrain.config.optimizer_keys import KERAS_OPTIMIZERS
+from prototrain.config.schema import SCHEMA, UNSET, Key
+
 _LEAVING = re.compile(r"\[([^\]]+)\]\((?:\.\./)+((?:benchmarks|examples|models|tests|[A-Z]+\.md)[^)]*)\)")
+
+_KEYS = re.compile(r"<!-- config keys:.*?-->.*", re.DOTALL)
+_MEANING = re.compile(r"^\| `([\w.]+)` \|.*\| (.*?) \|$", re.MULTILINE)
+
+
+def table_of_keys(readme: str) -> str:
+    """A row for each key of the schema; what they mean, which is written by hand, is taken from the README's table."""
+    meanings = dict(_MEANING.findall(readme))
+    rows = ["| key | accepts | default | meaning |", "|---|---|---|---|"]
+    return "\n".join(rows + [_row(key, spec, meanings.get(key, "")) for key, spec in SCHEMA.items()]) + "\n"
+
+
+def _row(key: str, spec: Key, meaning: str) -> str:
+    default = "required" if spec.required else "" if spec.default is UNSET else f"`{spec.default!r}`"
+    return f"| `{key}` | {spec.expected.replace('|', ' or ')} | {default} | {meaning or _of_keras(key)} |"
+
+
+def _of_keras(key: str) -> str:
+    """What a key means that has no row of its own: an argument of one of Keras's optimizers."""
+    method = key.split(".")[-2]
+    if method not in KERAS_OPTIMIZERS:
+        return ""
+    return f"of Keras's [{KERAS_OPTIMIZERS[method][0]}](https://keras.io/api/optimizers/{method}/)"
 
 
 def on_config(config: Any) -> Any:
@@ -18,7 +48,10 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, config: Any, **more: Any) -> str:
-    """Rewrite one page's links."""
+    """Put the table of all config keys where a page has a place for it, and rewrite the page's links."""
+    if (place := _KEYS.search(markdown)) is not None:
+        readme = Path(config.config_file_path).with_name("README.md").read_text(encoding="utf-8")
+        markdown = markdown[: place.start()] + table_of_keys(readme) + markdown[place.end() :]
     if config.repo_url:
         return _LEAVING.sub(rf"[\1]({config.repo_url}/tree/HEAD/\2)", markdown)
     return _LEAVING.sub(r"\1", markdown)

@@ -54,7 +54,7 @@ class Predictions:
         self.path = path
         self.batches = self.examples = self.not_finite = 0
         self.digest = NO_BATCHES
-        self._format = _JSONLines() if path.suffix == ".jsonl" else _Arrays()
+        self._format: _JSONLines | _Arrays = _JSONLines() if path.suffix == ".jsonl" else _Arrays()
         self._directory = path.with_name(f"{path.name}.parts")
         self._about = path.with_name(f"{path.name}.about.json")
         self._clock = clock

@@ -7,6 +7,7 @@ from typing import Any
 
 from prototrain.data.cache_files import take_caches, unfinished
 from prototrain.data.elements import first_batch
+from prototrain.data.grain_data import GrainPosition, grain_of
 from prototrain.data.iterator_state import NOT_SAVABLE
 from prototrain.data.knowledge import Knowledge, knowledge_of, shares_generators
 from prototrain.data.position import Position, RestartedPosition, iterate
@@ -36,6 +37,9 @@ def choose_position(
     Raises:
         DataError: there is no first batch, or it cannot be read.
     """
+    if (grain := grain_of(source.training)) is not None and not is_single_pass:
+        of_grain = GrainPosition(source, announce, grain)
+        return of_grain, "", patiently(of_grain.look, announce, WAITING) if made_up is None else made_up
     known = knowledge_of(source.training)
     to_make = unfinished(known.caches)  # before anything is read
     take_caches(to_make, announce)

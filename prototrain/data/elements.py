@@ -24,7 +24,10 @@ def check_dataset(dataset: Any, name: str) -> tf.data.Dataset:
             or it is known to be empty.
     """
     if not isinstance(dataset, tf.data.Dataset):
-        raise DataError(f"datasets() must give a tf.data.Dataset for {name!r}, not {type(dataset).__name__}")
+        raise DataError(
+            f"datasets() must give a tf.data.Dataset for {name!r}, not {type(dataset).__name__}; arrays, a "
+            "keras.utils.PyDataset, a Grain dataset and a DataFlow will do, too"
+        )
     spec = dataset.element_spec
     if not isinstance(spec, dict):
         raise DataError(f"each element of dataset {name!r} must be a dict of batched tensors, not {_in_words(spec)}")

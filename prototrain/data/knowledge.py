@@ -23,6 +23,7 @@ from prototrain.data.worth import (
     RANDOM_OPERATIONS,
     STAGES,
     STATEFUL_OPERATIONS,
+    WHY,
     Again,
     Saved,
     Worth,
@@ -102,7 +103,7 @@ def _findings(dataset: tf.data.Dataset) -> Iterator[_Finding]:
         if worth == NOT_KNOWN:
             why = "its stage is hidden" if name == "Variant" else f"nothing is known of its stage {name}"
         else:
-            why = f"TensorFlow does not save all of its stage {name}"
+            why = WHY.get(name_of(stage), f"TensorFlow does not save all of its stage {name}")
         yield _Finding(worth, why)
         if name == "Cache" and cache_file(stage) is None:
             yield _Finding(Worth(Saved.UNKNOWN, Again.YES), "whether it is cached in a file is not known")

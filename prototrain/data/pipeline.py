@@ -13,6 +13,8 @@ from prototrain.data.stages import graphs, name_of, sources, stages
 from prototrain.private_api.datasets import stage_functions, stage_inputs, stage_settings
 from prototrain.system.graphs import graph_digest, short_digest
 
+DESCRIPTION = "description_for_prototrain"
+"""An attribute of a dataset's Python object: lines about what TensorFlow does not know of it."""
 _LOOKED_AT = 100_000
 _LONGEST_PATH = 4096
 _HASHED_BYTES = 64 * 2**20  # contents of more than this are known by shape only: hashing them would delay every start
@@ -41,6 +43,7 @@ def describe_pipeline(dataset: tf.data.Dataset) -> list[str]:
         settings = [shown for value in values if (shown := _show(value)) is not None]
         functions = [f"function {graph_digest(function.graph)}" for function in stage_functions(part)]
         name = type(part).__name__.strip("_").removesuffix("Dataset")
+        lines.extend(getattr(part, DESCRIPTION, ()))
         lines.append(f"{name}({', '.join(settings + functions)})")
 
     visit(dataset)

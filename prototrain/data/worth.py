@@ -91,6 +91,7 @@ STAGES: dict[str, Worth] = {
     "_ParallelInterleave": SPREAD,
     "Cache": SPREAD,
     "_GroupByWindow": SPREAD,
+    "_DataService": Worth(Saved.NOT_WHOLE, Again.NO),
     # What a state does not hold.
     "_Shuffle": Worth(Saved.EXCEPT_BETWEEN_PASSES, Again.WITH_A_SEED),
     "_Random": DRAWN,
@@ -165,6 +166,8 @@ IN_WORDS = {
     **dict.fromkeys(("DummySeedGenerator", "ShuffleDatasetV3"), "has a shuffle in it"),
     **dict.fromkeys(("DummyMemoryCache", "CacheDatasetV2"), "has a cache in it"),
 }
+WHY = {"_DataService": "a tf.data service gives the batches as its workers come to them"}
+"""What is said of a stage in place of TensorFlow not saving all of it."""
 IN_PARALLEL = ("_ParallelMap", "_ParallelInterleave", "ParallelInterleave")
 AHEAD = ("_Prefetch", "_ParallelBatch", *IN_PARALLEL)
 ENDS_EARLY = ("_Take", "_TakeWhile", "_Zip", "_DirectedInterleave")  # before what they read from has ended

@@ -16,6 +16,7 @@ from prototrain.checkpoint.state import check_fit
 from prototrain.checkpoint.weight_sources import Source
 from prototrain.checkpoint.weights import averaged_weights, dump_weights, load_report_table, load_weights
 from prototrain.data.batches import first_part
+from prototrain.data.given import as_datasets
 from prototrain.data.knowledge import reshuffles
 from prototrain.data.limits import limited
 from prototrain.data.pipeline import named_files
@@ -113,7 +114,7 @@ class BuiltModel:
         self._files: set[str] = set()
         with noting_files(self._files):
             limits = {name: self.config[f"trainer.{name}_batches"] for name in ("limit", "overfit")}
-            make = limited(for_worker(model.datasets, share) if datasets is None else datasets, **limits)
+            make = limited((lambda: self._datasets(share)) if datasets is None else datasets, **limits)
             self.data = TrainingData(
                 make,
                 seed=seed,
@@ -140,6 +141,9 @@ class BuiltModel:
         self.decayed: dict[str, Any] = {}
         self.choose_trained()
         self._layer_settings = layer_settings(self._store.layers.values())
+
+    def _datasets(self, share: Share) -> dict[str, tf.data.Dataset]:
+        return as_datasets(for_worker(self.model.datasets, share)(), self.config)
 
     def _create_variables(self, check: Callable[[Any], object]) -> None:
         """Call `build` on a real batch, which creates the variables, and once more, which must find all of them."""

@@ -6,18 +6,17 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import keras
-import numpy as np
 import tensorflow as tf
 
+from prototrain.data.arrays import as_array
+from prototrain.data.given import PARTS
+from prototrain.data.python_data import from_generator, from_py_dataset
 from prototrain.errors import DataError
 from prototrain.private_api.of_keras import flatten_with_path
-from prototrain.trainers.python_data import from_generator, from_py_dataset
 
 Data: TypeAlias = Any
 """A `tf.data.Dataset`, arrays (x, (x, y) or (x, y, sample_weight)), a `keras.utils.PyDataset`, a generator, or a
 function that returns one of these."""
-
-_PARTS = ("x", "y", "sample_weight")
 
 
 class Element:
@@ -35,7 +34,7 @@ class Element:
         self._spec = spec
         self._is_one = not isinstance(spec, tuple)
         parts = (spec,) if self._is_one else spec
-        self._parts = dict(zip(_PARTS, parts, strict=False)) if len(parts) <= len(_PARTS) else {}
+        self._parts = dict(zip(PARTS, parts, strict=False)) if len(parts) <= len(PARTS) else {}
         roots: dict[Any, Any] = {**self._parts} or dict(enumerate(parts))
         self.names = [name for root, part in roots.items() for name in named(root, part)]
 
@@ -51,7 +50,7 @@ class Element:
     def unpacked(self, inputs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
         """What a batch has of x, y and sample_weight; None for what it has not."""
         found = []
-        for part in _PARTS:
+        for part in PARTS:
             structure = self._parts.get(part)
             names = [] if structure is None else list(named(part, structure))
             there = bool(names) and (part == "x" or inputs.keys() >= set(names))
@@ -107,7 +106,7 @@ def made(
 def _of_arrays(data: Any, batch_size: int, *, shuffle: bool) -> tf.data.Dataset:
     arrays = keras.tree.map_structure(_array, data if isinstance(data, tuple) else (data,))
     sizes = {name: array.shape[0] for name, array in named("data", arrays).items() if array is not None}
-    if not sizes or len(set(sizes.values())) > 1 or len(arrays) > len(_PARTS):
+    if not sizes or len(set(sizes.values())) > 1 or len(arrays) > len(PARTS):
         raise DataError(
             "the data must be a tf.data.Dataset, a keras.utils.PyDataset, a generator function, or arrays (x, y) or "
             f"(x, y, sample_weight) of one length, not {_outline(data, sizes)}"
@@ -123,14 +122,7 @@ def _of_arrays(data: Any, batch_size: int, *, shuffle: bool) -> tf.data.Dataset:
 
 
 def _array(value: Any) -> Any:
-    """An array as `fit` takes it: a wider float becomes one of Keras's default kind."""
-    if value is None or isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
-        return value
-    array = value.to_numpy() if hasattr(value, "to_numpy") else np.asarray(value)
-    if array.ndim == 0:
-        raise DataError(f"the data must be arrays of one length, not {type(value).__name__}")
-    is_float = np.issubdtype(array.dtype, np.floating)
-    return array.astype(keras.config.floatx()) if is_float and array.dtype.name != "bfloat16" else array
+    return None if value is None else as_array(value)
 
 
 def _outline(data: Any, sizes: Mapping[str, int]) -> str:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from prototrain.checkpoint.best import best_checkpoint
 from prototrain.data.batches import check_divides
+from prototrain.data.given import as_datasets
 from prototrain.data.shares import Share, for_worker
 from prototrain.errors import CheckpointError, ConfigError
 from prototrain.experiment import Experiment
@@ -214,7 +215,7 @@ class TowerTrainer(Trainer):
 
     def make_datasets(self) -> dict[str, tf.data.Dataset]:
         """The model's datasets; the training batches hold `global_batch` examples for all towers."""
-        return for_worker(self.model.datasets, self.share)()
+        return as_datasets(for_worker(self.model.datasets, self.share)(), self.config)
 
     @property
     def global_batch(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import code
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.base import Callback, Priority
@@ -13,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class DebugShell(Callback):
-    """Opens IPython before the first step, with `trainer`, `model`, `config` and one `batch` at hand.
+    """Opens a shell before the first step, with `trainer`, `model`, `config` and one `batch` at hand.
+
+    It is IPython's, or Python's own prompt where IPython is not installed.
 
     Leaving the shell (Ctrl-D) goes on with the run, whatever was raised in it.
     """
@@ -29,9 +33,7 @@ class DebugShell(Callback):
 
 
 def open_shell(trainer: Trainer) -> None:
-    """Open IPython with a trainer and what belongs to it at hand."""
-    import IPython  # takes a second to import, and few runs open a shell
-
+    """Open IPython, or Python's own prompt, with a trainer and what belongs to it at hand."""
     names: dict[str, Any] = {
         "trainer": trainer,
         "model": getattr(trainer, "model", None),
@@ -40,4 +42,15 @@ def open_shell(trainer: Trainer) -> None:
     }
     banner = "trainer, model, config, batch are at hand; trainer.run_steps(1) trains a step, Ctrl-D goes on\n"
     with trainer.stop.suspended():  # Ctrl-C is to interrupt what was typed, not the run
-        IPython.embed(user_ns=names, banner1=banner, colors="neutral")
+        try:
+            import IPython  # takes a second to import, and few runs open a shell
+        except ModuleNotFoundError:
+            _open_prompt(f"{banner}pip install 'prototrain[shell]' for IPython in place of this prompt", names)
+        else:
+            IPython.embed(user_ns=names, banner1=banner, colors="neutral")
+
+
+def _open_prompt(banner: str, names: dict[str, Any]) -> None:
+    leaving = {"exit": sys.exit, "quit": sys.exit}  # Python's own close the standard input
+    with suppress(SystemExit):  # which leaves the prompt, as in IPython, and not the run
+        code.interact(banner, local={**names, **leaving}, exitmsg="")

@@ -43,9 +43,9 @@ def from_py_dataset(data: keras.utils.PyDataset, *, shuffle: bool, ends_epochs: 
 
     def batches() -> Iterator[Any]:
         endless = iter(range(2**63)) if length is None else iter(order)
-        return (_as_tuple(data[index]) for index in endless)
+        return (as_tuple(data[index]) for index in endless)
 
-    dataset = _dataset(batches, list(islice(batches(), _LOOKED_AT)))
+    dataset = dataset_of(batches, list(islice(batches(), _LOOKED_AT)))
     cardinality = tf.data.INFINITE_CARDINALITY if length is None else length
     return dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
 
@@ -60,8 +60,8 @@ def from_generator(made: Iterator[Any], again: Callable[[], Any] | None) -> tf.d
     """
     if again is None:
         once = _Once.of(made)
-        return _dataset(once, list(islice(once(), _LOOKED_AT)))
-    return _dataset(lambda: map(_as_tuple, again()), list(map(_as_tuple, islice(made, _LOOKED_AT))))
+        return dataset_of(once, list(islice(once(), _LOOKED_AT)))
+    return dataset_of(lambda: map(as_tuple, again()), list(map(as_tuple, islice(made, _LOOKED_AT))))
 
 
 class _Once:
@@ -95,7 +95,7 @@ class _Once:
                 batch = next(self._generator, None)
                 if batch is None:
                     return
-                batch, self._read = _as_tuple(batch), self._read + 1
+                batch, self._read = as_tuple(batch), self._read + 1
                 if self._read <= _KEPT:
                     self._first.append(batch)
             index += 1
@@ -105,7 +105,16 @@ class _Once:
 _FUNCTION = "give KerasTrainer the function that makes it, which is called anew for each pass"
 
 
-def _dataset(batches: Callable[[], Iterator[Any]], first: list[Any]) -> tf.data.Dataset:
+def dataset_of(batches: Callable[[], Iterator[Any]], first: list[Any]) -> tf.data.Dataset:
+    """A dataset of batches that Python code gives.
+
+    Args:
+        batches: gives them, anew each time.
+        first: the first ones, by which the others are known: sizes in which they differ are open, and so is the first.
+
+    Raises:
+        DataError: there are none, or they are not alike.
+    """
     if not first:
         raise DataError("the training data is empty: it gave no batch")
     specs = [keras.tree.map_structure(_spec, batch) for batch in first]
@@ -125,7 +134,7 @@ def _common(specs: tuple[Any, ...]) -> Any:
     return found
 
 
-def _as_tuple(batch: Any) -> Any:
+def as_tuple(batch: Any) -> Any:
     """A batch with tuples for lists, which tf.data would take for one tensor, and floats as `fit` takes them."""
     batch = tuple(batch) if isinstance(batch, list) else batch
     return keras.tree.map_structure(_as_float, batch)

@@ -1,0 +1,44 @@
+"""The pages that are made for the site, and the notebook of the quick start."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib import pyplot
+
+from prototrain.config.schema import SCHEMA
+from tests.conftest import ROOT
+
+HOOKS = ROOT / "docs" / "hooks.py"
+
+
+def test_the_site_has_the_table_of_the_schema() -> None:
+    spec = importlib.util.spec_from_file_location("hooks", HOOKS)
+    assert spec is not None and spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    config = type("Config", (), {"repo_url": None, "config_file_path": str(ROOT / "mkdocs.yml")})()
+    page = hooks.on_page_markdown((ROOT / "docs" / "configuration.md").read_text(encoding="utf-8"), config=config)
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*) \|$", page, re.MULTILINE))
+    assert list(rows) == list(SCHEMA)
+    assert rows["model.batch_size"] == "int >= 1 | required | examples per step, over all towers"
+    assert rows["model.optimizer.lion.beta_1"].startswith("float | `0.9` | ")
+    assert "config keys:" not in page
+
+
+def test_the_quick_start_runs(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pyplot, "show", lambda: None)
+    cells = json.loads((ROOT / "docs" / "quickstart.ipynb").read_text(encoding="utf-8"))["cells"]
+    names: dict[str, Any] = {"__name__": "quickstart"}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+    assert names["trainer"].monitors.latest("vld/accuracy") > 0.95
+    assert "outer ring? [False  True]" in capsys.readouterr().out
