@@ -17,9 +17,10 @@ from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectG
 
 from prototrain.checkpoint.checkpoints import Checkpoints
 from prototrain.checkpoint.files import BUNDLE, META, first_line, read_bundle, verify
-from prototrain.errors import CheckpointError
+from prototrain.errors import CheckpointError, StorageError
 from prototrain.experiment import STEP
 from prototrain.system.contained import special
+from prototrain.system.urls import local_path, url_of
 
 Source = str | Path | Mapping[str, Any]
 """A path, or arrays by name."""
@@ -45,7 +46,9 @@ def read_weights(source: Source) -> dict[str, np.ndarray[Any, Any]]:
     if isinstance(source, Mapping):
         return {str(name).removesuffix(":0"): _array(name, value) for name, value in source.items()}
     try:
-        path = Path(source).expanduser()
+        if (url := url_of(source)) is not None:
+            raise StorageError(f"{url}: weights are read from a local disk only, so far")
+        path = local_path(source).expanduser()
         if path.is_dir() or path.suffix not in (".npz", ".npy", ".h5", ".hdf5", ".keras"):
             return _read_named(_bundle_prefix(path))
         if not path.exists():

@@ -14,12 +14,13 @@ from types import MappingProxyType
 from typing import Any
 
 from prototrain.config import Config
-from prototrain.errors import ExperimentError
+from prototrain.errors import ExperimentError, StorageError
 from prototrain.experiment.copies import copy_source
 from prototrain.experiment.environment import describe_environment
 from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
 from prototrain.system.contained import has_other_names, outsider
 from prototrain.system.files import LONGEST_NAME, write_atomic
+from prototrain.system.urls import PathLike, joined, local_path, url_of
 
 _OWN_NAMES = {
     "config.json", "config.txt", "source", "environment.json", "checkpoints", "summaries", "metrics.jsonl",
@@ -41,10 +42,13 @@ class Experiment:
 
     Raises:
         ExperimentError: there cannot be a directory of this name.
+        StorageError: it is a URL whose scheme nobody knows, or whose library is missing.
     """
 
-    def __init__(self, directory: str | Path) -> None:
-        self.directory = Path(directory)
+    def __init__(self, directory: PathLike) -> None:
+        if (url := url_of(directory)) is not None:
+            raise StorageError(f"{url}: an experiment lies on a local disk only, so far")
+        self.directory = local_path(directory)
         _check_name(self.directory)
         self.checkpoints = self.directory / "checkpoints"
         self.summaries = self.directory / "summaries"
@@ -57,7 +61,7 @@ class Experiment:
         """The directory that a config names; ``{timestamp}`` in the name becomes the local time of the start."""
         started = os.environ.get(STARTED) or time.strftime("%Y%m%d-%H%M%S")
         name = config["trainer.experiment_name"].replace("{timestamp}", started)
-        return cls(Path(config["trainer.experiment_base_dir"]) / name)
+        return cls(joined(config["trainer.experiment_base_dir"], name))
 
     def __str__(self) -> str:
         return str(self.directory)
