@@ -50,7 +50,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     rows = {**restored.describe(), "dataset": f"{name}, {examples:,} examples"}
     say(plain_table(rows), end="\n\n")
     say(table(scalars.items(), headers=["scalar", name], floatfmt=".6g"), end="\n\n")
-    say(f"written to {_keep(restored, name, examples, scalars)}")
+    say(f"written to {restored.experiment.keep(_keep(restored, name, examples, scalars))}")
 
 
 def _choose(datasets: dict[str, tf.data.Dataset], wanted: str | None) -> str:

@@ -22,10 +22,10 @@ import tensorflow as tf
 
 from prototrain.errors import CheckpointError
 from prototrain.experiment import STEP
+from prototrain.experiment.names import META as META
 from prototrain.system.files import sync
 
 FORMAT = 1
-META = "meta.json"
 BUNDLE = "model"
 READ_ERRORS = (OSError, ValueError, IndexError, KeyError, TypeError, RuntimeError, AssertionError, tf.errors.OpError)
 _TYPES = {"step": int, "variables": dict, "parts": dict, "files": dict}

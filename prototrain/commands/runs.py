@@ -45,8 +45,9 @@ def add(commands: Any) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
-    base = Experiment(options.directory).directory  # which fails at a name that cannot be
-    if not base.is_dir():
+    where = Experiment(options.directory)  # which fails at a name that cannot be
+    base = where.directory
+    if where.remote is None and not base.is_dir():
         raise ExperimentError(f"there is no directory {base}; name the one that holds the experiments")
     found = [_read(directory, base) for directory in find_runs(base, _complain)]
     found.sort(key=lambda run: run.started or 0.0 if isinstance(run, Run) else 0.0)
@@ -55,7 +56,7 @@ def _list(options: argparse.Namespace) -> None:
     elif found:
         say(table(found))
     else:
-        say(f"there are no experiments in {base}")
+        say(f"there are no experiments in {where}")
 
 
 def _read(directory: Path, base: Path) -> Run | Unreadable:
@@ -95,7 +96,7 @@ def _loss(scalar: Range | None) -> str | None:
 def in_json(run: Run | Unreadable) -> dict[str, Any]:
     """What the table says of a run, as JSON can hold it."""
     if isinstance(run, Unreadable):
-        return {"name": run.name, "directory": str(run.directory), "state": "unreadable", "reason": run.why}
+        return {"name": run.name, "directory": str(Experiment(run.directory)), "state": "unreadable", "reason": run.why}
     changes = (
         None
         if run.changes is None
@@ -103,7 +104,7 @@ def in_json(run: Run | Unreadable) -> dict[str, Any]:
     )
     return {
         "name": run.name,
-        "directory": str(run.directory),
+        "directory": str(Experiment(run.directory)),
         "state": run.state,
         "reason": run.reason,
         "step": run.step,

@@ -35,10 +35,12 @@ def url_of(path: PathLike) -> str | None:
         raise StorageError(f"{text!r} is no path and no URL; give one such as s3://bucket/folder")
     if found is None or found[1].lower() in _LOCAL:
         return None
-    scheme, rest = found[1].lower(), found[2].strip("/")
-    url = f"{scheme}://{rest}"
-    if not rest:
+    scheme, parts = found[1].lower(), [part for part in found[2].split("/") if part]
+    url = f"{scheme}://{'/'.join(parts)}"
+    if not parts:
         raise StorageError(f"{text!r} names no bucket and no folder; give a URL such as {scheme}://bucket/folder")
+    if {".", ".."} & set(parts) or "\0" in url:
+        raise StorageError(f"{text!r}: a URL cannot have . or .. in it")
     _class_for(scheme, url)
     return url
 
@@ -54,6 +56,13 @@ def joined(base: PathLike, name: str) -> PathLike:
     if _URL.fullmatch(os.fspath(base)) is None or not name:
         return Path(base) / name
     return f"{os.fspath(base).rstrip('/')}/{name}"
+
+
+def cache_home() -> Path:
+    """Where copies of what lies at URLs are kept: ``PROTOTRAIN_CACHE``, else below the user's cache directory."""
+    if home := os.environ.get("PROTOTRAIN_CACHE"):
+        return Path(home).absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "prototrain"
 
 
 def _class_for(scheme: str, url: str) -> Any:

@@ -27,7 +27,7 @@ from prototrain.system.urls import joined, local_path, url_of
         ("file:///tmp/x", None, "/tmp/x"),
         (Path("file:///tmp/x"), None, "/tmp/x"),
         ("memory://bucket/x", "memory://bucket/x", None),
-        ("memory://bucket//x//", "memory://bucket//x", None),
+        ("memory://bucket//x//", "memory://bucket/x", None),
         ("memory:///bucket", "memory://bucket", None),
         ("MEMORY://bucket", "memory://bucket", None),
         (Path("memory://bucket/x"), "memory://bucket/x", None),  # which has lost a slash
@@ -50,6 +50,7 @@ def test_what_is_below_a_url() -> None:
         ("gx://bucket/x", "nobody knows the scheme of gx://bucket/x"),
         ("simplecache::memory://x", "no path and no URL"),
         ("memory://", "names no bucket"),
+        ("memory://x/../y", "cannot have . or .. in it"),
         ("gs://bucket/x", "gs://bucket/x needs gcsfs, which is not installed: pip install gcsfs"),
         ("s3://bucket/x", "s3://bucket/x needs s3fs, which is not installed: pip install s3fs"),
     ],

@@ -1,0 +1,25 @@
+"""Names in an experiment's directory that several have to do with."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+STEP = re.compile(r"step-(\d{10,})")
+"""The name of a checkpoint's directory."""
+META = "meta.json"
+"""The file of a checkpoint that says what the others are."""
+
+
+def checkpoint_steps(directory: Path) -> list[int]:
+    """The steps that a directory has checkpoints of, verified or not, in ascending order; none if it is not there.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    return sorted(int(match[1]) for match in map(STEP.fullmatch, names) if match)
