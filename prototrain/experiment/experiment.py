@@ -18,16 +18,12 @@ from prototrain.experiment.copies import copy_source
 from prototrain.experiment.environment import describe_environment
 from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
 from prototrain.experiment.mirror import url_of_copy
+from prototrain.experiment.names import is_own
 from prototrain.experiment.remote import Remote
 from prototrain.system.contained import has_other_names, outsider
 from prototrain.system.files import LONGEST_NAME, write_atomic
 from prototrain.system.urls import PathLike, joined, local_path, url_of
 
-_OWN_NAMES = {
-    "config.json", "config.txt", "source", "environment.json", "checkpoints", "summaries", "metrics.jsonl",
-    "metrics.index", "metrics.superseded.jsonl", "train.log", LOCK, "analysis", "exported", "hyper.txt", "run.json",
-    "report.html", ".token",
-}  # fmt: skip
 STARTED = "PROTOTRAIN_STARTED"
 """The environment variable that tells a worker when the run was started, which is the same for all of them."""
 _MARKS = ("config.json", "environment.json")
@@ -255,7 +251,7 @@ class Experiment:
             return
         names = [path.name for path in self.directory.iterdir()]
         names += [] if self.remote is None else self.remote.top()
-        foreign = sorted(name for name in names if not _is_own(name))
+        foreign = sorted(name for name in names if not is_own(name))
         is_experiment = any((self.directory / name).is_file() for name in _MARKS)
         if self.directory.is_symlink() or foreign or not is_experiment:
             found = f"it holds {foreign[0]!r}" if foreign else "it is a link or has no environment.json"
@@ -298,8 +294,3 @@ def _check_name(directory: Path) -> None:
                 f"{part[:40]!r}... is too long for the name of a directory ({len(os.fsencode(part))} bytes, "
                 f"{LONGEST_NAME} are possible); choose a shorter one"
             )
-
-
-def _is_own(name: str) -> bool:
-    """Whether a run makes files of this name: its own, checkpoints set aside, and what a killed write has left."""
-    return name in _OWN_NAMES or name.startswith(("checkpoints.superseded-", ".tmp-"))

@@ -19,7 +19,7 @@ from pathlib import Path
 from prototrain.errors import ExperimentError, StorageError
 from prototrain.experiment.lease import is_lease
 from prototrain.experiment.lock import LOCK
-from prototrain.experiment.names import META, STEP, checkpoint_steps
+from prototrain.experiment.names import META, STEP, checkpoint_steps, is_own
 from prototrain.system.files import write_atomic
 from prototrain.system.storage import Found, Storage
 from prototrain.system.urls import cache_home, url_of
@@ -185,18 +185,19 @@ class Mirror:
             return
         try:
             # What is there under its name is of an upload that was cut short, or was found to be damaged.
-            self._delete([f"{folder}/{name}" for name in Storage(f"{self.storage.url}/{folder}").list()])
+            self._delete(list(self.storage.list(folder)))
             if files:
                 self.storage.upload({f"{folder}/{name}": path for name, path in files.items()})
-            there = Storage(f"{self.storage.url}/{folder}").list()
+            there = self.storage.list(folder)
             for name, path in files.items():
-                if name not in there or there[name].size not in (-1, path.stat().st_size):
+                found = there.get(f"{folder}/{name}")
+                if found is None or found.size not in (-1, path.stat().st_size):
                     raise StorageError(f"{self.storage}/{folder}/{name} is not there as it was uploaded")
             check()
             self.storage.write(f"{folder}/{META}", meta.read_bytes())
             for name, path in [*files.items(), (META, meta)]:
-                found = path.stat()
-                self.same[f"{folder}/{name}"] = Same(found.st_size, found.st_mtime_ns, None)
+                here = path.stat()
+                self.same[f"{folder}/{name}"] = Same(here.st_size, here.st_mtime_ns, None)
         finally:
             shutil.rmtree(held, ignore_errors=True)
 
@@ -296,9 +297,9 @@ class Mirror:
         announce(f"WARNING: {self.storage} is not what {self.directory} was a copy of; {what} is kept in {aside}")
 
     def _drop(self, others: Collection[str], steps: Collection[int]) -> None:
-        """Delete what is not there any more."""
+        """Delete what is not there any more; a file of the user's own, which never was there, stays."""
         for name in list(self._others()):
-            if name not in others:
+            if name not in others and (name in self.same or is_own(name.split("/")[0])):
                 (self.directory / name).unlink()
                 self.same.pop(name, None)
         for step in checkpoint_steps(self.directory / "checkpoints"):

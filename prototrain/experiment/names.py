@@ -6,6 +6,13 @@ import os
 import re
 from pathlib import Path
 
+from prototrain.experiment.lock import LOCK
+
+_OWN_NAMES = {
+    "config.json", "config.txt", "source", "environment.json", "checkpoints", "summaries", "metrics.jsonl",
+    "metrics.index", "metrics.superseded.jsonl", "train.log", LOCK, "analysis", "exported", "hyper.txt", "run.json",
+    "report.html", ".token",
+}  # fmt: skip
 STEP = re.compile(r"step-(\d{10,})")
 """The name of a checkpoint's directory."""
 META = "meta.json"
@@ -23,3 +30,8 @@ def checkpoint_steps(directory: Path) -> list[int]:
     except FileNotFoundError:
         return []
     return sorted(int(match[1]) for match in map(STEP.fullmatch, names) if match)
+
+
+def is_own(name: str) -> bool:
+    """Whether a run makes files of this name: its own, checkpoints set aside, and what a killed write has left."""
+    return name in _OWN_NAMES or name.startswith(("checkpoints.superseded-", ".tmp-"))

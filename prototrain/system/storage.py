@@ -48,16 +48,17 @@ class Storage:
     def _place(self) -> tuple[Any, str]:
         import fsspec
 
-        # Listings are looked up anew each time: others write there as well.
-        fs, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False, skip_instance_cache=True)
+        # Listings are looked up anew each time: others write there as well. To connect takes a second, so that fsspec
+        # has one connection for all that is looked at.
+        fs, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
         return fs, root.rstrip("/")
 
-    def list(self) -> dict[str, Found]:
-        """Every object by its name; none if there is nothing."""
+    def list(self, folder: str = "") -> dict[str, Found]:
+        """Every object, or those in one folder, by its name; none if there is nothing."""
         with self._reaching("look into"):
             fs, root = self._place
             try:
-                entries = fs.find(root, detail=True)
+                entries = fs.find(f"{root}/{folder}".rstrip("/"), detail=True)
             except FileNotFoundError:
                 entries = {}
             found = {path[len(root) + 1 :]: info for path, info in entries.items() if info.get("type") != "directory"}

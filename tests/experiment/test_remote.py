@@ -245,7 +245,7 @@ def test_an_upload_that_is_cut_short_anywhere(stages: list[Path], tmp_path: Path
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "checkpoints/step-0000000001/..", "a//b"])
 def test_names_that_lead_elsewhere(name: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Storage, "list", lambda self: {"meta.json": Found(1, ""), name: Found(1, "")})
+    monkeypatch.setattr(Storage, "list", lambda self, folder="": {"meta.json": Found(1, ""), name: Found(1, "")})
     with pytest.raises(ExperimentError, match="cannot be a file; no run writes that"):
         Experiment(url).fetch(whole=True)
 

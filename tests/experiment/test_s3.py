@@ -60,8 +60,13 @@ def bucket() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    import s3fs
+
     monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "cache"))
+    s3fs.S3FileSystem.clear_instance_cache()  # the keys and addresses of other tests
+    yield
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 def test_a_run_that_is_killed_while_it_uploads_goes_on_elsewhere(
