@@ -41,7 +41,7 @@ def experiments_below(url: str) -> list[Path]:
     Raises:
         StorageError: the storage cannot be reached.
     """
-    parts = (name.rpartition("/") for name in Storage(url).list())
+    parts = (name.rpartition("/") for name in Storage(url).listing())
     found: list[str] = []
     for folder in sorted(folder for folder, _, name in parts if name == "environment.json"):
         if not any(folder == one or not one or folder.startswith(f"{one}/") for one in found):

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -80,7 +81,7 @@ class Holder:
         if self.process == os.getpid():
             return True
         try:
-            return abs(psutil.Process(self.process).create_time() - self.born) > 1
+            return bool(abs(psutil.Process(self.process).create_time() - self.born) > 1)
         except psutil.NoSuchProcess:
             return True
 
@@ -229,7 +230,15 @@ def _content(holder: Holder) -> bytes:
 
 def _holder(content: bytes) -> Holder:
     """What a lease says, whatever somebody may have put there."""
-    kinds = {"process": int, "host": str, "machine": str, "born": float, "attempt": str, "held": bool, "beat": float}
+    kinds: dict[str, Any] = {
+        "process": int,
+        "host": str,
+        "machine": str,
+        "born": float,
+        "attempt": str,
+        "held": bool,
+        "beat": float,
+    }
     with suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):
         found = json.loads(content)
         return Holder(**{name: kind(found[name]) for name, kind in kinds.items()})

@@ -185,10 +185,10 @@ class Mirror:
             return
         try:
             # What is there under its name is of an upload that was cut short, or was found to be damaged.
-            self._delete(list(self.storage.list(folder)))
+            self._delete(list(self.storage.listing(folder)))
             if files:
                 self.storage.upload({f"{folder}/{name}": path for name, path in files.items()})
-            there = self.storage.list(folder)
+            there = self.storage.listing(folder)
             for name, path in files.items():
                 found = there.get(f"{folder}/{name}")
                 if found is None or found.size not in (-1, path.stat().st_size):
@@ -213,7 +213,7 @@ class Mirror:
 
     def clear(self) -> None:
         """Delete everything there; what tells that it is an experiment goes last, and what a run looks for first."""
-        names = [name for name in self.storage.list() if not is_lease(name)]
+        names = [name for name in self.storage.listing() if not is_lease(name)]
         first, marks = (_RECORD, "metrics.jsonl"), ("config.json", "environment.json")
         self._delete([name for name in names if name in first])
         self._delete([name for name in names if name not in (*first, *marks)])
@@ -237,7 +237,7 @@ class Mirror:
             StorageError: the storage cannot be reached, or refuses.
             OSError: a file here cannot be written.
         """
-        found = {name: one for name, one in self.storage.list().items() if _is_wanted(name)}
+        found = {name: one for name, one in self.storage.listing().items() if _is_wanted(name)}
         for name in found:
             if any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
                 raise ExperimentError(f"{self.storage} holds {name!r}, which cannot be a file; no run writes that")

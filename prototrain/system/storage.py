@@ -53,7 +53,7 @@ class Storage:
         fs, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
         return fs, root.rstrip("/")
 
-    def list(self, folder: str = "") -> dict[str, Found]:
+    def listing(self, folder: str = "") -> dict[str, Found]:
         """Every object, or those in one folder, by its name; none if there is nothing."""
         with self._reaching("look into"):
             fs, root = self._place

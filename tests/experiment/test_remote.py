@@ -81,7 +81,7 @@ def train(
 
 def steps_at(url: str) -> list[int]:
     """The steps of the checkpoints that are whole there."""
-    names = Storage(url).list()
+    names = Storage(url).listing()
     return sorted(int(name.split("/")[1][5:]) for name in names if name.endswith("/meta.json"))
 
 
@@ -100,7 +100,7 @@ def test_a_run_goes_on_on_another_machine(
     assert second.experiment is not None and str(second.experiment) == url
     assert steps_of_rows(second.experiment.metrics) == list(range(1, 16))
     assert steps_at(url) == [12, 15]
-    events = [name for name in Storage(url).list() if "tfevents" in name]
+    events = [name for name in Storage(url).listing() if "tfevents" in name]
     assert len(events) == 2  # the second file begins with the mark of a resume
     # Back on the first one, whose files are older by now.
     cache("first")
@@ -245,7 +245,7 @@ def test_an_upload_that_is_cut_short_anywhere(stages: list[Path], tmp_path: Path
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "checkpoints/step-0000000001/..", "a//b"])
 def test_names_that_lead_elsewhere(name: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Storage, "list", lambda self, folder="": {"meta.json": Found(1, ""), name: Found(1, "")})
+    monkeypatch.setattr(Storage, "listing", lambda self, folder="": {"meta.json": Found(1, ""), name: Found(1, "")})
     with pytest.raises(ExperimentError, match="cannot be a file; no run writes that"):
         Experiment(url).fetch(whole=True)
 

@@ -77,7 +77,7 @@ def test_a_run_that_is_killed_while_it_uploads_goes_on_elsewhere(
     program = Program(["-m", "tests.experiment.s3_run", url, "24", "2"], cwd=ROOT)
     said = program.stdout.read()
     assert program.wait(60) == -signal.SIGKILL, said
-    names = [name.split("/") for name in Storage(url).list()]
+    names = [name.split("/") for name in Storage(url).listing()]
     begun = {name[1] for name in names if name[-1] == "model.index"}
     (whole,) = (name[1] for name in names if name[-1] == "meta.json")
     (cut,) = begun - {whole}
