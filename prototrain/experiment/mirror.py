@@ -24,6 +24,7 @@ from prototrain.system.files import write_atomic
 from prototrain.system.storage import Found, Storage
 from prototrain.system.urls import cache_home, url_of
 
+_MIRRORS = "mirrors"
 _RECORD = "run.json"
 _NOT_COPIED = (LOCK, ".token", "metrics.index")
 _NOT_FETCHED = ("exported",)  # large, and nothing that a run goes on from
@@ -34,13 +35,15 @@ _SMALL = 64 << 20  # bytes of a file that is read at once, so that what is uploa
 def local_copy(url: str) -> Path:
     """The directory that stands for a URL on this machine."""
     scheme, _, rest = url.partition("://")
-    return cache_home() / "mirrors" / scheme / rest
+    return cache_home() / _MIRRORS / scheme / rest
 
 
 def url_of_copy(directory: Path) -> str | None:
     """The URL that a local directory stands for; None for any other directory."""
+    if _MIRRORS not in directory.parts:
+        return None
     try:
-        scheme, *parts = directory.absolute().relative_to(cache_home() / "mirrors").parts
+        scheme, *parts = directory.absolute().relative_to(cache_home() / _MIRRORS).parts
     except ValueError:
         return None
     return url_of(f"{scheme}://{'/'.join(parts)}") if parts else None
@@ -285,7 +288,7 @@ class Mirror:
         lost = [step for step in lost if f"{_folder(step)}/{META}" not in self.same]
         if not lost and (self.note.exists() or not ours):
             return
-        target = cache_home() / "unsaved" / self.directory.relative_to(cache_home() / "mirrors")
+        target = cache_home() / "unsaved" / self.directory.relative_to(cache_home() / _MIRRORS)
         number = 1
         while (aside := target.with_name(f"{target.name}-{number}")).exists():
             number += 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,7 +63,9 @@ def cache_home() -> Path:
     """Where copies of what lies at URLs are kept: ``PROTOTRAIN_CACHE``, else below the user's cache directory."""
     if home := os.environ.get("PROTOTRAIN_CACHE"):
         return Path(home).absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "prototrain"
+    home = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    # A user whom the system does not know has no home, as in some containers.
+    return Path(tempfile.gettempdir() if home.startswith("~") else home).absolute() / "prototrain"
 
 
 def _class_for(scheme: str, url: str) -> Any:
