@@ -120,10 +120,18 @@ class Mirror:
         if record is not None and self._is_changed(_RECORD):
             self.storage.write(_RECORD, record[0])
             self.same[_RECORD] = record[1]
+        spared = self._last_whole()
         gone = [name for name in self.same if not os.path.lexists(self.directory / name)]
-        self._delete(gone)
+        self._delete([name for name in gone if spared is None or _step_of(name) != spared])
         self.remember()
         return len(waiting) > 1
+
+    def _last_whole(self) -> int | None:
+        """The step of a checkpoint that is whole there and must stay although it was deleted here: none else is."""
+        known = [step for name in self.same if name.endswith(f"/{META}") and (step := _step_of(name)) is not None]
+        if any((self.directory / _folder(step)).exists() for step in known):
+            return None
+        return max(known, default=None)
 
     def _waiting(self) -> list[int]:
         """The steps of checkpoints that are not there: those that were best first, which the newest one relies on."""
@@ -272,10 +280,11 @@ class Mirror:
         for name, one in found.items():
             if (step := _step_of(name)) is not None:
                 checkpoints.setdefault(step, {})[name] = one
-        for step, files in list(checkpoints.items()):
-            if f"{_folder(step)}/{META}" not in files:
-                announce(f"the upload of the checkpoint of step {step} to {self.storage} was cut short; it is left out")
-                del checkpoints[step]
+        for one_step, files in list(checkpoints.items()):
+            if f"{_folder(one_step)}/{META}" not in files:
+                what = f"the upload of the checkpoint of step {one_step} to {self.storage} was cut short"
+                announce(f"{what}; it is left out")
+                del checkpoints[one_step]
         return checkpoints
 
     def _save_unsaved(self, announce: Callable[[str], object]) -> None:

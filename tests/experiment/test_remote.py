@@ -145,7 +145,10 @@ def test_weights_at_a_url(url: str, tmp_path: Path) -> None:
         read_weights(f"{url}/other.npz")
 
 
-def test_a_run_that_is_under_way_is_known_everywhere(url: str, cache: Callable[[str], Path]) -> None:
+def test_a_run_that_is_under_way_is_known_everywhere(
+    url: str, cache: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "SILENT_SECONDS", 30.0)
     found = []
 
     def look() -> None:
@@ -241,6 +244,24 @@ def test_an_upload_that_is_cut_short_anywhere(stages: list[Path], tmp_path: Path
             assert steps_of_rows(found.metrics)[: newest.step] == list(range(1, newest.step + 1))
         reached.add(None if newest is None else newest.step)
     assert reached == {None, 4, 12, 14} and operations > 20
+
+
+def test_the_last_whole_checkpoint_stays_until_another_one_is(url: str, tmp_path: Path) -> None:
+    def write(step: int) -> None:
+        folder = tmp_path / f"checkpoints/step-{step:010d}"
+        folder.mkdir(parents=True)
+        for name in ("meta.json", "model.index"):
+            (folder / name).write_text("{}")
+
+    def overtake(step: int) -> None:
+        shutil.rmtree(tmp_path / f"checkpoints/step-{step:010d}")
+        write(step + 1)
+
+    mirror = Mirror(Storage(url), tmp_path)
+    write(4)
+    for step in (4, 5, 6):  # each is deleted here by the time when it is whole there
+        mirror.upload(lambda step=step: overtake(step))
+        assert steps_at(url) == [step]
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "checkpoints/step-0000000001/..", "a//b"])

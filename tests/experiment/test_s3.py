@@ -80,7 +80,7 @@ def test_a_run_that_is_killed_while_it_uploads_goes_on_elsewhere(
     names = [name.split("/") for name in Storage(url).listing()]
     begun = {name[1] for name in names if name[-1] == "model.index"}
     (whole,) = (name[1] for name in names if name[-1] == "meta.json")
-    (cut,) = begun - {whole}
+    (cut,) = begun - {whole}  # the last whole one stays there until another one is
     monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "new"))
     trainer = train(url, 24)
     assert f"checkpoint of step {int(cut[5:])} to {url} was cut short" in capsys.readouterr().out
