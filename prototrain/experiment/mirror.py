@@ -272,7 +272,7 @@ class Mirror:
             with suppress(OSError):
                 self.directory.rmdir()
         self.remember()
-        return [name for name in found if (step := _step_of(name)) is not None and step not in checkpoints]
+        return [name for name in found if (of := _step_of(name)) is not None and of not in checkpoints]
 
     def _checkpoints(self, found: dict[str, Found], announce: Callable[[str], object]) -> dict[int, dict[str, Found]]:
         """The files of each checkpoint that is whole, by step; of the others nothing is taken."""
