@@ -36,6 +36,10 @@ class ExperimentError(PrototrainError):
     """An experiment directory cannot be used."""
 
 
+class StorageError(PrototrainError):
+    """A URL names no storage that can be used, or the storage does not answer."""
+
+
 class CheckpointError(PrototrainError):
     """A checkpoint cannot be written, is damaged, or does not fit the run."""
 

@@ -161,6 +161,7 @@ def launch(
     experiment = Experiment.from_config(config)
     leads = not (isinstance(trainer, type) and issubclass(trainer, TowerTrainer)) or trainer.leads()
     if leads:  # of several workers only the chief has to do with the directory
+        experiment.fetch()
         experiment.check_free()
     if leads and fresh:
         _check_fresh(experiment, confirm)

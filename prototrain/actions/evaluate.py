@@ -50,7 +50,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     rows = {**restored.describe(), "dataset": f"{name}, {examples:,} examples"}
     show(plain_table(rows), end="\n\n")
     show(Table(list(scalars.items()), ["scalar", name], options={"floatfmt": ".6g"}), end="\n\n")
-    say(f"written to {_keep(restored, name, examples, scalars)}")
+    say(f"written to {restored.experiment.keep(_keep(restored, name, examples, scalars))}")
 
 
 def choose_dataset(datasets: dict[str, tf.data.Dataset], wanted: str | None) -> str:

@@ -64,7 +64,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     served = ServedModel(restored.built, inputs, outputs)
     outcome = (write_compact if compact else write_export)(served, final)
     say(plain_table({**restored.describe(), **served.describe(), "compared": outcome}), end="\n\n")
-    say(f"exported to {final}")
+    say(f"exported to {restored.experiment.keep(final)}")
 
 
 def write_export(served: ServedModel, final: Path, extra: Mapping[str, Path] = MappingProxyType({})) -> str:

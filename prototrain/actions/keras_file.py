@@ -40,7 +40,7 @@ def export_keras(restored: Restored) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     say(plain_table({**restored.describe(), "network": network.name, "compared": outcome}), end="\n\n")
-    say(f"exported to {final}")
+    say(f"exported to {restored.experiment.keep(final)}")
 
 
 def whole_network(built: BuiltModel) -> keras.Model:

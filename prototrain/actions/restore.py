@@ -10,6 +10,7 @@ from prototrain.checkpoint import META, Checkpoint, Checkpoints, verify
 from prototrain.checkpoint.best import best_checkpoint
 from prototrain.errors import CheckpointError
 from prototrain.experiment import Experiment
+from prototrain.experiment.fetching import fetched
 from prototrain.experiment.provenance import differences
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel
@@ -92,7 +93,7 @@ def _find(model: ModelProtocol, checkpoint: str | None) -> Path:
     """Where the checkpoint lies that is meant; what is in it is not looked at."""
     experiment = Experiment.from_config(model.config)
     if checkpoint is not None and not checkpoint.isdecimal() and checkpoint != "best":
-        path = Experiment(checkpoint).directory  # which fails at a name that cannot be
+        path = Experiment(fetched(checkpoint)).directory  # which fails at a name that cannot be
         if (path / META).is_file():
             return path if path.parent.name == "checkpoints" else path.absolute()
         if not (path / "checkpoints").is_dir():
@@ -101,6 +102,7 @@ def _find(model: ModelProtocol, checkpoint: str | None) -> Path:
                 "experiment with checkpoints"
             )
         experiment, checkpoint = Experiment(path), None
+    experiment.fetch(whole=True)
     checkpoints = Checkpoints(experiment.checkpoints)
     steps = checkpoints.steps()
     if not steps:

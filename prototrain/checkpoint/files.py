@@ -24,10 +24,10 @@ import xxhash
 
 from prototrain.errors import CheckpointError
 from prototrain.experiment import STEP
+from prototrain.experiment.names import META as META
 from prototrain.system.files import sync
 
 FORMAT = 1
-META = "meta.json"
 BUNDLE = "model"
 DIGEST = "xxh3"  # of a file, 128 bits: against damage, not against forgery
 _PART = 2**22  # bytes that are read at once

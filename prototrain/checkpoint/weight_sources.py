@@ -18,6 +18,7 @@ from prototrain.checkpoint.checkpoints import Checkpoints
 from prototrain.checkpoint.files import BUNDLE, META, first_line, read_bundle, verify
 from prototrain.errors import CheckpointError
 from prototrain.experiment import STEP
+from prototrain.experiment.fetching import fetched
 from prototrain.private_api.graphs import names_in_checkpoint
 from prototrain.system.contained import special
 
@@ -34,7 +35,7 @@ def read_weights(source: Source) -> dict[str, np.ndarray[Any, Any]]:
     Args:
         source: arrays by name; or the path of a ``.npz``, of a Keras ``.h5``, of an experiment (its newest checkpoint),
             of one of its checkpoints, of a directory with a ``checkpoint`` file, or the prefix of a TensorFlow
-            checkpoint.
+            checkpoint. All but the last two may be URLs.
 
     Returns:
         the arrays. Those of a ``.weights.h5`` are called ``layer/0``, ``layer/1`` and so on: it says no more of them.
@@ -45,7 +46,7 @@ def read_weights(source: Source) -> dict[str, np.ndarray[Any, Any]]:
     if isinstance(source, Mapping):
         return {str(name).removesuffix(":0"): _array(name, value) for name, value in source.items()}
     try:
-        path = Path(source).expanduser()
+        path = fetched(source).expanduser()
         if path.is_dir() or path.suffix not in (".npz", ".npy", ".h5", ".hdf5", ".keras"):
             return _read_named(_bundle_prefix(path))
         if not path.exists():

@@ -41,22 +41,30 @@ def require_shared(
     if is_chief and experiment is not None:
         token = uuid.uuid4().hex
         try:
+            if experiment.remote is not None:  # where the others find what the chief goes on from, and fetch it
+                experiment.lock()
+                experiment.remote.finish(print)
+                experiment.remote.storage.write(".token", token.encode())
             experiment.directory.mkdir(parents=True, exist_ok=True)
             write_atomic(experiment.token, token, durable=False)
         except OSError as error:
             raise ExperimentError(
                 f"cannot use the experiment directory {experiment}: {error.strerror} ({error.filename})"
             ) from error
-    mine = None if experiment is None else str(experiment.directory.absolute())
+    mine = None if experiment is None else str(experiment if experiment.remote else experiment.directory.absolute())
     told = link.exchange("the start of the training", [token, mine, platform.node()])
     token, chiefs, _ = told[0]
     end = clock() + SEEN_SECONDS
     while not (seen := is_chief or not token or _sees(experiment, token)) and clock() < end:
         sleep(0.1)
+    if seen and experiment is not None and not is_chief:
+        experiment.fetch(whole=True)
     everybody = link.exchange("the experiment directory", seen)
     if is_chief and experiment is not None:
         with suppress(OSError):
             experiment.token.unlink(missing_ok=True)
+        if experiment.remote is not None:
+            experiment.remote.storage.delete([".token"])
     blind = [index for index, sees in enumerate(everybody) if not sees]
     if blind:
         where = "; ".join(
@@ -72,6 +80,8 @@ def require_shared(
 def _sees(experiment: Experiment | None, token: str) -> bool:
     if experiment is None:
         return False
+    if experiment.remote is not None:
+        return experiment.remote.storage.read(".token") == token.encode()
     try:
         return experiment.token.read_text(encoding="utf-8") == token
     except OSError:

@@ -84,6 +84,7 @@ def _add_length(config: Config) -> None:
     if "trainer.experiment_name" not in config:
         return
     experiment = Experiment.from_config(config)
+    experiment.fetch()
     if not (experiment.directory / "config.json").is_file():
         return
     experiment.check_inside()

@@ -8,6 +8,7 @@ from typing import Any
 
 from prototrain.commands.plot import add_look, look_of, write_result
 from prototrain.errors import ExperimentError
+from prototrain.experiment import Experiment
 from prototrain.runs import read_run
 from prototrain.runs.report import write_page
 from prototrain.system.terminal import say
@@ -38,3 +39,6 @@ def _report(options: argparse.Namespace) -> None:
     except OSError as error:
         raise ExperimentError(f"cannot read {error.filename}: {error.strerror}") from error
     write_result(options.output or run.directory / "report.html", page)
+    experiment = Experiment(run.directory)
+    if options.output is None and experiment.remote is not None:
+        say(experiment.keep(run.directory / "report.html"))

@@ -118,8 +118,9 @@ def _list(options: argparse.Namespace) -> None:
 
 
 def _show(options: argparse.Namespace) -> None:
-    base = Experiment(options.directory).directory  # which fails at a name that cannot be
-    if not base.is_dir():
+    where = Experiment(options.directory)  # which fails at a name that cannot be
+    base = where.directory
+    if where.remote is None and not base.is_dir():
         raise ExperimentError(f"there is no directory {base}; name the one that holds the experiments")
     everything = [_read(directory, base) for directory in find_runs(base, _complain)]
     found = sorted_by(options.sort, filtered(everything, options.filter), reverse=options.reverse)
@@ -128,9 +129,9 @@ def _show(options: argparse.Namespace) -> None:
     elif found:
         show(table(found, options.scalar))
     elif everything:
-        say(f"none of the {len(everything)} experiments in {base} is like that")
+        say(f"none of the {len(everything)} experiments in {where} is like that")
     else:
-        say(f"there are no experiments in {base}")
+        say(f"there are no experiments in {where}")
 
 
 def _read(directory: Path, base: Path) -> Found:
@@ -259,7 +260,7 @@ def _scalar(scalar: Range | None, *, both: bool) -> str | None:
 def in_json(run: Found, scalars: Sequence[str] | None = None) -> dict[str, Any]:
     """What the table says of a run, as JSON can hold it."""
     if isinstance(run, Unreadable):
-        return {"name": run.name, "directory": str(run.directory), "state": "unreadable", "reason": run.why}
+        return {"name": run.name, "directory": str(Experiment(run.directory)), "state": "unreadable", "reason": run.why}
     changes = (
         None
         if run.changes is None
@@ -268,7 +269,7 @@ def in_json(run: Found, scalars: Sequence[str] | None = None) -> dict[str, Any]:
     chosen = {} if scalars is None else {"scalars": _ranges(run, matching(list(run.ranges), scalars))}
     return {
         "name": run.name,
-        "directory": str(run.directory),
+        "directory": str(Experiment(run.directory)),
         "state": run.state,
         "reason": run.reason,
         "step": run.step,

@@ -98,6 +98,8 @@ class Estimator:
             say(f"no model_dir was given: the run is kept in the temporary directory {directory}")
         # Programs put files of their own beside those of the run, before it starts.
         self._experiment = Experiment(directory)
+        self._experiment.fetch(whole=True)
+        directory = str(self._experiment.directory)
         try:
             Path(directory).mkdir(parents=True, exist_ok=True)
         except OSError as error:

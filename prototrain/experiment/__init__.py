@@ -4,7 +4,8 @@ Needs no TensorFlow. What "source", "environment", "origin", "provenance" and "f
 `prototrain.experiment.provenance`.
 """
 
-from prototrain.experiment.experiment import STEP, Experiment, checkpoint_steps
+from prototrain.experiment.experiment import Experiment
+from prototrain.experiment.names import STEP, checkpoint_steps
 from prototrain.experiment.provenance import home_of, source_of
 
 __all__ = ["STEP", "Experiment", "checkpoint_steps", "home_of", "source_of"]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,33 +17,37 @@ from prototrain.errors import ExperimentError
 from prototrain.experiment.copies import copy_source
 from prototrain.experiment.environment import describe_environment
 from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
+from prototrain.experiment.mirror import url_of_copy
+from prototrain.experiment.names import is_own
+from prototrain.experiment.remote import Remote
 from prototrain.system.contained import has_other_names, outsider
 from prototrain.system.files import LONGEST_NAME, write_atomic
+from prototrain.system.urls import PathLike, joined, local_path, url_of
 
-_OWN_NAMES = {
-    "config.json", "config.txt", "source", "environment.json", "checkpoints", "summaries", "metrics.jsonl",
-    "metrics.index", "metrics.superseded.jsonl", "train.log", LOCK, "analysis", "exported", "hyper.txt", "run.json",
-    "report.html", ".token", "places", "trackers",
-}  # fmt: skip
 STARTED = "PROTOTRAIN_STARTED"
 """The environment variable that tells a worker when the run was started, which is the same for all of them."""
 _MARKS = ("config.json", "environment.json")
-STEP = re.compile(r"step-(\d{10,})")
-"""The name of a checkpoint's directory."""
 
 
 class Experiment:
     """Paths below one experiment directory. Creating the object touches no file.
 
     Args:
-        directory: where the run's files go; made when the run starts.
+        directory: where the run's files go; made when the run starts. For a URL, `directory` is the one on this machine
+            that stands for it.
+
+    Attributes:
+        remote: what lies at the URL; None for a local directory.
 
     Raises:
         ExperimentError: there cannot be a directory of this name.
+        StorageError: it is a URL whose scheme nobody knows, or whose library is missing.
     """
 
-    def __init__(self, directory: str | Path) -> None:
-        self.directory = Path(directory)
+    def __init__(self, directory: PathLike) -> None:
+        url = url_of(directory) or url_of_copy(local_path(directory))
+        self.remote = None if url is None else Remote(url)
+        self.directory = local_path(directory) if self.remote is None else self.remote.directory
         _check_name(self.directory)
         self.checkpoints = self.directory / "checkpoints"
         self.summaries = self.directory / "summaries"
@@ -57,10 +60,10 @@ class Experiment:
         """The directory that a config names; ``{timestamp}`` in the name becomes the local time of the start."""
         started = os.environ.get(STARTED) or time.strftime("%Y%m%d-%H%M%S")
         name = config["trainer.experiment_name"].replace("{timestamp}", started)
-        return cls(Path(config["trainer.experiment_base_dir"]) / name)
+        return cls(joined(config["trainer.experiment_base_dir"], name))
 
     def __str__(self) -> str:
-        return str(self.directory)
+        return str(self.directory if self.remote is None else self.remote)
 
     @property
     def environment(self) -> Path:
@@ -93,8 +96,11 @@ class Experiment:
 
     # -- the lock ---------------------------------------------------------------------------------------------------
 
-    def lock(self) -> str | None:
+    def lock(self, announce: Callable[[str], object] = print) -> str | None:
         """Make the directory if need be and take it for this process; it is free again when the process ends.
+
+        Args:
+            announce: called with a line of text about what a URL makes one wait for.
 
         Returns:
             a line about a run that died with the lock, or None.
@@ -102,13 +108,41 @@ class Experiment:
         Raises:
             ExperimentError: another run has the directory, it cannot be made or written, or it has something in it that
                 leads elsewhere.
+            StorageError: what lies at a URL cannot be read or written.
         """
         self.check_own()
-        return self._lock.take()
+        died = self._lock.take()
+        if self.remote is not None:
+            try:
+                died = self.remote.open(announce) or died
+            except BaseException:
+                self._lock.give_back()
+                raise
+        return died
 
-    def unlock(self) -> None:
+    def unlock(self, announce: Callable[[str], object] = print) -> None:
         """Give the directory back."""
-        self._lock.give_back()
+        try:
+            if self.remote is not None:
+                self.remote.close(announce)
+        finally:
+            self._lock.give_back()
+
+    def fetch(self, *, whole: bool = False) -> None:
+        """Bring the directory up to date for those that read it, if it stands for a URL; see `Remote.fetch`."""
+        if self.remote is not None:
+            self.remote.fetch(whole=whole)
+
+    def keep(self, path: Path) -> str:
+        """Have what a command has added to the directory lie at the URL as well, if there is one.
+
+        Returns:
+            where it is, in words.
+        """
+        if self.remote is None:
+            return str(path)
+        self.remote.keep(path)
+        return f"{self.remote}/{path.relative_to(self.directory).as_posix()}"
 
     def is_gone(self) -> bool:
         """Whether the directory was deleted, moved, or replaced by another one, since this process has taken it."""
@@ -125,6 +159,8 @@ class Experiment:
             ExperimentError: another run has it, or something in it leads elsewhere.
         """
         self.check_own()
+        if self.remote is not None:
+            self.remote.check_free()
         try:
             self._lock.check_free()
         except OSError as error:
@@ -171,7 +207,7 @@ class Experiment:
         Raises:
             OSError: the lock cannot be looked at.
         """
-        return is_locked(self.directory / LOCK)
+        return is_locked(self.directory / LOCK) or (self.remote is not None and self.remote.is_running())
 
     # -- what is written at the start of a run ----------------------------------------------------------------------
 
@@ -221,7 +257,9 @@ class Experiment:
         """
         if not self.exists():
             return
-        foreign = sorted(path.name for path in self.directory.iterdir() if not _is_own(path.name))
+        names = [path.name for path in self.directory.iterdir()]
+        names += [] if self.remote is None else self.remote.top()
+        foreign = sorted(name for name in names if not is_own(name))
         is_experiment = any((self.directory / name).is_file() for name in _MARKS)
         if self.directory.is_symlink() or foreign or not is_experiment:
             found = f"it holds {foreign[0]!r}" if foreign else "it is a link or has no environment.json"
@@ -233,10 +271,14 @@ class Experiment:
         Raises:
             ExperimentError: it is not an experiment's directory, another run has it, or a file cannot be deleted.
         """
+        self.fetch()
         self.check_deletable()
         if not self.exists():
             return
-        self.lock()
+        self.check_own()
+        self._lock.take()
+        if self.remote is not None:
+            self.remote.open(to_clear=True)
         try:
             # What tells that it is an experiment goes last: a deletion that is cut short can be done again.
             for path in sorted(self.directory.iterdir(), key=lambda path: path.name in _MARKS):
@@ -244,6 +286,8 @@ class Experiment:
                     shutil.rmtree(path)
                 elif path.name != LOCK:
                     path.unlink()
+            if self.remote is not None:
+                self.remote.clear()
         except OSError as error:
             raise ExperimentError(f"cannot delete everything in {self}: {error.strerror}: {error.filename}") from error
 
@@ -258,21 +302,3 @@ def _check_name(directory: Path) -> None:
                 f"{part[:40]!r}... is too long for the name of a directory ({len(os.fsencode(part))} bytes, "
                 f"{LONGEST_NAME} are possible); choose a shorter one"
             )
-
-
-def _is_own(name: str) -> bool:
-    """Whether a run makes files of this name: its own, checkpoints set aside, and what a killed write has left."""
-    return name in _OWN_NAMES or name.startswith(("checkpoints.superseded-", ".tmp-"))
-
-
-def checkpoint_steps(directory: Path) -> list[int]:
-    """The steps that a directory has checkpoints of, verified or not, in ascending order; none if it is not there.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    try:
-        names = os.listdir(directory)
-    except FileNotFoundError:
-        return []
-    return sorted(int(match[1]) for match in map(STEP.fullmatch, names) if match)

@@ -17,6 +17,7 @@ from prototrain.config.json_form import read_object
 from prototrain.config.schema import LOCATION_KEYS
 from prototrain.errors import ExperimentError
 from prototrain.experiment import Experiment, checkpoint_steps
+from prototrain.experiment.fetching import experiments_below
 from prototrain.experiment.record import Attempt, Outcome, State, read_attempts
 from prototrain.experiment.rows import rows_of
 from prototrain.runs.metrics import Metrics, as_float, read_metrics
@@ -138,10 +139,14 @@ def find_runs(directory: str | Path, complain: Callable[[OSError], None] = _fail
     """The experiments at and below a directory, in the order of their names; links are not followed.
 
     Args:
-        directory: where to look.
+        directory: where to look. Of a URL, the directories are given that stand for the experiments on this machine,
+            for `read_run`.
         complain: called for a directory that cannot be read; by default the error is raised.
     """
-    for path, below, _ in os.walk(directory, onerror=complain):
+    if (base := Experiment(directory)).remote is not None:
+        yield from experiments_below(str(base))
+        return
+    for path, below, _ in os.walk(base.directory, onerror=complain):
         below.sort()
         if is_experiment(Path(path)):
             below.clear()
@@ -152,7 +157,7 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
     """Read an experiment.
 
     Args:
-        directory: where it lies.
+        directory: where it lies; a URL, or the local directory that stands for one, is brought up to date first.
         name: what to call it; the directory as it is given if None.
         clock: returns seconds since the epoch.
 
@@ -161,12 +166,14 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
         ConfigError: a file is damaged.
     """
     experiment = Experiment(directory)
+    experiment.fetch()
     directory = experiment.directory
     if not directory.is_dir():
-        raise ExperimentError(f"there is no directory {directory}")
+        raise ExperimentError(f"there is no directory {experiment}")
     if not is_experiment(directory):
         raise ExperimentError(
-            f"{directory} is not an experiment: it has no environment.json; `prototrain runs DIR` lists those below DIR"
+            f"{experiment} is not an experiment: it has no environment.json; `prototrain runs DIR` lists those below "
+            "DIR"
         )
     experiment.check_inside(deep=False)
     with _reading(directory):
@@ -181,7 +188,7 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
     durations = _durations(attempts, metrics, clock() if running else None)
     return Run(
         directory=directory,
-        name=str(directory) if name is None else name,
+        name=str(experiment) if name is None else name,
         state=last.state if ended or running else "interrupted",
         reason=last.reason if ended or running else _NO_END,
         step=max(traces, default=0) if last.step is None else last.step,

@@ -44,6 +44,7 @@ class Repeat:
 
     def __init__(self, directory: str, model: str | None = None) -> None:
         self._experiment = experiment = Experiment(directory)
+        experiment.fetch()
         if not experiment.environment.is_file():
             raise ExperimentError(f"--from: {directory} is not an experiment: it has no environment.json")
         experiment.check_inside()

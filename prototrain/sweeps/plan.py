@@ -75,7 +75,7 @@ class Plan:
     @property
     def directory(self) -> Path:
         """Where the trials' experiments lie."""
-        return Path(self.config["trainer.experiment_base_dir"])
+        return Experiment(self.config["trainer.experiment_base_dir"]).directory
 
     @cached_property
     def grid(self) -> list[dict[str, Any]] | None:

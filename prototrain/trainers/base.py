@@ -181,6 +181,7 @@ class Trainer:
                 if self.stop.take_save():
                     self.log("the signal to save came when the run was ending")
                 self._say_where()
+                self.session.upload()
             self.session.require_directory()
             self.stop.check()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -18,10 +19,11 @@ from tqdm import tqdm
 
 from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
 from prototrain.checkpoint.state import StateEntries, plain, random_state, set_random_state, taking
-from prototrain.errors import CheckpointError, ExperimentError, NonFiniteError
+from prototrain.errors import CheckpointError, ExperimentError, NonFiniteError, StorageError
 from prototrain.experiment import Experiment, source_of
 from prototrain.experiment.provenance import STEPS_PER_EPOCH, changes_since, import_digests, source_digest
 from prototrain.experiment.record import Outcome, RunRecord
+from prototrain.experiment.remote import Remote
 from prototrain.system.contained import open_file
 from prototrain.system.forks import end_child, tell_of_forks
 from prototrain.system.terminal import printable
@@ -63,6 +65,7 @@ class Session:
         self._record: RunRecord | None = None
         self._outcome = Outcome("running")
         self.began_at = 0
+        self._has_failed_to_upload = False
         self.finite = FiniteRun(trainer)
         self._looked_at = 0.0
         self._protected: dict[str, set[int]] = {}
@@ -121,7 +124,7 @@ class Session:
             try:
                 self._write_start(experiment)
             except BaseException:
-                experiment.unlock()
+                experiment.unlock(self._trainer.log)
                 raise
             self.stopped_by = None
             changes = None if (config := self.config()) is None else config.changes()
@@ -164,8 +167,9 @@ class Session:
                 self.wait()
                 if not self.directory_is_gone():
                     self._record_end()
+                    self._upload_rest(error)
             finally:
-                self._trainer.experiment.unlock()
+                self._trainer.experiment.unlock(self._trainer.log)
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -206,6 +210,8 @@ class Session:
         """Leave word in run.json of where the run goes on from, that it is under way, and what was measured for it."""
         if self._record is not None:
             self._record.begin(first_step=self._trainer.global_step, start=self.resume_line(), **measured)
+        if (remote := self._remote) is not None:
+            remote.begin(self._trainer.log)
 
     @property
     def outcome(self) -> Outcome:
@@ -233,6 +239,38 @@ class Session:
             self._record.end(self._outcome, step=self._trainer.global_step, loop=loop, callbacks=callbacks)
             self._record = None
 
+    @property
+    def _remote(self) -> Remote | None:
+        experiment = self._trainer.experiment
+        return experiment.remote if experiment is not None and self._trainer.is_chief else None
+
+    def upload(self) -> None:
+        """Upload what is left of a run at a URL, while a signal is still heard.
+
+        Raises:
+            StorageError: the storage cannot be reached; the message says where everything is.
+            ExperimentError: another run has taken over.
+        """
+        if self._remote is not None and not self.directory_is_gone():
+            self.wait()
+            self._trainer.stop.stage = f"uploading to {self._remote}"
+            self.log(f"uploading what is left to {self._remote}")
+            self._upload_rest(sys.exception())
+
+    def _upload_rest(self, error: BaseException | None) -> None:
+        """Upload all that is left; where the run fails with an error already, failing at this is said, and no more."""
+        if self._remote is None:
+            return
+        is_again, self._has_failed_to_upload = self._has_failed_to_upload, False
+        try:
+            self._remote.finish(self.log, patience=0 if is_again else None)
+        except (StorageError, ExperimentError) as failure:
+            self._has_failed_to_upload = True
+            if not isinstance(error, Exception):
+                raise
+            if failure is not error and not is_again:
+                self.log(f"WARNING: {failure}")
+
     def directory_is_gone(self) -> bool:
         """Whether somebody has deleted or moved the directory while the run is under way."""
         experiment = self._trainer.experiment
@@ -254,6 +292,8 @@ class Session:
         if now - self._looked_at > 1:  # once a second is often enough
             self._looked_at = now
             self.require_directory()
+            if self._remote is not None:
+                self._remote.check()
 
     def require_directory(self) -> None:
         """Check that the directory is still there.
@@ -273,7 +313,7 @@ class Session:
         """See `Trainer.start_save`."""
         self.wait()
         self.require_directory()
-        trainer, record = self._trainer, self._record
+        trainer, record, remote = self._trainer, self._record, self._remote
         trainer.monitors.flush()
         is_sound = trainer.state_is_sound
         finish = self.checkpoints.start(self._snapshot(), aside=not is_sound)
@@ -282,6 +322,8 @@ class Session:
             path = finish()
             if is_sound and record is not None:
                 record.note_save()
+            if remote is not None:
+                remote.wake()
             return path
 
         self._writing = self._writer.submit(write)

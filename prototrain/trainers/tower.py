@@ -16,6 +16,7 @@ from prototrain.data.given import as_datasets
 from prototrain.data.shares import Share, for_worker
 from prototrain.errors import CheckpointError, ConfigError
 from prototrain.experiment import Experiment
+from prototrain.experiment.fetching import fetched
 from prototrain.model.built import BuiltModel
 from prototrain.model.net import check_net, scalars
 from prototrain.model.placement import Placement
@@ -474,8 +475,8 @@ class TowerTrainer(Trainer):
         if source == "best":
             source = best_checkpoint(self.require_experiment("load_weights('best')"))
         for one in source if isinstance(source, list | tuple) else () if source is None else (source,):
-            if checkpoint == "best" and isinstance(one, str | Path) and Experiment(one).exists():
-                one = best_checkpoint(Experiment(one))
+            if checkpoint == "best" and isinstance(one, str | Path) and Experiment(fetched(one)).exists():
+                one = best_checkpoint(Experiment(fetched(one)))
             where = "" if isinstance(one, Mapping) else f" from {one}"
             with announcing(f"taking over weights{where}", self.log):
                 table = self.built.load_weights(one, prefix=prefix, ignore=ignore, names=names, mismatch=mismatch)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from prototrain.cluster.shared_directory import require_shared
 from prototrain.errors import ExperimentError
 from prototrain.experiment import Experiment
+from prototrain.system.storage import Storage
 
 
 class Lines:
@@ -26,10 +28,10 @@ class Lines:
         self._barrier.wait()
         return [self._given[subject][index] for index in range(2)]
 
-    def check(self, index: int, directory: Path | None, errors: list[str]) -> None:
+    def check(self, index: int, directory: Path | Experiment | None, errors: list[str]) -> None:
         self._local.index = index
         time = iter(range(1000))
-        experiment = None if directory is None else Experiment(directory)
+        experiment = Experiment(directory) if isinstance(directory, Path) else directory
         line: Any = self
         try:
             require_shared(line, experiment, is_chief=index == 0, clock=lambda: next(time), sleep=lambda seconds: None)
@@ -61,6 +63,27 @@ def test_a_token_shows_what_is_shared(
         assert wrong is not None and wrong.format(tmp_path) in error
         assert f"the chief writes to {tmp_path / 'run'} on" in error
     assert not list(tmp_path.rglob(".token*"))
+
+
+def test_a_url_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each machine has a directory for it, and all go on from the same checkpoint."""
+    url = f"memory://{uuid.uuid4().hex}"
+    for name in ("meta.json", "model.index"):
+        Storage(url).write(f"checkpoints/step-0000000007/{name}", b"{}")
+    experiments = []
+    for machine in ("a", "b"):
+        monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / machine))
+        experiments.append(Experiment(url))
+    lines, errors = Lines(), list[str]()
+    threads = [threading.Thread(target=lines.check, args=(index, one, errors)) for index, one in enumerate(experiments)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    experiments[0].unlock()
+    assert not errors and ".token" not in Storage(url).top()
+    for experiment in experiments:
+        assert sorted(path.name for path in experiment.checkpoints.glob("*/*")) == ["meta.json", "model.index"]
 
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:

@@ -1,0 +1,37 @@
+"""Names in an experiment's directory that several have to do with."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from prototrain.experiment.lock import LOCK
+
+_OWN_NAMES = {
+    "config.json", "config.txt", "source", "environment.json", "checkpoints", "summaries", "metrics.jsonl",
+    "metrics.index", "metrics.superseded.jsonl", "train.log", LOCK, "analysis", "exported", "hyper.txt", "run.json",
+    "report.html", ".token", "places", "trackers",
+}  # fmt: skip
+STEP = re.compile(r"step-(\d{10,})")
+"""The name of a checkpoint's directory."""
+META = "meta.json"
+"""The file of a checkpoint that says what the others are."""
+
+
+def checkpoint_steps(directory: Path) -> list[int]:
+    """The steps that a directory has checkpoints of, verified or not, in ascending order; none if it is not there.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    return sorted(int(match[1]) for match in map(STEP.fullmatch, names) if match)
+
+
+def is_own(name: str) -> bool:
+    """Whether a run makes files of this name: its own, checkpoints set aside, and what a killed write has left."""
+    return name in _OWN_NAMES or name.startswith(("checkpoints.superseded-", ".tmp-"))

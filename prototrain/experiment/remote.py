@@ -1,0 +1,337 @@
+"""An experiment at a URL: it has a directory on this machine, in which everything works, and is uploaded from there.
+
+A run takes the lease, downloads what it goes on from, and uploads what it makes by a thread of its own: checkpoints as
+they come, other files at intervals and at the end. Where the storage fails, training goes on, and it is tried again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from prototrain.errors import ExperimentError, StorageError
+from prototrain.experiment.lease import BEAT_SECONDS, Lease
+from prototrain.experiment.lock import LOCK, is_locked
+from prototrain.experiment.mirror import Mirror, local_copy
+from prototrain.system.forks import tell_of_forks
+from prototrain.system.storage import Storage
+from prototrain.system.terminal import say
+from prototrain.system.waiting import announcing
+
+UPLOAD_SECONDS = 30.0
+_SHARE = 10  # uploading at intervals may take a tenth of the time
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+LAST_SECONDS = 60.0
+"""How long the end of a run waits for a storage that fails."""
+
+Say = Callable[[str], object]
+
+
+class Remote:
+    """What lies at one URL, from the side of this process.
+
+    Args:
+        url: of the experiment, as `url_of` gives it.
+
+    Attributes:
+        directory: where it lies on this machine.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.storage = Storage(url)
+        self.directory = local_copy(url)
+        self._mirror = Mirror(self.storage, self.directory)
+        self._lease = Lease(self.storage)
+        self._forget()
+        tell_of_forks(self)
+
+    def _forget(self) -> None:
+        self._is_open = self._is_begun = False
+        self._ending = threading.Event()
+        self._woken = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._uploading = threading.Lock()
+        self._lost: ExperimentError | None = None
+        self._next = ""  # the attempt that this one is
+
+    def __str__(self) -> str:
+        return self.url
+
+    def after_fork(self) -> None:
+        """Leave the lease and the uploads to the parent."""
+        self._forget()
+
+    # -- for those that look at it ------------------------------------------------------------------------------------
+
+    def fetch(self, *, whole: bool = False, announce: Say | None = None) -> None:
+        """Bring the directory up to date, unless a run on this machine works in it.
+
+        Args:
+            whole: whether checkpoints are wanted, too; else only directories that say which there are.
+            announce: called with a line of text about what is not as it should be; by default it goes to stderr.
+
+        Raises:
+            StorageError: the storage cannot be reached, or refuses.
+            ExperimentError: what is there cannot be files of a directory.
+        """
+        if self._is_open:
+            return
+        announce = announce or _to_stderr
+        with self._alone(), announcing(f"reading from {self}", announce):
+            if is_locked(self.directory / LOCK):
+                return
+            self._mirror.recall()
+            _, holder = self._lease.last()
+            if not self._is_newest("" if holder is None else holder.attempt):
+                self._mirror.download(whole=whole, announce=announce)
+
+    def check_free(self) -> None:
+        """Fail early if another process of this machine has it; see `Lease.check_free`."""
+        if not self._is_open:
+            self._lease.check_free()
+
+    def is_running(self) -> bool:
+        """Whether a run seems to be under way."""
+        return self._is_open or self._lease.seems_held()
+
+    def top(self) -> list[str]:
+        """The names of what lies right there, but for leases."""
+        return [name for name in self.storage.top() if not name.startswith(".lease-")]
+
+    def _is_newest(self, attempt: str) -> bool:
+        """Whether the directory is no older than what is there: the attempt that has written last has worked in it."""
+        return bool(attempt) and attempt in self._mirror.attempts
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep others on this machine from changing the directory at the same time."""
+        path = self._mirror.note.with_suffix(".lock")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "ab") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            raise StorageError(
+                f"cannot keep a copy of {self} in {self.directory}: {error.strerror}; PROTOTRAIN_CACHE names another "
+                "place for it"
+            ) from error
+
+    # -- for a run ----------------------------------------------------------------------------------------------------
+
+    def open(self, announce: Say = print, *, to_clear: bool = False) -> str | None:
+        """Take the lease and bring the directory, which this process has locked, up to date.
+
+        Args:
+            announce: called with a line of text about what is waited for.
+            to_clear: whether what is there will be deleted at once, and is not to be downloaded first.
+
+        Returns:
+            a line about a run that died with the lease, or None.
+
+        Raises:
+            ExperimentError: another run has it, or what is there cannot be files of a directory.
+            StorageError: the storage cannot be reached, or refuses.
+        """
+        if self._is_open:
+            return None
+        is_newest = False
+
+        def note(last: str, own: str) -> None:
+            nonlocal is_newest
+            is_newest = self._is_newest(last)
+            self._next = own
+            if is_newest:  # should this process be killed in between, either may be the last one
+                self._mirror.attempts = [last, own]
+                self._mirror.remember()
+
+        with self._alone():
+            self._mirror.recall()
+            self._forget()
+            died = self._lease.take(note, announce)
+            self._start(self._beat)
+            try:
+                if not is_newest and not to_clear:
+                    with announcing(f"downloading what the run goes on from, {self}", announce):
+                        leftovers = self._mirror.download(whole=True, announce=announce)
+                        self.storage.delete(leftovers)
+                self._mirror.attempts = [] if to_clear else [self._next]
+                self._mirror.remember()
+            except BaseException:
+                self._stop()
+                self._lease.give_back()
+                raise
+        self._is_open = True
+        return died
+
+    def begin(self, announce: Say) -> None:
+        """Upload what there is ahead of the first step, and from now on by a thread.
+
+        Args:
+            announce: called with a line of text, also from the thread.
+
+        Raises:
+            StorageError: the storage cannot be reached, or refuses.
+        """
+        if not self._is_open or self._is_begun:
+            return
+        with announcing(f"uploading the beginning of the run to {self}", announce):
+            self._upload()
+        self._is_begun = True
+        self._start(lambda: self._upload_on(announce))
+
+    def wake(self) -> None:
+        """Have what is new uploaded soon; in any thread."""
+        self._woken.set()
+
+    def check(self) -> None:
+        """Check that no other run has taken over.
+
+        Raises:
+            ExperimentError: one has.
+        """
+        if self._lost is not None:
+            raise self._lost
+
+    def finish(self, announce: Say, *, patience: float | None = None) -> None:
+        """Upload all that is left, and wait for it.
+
+        Args:
+            announce: called with a line of text.
+            patience: for how many seconds it is tried again where the storage fails; `LAST_SECONDS` if None.
+
+        Raises:
+            StorageError: it has failed for so long; the message says where everything is.
+            ExperimentError: another run has taken over.
+        """
+        if not self._is_open:
+            return
+        self.check()
+        pauses = _pauses()
+        end = time.monotonic() + (LAST_SECONDS if patience is None else patience)
+        while True:
+            try:
+                with announcing(f"uploading what is left to {self}", announce):
+                    while self._upload():
+                        pass
+                return
+            except (StorageError, OSError) as error:
+                pause = next(pauses)
+                if time.monotonic() + pause > end:
+                    raise StorageError(
+                        f"{_said(error)}; everything of the run lies whole in {self.directory}: the same command on "
+                        "this machine uploads it once the storage answers"
+                    ) from error
+                announce(f"WARNING: {_said(error)}; trying again for {end - time.monotonic():.0f} s")
+                time.sleep(pause)
+
+    def close(self, announce: Say) -> None:
+        """Give the lease back; what is not uploaded by now is not."""
+        if not self._is_open:
+            return
+        self._stop()
+        was_lost, self._is_open = self._lost is not None, False
+        if was_lost:
+            return
+        try:
+            self._lease.give_back()
+        except StorageError as error:
+            announce(f"WARNING: {error}; others have to wait until the lease has expired")
+
+    def clear(self) -> None:
+        """Delete everything there but the leases."""
+        with self._uploading:
+            self._mirror.clear()
+            self._mirror.attempts = [self._next]
+            self._mirror.remember()
+
+    def keep(self, path: Path) -> None:
+        """Upload what a command has added to the directory, a file or a directory of files.
+
+        Raises:
+            StorageError: the storage cannot be reached, or refuses.
+        """
+        files = [one for one in path.rglob("*") if one.is_file()] if path.is_dir() else [path]
+        with announcing(f"uploading to {self}"):
+            self.storage.upload({one.relative_to(self.directory).as_posix(): one for one in files})
+
+    # -- threads ------------------------------------------------------------------------------------------------------
+
+    def _start(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, name="upload", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _stop(self) -> None:
+        self._ending.set()
+        self._woken.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _upload(self) -> bool:
+        with self._uploading:
+            return self._mirror.upload(self._check_lease)
+
+    def _check_lease(self) -> None:
+        try:
+            self._lease.check()
+        except ExperimentError as error:
+            self._lost = error
+            raise
+
+    def _beat(self) -> None:
+        while not self._ending.wait(BEAT_SECONDS) and self._lost is None:
+            try:
+                self._lease.beat()
+            except ExperimentError as error:
+                self._lost = error
+            except StorageError:
+                pass  # the uploads say so, and it is tried again
+
+    def _upload_on(self, announce: Say) -> None:
+        wait, pauses, is_failing = UPLOAD_SECONDS, _pauses(), False
+        while not self._ending.is_set() and self._lost is None:
+            if is_failing:
+                self._ending.wait(wait)
+            else:
+                self._woken.wait(wait)
+            if self._ending.is_set() or self._lost is not None:
+                return
+            self._woken.clear()
+            began = time.monotonic()
+            try:
+                self._check_lease()
+                has_more = self._upload()
+            except ExperimentError:
+                return  # which `check` raises where the run can be ended
+            except (StorageError, OSError) as error:
+                wait = next(pauses)
+                if not is_failing:
+                    announce(f"WARNING: {_said(error)}; training goes on, and it is tried again until it works")
+                is_failing = True
+                continue
+            if is_failing:
+                announce(f"uploads to {self} work again, nothing is missing")
+            wait, pauses, is_failing = max(UPLOAD_SECONDS, _SHARE * (time.monotonic() - began)), _pauses(), False
+            if has_more:
+                self._woken.set()
+
+
+def _pauses() -> Iterator[float]:
+    pause = _FIRST_PAUSE
+    while True:
+        yield pause
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _said(error: StorageError | OSError) -> str:
+    return str(error) if isinstance(error, StorageError) else f"cannot read {error.filename}: {error.strerror}"
+
+
+def _to_stderr(text: str) -> None:
+    say(text, to_stderr=True)

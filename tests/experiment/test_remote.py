@@ -1,0 +1,347 @@
+"""Experiments at URLs: nothing is lost, whenever an upload is cut short or the storage fails."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prototrain import Callback
+from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, Summaries, TensorBoardWriter
+from prototrain.checkpoint import Checkpoints
+from prototrain.checkpoint.weight_sources import read_weights
+from prototrain.cli import main
+from prototrain.errors import ExperimentError, StorageError
+from prototrain.experiment import Experiment, checkpoint_steps, lease, remote
+from prototrain.experiment.mirror import Mirror, local_copy, url_of_copy
+from prototrain.experiment.past import read_past
+from prototrain.experiment.rows import rows_of
+from prototrain.runs import find_runs, read_run
+from prototrain.system.storage import Found, Storage
+from tests.tiny import CountingTrainer
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Goes to another machine, by its name."""
+
+    def at(machine: str) -> Path:
+        monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / machine))
+        monkeypatch.setattr(lease, "_machine", lambda: machine)
+        return tmp_path / machine
+
+    at("first")
+    monkeypatch.setattr(remote, "UPLOAD_SECONDS", 0.02)
+    monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(remote, "_LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(remote, "LAST_SECONDS", 0.0)
+    monkeypatch.setattr(lease, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(lease, "SILENT_SECONDS", 0.02)
+    return at
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://{uuid.uuid4().hex}/run"
+
+
+class At(Callback):
+    """Does something at a step."""
+
+    def __init__(self, step: int, do: Callable[[], object]) -> None:
+        self.step, self.do = step, do
+
+    def trigger_step(self) -> None:
+        if self.trainer.global_step == self.step:
+            self.do()
+
+
+def train(
+    where: str | Path, steps: int, *more: Callback, asynchronous: bool = True, **keywords: Any
+) -> CountingTrainer:
+    trainer = CountingTrainer(experiment=where)
+    callbacks = [
+        Summaries().every(steps=1),
+        JSONWriter(),
+        TensorBoardWriter(),
+        ModelSaver(max_to_keep=2, asynchronous=asynchronous).every(steps=4),
+        SaveOnExit(),
+        *more,
+    ]
+    trainer.train(callbacks, max_steps=steps, **keywords)
+    return trainer
+
+
+def steps_at(url: str) -> list[int]:
+    """The steps of the checkpoints that are whole there."""
+    names = Storage(url).listing()
+    return sorted(int(name.split("/")[1][5:]) for name in names if name.endswith("/meta.json"))
+
+
+def steps_of_rows(path: Path) -> list[int]:
+    return [row["step"] for row in rows_of(path)]
+
+
+def test_a_run_goes_on_on_another_machine(
+    url: str, cache: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(url, 10)
+    assert steps_at(url) == [8, 10] and f"uploading what is left to {url}" in capsys.readouterr().out
+    cache("second")
+    second = train(url, 15)
+    assert second.session.resume_line() == "resumed at step 10, exact" and second.state["total"] == 120
+    assert second.experiment is not None and str(second.experiment) == url
+    assert steps_of_rows(second.experiment.metrics) == list(range(1, 16))
+    assert steps_at(url) == [12, 15]
+    events = [name for name in Storage(url).listing() if "tfevents" in name]
+    assert len(events) == 2  # the second file begins with the mark of a resume
+    # Back on the first one, whose files are older by now.
+    cache("first")
+    assert train(url, 17).session.resume_line() == "resumed at step 15, exact"
+    # Here it worked last, so nothing has to be downloaded.
+    assert train(url, 18).session.resume_line() == "resumed at step 17, exact"
+    said = json.loads(str(Storage(url).read("run.json"), "utf-8"))
+    assert [part["state"] for part in said["parts"]] == ["finished"] * 4
+
+    train(url, 3, fresh=True)
+    cache("third")
+    assert train(url, 4).state["total"] == 10 and steps_at(url) == [3, 4]
+    assert train(url, 2, resume=False).state["total"] == 3
+    assert steps_at(url) == [2] or "checkpoints.superseded-1" in Storage(url).top()
+
+
+def test_commands_that_read(url: str, cache: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    base = url.rpartition("/")[0]
+    train(url, 5)
+    cache("second")
+    capsys.readouterr()
+    assert main(["runs", base, "--json"]) == 0
+    (said,) = json.loads(capsys.readouterr().out)
+    assert (said["name"], said["directory"], said["state"]) == ("run", url, "finished") and said["checkpoint"] == 5
+    assert main(["compare", url, url]) == 0 and url in capsys.readouterr().out
+    assert main(["report", url]) == 0 and "report.html" in Storage(url).top()
+    assert main(["runs", f"{base}/nothing"]) == 0 and "no experiments in memory://" in capsys.readouterr().out
+    assert main(["report", f"{base}/nothing"]) == 1 and f"there is no directory {base}" in capsys.readouterr().err
+    (directory,) = find_runs(base)
+    assert url_of_copy(directory) == url and read_run(directory).state == "finished"
+    # Only a run downloads checkpoints, and what was read here before does not keep it from that.
+    assert list((directory / "checkpoints" / "step-0000000005").iterdir()) == []
+    assert train(url, 6).session.resume_line() == "resumed at step 5, exact"
+
+
+def test_weights_at_a_url(url: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "weights.npz", a=np.arange(3))
+    Storage(url).upload({"weights.npz": tmp_path / "weights.npz"})
+    for _ in range(2):  # the second time from the copy
+        assert read_weights(f"{url}/weights.npz")["a"].tolist() == [0, 1, 2]
+    with pytest.raises(StorageError, match=r"there is no file memory://.*/other\.npz"):
+        read_weights(f"{url}/other.npz")
+
+
+def test_a_run_that_is_under_way_is_known_everywhere(
+    url: str, cache: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "SILENT_SECONDS", 30.0)
+    found = []
+
+    def look() -> None:
+        found.append(read_run(url).state)
+        cache("second")
+        found.append(read_run(url).state)
+        with pytest.raises(ExperimentError, match=r"in use by another run \(process \d+ on "):
+            lease_of_another()
+        cache("first")
+
+    def lease_of_another() -> None:
+        other = lease.Lease(Storage(url), sleep=lambda _: beat())
+        other.take(lambda *_: None, print)
+
+    def beat() -> None:
+        trainer.experiment.remote._lease.beat()
+
+    trainer = CountingTrainer(experiment=url)
+    trainer.train([At(2, look)], max_steps=3)
+    assert found == ["running", "running"] and read_run(url).state == "finished"
+
+
+class Cut(BaseException):
+    """A kill."""
+
+
+class Cutting(Storage):
+    """Is killed ahead of an operation that changes something."""
+
+    def __init__(self, url: str, operations: int) -> None:
+        super().__init__(url)
+        self.left = operations
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Cut
+
+    def write(self, name: str, content: bytes) -> None:
+        self._count()
+        super().write(name, content)
+
+    def upload(self, paths: Any) -> None:
+        for name, path in paths.items():
+            self._count()
+            super().upload({name: path})
+
+    def delete(self, names: Any) -> None:
+        for name in names:
+            self._count()
+            super().delete([name])
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A run's directory at some moments: before the first checkpoint, after it, after several, and at its end."""
+    base = tmp_path_factory.mktemp("stages")
+    moments = [At(step, lambda step=step: shutil.copytree(base / "run", base / str(step))) for step in (2, 5, 13)]
+    train(base / "run", 14, *moments, asynchronous=False)
+    return [base / "2", base / "5", base / "13", base / "run"]
+
+
+def test_an_upload_that_is_cut_short_anywhere(stages: list[Path], tmp_path: Path) -> None:
+    operations, reached = 0, set()
+    while True:
+        url = f"memory://{uuid.uuid4().hex}"
+        mirror = Mirror(Cutting(url, operations), tmp_path / "work")
+        operations += 1
+        try:
+            # A run uploads its record before the first step, which says that nothing is saved.
+            mirror.storage.write("run.json", (stages[0] / "run.json").read_bytes())
+            for stage in stages:
+                shutil.rmtree(tmp_path / "work", ignore_errors=True)
+                shutil.copytree(stage, tmp_path / "work")
+                while mirror.upload(lambda: None):
+                    pass
+        except Cut:
+            pass
+        else:
+            break
+        there = Mirror(Storage(url), local_copy(url))
+        said: list[str] = []
+        there.storage.delete(there.download(whole=True, announce=said.append))
+        found = Experiment(there.directory)
+        steps = checkpoint_steps(found.checkpoints)
+        past = read_past(found.record, found.metrics)
+        newest = Checkpoints(found.checkpoints, said.append).newest()
+        assert not any("WARNING" in line for line in said)
+        if newest is None:
+            assert past is None or not past.has_saved
+        else:
+            assert newest.step == max(steps)
+            assert steps_of_rows(found.metrics)[: newest.step] == list(range(1, newest.step + 1))
+        reached.add(None if newest is None else newest.step)
+    assert reached == {None, 4, 12, 14} and operations > 20
+
+
+def test_the_last_whole_checkpoint_stays_until_another_one_is(url: str, tmp_path: Path) -> None:
+    def write(step: int) -> None:
+        folder = tmp_path / f"checkpoints/step-{step:010d}"
+        folder.mkdir(parents=True)
+        for name in ("meta.json", "model.index"):
+            (folder / name).write_text("{}")
+
+    def overtake(step: int) -> None:
+        shutil.rmtree(tmp_path / f"checkpoints/step-{step:010d}")
+        write(step + 1)
+
+    mirror = Mirror(Storage(url), tmp_path)
+    write(4)
+    for step in (4, 5, 6):  # each is deleted here by the time when it is whole there
+        mirror.upload(lambda step=step: overtake(step))
+        assert steps_at(url) == [step]
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "checkpoints/step-0000000001/..", "a//b"])
+def test_names_that_lead_elsewhere(name: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Storage, "listing", lambda self, folder="": {"meta.json": Found(1, ""), name: Found(1, "")})
+    with pytest.raises(ExperimentError, match="cannot be a file; no run writes that"):
+        Experiment(url).fetch(whole=True)
+
+
+def test_a_storage_that_fails(
+    url: str, cache: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import fsspec.implementations.memory as memory
+
+    broken, works, said = threading.Event(), threading.Event(), []
+    original = memory.MemoryFileSystem.pipe_file
+
+    def pipe_file(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        if broken.is_set():
+            raise OSError(5, "the server is on fire")
+        return original(self, *arguments, **keywords)
+
+    monkeypatch.setattr(memory.MemoryFileSystem, "pipe_file", pipe_file)
+
+    def fail() -> None:
+        broken.set()
+        with open(local_copy(url) / "train.log", "a") as file:  # so that there is something to upload
+            file.write("a line\n")
+        assert warned.wait(20)
+        broken.clear()
+        assert works.wait(20)
+
+    class Listener(Callback):
+        def setup(self) -> None:
+            log = self.trainer.log
+
+            def heard(text: str) -> None:
+                said.append(text)
+                log(text)
+                (warned if "WARNING" in text else works if "work again" in text else threading.Event()).set()
+
+            self.trainer.log = heard  # type: ignore[method-assign]
+
+    warned = threading.Event()
+    train(url, 6, Listener(), At(2, fail))
+    assert sum("WARNING" in line for line in said) == 1
+    assert any(f"cannot write to {url}: the server is on fire; training goes on" in line for line in said)
+
+    def break_for_good() -> None:
+        broken.set()
+
+    with pytest.raises(StorageError, match=r"everything of the run lies whole in .*/first/mirrors/memory/") as failure:
+        train(url, 9, At(8, break_for_good))
+    assert "the server is on fire" in str(failure.value) and steps_at(url)[-1] < 9
+    broken.clear()
+    # The same command on this machine has everything; on another one, what was uploaded.
+    assert train(url, 9).session.resume_line() == "resumed at step 9, exact" and steps_at(url)[-1] == 9
+    with pytest.raises(StorageError):
+        train(url, 11, At(10, break_for_good))
+    broken.clear()
+    cache("second")
+    assert train(url, 12).session.resume_line() == "resumed at step 9, exact"
+    first = cache("first")
+    capsys.readouterr()
+    assert train(url, 13).session.resume_line() == "resumed at step 12, exact"
+    warning = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING"))
+    assert "the checkpoint of step 11, which was not uploaded, is kept in" in warning
+    assert checkpoint_steps(first / "unsaved/memory" / f"{url.partition('://')[2]}-1" / "checkpoints")[-1] == 11
+
+
+def test_one_that_was_taken_over_ends(url: str, cache: Callable[[str], Path]) -> None:
+    def take_over() -> None:
+        cache("second")
+        lease.Lease(Storage(url)).take(lambda *_: None, print)
+        trainer.session._looked_at = -1e9
+        remote_one = trainer.experiment.remote
+        remote_one.wake()
+        assert any(thread.join(20) is None for thread in remote_one._threads[1:])
+
+    trainer = CountingTrainer(experiment=url)
+    with pytest.raises(ExperimentError, match="has taken over"):
+        trainer.train([At(2, take_over), ModelSaver().every(steps=1)], max_steps=30)
+    assert trainer.global_step < 30

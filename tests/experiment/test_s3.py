@@ -1,0 +1,149 @@
+"""Experiments in a bucket, through s3fs and moto's server, which answers as S3 does."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from prototrain import SimpleTrainer
+from prototrain.actions.restore import restore
+from prototrain.callbacks import JSONWriter, MinSaver, ModelSaver, SaveOnExit, Summaries, Validation
+from prototrain.cli import main
+from prototrain.errors import StorageError
+from prototrain.experiment.rows import rows_of
+from prototrain.system.storage import Storage
+from tests.conftest import ROOT
+from tests.preloaded import Program
+from tests.tiny import CountingTrainer, tiny_model, values
+
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+
+
+def train(where: str | Path, steps: int) -> SimpleTrainer:
+    trainer = SimpleTrainer(tiny_model(), experiment=where)
+    callbacks = [
+        Validation().every(steps=3),
+        Summaries().every(steps=1),
+        JSONWriter(),
+        MinSaver("vld/loss").every(steps=3),
+        ModelSaver(max_to_keep=2, asynchronous=True).every(steps=5),
+        SaveOnExit(),
+    ]
+    trainer.train(callbacks, max_steps=steps)
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """A bucket on a server on this machine; its URL."""
+    import s3fs
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        for key in KEYS:
+            patch.setenv(key, "testing")
+        s3fs.S3FileSystem(skip_instance_cache=True).mkdir("prototrain-tests")
+        yield "s3://prototrain-tests"
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    import s3fs
+
+    monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "cache"))
+    s3fs.S3FileSystem.clear_instance_cache()  # the keys and addresses of other tests
+    yield
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_a_run_that_is_killed_while_it_uploads_goes_on_elsewhere(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"{bucket}/runs/tiny"
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    program = Program(["-m", "tests.experiment.s3_run", url, "24", "2"], cwd=ROOT)
+    said = program.stdout.read()
+    assert program.wait(60) == -signal.SIGKILL, said
+    names = [name.split("/") for name in Storage(url).listing()]
+    begun = {name[1] for name in names if name[-1] == "model.index"}
+    (whole,) = (name[1] for name in names if name[-1] == "meta.json")
+    (cut,) = begun - {whole}  # the last whole one stays there until another one is
+    monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "new"))
+    trainer = train(url, 24)
+    assert f"checkpoint of step {int(cut[5:])} to {url} was cut short" in capsys.readouterr().out
+    assert trainer.session.resume_line() == f"resumed at step {int(whole[5:])}, exact"
+    straight = train(tmp_path / "straight", 24)
+    assert values(trainer) == values(straight)
+    assert trainer.experiment is not None and straight.experiment is not None
+    for one, other in zip(rows_of(trainer.experiment.metrics), rows_of(straight.experiment.metrics), strict=True):
+        assert {**one, "time": 0} == {**other, "time": 0}
+    # The commands that read, from an empty cache again.
+    monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "third"))
+    assert main(["runs", bucket]) == 0 and "24 of 24" in capsys.readouterr().out
+    found = restore(tiny_model(), url)
+    assert found.checkpoint.step == 24 and str(found.experiment) == url
+    assert restore(tiny_model(), f"{url}/checkpoints/step-0000000024").checkpoint.step == 24
+
+
+def test_a_missing_bucket_is_one_line(bucket: str) -> None:
+    with pytest.raises(StorageError, match=r"cannot .* s3://no-such-bucket/x: .*bucket"):
+        CountingTrainer(experiment="s3://no-such-bucket/x").train([SaveOnExit()], max_steps=1)
+
+
+class _Refusing(BaseHTTPRequestHandler):
+    """Answers as S3 does to keys that it does not know."""
+
+    def _refuse(self) -> None:
+        code = "InvalidAccessKeyId"
+        text = "The AWS Access Key Id you provided does not exist in our records."
+        content = f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{text}</Message></Error>'.encode()
+        self.send_response(403)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    do_GET = do_PUT = do_HEAD = do_POST = _refuse
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"), [("wrong", "Access Key Id you provided does not exist"), (None, "credentials")]
+)
+def test_wrong_credentials_are_one_line_before_the_first_step(
+    keys: str | None, said: str, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Refusing)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    for key in KEYS:
+        monkeypatch.delenv(key) if keys is None else monkeypatch.setenv(key, keys)
+    trainer = CountingTrainer(experiment="s3://prototrain-tests/x")
+    try:
+        with pytest.raises(StorageError, match=rf"cannot \w+ \w+ s3://prototrain-tests/x: .*{said}") as error:
+            trainer.train([SaveOnExit()], max_steps=1)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert trainer.global_step == 0 and "\n" not in str(error.value)

@@ -1,0 +1,98 @@
+"""Which paths are URLs, and what is said where a URL cannot be used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prototrain import Trainer
+from prototrain.checkpoint.weight_sources import read_weights
+from prototrain.cli import main
+from prototrain.errors import StorageError
+from prototrain.experiment import Experiment
+from prototrain.system.urls import joined, local_path, url_of
+
+
+@pytest.mark.parametrize(
+    ("path", "url", "local"),
+    [
+        ("experiments/simple", None, "experiments/simple"),
+        ("/data:1/x", None, "/data:1/x"),
+        ("C:/x", None, "C:/x"),
+        ("a:b", None, "a:b"),
+        ("file:///tmp/x", None, "/tmp/x"),
+        (Path("file:///tmp/x"), None, "/tmp/x"),
+        ("memory://bucket/x", "memory://bucket/x", None),
+        ("memory://bucket//x//", "memory://bucket/x", None),
+        ("memory:///bucket", "memory://bucket", None),
+        ("MEMORY://bucket", "memory://bucket", None),
+        (Path("memory://bucket/x"), "memory://bucket/x", None),  # which has lost a slash
+    ],
+)
+def test_what_is_a_url(path: str | Path, url: str | None, local: str | None) -> None:
+    assert url_of(path) == url
+    if local is not None:
+        assert local_path(path) == Path(local)
+
+
+def test_what_is_below_a_url() -> None:
+    assert joined("memory://bucket/x/", "name") == "memory://bucket/x/name"
+    assert joined("x", "name") == Path("x/name")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("gx://bucket/x", "nobody knows the scheme of gx://bucket/x"),
+        ("simplecache::memory://x", "no path and no URL"),
+        ("memory://", "names no bucket"),
+        ("memory://x/../y", "cannot have . or .. in it"),
+        ("gs://bucket/x", "gs://bucket/x needs gcsfs, which is not installed: pip install gcsfs"),
+        ("s3://bucket/x", "s3://bucket/x needs s3fs, which is not installed: pip install s3fs"),
+    ],
+)
+@pytest.mark.parametrize("use", [Experiment, lambda url: Trainer(experiment=url), read_weights])
+def test_a_url_that_cannot_be_used(
+    url: str, said: str, use: Any, monkeypatch: pytest.MonkeyPatch, scratch: Path
+) -> None:
+    for package, scheme in (("gcsfs", "gs"), ("s3fs", "s3")):
+        monkeypatch.setitem(sys.modules, package, None)
+        monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, scheme, raising=False)
+    with pytest.raises(StorageError, match=said):
+        use(url)
+    assert list(scratch.iterdir()) == []
+
+
+def test_without_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(StorageError, match=r"pip install 'prototrain\[cloud\]' gcsfs$"):
+        url_of("gs://bucket/x")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "models.simple", "-s", "trainer.experiment_base_dir=gx://bucket/x"],
+        ["run", "models.simple", "-s", "model.weights_load_path=gx://bucket/x"],
+        ["run", "--from", "gx://bucket/x"],
+        ["action", "models.simple", "evaluate", "--checkpoint", "gx://bucket/x"],
+        ["action", "models.simple", "evaluate", "-s", "trainer.experiment_base_dir=gx://bucket/x"],
+        ["runs", "gx://bucket/x"],
+        ["compare", "gx://bucket/x", "gx://bucket/y"],
+        ["plot", "gx://bucket/x", "--scalar", "trn/loss", "-o", "x.png"],
+        ["report", "gx://bucket/x"],
+        ["sweep", "models.simple", "--grid", "model.batch_size=1", "-s", "trainer.experiment_base_dir=gx://bucket/x"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:3]),
+)
+def test_a_scheme_that_nobody_knows_is_an_error_and_never_a_folder(
+    arguments: list[str], scratch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("prototrain: error: nobody knows the scheme of gx://bucket/x")
+    assert said.count("\n") == 1 and not (scratch / "gx:").exists()
