@@ -20,13 +20,13 @@ class RollingDigest:
     def over(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """The same dataset, which leaves a digest with every batch that is read."""
 
-        def roll(state: tuple[Any, Any], batch: Any) -> tuple[tuple[Any, Any], Any]:
+        def noted(state: tuple[Any, Any], batch: Any) -> tuple[tuple[Any, Any], Any]:
             number, before = state
             number, digest = number + 1, roll(batch, before)
             self._digests.scatter_nd_update([[number % _KEPT]], [digest])
             return (number, digest), batch
 
-        return dataset.scan((tf.constant(0, tf.int64), tf.constant(0, tf.int64)), roll)
+        return dataset.scan((tf.constant(0, tf.int64), tf.constant(0, tf.int64)), noted)
 
     def after(self, batches: int) -> str:
         """The digest of the first so many batches of the pass that is read, of which the last is one of the newest."""
