@@ -229,7 +229,8 @@ class _Arrays:
 
     def part(self, batches: list[Rows]) -> list[bytes]:
         content = BytesIO()
-        np.savez(content, **{name: np.concatenate([rows[name] for rows in batches]) for name in batches[0]})
+        joined: dict[str, Any] = {name: np.concatenate([rows[name] for rows in batches]) for name in batches[0]}
+        np.savez(content, **joined)
         return [content.getvalue()]
 
     def join(self, parts: list[Path], examples: int, file: IO[bytes]) -> None:

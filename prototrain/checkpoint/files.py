@@ -153,7 +153,7 @@ def start_snapshot(directory: Path, snapshot: Snapshot) -> Callable[[], None]:
             if file_holds_graph(path):
                 raise CheckpointError(f"the state in {path.name} cannot be saved: {HOLDS_DATASETS}")
         with ThreadPoolExecutor(1) as syncing:  # the disk is busy with the files while they are read for their digests
-            synced = syncing.submit(lambda: [sync(path) for path in files])
+            synced = syncing.submit(_sync_all, files)
             digests = {path.name: {"size": path.stat().st_size, DIGEST: _digest(path)} for path in files}
             synced.result()
         meta = {
@@ -291,6 +291,11 @@ def first_line(error: BaseException) -> str:
 def checksum(meta: Any) -> str:
     """The checksum of what meta.json holds, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(meta, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _sync_all(files: list[Path]) -> None:
+    for path in files:
+        sync(path)
 
 
 def _digest(path: Path) -> str:

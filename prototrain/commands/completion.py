@@ -45,7 +45,7 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 def models(prefix: str = "", **_: Any) -> list[str]:
     """Modules and packages of the current directory, one level below what is typed already."""
-    package, dot, _ = prefix.rpartition(".")
+    package, dot, _name = prefix.rpartition(".")
     directory = Path(*package.split(".")) if package else Path()
     if not directory.is_dir():
         return []
@@ -55,7 +55,7 @@ def models(prefix: str = "", **_: Any) -> list[str]:
 
 def settings(prefix: str = "", **_: Any) -> Iterable[str]:
     """Keys with their equals sign; behind it the values that a key has to choose from."""
-    key, equals, _ = prefix.partition("=")
+    key, equals, _value = prefix.partition("=")
     if not equals:
         return [f"{key}=" for key in SCHEMA]
     spec = SCHEMA.get(key)

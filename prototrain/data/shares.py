@@ -17,7 +17,7 @@ from tensorflow.python.data.experimental.ops import distribute
 
 from prototrain.checkpoint import first_line
 from prototrain.errors import CheckpointError, ConfigError, DataError
-from prototrain.experiment.experiment import checkpoint_steps
+from prototrain.experiment import checkpoint_steps
 
 if TYPE_CHECKING:
     from prototrain.data.stream import TrainingData

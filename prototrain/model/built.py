@@ -143,7 +143,8 @@ class BuiltModel:
         self._layer_settings = layer_settings(self._store.layers.values())
 
     def _datasets(self, share: Share) -> dict[str, tf.data.Dataset]:
-        return as_datasets(for_worker(self.model.datasets, share)(), self.config)
+        found: dict[str, tf.data.Dataset] = as_datasets(for_worker(self.model.datasets, share)(), self.config)
+        return found
 
     def _create_variables(self, check: Callable[[Any], object]) -> None:
         """Call `build` on a real batch, which creates the variables, and once more, which must find all of them."""

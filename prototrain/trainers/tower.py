@@ -216,7 +216,8 @@ class TowerTrainer(Trainer):
 
     def make_datasets(self) -> dict[str, tf.data.Dataset]:
         """The model's datasets; the training batches hold `global_batch` examples for all towers."""
-        return as_datasets(for_worker(self.model.datasets, self.share)(), self.config)
+        found: dict[str, tf.data.Dataset] = as_datasets(for_worker(self.model.datasets, self.share)(), self.config)
+        return found
 
     @property
     def global_batch(self) -> int:
