@@ -75,7 +75,8 @@ def test_a_run_that_is_killed_while_it_uploads_goes_on_elsewhere(
     url = f"{bucket}/runs/tiny"
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     program = Program(["-m", "tests.experiment.s3_run", url, "24", "2"], cwd=ROOT)
-    said = program.stdout.read()
+    with program.stdout:
+        said = program.stdout.read()
     assert program.wait(60) == -signal.SIGKILL, said
     names = [name.split("/") for name in Storage(url).listing()]
     begun = {name[1] for name in names if name[-1] == "model.index"}
