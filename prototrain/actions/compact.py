@@ -8,13 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 from google.protobuf.message import DecodeError
-from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
-from tensorflow.python.grappler import tf_optimizer
 
 from prototrain.actions import reload_export
 from prototrain.actions.saved_model import ServedModel, compare
 from prototrain.checkpoint import first_line
 from prototrain.errors import ExperimentError, ModelError
+from prototrain.private_api.graphs import optimized, with_constants
 from prototrain.system.files import sync, write_atomic
 
 _INPUTS, _OUTPUTS = reload_export.INPUTS, reload_export.OUTPUTS
@@ -101,7 +100,7 @@ def _without_variables(function: Any) -> Any:
             "a SavedModel, or leave out the outputs that need it"
         )
     try:
-        return convert_variables_to_constants_v2(function)
+        return with_constants(function)
     except (ValueError, NotImplementedError, tf.errors.OpError) as error:
         raise ModelError(
             f"the model cannot be exported as one graph: {first_line(error)}; export a SavedModel, which can hold more"
@@ -116,4 +115,4 @@ def _optimized(graph: tf.Graph, outputs: list[str]) -> tf.compat.v1.GraphDef:
     options = config.graph_options.rewrite_options
     options.min_graph_nodes = -1
     options.optimizers.extend(_OPTIMIZERS)
-    return tf_optimizer.OptimizeGraph(config, meta)
+    return optimized(config, meta)

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from tensorflow.python.data.experimental.ops import distribute
 
 from prototrain.checkpoint import first_line
 from prototrain.errors import CheckpointError, ConfigError, DataError
 from prototrain.experiment import checkpoint_steps
+from prototrain.private_api.datasets import divided_by_files
 
 if TYPE_CHECKING:
     from prototrain.data.stream import TrainingData
@@ -114,8 +114,7 @@ def _by_files(dataset: tf.data.Dataset, share: Share) -> tf.data.Dataset:
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
     try:
-        # What strategies do to their own datasets; there is no public function that does only that.
-        divided = distribute._AutoShardDataset(dataset.with_options(options), share.count, share.index)
+        return divided_by_files(dataset.with_options(options), share.count, share.index)
     except tf.errors.NotFoundError as error:
         raise DataError(
             'model.data_sharding is "files", and the training data does not come from files that TensorFlow can '
@@ -124,8 +123,6 @@ def _by_files(dataset: tf.data.Dataset, share: Share) -> tf.data.Dataset:
         ) from error
     except tf.errors.OpError as error:
         raise DataError(f'model.data_sharding is "files": {first_line(error)}') from error
-    whole: tf.data.Dataset = divided
-    return whole
 
 
 class OwnPlaces:

@@ -183,3 +183,26 @@ def set_options(options: tf.data.Options) -> dict[str, Any]:
         for name, value in options._options.items()
         if value is not None and value != getattr(default, name, None) and getattr(value, "_options", True)
     }
+
+
+def _cannot_divide(dataset: Any, count: int, index: int) -> Any:
+    raise tf.errors.UnimplementedError(
+        None, None, f"TensorFlow {tf.__version__} has no way to divide a dataset by files"
+    )
+
+
+@needs(
+    "tensorflow.python.data.experimental.ops.distribute:_AutoShardDataset",
+    without='model.data_sharding cannot be "files"',
+    instead=_cannot_divide,
+)
+def divided_by_files(dataset: tf.data.Dataset, count: int, index: int) -> tf.data.Dataset:
+    """A worker's part of a dataset, as its options say; what strategies do to their own datasets.
+
+    Raises:
+        tf.errors.NotFoundError: it does not come from files.
+    """
+    from tensorflow.python.data.experimental.ops import distribute
+
+    part: tf.data.Dataset = distribute._AutoShardDataset(dataset, count, index)
+    return part

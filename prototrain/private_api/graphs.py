@@ -152,3 +152,35 @@ def is_stateful(kind: str) -> bool:
 
     definition = op_def_registry.get(kind)
     return definition is None or definition.is_stateful
+
+
+def _cannot_freeze(function: Any) -> Any:
+    raise NotImplementedError(f"TensorFlow {tf.__version__} has no way to put constants in place of variables")
+
+
+@needs(
+    "tensorflow.python.framework.convert_to_constants:convert_variables_to_constants_v2",
+    without="a model cannot be exported as one graph",
+    instead=_cannot_freeze,
+)
+def with_constants(function: Any) -> Any:
+    """A concrete function with constants in place of its variables.
+
+    Raises:
+        ValueError, NotImplementedError, tf.errors.OpError: it uses something that cannot be a constant.
+    """
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    return convert_variables_to_constants_v2(function)
+
+
+@needs(
+    "tensorflow.python.grappler.tf_optimizer:OptimizeGraph",
+    without="a model that is exported as one graph is not optimized",
+    instead=lambda config, meta: meta.graph_def,
+)
+def optimized(config: tf.compat.v1.ConfigProto, meta: tf.compat.v1.MetaGraphDef) -> tf.compat.v1.GraphDef:
+    """A graph as TensorFlow's optimizers leave it. It relies on "train_op" in `meta` naming what is asked for."""
+    from tensorflow.python.grappler import tf_optimizer
+
+    return tf_optimizer.OptimizeGraph(config, meta)

@@ -46,6 +46,7 @@ CONTRACT: list[tuple[str, Any, Any, Any]] = [
     ("trainer.checkpoint_save_interval", 1000, 7, "7"),
     ("trainer.failures_per_day", 0.03, 2.0, 0),
     ("trainer.validation_batches", 1, 0, -1),
+    ("trainer.rehearse_validation", True, False, 1),
     ("trainer.max_checkpoints_to_keep", 5, 1, 0),
     ("trainer.random_seed", 1337, 0, True),
     ("trainer.steps_per_epoch", None, 10, 0),

@@ -63,7 +63,7 @@ def test_every_example_counts_once(trained: Estimator) -> None:
     part = trained.evaluate(partial(named, 10), steps=3, name="part")
     assert part["accuracy"] == pytest.approx(np.mean((classes == SIDES)[:30]))
     charts = {path.parent.name for path in (Path(trained.model_dir) / "summaries").rglob("events*")}
-    assert charts == {"trn", "eval", "eval_part"}
+    assert charts == {"summaries", "trn", "eval", "eval_part"}  # that of the config stands above
 
 
 def test_predictions_come_in_the_form_that_is_asked_for(trained: Estimator) -> None:

@@ -66,7 +66,7 @@ def test_only_trainable_variables_decay() -> None:
 
 def test_variable_table() -> None:
     net = variables(**NET)
-    lines = variable_table(net, {"fc0/kernel": net["fc0/kernel"]}, {}).splitlines()
+    lines = str(variable_table(net, {"fc0/kernel": net["fc0/kernel"]}, {})).splitlines()
     assert lines[0].split() == ["variable", "shape", "parameters", "trained", "decays"]
     assert lines[2].split() == ["fc0/kernel", "[4,", "6]", "24", "yes"]
     assert lines[-1].split() == ["total", "42"]
