@@ -118,16 +118,15 @@ def test_a_rate_is_refused_ahead_of_the_update_and_bad_statistics_when_they_are_
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_what_no_guard_sees_ahead_of_the_update(
-    optimizer: str, experiment: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_no_guard_sees_ahead_of_the_update(optimizer: str, experiment: Path) -> None:
     model = {"build": exploding_build, "model__optimizer__method": optimizer}
     trainer = tiny_trainer(experiment, **model)
-    ends(trainer, saving(rate(-1, 0.0)), "the loss or a gradient is not finite in step [23]")
+    # Whichever comes first: the next step, or the thread that checks what it is about to save.
+    ends(trainer, saving(rate(-1, 0.0)), "the loss or a gradient is not finite in step [23]|step 2 is not saved, since")
     assert all(step < 3 for step in saved_steps(experiment, ""))
     if optimizer == "adam":
-        said = capsys.readouterr().out
-        assert "WARNING: after step" in said and "_velocity" in said and "a resume goes on from the start" in said
+        said = (experiment / "train.log").read_text()
+        assert "_velocity" in said and "a resume goes on from the start" in said
 
 
 class Watches(Trainer):
