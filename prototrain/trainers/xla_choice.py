@@ -74,16 +74,18 @@ class XlaChoice:
         """
         if self._chosen is not None:
             return
-        forms = [tf.function(form(compiled), autograph=False) for compiled in (False, True)]
+        plain, compiled = forms = [tf.function(form(with_xla), autograph=False) for with_xla in (False, True)]
         with random_state_kept(), announcing("trying the step with XLA and without", self._log):
             graphs = [one.get_concrete_function(batch).graph for one in forms]
             used = {id(variable): variable for graph in graphs for variable in graph.variables}
-            try:
-                with values_kept(used.values()):
-                    without, with_xla = self._seconds(forms, batch)
-            except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
-                self.leave_off(f"it cannot compile this model: {cause(error)}")
-                return
+            with values_kept(used.values()):
+                for one, why in ((plain, "the model fails on the first batch"), (compiled, "it cannot do this model")):
+                    try:
+                        _wait_for(one(batch))  # compiles
+                    except tf.errors.OpError as error:
+                        self.leave_off(f"{why}: {cause(error)}")
+                        return
+                without, with_xla = self._seconds(forms, batch)
         self._chosen = with_xla < without * (1 - MARGIN)
         self._log(
             f"model.jit_compile: auto turns XLA {'on' if self._chosen else 'off'}: the forward pass and the gradients "
@@ -93,8 +95,6 @@ class XlaChoice:
     def _seconds(self, forms: list[Form], batch: Any) -> tuple[float, float]:
         """The median of each form's times; of calls in turns, so that what slows the machine meets both."""
         times: list[list[float]] = [[] for _ in forms]
-        for form in forms:
-            _wait_for(form(batch))  # compiles
         end = self._clock() + BUDGET
         for _ in range(ROUNDS):
             for form, taken in zip(forms, times, strict=True):

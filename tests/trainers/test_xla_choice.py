@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from prototrain import Config, SimpleTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import SaveOnExit
-from prototrain.errors import ConfigError
+from prototrain.errors import ConfigError, StepError
 from prototrain.runs.repeat import Repeat
 from prototrain.trainers.async_towers import AsyncTrainer
 from prototrain.trainers.xla_choice import XlaChoice
@@ -93,7 +93,19 @@ def test_a_model_that_xla_cannot_compile_and_a_step_of_its_own(capsys: pytest.Ca
         return net
 
     tiny_trainer(build=build, model__jit_compile="auto").train(max_steps=1)
-    assert "auto leaves XLA off, because it cannot compile this model" in capsys.readouterr().out
+    assert "auto leaves XLA off, because it cannot do this model: " in capsys.readouterr().out
+
+    def fails(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
+        net = tiny_build(inputs, train_phase)
+        with tf.control_dependencies([tf.debugging.assert_less(net["loss"], 0.0)]):
+            return {**net, "loss": tf.identity(net["loss"])}
+
+    def not_eager(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
+        return tiny_build(inputs, train_phase) if tf.executing_eagerly() else fails(inputs, train_phase)
+
+    with pytest.raises(StepError, match="step 1 failed in the model"):
+        tiny_trainer(build=not_eager, model__jit_compile="auto").train(max_steps=1)
+    assert "auto leaves XLA off, because the model fails on the first batch: " in capsys.readouterr().out
 
     class Own(SimpleTrainer):
         def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
