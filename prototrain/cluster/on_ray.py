@@ -240,6 +240,7 @@ def connect(address: str, cpus: int) -> bool:
     options: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if address == _LOCAL else {}
     if address == _LOCAL:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # by default its workers give way to all other processes (15)
     try:
         if re.fullmatch(r"[^/]+:\d+", address):
             # Ray itself would try for a minute, and then end this process.

@@ -19,7 +19,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.data.elements import first_batch
 from prototrain.data.pipeline import DESCRIPTION, prefetched
 from prototrain.data.position import PREFETCH, Meta, Position
 from prototrain.data.python_data import as_tuple, dataset_of
@@ -134,16 +133,6 @@ class GrainPosition(Position):
     def __init__(self, source: Source, announce: Callable[[str], None], grain: _Grain) -> None:
         super().__init__(source, announce)
         self._start(grain, 0, 0, None)
-
-    def look(self) -> dict[str, Any]:
-        """Read the first batch, and go back to before it.
-
-        Raises:
-            DataError: there is none, or it cannot be read.
-        """
-        first = first_batch(self.iterator)
-        self.rewind()
-        return first
 
     def begin(self, number: int) -> None:
         grain = grain_of(self._source.training_of(number))

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
+from prototrain.data.elements import first_batch
 from prototrain.data.pipeline import prefetched
 from prototrain.data.source import Source
 
@@ -45,6 +46,16 @@ class Position:
         self._announce = announce
         self.iterator: Any = None
         self.number = self.offset = self.behind = 0
+
+    def look(self) -> dict[str, Any]:
+        """Read the first batch, and go back to before it.
+
+        Raises:
+            DataError: there is none, or it cannot be read.
+        """
+        first = first_batch(self.iterator)
+        self.rewind()
+        return first
 
     def begin(self, number: int) -> None:
         """Go to the start of a pass."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from prototrain.checkpoint import READ_ERRORS, first_line
-from prototrain.data.elements import first_batch
 from prototrain.data.iterator_state import mapped, read_state, restore_state, size_of_state, take_state, write_state
 from prototrain.data.knowledge import Knowledge
 from prototrain.data.position import Meta, Position, iterate
@@ -57,16 +56,6 @@ class SavedPosition(Position):
         self._has_warned = False
         self._dataset = source.training
         self._start(0)
-
-    def look(self) -> dict[str, Any]:
-        """Read the first batch, and go back to before it.
-
-        Raises:
-            DataError: there is none, or it cannot be read.
-        """
-        first = first_batch(self.iterator)
-        self.rewind()
-        return first
 
     def begin(self, number: int) -> None:
         self._dataset = self._source.training_of(number)

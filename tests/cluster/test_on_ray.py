@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,9 @@ import pytest
 from prototrain.errors import ClusterError, ConfigError
 from tests.cluster.test_supervisor import none_is_left, run
 from tests.preloaded import Program
+from tests.ray_nodes import nodes
+
+__all__ = ["nodes"]
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own
@@ -32,18 +33,6 @@ script = [{"0": ("wait", 3), "1": ("wait", 3)}]
 if __name__ == "__main__":
     cluster.run(partial(launched.act, sys.argv[1], script), workers=2, min_workers=1, cluster=sys.argv[2])
 """
-
-
-@pytest.fixture
-def nodes() -> Iterator[Any]:
-    from ray.cluster_utils import Cluster
-
-    handler = signal.getsignal(signal.SIGTERM)
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    made.add_node(num_cpus=1)
-    yield made
-    made.shutdown()
-    signal.signal(signal.SIGTERM, handler)  # Ray has taken it, and keeps it
 
 
 def test_a_node_that_is_lost_and_comes_back(tmp_path: Path, nodes: Any) -> None:
