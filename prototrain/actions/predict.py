@@ -105,7 +105,10 @@ def run(model: ModelProtocol, args: Namespace) -> None:
         raise DataError(f"there is nothing in {data} to predict for")
     predictions.join()
     odd = f" ({predictions.not_finite:,} numbers are not finite)" if predictions.not_finite else ""
-    say(f"written to {path}: {predictions.examples:,} examples{odd}")
+    if args.output is None:
+        restored.experiment.keep(predictions.about_file)
+    where = path if args.output else restored.experiment.keep(path)
+    say(f"written to {where}: {predictions.examples:,} examples{odd}")
 
 
 def _predict(

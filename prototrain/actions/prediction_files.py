@@ -40,6 +40,7 @@ class Predictions:
         clock: returns the time in seconds.
 
     Attributes:
+        about_file: what says what the rows are of.
         batches, examples: how many are there.
         digest: of the batches that they are of.
         not_finite: how many numbers that were added are NaN or infinite; in JSON lines they are null.
@@ -56,7 +57,7 @@ class Predictions:
         self.digest = NO_BATCHES
         self._format: _JSONLines | _Arrays = _JSONLines() if path.suffix == ".jsonl" else _Arrays()
         self._directory = path.with_name(f"{path.name}.parts")
-        self._about = path.with_name(f"{path.name}.about.json")
+        self.about_file = path.with_name(f"{path.name}.about.json")
         self._clock = clock
         self._pending: list[Rows] = []
         self._parts: list[Path] = []
@@ -66,10 +67,10 @@ class Predictions:
 
     def _begin(self, about: dict[str, Any], overwrite: bool) -> None:
         if overwrite:
-            self._remove(self.path, self._about)
+            self._remove(self.path, self.about_file)
         self._last = self._clock()
         content = json.dumps(about, indent=2) + "\n"
-        then = self._about.read_text(encoding="utf-8") if self._about.exists() else None
+        then = self.about_file.read_text(encoding="utf-8") if self.about_file.exists() else None
         if then != content and (self.path.exists() or self._directory.exists()):
             raise ExperimentError(
                 f"{self.path}: {_difference(then, about)}; name another file with -o, or say --overwrite"
@@ -127,7 +128,7 @@ class Predictions:
             with self._writing():
                 if not self._parts:
                     self.path.parent.mkdir(parents=True, exist_ok=True)
-                    write_atomic(self._about, self._content)
+                    write_atomic(self.about_file, self._content)
                     self._directory.mkdir(exist_ok=True)
                 write_atomic(part, self._format.part(self._pending))
             self._parts.append(part)

@@ -16,6 +16,7 @@ from prototrain.actions import predict
 from prototrain.actions.prediction_files import Predictions
 from prototrain.actions.prediction_inputs import FileBatches
 from prototrain.errors import DataError, ExperimentError, ModelError, PrototrainError
+from prototrain.experiment import Experiment
 from prototrain.trainers.tower import SimpleTrainer
 from tests.actions.conftest import model_in
 from tests.tiny import tiny_arrays, tiny_datasets
@@ -49,6 +50,19 @@ def test_each_example_has_its_row(
     assert json.loads((tmp_path / "a.jsonl.about.json").read_text())["data"] == "vld"
     run(base, "--outputs", "logits", "--keep", "y", "-o", str(lines))
     assert "is there already, of the same checkpoint, data and outputs" in capsys.readouterr().out
+
+
+def test_what_lies_in_the_experiment_is_uploaded(
+    trained: SimpleTrainer, base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept: list[Path] = []
+    monkeypatch.setattr(Experiment, "keep", lambda experiment, path: kept.append(path) or f"s3://there/{path.name}")
+    run(base, "--outputs", "logits")
+    about, lines = kept
+    assert about.name == f"{lines.name}.about.json" and len(rows(lines)) == 20
+    assert f"written to s3://there/{lines.name}: 20 examples" in capsys.readouterr().out
+    for path in kept:
+        path.unlink()
 
 
 def test_it_goes_on_behind_what_is_written(
