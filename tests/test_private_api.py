@@ -6,6 +6,7 @@ When one fails with a new version, that function is where to mend it.
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
 import inspect
 import pkgutil
@@ -271,6 +272,16 @@ def test_what_a_table_is_given(tmp_path: Path) -> None:
     assert not runtime.is_table_made(table)
     table.__init__(of_arrays(1, 2), 0)
     assert runtime.is_table_made(table)
+
+
+def test_a_handle_knows_whose_it_is() -> None:
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0], ["a"]), "b")
+    assert runtime.owner(table.resource_handle) is table
+    assert runtime.owner(tf.constant(0)) is None
+    handle = table.resource_handle
+    del table
+    gc.collect()
+    assert runtime.owner(handle) is None
 
 
 def test_a_writer_can_be_another_one_for_each_call(tmp_path: Path) -> None:

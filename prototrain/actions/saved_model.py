@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import re
@@ -24,6 +23,7 @@ from prototrain.data.elements import at_path, by_path, from_paths, has_path
 from prototrain.errors import ExperimentError, ModelError
 from prototrain.model.built import BuiltModel
 from prototrain.model.sharing import base_name
+from prototrain.private_api.runtime import owner
 from prototrain.system.graphs import needed, needed_everywhere
 from prototrain.system.tracebacks import cause
 from prototrain.towers import is_seed
@@ -261,11 +261,9 @@ def _require_certain(graph: Any) -> None:
 
 
 def _resources(graph: Any) -> list[Any]:
-    """What a graph uses besides variables, such as lookup tables; nothing else knows where they are."""
-    handles = {id(outside) for outside, _ in graph.captures}
-    kind = tf.saved_model.experimental.TrackableResource
-    found = [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
-    return [thing for thing in found if id(thing.resource_handle) in handles]
+    """What a graph uses besides variables, such as lookup tables."""
+    found = [owner(outside) for outside, _ in graph.captures]
+    return [thing for thing in found if isinstance(thing, tf.saved_model.experimental.TrackableResource)]
 
 
 def _some(function: Any, signature: str, inputs: Tensors) -> Tensors:

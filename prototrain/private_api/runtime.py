@@ -126,6 +126,20 @@ def is_table_made(table: Any) -> bool:
     return "_table_name" in vars(table)
 
 
+@needs(
+    "tensorflow.python.trackable.resource:TrackableResource._resource_handle",
+    without="a model with a lookup table cannot be exported",
+    instead=lambda handle: None,
+)
+def owner(handle: Any) -> Any:
+    """The object that stands for a resource, such as a lookup table; None if nobody has it any more.
+
+    It relies on `_resource_handle` being set with a weak reference to its owner, `_parent_trackable`.
+    """
+    reference = getattr(handle, "_parent_trackable", None)
+    return None if reference is None else reference()
+
+
 # -- summaries and profiles -------------------------------------------------------------------------------------------
 
 

@@ -29,11 +29,6 @@ def build(inputs: Any, train_phase: bool) -> Any:
     return net
 
 
-@pytest.fixture(autouse=True)
-def _no_search_through_old_graphs() -> None:
-    """In place of the one for all tests, as beside this file: the lookup table there has to be found."""
-
-
 def run(base: Path, outputs: list[str], build: Any = build, inputs: tuple[str, ...] = ("x", "y")) -> None:
     model = model_in(base, build=build, actions__export__inputs=list(inputs), actions__export__outputs=outputs)
     export.run(model, Namespace(checkpoint=None, format="compact"))

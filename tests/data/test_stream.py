@@ -151,7 +151,7 @@ def test_the_order_does_not_depend_on_how_far_the_first_look_has_read(
     monkeypatch.setattr("prototrain.data.choice.first_batch", partial(look, batches=3))
     orders = []
     for batches in (1, 2, 9):
-        monkeypatch.setattr("prototrain.data.saved_position.first_batch", partial(look, batches=batches))
+        monkeypatch.setattr("prototrain.data.position.first_batch", partial(look, batches=batches))
         orders.append(read(data(make), 12))
     assert orders[0] == orders[1] == orders[2]
 
