@@ -11,6 +11,7 @@ import numpy as np
 from prototrain.errors import CheckpointError
 
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+_SEEDS = "seed_sequence"
 
 
 class GeneratorState:
@@ -33,7 +34,9 @@ class GeneratorState:
         try:
             if isinstance(found, random.Random):
                 return found.getstate()
-            return found.get_state(legacy=False) if isinstance(found, np.random.RandomState) else _bits(found)
+            if isinstance(found, np.random.RandomState):
+                return found.get_state(legacy=False)
+            return {**_bits(found), _SEEDS: _seeds(found)}
         except NotImplementedError as error:
             raise CheckpointError(f"a {type(found).__name__} cannot be saved: it has no state") from error
 
@@ -47,10 +50,27 @@ class GeneratorState:
             found.set_state(_with_arrays(found.get_state(legacy=False), state))
         else:
             found.bit_generator.state = _with_arrays(_bits(found), state)
+            if state.get(_SEEDS) is not None:  # earlier versions did not write them
+                _set_seeds(found, state[_SEEDS])
 
 
 def _bits(generator: np.random.Generator) -> Any:
     return generator.bit_generator.state
+
+
+def _seeds(generator: np.random.Generator) -> Any:
+    """What `spawn` makes other generators of, or None if that is of the user's own kind."""
+    seeds = generator.bit_generator.seed_seq
+    return seeds.state if isinstance(seeds, np.random.SeedSequence) else None
+
+
+def _set_seeds(generator: np.random.Generator, state: Any) -> None:
+    bits: Any = generator.bit_generator
+    if isinstance(bits.__getstate__(), tuple):
+        seeds = np.random.SeedSequence(**{**state, "spawn_key": tuple(state["spawn_key"])})
+        bits.__setstate__((bits.state, seeds))
+    elif state["n_children_spawned"]:  # before NumPy 2 not even a pickled generator kept them
+        raise CheckpointError("a generator that has spawned others is only brought back with NumPy 2 or later")
 
 
 def _with_arrays(example: Any, value: Any) -> Any:

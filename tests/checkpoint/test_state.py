@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from prototrain.callbacks import SaveOnExit
 from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
+from prototrain.checkpoint.generators import GeneratorState
 from prototrain.checkpoint.state import StateEntries, check_fit, plain, random_state, set_random_state, taking
 from prototrain.errors import CheckpointError
 from tests.tiny import CountingTrainer
@@ -234,6 +235,12 @@ def draws(generator: Any) -> list[float]:
     return [normal(0.0, 1.0) for _ in range(5)]
 
 
+def children(generator: Any) -> list[float]:
+    """What the next generator that it makes draws."""
+    spawns = isinstance(generator, np.random.Generator) and np.lib.NumpyVersion(np.__version__) >= "2.0.0"
+    return draws(generator.spawn(1)[0]) if spawns else []
+
+
 @pytest.mark.parametrize(
     "make",
     [*(lambda seed, bits=bits: np.random.Generator(bits(seed)) for bits in BITS), np.random.RandomState, random.Random],
@@ -242,11 +249,20 @@ def draws(generator: Any) -> list[float]:
 def test_random_generators_go_on_where_they_were(make: Callable[[int], Any], tmp_path: Path) -> None:
     state = {"rng": make(1)}
     draws(state["rng"])  # an odd number of them: some generators keep half of a pair
+    children(state["rng"])
     checkpoint = save(state, tmp_path)
-    expected = draws(state["rng"])
+    expected = draws(state["rng"]), children(state["rng"])
     other = {"rng": make(2)}
     StateEntries(other).restore(checkpoint)
-    assert draws(other["rng"]) == expected
+    assert (draws(other["rng"]), children(other["rng"])) == expected
+
+
+def test_a_generator_without_its_seeds_as_earlier_versions_saved_it(tmp_path: Path) -> None:
+    generator, other = np.random.default_rng(1), np.random.default_rng(2)
+    state = GeneratorState(generator).state_dict()
+    del state["seed_sequence"]
+    GeneratorState(other).load_state_dict(state)
+    assert draws(other) == draws(generator)
 
 
 def test_a_generator_of_another_kind_is_one_line(tmp_path: Path) -> None:
