@@ -127,7 +127,7 @@ def measure(home: Path, megabytes: int, variables: int, rounds: int) -> str:
             note("save, whole and synced", time.perf_counter() - begin)
         note("memory for a save, shares of the state", (memory.most - memory.before) / megabytes)
         note("write and sync by hand", _seconds(write))
-        note("verify and restore", _seconds(lambda: trainer.session.restore(True)))
+        note("verify and restore", _seconds(lambda: trainer.session.resume.restore(True)))
         note("read by hand", _seconds(read))
         shutil.rmtree(home / "run" / "checkpoints")
 

@@ -164,7 +164,7 @@ class Trainer:
             try:
                 with self.setup_scope():
                     self.callbacks.setup()
-                self.session.restore(resume)
+                self.session.resume.restore(resume)
                 self.session.record_start(self.measure())
                 self.step_is_whole, self._is_rejected = True, False
                 self.log("\n".join([*lacking(), opening(self)]))
@@ -186,7 +186,7 @@ class Trainer:
             self.stop.check()
 
     def _say_where(self) -> None:
-        if self.global_step > self.session.began_at:
+        if self.global_step > self.session.resume.began_at:
             self.log(self.times.report(self.callbacks.times()))
         where = closing(self)
         if where is not None:
@@ -209,7 +209,7 @@ class Trainer:
     def _save_if_asked(self) -> None:
         """Save where a stop would end the run: between two steps, when no callback has still to run."""
         if self.stop.take_save():
-            self.session.save_as_asked()
+            self.session.saving.save_as_asked()
 
     def _advance(self, n: int) -> None:
         self._save_if_asked()

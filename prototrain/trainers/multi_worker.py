@@ -377,7 +377,7 @@ class MultiWorkerTrainer(SyncTrainer):
             self._note_place()
         self._say_caveats([place[5] for place in told])
         if any(place[3] for place in told):
-            self.session.save_as_asked()
+            self.session.saving.save_as_asked()
         return int(min(place[0] for place in told))
 
     def _take_leave(self, left: Left) -> NoReturn:

@@ -32,7 +32,7 @@ def python_steps(trainer: Trainer, n: int) -> int:
             with trainer.callbacks.summaries.recording(trainer.global_step + 1):
                 trainer.callbacks.before_run()
                 outputs = _checked(
-                    _first(trainer) if trainer.global_step == trainer.session.began_at else trainer.run_step()
+                    _first(trainer) if trainer.global_step == trainer.session.resume.began_at else trainer.run_step()
                 )
         except StopTraining:
             trainer.go_to(trainer.global_step)  # raised in place of a step, such as at the end of the data

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -17,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from tqdm import tqdm
 
-from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
-from prototrain.checkpoint.state import StateEntries, plain, random_state, set_random_state, taking
-from prototrain.errors import CheckpointError, ExperimentError, NonFiniteError, StorageError
+from prototrain.checkpoint import Checkpoints
+from prototrain.errors import ExperimentError, StorageError
 from prototrain.experiment import Experiment, source_of
-from prototrain.experiment.provenance import STEPS_PER_EPOCH, changes_since, import_digests, source_digest
+from prototrain.experiment.provenance import STEPS_PER_EPOCH, import_digests, source_digest
 from prototrain.experiment.record import Outcome, RunRecord
 from prototrain.experiment.remote import Remote
 from prototrain.system.contained import open_file
@@ -30,7 +27,8 @@ from prototrain.system.terminal import printable
 from prototrain.system.tracebacks import in_one_line
 from prototrain.system.waiting import announcing
 from prototrain.trainers.finite import FiniteRun
-from prototrain.trainers.past import check_past
+from prototrain.trainers.resuming import Resume
+from prototrain.trainers.saving import Saving
 from prototrain.trainers.versions import versions
 
 if TYPE_CHECKING:
@@ -45,10 +43,9 @@ class Session:
         trainer: the trainer whose state is saved and restored.
 
     Attributes:
-        resumed: the checkpoint that the run goes on from, or None.
-        inexact: why it does not go on to the bit, in words.
-        began_at: the number of completed steps at its start.
         finite: looks for what is not finite in the state, if `StopOnNaN` is in the list.
+        saving: writes its checkpoints.
+        resume: restores the one that the run goes on from, and knows how exactly.
         stopped_by: why the run ends before its last step, if it does.
     """
 
@@ -57,44 +54,22 @@ class Session:
         own = type(trainer).__module__
         # Now, before anyone edits what this process has imported.
         self._trainer_code = None if own.startswith("prototrain.") else source_digest(source_of(trainer))
-        self.resumed: Checkpoint | None = None
-        self.inexact: list[str] = []
-        self._known: list[str] = []  # of what was said
         self._said: set[str] = set()
         self.stopped_by: str | None = None
         self._record: RunRecord | None = None
         self._outcome = Outcome("running")
-        self.began_at = 0
         self._has_failed_to_upload = False
         self.finite = FiniteRun(trainer)
+        self.saving = Saving(trainer, self.finite)
+        self.resume = Resume(trainer, self.saving, self.finite)
         self._looked_at = 0.0
-        self._protected: dict[str, set[int]] = {}
         self._is_forked = False
-        self._make_writer()
         tell_of_forks(self)
-
-    def _make_writer(self) -> None:
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="save")
-        self._writing: Future[Path] | None = None
 
     def after_fork(self) -> None:
         """Leave the directory to the parent, in a child that comes out of the run by `sys.exit`, for example."""
         self._is_forked, self._record = True, None
-        self._make_writer()  # the parent's thread is not here
-
-    def protect(self, who: str, steps: Collection[int]) -> None:
-        """Keep the checkpoints of some steps from being deleted.
-
-        Args:
-            who: a callback's state key, for example; what it has named before is forgotten.
-            steps: must stay.
-        """
-        self._protected[who] = set(steps)
-
-    @property
-    def protected_steps(self) -> set[int]:
-        """The steps whose checkpoints must stay."""
-        return set().union(*self._protected.values())
+        self.saving.begin_anew()
 
     def start_afresh(self) -> None:
         """Delete everything in the directory; of several workers, the chief does.
@@ -138,7 +113,7 @@ class Session:
                 config=self.config(),
                 sources=self._trainer.sources(),
                 devices=[device.name for device in tf.config.list_logical_devices()],
-                run_id=None if experiment.run_id else self.checkpoints.run_id(),
+                run_id=None if experiment.run_id else self.saving.checkpoints.run_id(),
                 origin=self._origin(),
             )
 
@@ -164,18 +139,12 @@ class Session:
             self._write_to_log("".join(traceback.format_exception(error)))
         if self._trainer.experiment is not None:
             try:
-                self.wait()
+                self.saving.wait()
                 if not self.directory_is_gone():
                     self._record_end()
                     self._upload_rest(error)
             finally:
                 self._trainer.experiment.unlock(self._trainer.log)
-
-    @property
-    def checkpoints(self) -> Checkpoints:
-        """The checkpoints of the trainer's experiment."""
-        experiment = self._trainer.require_experiment("saving")
-        return Checkpoints(experiment.checkpoints, self._trainer.log, run_id=experiment.run_id)
 
     def _origin(self) -> dict[str, Any]:
         found = self._trainer.origin()
@@ -252,7 +221,7 @@ class Session:
             ExperimentError: another run has taken over.
         """
         if self._remote is not None and not self.directory_is_gone():
-            self.wait()
+            self.saving.wait()
             self._trainer.stop.stage = f"uploading to {self._remote}"
             self.log(f"uploading what is left to {self._remote}")
             self._upload_rest(sys.exception())
@@ -286,9 +255,7 @@ class Session:
             ExperimentError: the directory was deleted, moved or replaced.
             NonFiniteError: what was to be saved last is not finite.
         """
-        writing = self._writing
-        if writing is not None and writing.done() and isinstance(writing.exception(), NonFiniteError):
-            self._result_of(writing)
+        self.saving.check()
         if now - self._looked_at > 1:  # once a second is often enough
             self._looked_at = now
             self.require_directory()
@@ -307,175 +274,35 @@ class Session:
                 f"which ends after step {self._trainer.global_step}; nothing of it can be saved there"
             )
 
-    # -- saving -------------------------------------------------------------------------------------------------------
+    # -- saving and resuming ------------------------------------------------------------------------------------------
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """The checkpoints of the trainer's experiment."""
+        return self.saving.checkpoints
 
     def start_save(self) -> Callable[[], Path]:
         """See `Trainer.start_save`."""
-        self.wait()
+        self.saving.wait()
         self.require_directory()
-        trainer, record, remote = self._trainer, self._record, self._remote
-        trainer.monitors.flush()
-        is_sound = trainer.state_is_sound
-        finish = self.checkpoints.start(self._snapshot(), aside=not is_sound)
+        is_sound, record, remote = self._trainer.state_is_sound, self._record, self._remote
 
-        def write() -> Path:
-            path = finish()
+        def written() -> None:
             if is_sound and record is not None:
                 record.note_save()
             if remote is not None:
                 remote.wake()
-            return path
 
-        self._writing = self._writer.submit(write)
-        return functools.partial(self._result_of, self._writing)
-
-    def _result_of(self, writing: Future[Path]) -> Path:
-        try:
-            return writing.result()
-        except NonFiniteError as error:
-            self._trainer.reject_state()
-            raise NonFiniteError(f"{error}; {self.resume_point()}") from None
-
-    def resume_point(self) -> str:
-        """Where a resume would go on from, in words."""
-        if self._trainer.experiment is None:
-            return "there is no experiment directory to resume from"
-        self.wait()
-        steps = self.checkpoints.steps()
-        found = f"the checkpoint of step {steps[-1]}" if steps else "the start: there is no checkpoint yet"
-        return f"a resume goes on from {found}"
-
-    def save_as_asked(self) -> None:
-        """Write a checkpoint because a signal has asked for it, and say so; of several workers, the chief does."""
-        trainer = self._trainer
-        if not trainer.is_chief:
-            return
-        if trainer.experiment is None:
-            trainer.log("nothing was saved: the trainer has no experiment directory; going on")
-            return
-        try:
-            path = trainer.save()
-        except CheckpointError as error:
-            trainer.log(f"WARNING: {error}; training goes on")
-        else:
-            trainer.log(f"saved step {trainer.global_step} to {path}; going on")
-
-    def wait(self) -> None:
-        """Wait until nothing is being written any more; whoever began it hears of a failure."""
-        wait([] if self._writing is None else [self._writing])
-
-    def _snapshot(self) -> Snapshot:
-        trainer = self._trainer
-        entries = StateEntries(trainer.state)
-        meta = {
-            "run_id": trainer.experiment.run_id if trainer.experiment else None,
-            "values": entries.values(),
-            "callbacks": plain(trainer.callbacks.state_dict(), "the callbacks' state"),
-            "monitors": trainer.monitors.state_dict(),
-            # Callbacks that a stop has kept from this step read them after the resume.
-            "outputs": plain(trainer.outputs, "what run_step() returned"),
-            "random": random_state(),
-            "provenance": trainer.provenance(),
-        }
-        return Snapshot(trainer.global_step, entries.variables, entries.saveables, meta, self.finite.checking())
-
-    # -- resuming -----------------------------------------------------------------------------------------------------
-
-    def restore(self, resume: bool) -> None:
-        """Restore the newest checkpoint; without `resume`, move older ones out of the way.
-
-        A trainer that is already ahead of its newest checkpoint, because `train` is called a second time, goes on from
-        where it is; after a step that was left half-done, from that checkpoint.
-
-        Raises:
-            CheckpointError: the checkpoints are damaged or do not fit, or there is none to go back to, or no longer
-                any; or something in the trainer's state could not be saved.
-        """
-        self.resumed, self.inexact = None, []
-        self._known = []
-        self._protected.clear()
-        trainer = self._trainer
-        self.began_at = trainer.global_step
-        self.wait()
-        self._writing = None
-        if not trainer.state_is_sound and (trainer.experiment is None or not resume or not self.checkpoints.steps()):
-            raise CheckpointError(
-                f"step {trainer.global_step + 1} failed half-done, and there is no checkpoint to go back to; "
-                "make a new trainer"
-            )
-        self.finite.begin()
-        if trainer.experiment is None:
-            return
-        StateEntries(trainer.state).check()
-        checkpoints = self.checkpoints
-        if trainer.is_chief:
-            checkpoints.sweep()
-        if not resume and trainer.is_chief:
-            old = checkpoints.set_all_aside()
-            if old is not None:
-                trainer.log(f"resume=False: the checkpoints of the earlier run are kept in {old}")
-        if not resume:
-            return
-        with announcing("checking the newest checkpoint", trainer.log):
-            newest = checkpoints.newest(self.finite.check)
-        trainer.stop.check()
-        if newest is None and trainer.global_step == 0:
-            check_past(trainer)
-        if newest is None or (newest.step < trainer.global_step and trainer.state_is_sound):
-            return
-        with announcing(f"restoring the checkpoint of step {newest.step}", trainer.log):
-            self._load(newest)
-        self.resumed, self.began_at = newest, trainer.global_step
-        trainer.stop.check()
-
-    def _load(self, checkpoint: Checkpoint) -> None:
-        trainer, meta = self._trainer, checkpoint.meta
-
-        def beside() -> None:
-            """What may not fit although every file is whole; the variables come behind it."""
-            # An epoch's last step belongs to that epoch.
-            epoch_num = max(checkpoint.step - 1, 0) // trainer.steps_per_epoch + 1
-            trainer.go_to(checkpoint.step, epoch_num=epoch_num)
-            self.inexact = trainer.callbacks.load_state_dict(meta["callbacks"])
-            with taking("the scalars' history"):
-                trainer.monitors.load_state_dict(meta["monitors"])
-            with taking("the last step's outputs"):
-                trainer.go_to(checkpoint.step, outputs=dict(meta["outputs"]))
-            self.inexact += trainer.resume_caveats()
-            with taking("the record of versions and settings"):
-                self.inexact += changes_since(dict(meta["provenance"]), trainer.provenance())
-            with taking("the state of the random generators"):
-                set_random_state(meta["random"])
-
-        step, is_whole = trainer.global_step, trainer.step_is_whole
-        epoch_num, outputs = trainer.epoch_num, trainer.outputs
-        try:
-            with taking(f"checkpoint {checkpoint.path}"), trainer.fitted_to(meta["variables"], meta["provenance"]):
-                StateEntries(trainer.state).restore(checkpoint, beside=beside)
-        except BaseException:
-            trainer.go_to(step, epoch_num=epoch_num, outputs=outputs, is_whole=is_whole)
-            raise
+        return self.saving.start(written)
 
     def weaken(self, reasons: list[str]) -> None:
-        """Take note of why a resume is not exact that shows only while the run goes on, and say so; each once."""
-        known = [*self._known, *self._trainer.resume_caveats()]  # the tables at the start say what is known by then
-        new = [reason for reason in reasons if reason not in known]
-        self._known += new
-        if new and self.resumed is None:
-            self._trainer.log(f"a run that goes on from this one will not be bit-exact, because {'; '.join(new)}")
-        elif new:
-            self.inexact += new
-            self._trainer.log(f"WARNING: {self.resume_line()}")
-            if self._record is not None:
-                self._record.begin(first_step=self.began_at, start=self.resume_line())
+        """See `Resume.weaken`; run.json says so as well."""
+        if self.resume.weaken(reasons) and self._record is not None:
+            self._record.begin(first_step=self.resume.began_at, start=self.resume_line())
 
     def resume_line(self) -> str:
         """Whether, from where and how exactly this run goes on, in one line."""
-        if self.resumed is None:
-            return f"goes on from step {self.began_at}" if self.began_at else "fresh"
-        if not self.inexact:
-            return f"resumed at step {self.resumed.step}, exact"
-        return f"resumed at step {self.resumed.step}, not bit-exact, because {'; '.join(self.inexact)}"
+        return self.resume.line()
 
     def provenance(self) -> dict[str, Any]:
         """Versions, threads and code; see `Trainer.provenance`."""

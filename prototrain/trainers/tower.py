@@ -346,7 +346,7 @@ class TowerTrainer(Trainer):
         return type(self).train_step is not TowerTrainer.train_step
 
     def run_steps(self, n: int) -> int:
-        if self.global_step == self.session.began_at:  # by now, callbacks have set what they set
+        if self.global_step == self.session.resume.began_at:  # by now, callbacks have set what they set
             require_rate(self.config, self.optimizer, self.callbacks)
         if not self.is_compiled:
             done = super().run_steps(n)

@@ -54,8 +54,8 @@ class Bench:
         """Restore what there is; returns the step in the checkpoint's name, and "" if nothing was restored."""
         self.trainer.global_step = 0
         self.trainer.experiment = Experiment(checkpoints.parent)
-        self.trainer.storage.restore(True)
-        resumed = self.trainer.storage.resumed
+        self.trainer.storage.resume.restore(True)
+        resumed = self.trainer.storage.resume.checkpoint
         return "" if resumed is None else resumed.path.name
 
 
@@ -271,7 +271,7 @@ def test_metrics_and_events_agree_with_the_checkpoint_that_is_taken(experiment: 
         file.write('{"step": 7, "trn/lo')
     resumed = CountingTrainer(experiment=experiment)
     resumed.train(writers(), max_steps=8)
-    assert resumed.storage.resumed is not None and resumed.storage.resumed.step == 4
+    assert resumed.storage.resume.checkpoint is not None and resumed.storage.resume.checkpoint.step == 4
     rows = [json.loads(line) for line in (experiment / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8]
     aside = (experiment / "metrics.superseded.jsonl").read_text().splitlines()
@@ -416,7 +416,7 @@ def test_checkpoints_on_a_read_only_disk(experiment: Path, disk: Path, capsys: p
         with pytest.raises(CheckpointError, match=r"cannot save step 6 to .*Read-only file system"):
             trainer.train(writers(), max_steps=6)
         said = capsys.readouterr().out
-        assert trainer.storage.resumed is not None and trainer.storage.resumed.step == 2
+        assert trainer.storage.resume.checkpoint is not None and trainer.storage.resume.checkpoint.step == 2
         assert "cannot set" in said and "WARNING: cannot save step 4" in said
         mount("-o", "remount,rw,bind", str(experiment / "checkpoints"))
         CountingTrainer(experiment=experiment).train(writers(), max_steps=6)
@@ -485,7 +485,7 @@ def test_a_dataset_that_is_cached_in_a_file(tmp_path: Path, gone: bool) -> None:
         stopped = trainer("stopped", "two")
         assert stopped.data.mode == "replay" and "two/cache" in stopped.data.reason
         stopped.train([SaveOnExit()], max_steps=steps)
-        assert stopped.storage.inexact == []
+        assert stopped.storage.resume.inexact == []
     if gone:
         shutil.rmtree(tmp_path / "two")
     resumed = trainer("stopped", "two")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -41,6 +42,13 @@ class Draws(Callback):
     def trigger_step(self) -> None:
         if self.trainer.global_step == 2:
             self.trainer.monitors.put_image("samples", np.full((3, 4), 9))
+
+
+@pytest.fixture(autouse=True)
+def _hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B puts its own ones in their place, for as long as the process lives."""
+    for name in ("exit", "excepthook"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
 
 
 def test_a_run_and_its_continuation(experiment: Path, tmp_path: Path) -> None:

@@ -1,0 +1,142 @@
+"""Going on from a checkpoint: everything comes back, and the run says how exactly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prototrain.checkpoint import Checkpoint
+from prototrain.checkpoint.state import StateEntries, set_random_state, taking
+from prototrain.errors import CheckpointError
+from prototrain.experiment.provenance import changes_since
+from prototrain.system.waiting import announcing
+from prototrain.trainers.finite import FiniteRun
+from prototrain.trainers.past import check_past
+from prototrain.trainers.saving import Saving
+
+if TYPE_CHECKING:
+    from prototrain.trainers.base import Trainer
+
+
+class Resume:
+    """Where a run goes on from, and how exactly.
+
+    Args:
+        trainer: whose state is restored.
+        saving: knows its checkpoints.
+        finite: looks for what is not finite in them.
+
+    Attributes:
+        checkpoint: that the run goes on from, or None.
+        inexact: why it does not go on to the bit, in words.
+        began_at: the number of completed steps at its start.
+    """
+
+    def __init__(self, trainer: Trainer, saving: Saving, finite: FiniteRun) -> None:
+        self._trainer = trainer
+        self._saving = saving
+        self._finite = finite
+        self.checkpoint: Checkpoint | None = None
+        self.inexact: list[str] = []
+        self.began_at = 0
+        self._known: list[str] = []  # of what was said
+
+    def restore(self, resume: bool) -> None:
+        """Restore the newest checkpoint; without `resume`, move older ones out of the way.
+
+        A trainer that is already ahead of its newest checkpoint, because `train` is called a second time, goes on from
+        where it is; after a step that was left half-done, from that checkpoint.
+
+        Raises:
+            CheckpointError: the checkpoints are damaged or do not fit, or there is none to go back to, or no longer
+                any; or something in the trainer's state could not be saved.
+        """
+        self.checkpoint, self.inexact = None, []
+        self._known = []
+        trainer = self._trainer
+        self.began_at = trainer.global_step
+        self._saving.forget()
+        if not trainer.state_is_sound and (
+            trainer.experiment is None or not resume or not self._saving.checkpoints.steps()
+        ):
+            raise CheckpointError(
+                f"step {trainer.global_step + 1} failed half-done, and there is no checkpoint to go back to; "
+                "make a new trainer"
+            )
+        self._finite.begin()
+        if trainer.experiment is None:
+            return
+        StateEntries(trainer.state).check()
+        checkpoints = self._saving.checkpoints
+        if trainer.is_chief:
+            checkpoints.sweep()
+        if not resume and trainer.is_chief:
+            old = checkpoints.set_all_aside()
+            if old is not None:
+                trainer.log(f"resume=False: the checkpoints of the earlier run are kept in {old}")
+        if not resume:
+            return
+        with announcing("checking the newest checkpoint", trainer.log):
+            newest = checkpoints.newest(self._finite.check)
+        trainer.stop.check()
+        if newest is None and trainer.global_step == 0:
+            check_past(trainer)
+        if newest is None or (newest.step < trainer.global_step and trainer.state_is_sound):
+            return
+        with announcing(f"restoring the checkpoint of step {newest.step}", trainer.log):
+            self._load(newest)
+        self.checkpoint, self.began_at = newest, trainer.global_step
+        trainer.stop.check()
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        trainer, meta = self._trainer, checkpoint.meta
+
+        def beside() -> None:
+            """What may not fit although every file is whole; the variables come behind it."""
+            # An epoch's last step belongs to that epoch.
+            epoch_num = max(checkpoint.step - 1, 0) // trainer.steps_per_epoch + 1
+            trainer.go_to(checkpoint.step, epoch_num=epoch_num)
+            self.inexact = trainer.callbacks.load_state_dict(meta["callbacks"])
+            with taking("the scalars' history"):
+                trainer.monitors.load_state_dict(meta["monitors"])
+            with taking("the last step's outputs"):
+                trainer.go_to(checkpoint.step, outputs=dict(meta["outputs"]))
+            self.inexact += trainer.resume_caveats()
+            with taking("the record of versions and settings"):
+                self.inexact += changes_since(dict(meta["provenance"]), trainer.provenance())
+            with taking("the state of the random generators"):
+                set_random_state(meta["random"])
+
+        step, is_whole = trainer.global_step, trainer.step_is_whole
+        epoch_num, outputs = trainer.epoch_num, trainer.outputs
+        try:
+            with taking(f"checkpoint {checkpoint.path}"), trainer.fitted_to(meta["variables"], meta["provenance"]):
+                StateEntries(trainer.state).restore(checkpoint, beside=beside)
+        except BaseException:
+            trainer.go_to(step, epoch_num=epoch_num, outputs=outputs, is_whole=is_whole)
+            raise
+
+    def weaken(self, reasons: list[str]) -> bool:
+        """Take note of why a resume is not exact that shows only while the run goes on, and say so; each once.
+
+        Returns:
+            whether `line` has changed.
+        """
+        known = [*self._known, *self._trainer.resume_caveats()]  # the tables at the start say what is known by then
+        new = [reason for reason in reasons if reason not in known]
+        self._known += new
+        if not new:
+            return False
+        if self.checkpoint is None:
+            self._trainer.log(f"a run that goes on from this one will not be bit-exact, because {'; '.join(new)}")
+            return False
+        self.inexact += new
+        self._trainer.log(f"WARNING: {self.line()}")
+        return True
+
+    def line(self) -> str:
+        """Whether, from where and how exactly this run goes on, in one line."""
+        if self.checkpoint is None:
+            return f"goes on from step {self.began_at}" if self.began_at else "fresh"
+        if not self.inexact:
+            return f"resumed at step {self.checkpoint.step}, exact"
+        return f"resumed at step {self.checkpoint.step}, not bit-exact, because {'; '.join(self.inexact)}"
