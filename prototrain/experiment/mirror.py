@@ -244,11 +244,13 @@ class Mirror:
             what uploads that were cut short have left there.
 
         Raises:
-            ExperimentError: what is there cannot be files of a directory.
+            ExperimentError: what is there cannot be files of a directory, or is several experiments.
             StorageError: the storage cannot be reached, or refuses.
             OSError: a file here cannot be written.
         """
-        found = {name: one for name, one in self.storage.listing().items() if _is_wanted(name)}
+        listing = self.storage.listing()
+        self._require_experiment(listing)
+        found = {name: one for name, one in listing.items() if _is_wanted(name)}
         for name in found:
             if any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
                 raise ExperimentError(f"{self.storage} holds {name!r}, which cannot be a file; no run writes that")
@@ -274,6 +276,15 @@ class Mirror:
         self.remember()
         return [name for name in found if (of := _step_of(name)) is not None and of not in checkpoints]
 
+    def _require_experiment(self, names: Collection[str]) -> None:
+        """Leave alone what others have below this URL: their runs may be at work in the directories here."""
+        below = sorted({name.partition("/")[0] for name in names if name.endswith("/environment.json")})
+        if below and "environment.json" not in names:
+            shown = ", ".join(below[:3]) + (", ..." if len(below) > 3 else "")
+            raise ExperimentError(
+                f"{self.storage} is not an experiment, but holds {shown}; `prototrain runs {self.storage}` lists them"
+            )
+
     def _checkpoints(self, found: dict[str, Found], announce: Callable[[str], object]) -> dict[int, dict[str, Found]]:
         """The files of each checkpoint that is whole, by step; of the others nothing is taken."""
         checkpoints: dict[int, dict[str, Found]] = {}
@@ -291,7 +302,9 @@ class Mirror:
         """Put a directory aside that holds a checkpoint which was never uploaded, and that others have passed."""
         if not self.directory.is_dir():
             return
-        ours = [path.name for path in self.directory.iterdir() if not path.name.startswith((LOCK, *_TEMPORARY))]
+        present = [path for path in self.directory.iterdir() if not path.name.startswith((LOCK, *_TEMPORARY))]
+        # Another directory is a copy of what another URL holds.
+        ours = [path.name for path in present if is_own(path.name) or not path.is_dir()]
         steps = checkpoint_steps(self.directory / "checkpoints")
         lost = [step for step in steps if any((self.directory / _folder(step)).iterdir())]
         lost = [step for step in lost if f"{_folder(step)}/{META}" not in self.same]

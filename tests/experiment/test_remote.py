@@ -136,6 +136,30 @@ def test_commands_that_read(url: str, cache: Callable[[str], Path], capsys: pyte
     assert train(url, 6).session.resume_line() == "resumed at step 5, exact"
 
 
+def test_what_holds_experiments_is_none(
+    url: str, cache: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And whoever asks for it takes nothing away from a run below it."""
+    above = url.removesuffix("/run")
+    asks = [["report", above], ["plot", above, "--scalar", "trn/total", "-o", "x.png"]]
+
+    def ask() -> None:
+        assert [main(command) for command in asks] == [1, 1]
+        Experiment(above).fetch()
+
+    train(url, 10, At(6, lambda: [pytest.raises(ExperimentError, ask)]))
+    said = capsys.readouterr().err
+    assert said.count(f"{above} is not an experiment") == len(asks), said
+    with pytest.raises(ExperimentError, match="is not an experiment, but holds run; `prototrain runs memory://"):
+        train(above, 1)
+    # Nobody knows yet of one whose run has not uploaded anything.
+    (local_copy(above) / "other").mkdir()
+    Storage(url).delete(list(Storage(url).listing()))
+    Experiment(above).fetch()
+    assert {"other", "run"} <= {path.name for path in local_copy(above).iterdir()}
+    assert steps_of_rows(local_copy(url) / "metrics.jsonl") == list(range(1, 11))
+
+
 def test_weights_at_a_url(url: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "weights.npz", a=np.arange(3))
     Storage(url).upload({"weights.npz": tmp_path / "weights.npz"})
