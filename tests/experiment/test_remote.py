@@ -145,9 +145,10 @@ def test_what_holds_experiments_is_none(
 
     def ask() -> None:
         assert [main(command) for command in asks] == [1, 1]
-        Experiment(above).fetch()
+        with pytest.raises(ExperimentError):
+            Experiment(above).fetch()
 
-    train(url, 10, At(6, lambda: [pytest.raises(ExperimentError, ask)]))
+    train(url, 10, At(6, ask))
     said = capsys.readouterr().err
     assert said.count(f"{above} is not an experiment") == len(asks), said
     with pytest.raises(ExperimentError, match="is not an experiment, but holds run; `prototrain runs memory://"):
