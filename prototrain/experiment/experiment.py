@@ -65,6 +65,10 @@ class Experiment:
     def __str__(self) -> str:
         return str(self.directory if self.remote is None else self.remote)
 
+    def shown(self, path: Path) -> str:
+        """What a path in the directory is called for the user: its URL, if the experiment has one."""
+        return str(path) if self.remote is None else f"{self.remote}/{path.relative_to(self.directory).as_posix()}"
+
     @property
     def environment(self) -> Path:
         return self.directory / "environment.json"

@@ -70,7 +70,7 @@ def _best_lines(best: Outcome | None, command: Sequence[str] | None) -> list[Tab
     again = settings if command is None else ["prototrain", *command, *as_options(settings)]
     rows = [
         ("best", f"trial {best.number}"),
-        ("directory", str(best.directory)),
+        ("directory", str(Experiment(best.directory))),
         ("again" if command else "values", shlex.join(again)),
     ]
     return ["", str(Table(rows, options={"tablefmt": "plain"}))]  # whole lines, to be copied

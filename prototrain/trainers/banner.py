@@ -56,10 +56,10 @@ def closing(trainer: Trainer) -> str | None:
     checkpoints = trainer.session.checkpoints
     steps = checkpoints.steps()
     if steps:
-        rows["checkpoints"] = f"{experiment.checkpoints} (newest: {checkpoints.path(steps[-1]).name})"
+        rows["checkpoints"] = f"{experiment.shown(experiment.checkpoints)} (newest: {checkpoints.path(steps[-1]).name})"
     if experiment.metrics.exists():
-        rows["metrics"] = str(experiment.metrics)
-    rows["log"] = str(experiment.log)
+        rows["metrics"] = experiment.shown(experiment.metrics)
+    rows["log"] = experiment.shown(experiment.log)
     if experiment.summaries.is_dir():
         rows["look at it"] = f"tensorboard --logdir {shlex.quote(str(experiment.summaries))}"
     return "\n" + plain_table(rows, width=None)

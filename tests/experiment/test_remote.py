@@ -93,7 +93,9 @@ def test_a_run_goes_on_on_another_machine(
     url: str, cache: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(url, 10)
-    assert steps_at(url) == [8, 10] and f"uploading what is left to {url}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert steps_at(url) == [8, 10] and f"uploading what is left to {url}" in said
+    assert f"checkpoints  {url}/checkpoints (newest: step-0000000010)" in said and f"log          {url}/train.log" in said
     cache("second")
     second = train(url, 15)
     assert second.session.resume_line() == "resumed at step 10, exact" and second.state["total"] == 120
@@ -107,8 +109,8 @@ def test_a_run_goes_on_on_another_machine(
     assert train(url, 17).session.resume_line() == "resumed at step 15, exact"
     # Here it worked last, so nothing has to be downloaded.
     assert train(url, 18).session.resume_line() == "resumed at step 17, exact"
-    said = json.loads(str(Storage(url).read("run.json"), "utf-8"))
-    assert [part["state"] for part in said["parts"]] == ["finished"] * 4
+    record = json.loads(str(Storage(url).read("run.json"), "utf-8"))
+    assert [part["state"] for part in record["parts"]] == ["finished"] * 4
 
     train(url, 3, fresh=True)
     cache("third")
