@@ -227,7 +227,7 @@ def damaged(place: Path) -> Path:
         (lambda place: place, "weights_load_path: there is no checkpoint at .*place; give an experiment's directory"),
         (empty, "weights_load_path: there is no checkpoint at"),
         (lambda place: place.with_name("n" * 300), "File name too long"),
-        (lambda place: Path(f"{place}\0"), "there is no checkpoint '.*: embedded null byte"),
+        (lambda place: Path(f"{place}\0"), "there is no checkpoint '.*: embedded null (byte|character)"),
         (piped, "place.data-00000-of-00001 is a pipe, not a file"),
         (other, "nothing in .*place matches a variable of the model"),
         (damaged, "cannot read the checkpoint"),
