@@ -44,8 +44,8 @@ class Column:
         if self.is_number and not (self.dtype.is_integer or self.dtype.is_floating):
             raise DataError(f"{name!r}: {holds} no {self.dtype.name}; use an integer, a floating, bool or string")
         # Python's numbers compare with JSON integers of any size, NumPy's do not.
-        bounds = map(self._types[-1], (self.dtype.min, self.dtype.max)) if self.is_number else (0, 0)
-        self.low, self.high = bounds
+        number, bounds = self._types[-1], (self.dtype.min, self.dtype.max) if self.is_number else (0, 0)
+        self.low, self.high = number(bounds[0]), number(bounds[1])
 
     @property
     def spec(self) -> tf.TensorSpec:

@@ -101,7 +101,7 @@ def _parsed_one_by_one(name: str, lines: _Lines, columns: list[Column]) -> Array
     values: dict[str, list[Any]] = {column.name: [] for column in columns}
     for number, line in lines:
         try:
-            item = _parse(line)
+            item = _parse(line.removesuffix(b"\n"))
             for column in columns:
                 if column.name not in item:
                     raise DataError(f"{column.name!r} is missing")

@@ -48,7 +48,9 @@ def parquet(
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
-        raise DataError("Parquet files are read by pyarrow, which is not installed: pip install pyarrow") from error
+        raise DataError(
+            "Parquet files are read by pyarrow, which is not installed: pip install 'prototrain[parquet]'"
+        ) from error
     files = local_files(paths)
 
     def chunks() -> Iterator[Arrays]:
