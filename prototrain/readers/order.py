@@ -25,6 +25,7 @@ DESCRIPTION = "description_for_prototrain"
 _ORDER = "order_for_prototrain"  # on the Python object of a dataset
 _BLOCK = 256  # examples that are read at once
 _ROUNDS = 8  # of the cipher that a permutation is made by; an even number
+_as_it_is = tf.autograph.experimental.do_not_convert  # there is no Python control flow in what the readers trace
 _thread = threading.local()
 
 
@@ -96,17 +97,18 @@ def random_order(
         about: what the examples are, in a word.
     """
 
+    @_as_it_is
     def places(_: tf.Tensor) -> tf.data.Dataset:
         start, seed = tf.numpy_function(order.begin, [], [tf.int64, tf.int32])
         start, seed = tf.ensure_shape(start, []), tf.ensure_shape(seed, [3])
         numbers = tf.data.Dataset.range(start, order.length).batch(_BLOCK)
-        return numbers.map(lambda block: _permuted(block, seed, order.length))
+        return numbers.map(_as_it_is(lambda block: _permuted(block, seed, order.length)))
 
     source = tf.data.Dataset.range(1)
     setattr(source, DESCRIPTION, [f"shuffle by index({order.length} {about}, seed {order.seed})"])
     numbers = source.flat_map(places)
     numbers = numbers if in_blocks else numbers.unbatch()
-    examples = numbers.map(read, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    examples = numbers.map(_as_it_is(read), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     examples = examples.unbatch() if in_blocks else examples
     # So TensorFlow knows the length, of a dataset that has fewer examples when it is begun in the middle: what is taken
     # from has no end, and yet ends where it is begun again and has no examples.

@@ -69,6 +69,8 @@ def _read(name: str, path: str, columns: list[Column]) -> Iterator[Arrays]:
     names, group = [column.name for column in columns], None
     try:
         with open(path, "rb") as opened, ParquetFile(opened) as file:
+            if file.metadata.num_rows == 0:
+                raise DataError(f"{name}: holds no examples")
             there = file.schema_arrow.names
             for column in columns:
                 if column.name not in there:
@@ -76,8 +78,6 @@ def _read(name: str, path: str, columns: list[Column]) -> Iterator[Arrays]:
             for group in range(file.num_row_groups):
                 for batch in file.iter_batches(CHUNK, row_groups=[group], columns=names):
                     yield {column.name: _array(batch.column(column.name), column) for column in columns}
-            if file.metadata.num_rows == 0:
-                raise DataError(f"{name}: holds no examples")
     except DataError as error:
         raise error if group is None else DataError(f"{name}, row group {group}: {error}") from None
     except pyarrow.ArrowException as error:

@@ -77,5 +77,7 @@ def unreadable(path: PathLike, error: OSError) -> DataError:
 
 def shown(path: PathLike) -> str:
     """A path as the user would type it: relative when it is below the current directory."""
+    if (url := url_of(path)) is not None:
+        return url
     absolute, here = local_path(path).absolute(), Path.cwd()
     return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)

@@ -31,7 +31,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def read(dataset: tf.data.Dataset) -> list[dict[str, Any]]:
-    return [{name: value.tolist() for name, value in item.items()} for item in dataset.as_numpy_iterator()]
+    return [{name: np.asarray(value).tolist() for name, value in item.items()} for item in dataset.as_numpy_iterator()]
 
 
 def by_label(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -91,7 +91,7 @@ def test_parquet(shuffle: Any) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    table = {
+    table: dict[str, Any] = {
         "x": pyarrow.array([[1, 2.5], [-1000, 4]], pyarrow.list_(pyarrow.float64())),
         "y": pyarrow.array([3, 255]),
         "text": pyarrow.array(["a, b\nc", "ä"]).dictionary_encode(),
