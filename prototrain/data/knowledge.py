@@ -298,7 +298,7 @@ def _text(tensor: Any) -> str:
 
 def reshuffles(dataset: Any) -> bool:
     """Whether each reading of a dataset gives another order."""
-    return any(map(_has_generator, stages(dataset)))
+    return any(_has_generator(stage) or order_of(stage) is not None for stage in stages(dataset))
 
 
 def unseeded(dataset: Any) -> bool:

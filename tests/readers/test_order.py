@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import readers
+from prototrain.data.knowledge import reshuffles
 from prototrain.data.stream import TrainingData
 from prototrain.errors import DataError
 from prototrain.readers import tables
@@ -116,6 +117,7 @@ def test_one_that_was_made_before_datasets_is_called_is_not_called_exact() -> No
     dataset = numbers(10, 1).batch(4)
     data = TrainingData(lambda: {"trn": dataset}, seed=5)
     assert data.mode == "restart" and "made before it was called" in data.reason
+    assert reshuffles(dataset)  # which is said of data to validate on
 
 
 def test_records_by_index(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
