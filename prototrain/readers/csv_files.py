@@ -66,7 +66,7 @@ def csv(
     files = local_files(paths)
 
     def chunks() -> Iterator[Arrays]:
-        for name, path in files.items():
+        for name, path in files:
             yield from _read(name, path, made, sources, delimiter, header)
 
     if shuffle is None:

@@ -60,7 +60,7 @@ def json_lines(
     columns, files = columns_of(features, "JSON holds"), local_files(paths)
 
     def chunks() -> Iterator[Arrays]:
-        for name, path in files.items():
+        for name, path in files:
             yield from _read(name, path, columns)
 
     if shuffle is None:

@@ -23,7 +23,7 @@ from prototrain.readers.tables import Table
 DESCRIPTION = "description_for_prototrain"
 """An attribute of a dataset's Python object: lines about what TensorFlow does not know of it."""
 _ORDER = "order_for_prototrain"  # on the Python object of a dataset
-_BLOCK = 256  # examples that are read at once
+_BLOCK, _BLOCK_BYTES = 256, 2**20  # that are read at once; examples, and about how much
 _ROUNDS = 8  # of the cipher that a permutation is made by; an even number
 _as_it_is = tf.autograph.experimental.do_not_convert  # there is no Python control flow in what the readers trace
 _thread = threading.local()
@@ -86,30 +86,32 @@ def order_of(stage: Any) -> Order | None:
 
 
 def random_order(
-    order: Order, read: Callable[[tf.Tensor], dict[str, Any]], *, in_blocks: bool, about: str
+    order: Order, read: Callable[[tf.Tensor], dict[str, Any]], *, about: str, each: float | None
 ) -> tf.data.Dataset:
     """Examples in an order.
 
     Args:
         order: of their numbers.
-        read: the example of a number, or of many numbers at once those examples; traced.
-        in_blocks: which of the two.
+        read: the examples of many numbers at once, with an axis more, or the example of one number; traced.
         about: what the examples are, in a word.
+        each: the bytes of an example, more or less, that are read many at once; None to read one by one.
     """
+
+    block = _BLOCK if each is None else max(1, min(_BLOCK, int(_BLOCK_BYTES / max(each, 1))))
 
     @_as_it_is
     def places(_: tf.Tensor) -> tf.data.Dataset:
         start, seed = tf.numpy_function(order.begin, [], [tf.int64, tf.int32])
         start, seed = tf.ensure_shape(start, []), tf.ensure_shape(seed, [3])
-        numbers = tf.data.Dataset.range(start, order.length).batch(_BLOCK)
+        numbers = tf.data.Dataset.range(start, order.length).batch(block)
         return numbers.map(_as_it_is(lambda block: _permuted(block, seed, order.length)))
 
     source = tf.data.Dataset.range(1)
     setattr(source, DESCRIPTION, [f"shuffle by index({order.length} {about}, seed {order.seed})"])
     numbers = source.flat_map(places)
-    numbers = numbers if in_blocks else numbers.unbatch()
+    numbers = numbers.unbatch() if each is None else numbers
     examples = numbers.map(_as_it_is(read), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    examples = examples.unbatch() if in_blocks else examples
+    examples = examples if each is None else examples.unbatch()
     # So TensorFlow knows the length, of a dataset that has fewer examples when it is begun in the middle: what is taken
     # from has no end, and yet ends where it is begun again and has no examples.
     found = examples.repeat().take(order.length)
@@ -145,7 +147,7 @@ def shuffled_table(table: Table, columns: list[Column], shuffle: str, seed: int 
             for column, value in zip(columns, values, strict=True)
         }
 
-    return random_order(Order(len(table), seed), read, in_blocks=True, about="rows")
+    return random_order(Order(len(table), seed), read, about="rows", each=table.size / len(table))
 
 
 def check_shuffle(shuffle: str | Literal[True]) -> None:

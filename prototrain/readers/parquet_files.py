@@ -54,7 +54,7 @@ def parquet(
     files = local_files(paths)
 
     def chunks() -> Iterator[Arrays]:
-        for name, path in files.items():
+        for name, path in files:
             yield from _read(name, path, columns)
 
     if shuffle is None:

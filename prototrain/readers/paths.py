@@ -15,6 +15,7 @@ from prototrain.system.storage import Storage
 from prototrain.system.urls import local_path, url_of
 
 PathLike: TypeAlias = str | os.PathLike[str]
+Files: TypeAlias = list[tuple[str, str]]  # the name for messages, and the path, of each
 
 
 def several(paths: PathLike | Iterable[PathLike]) -> list[PathLike]:
@@ -22,20 +23,20 @@ def several(paths: PathLike | Iterable[PathLike]) -> list[PathLike]:
     return [paths] if isinstance(paths, str | os.PathLike) else list(paths)
 
 
-def local_files(paths: PathLike | Iterable[PathLike]) -> dict[str, str]:
-    """Files, in the order given, each with its name for messages; those at URLs are downloaded.
+def local_files(paths: PathLike | Iterable[PathLike]) -> Files:
+    """Files, in the order given; those at URLs are downloaded.
 
     Raises:
         DataError: no file is named.
         StorageError: a file cannot be downloaded.
     """
-    found: dict[str, str] = {}
+    found: Files = []
     for path in several(paths):
         url = url_of(path)
         if url is None:
-            found[shown(path)] = str(local_path(path))
+            found.append((shown(path), str(local_path(path))))
         else:
-            found[url] = str(downloaded(url))
+            found.append((url, str(downloaded(url))))
     if not found:
         raise DataError("there are no files to read: name one at least")
     return found

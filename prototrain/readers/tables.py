@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 
 from prototrain.errors import DataError
 from prototrain.readers.columns import Arrays, Column
-from prototrain.readers.paths import stamp
+from prototrain.readers.paths import Files, stamp
 from prototrain.system.files import sync, write_atomic
 from prototrain.system.urls import cache_home
 from prototrain.system.waiting import announcing
@@ -35,6 +35,9 @@ class Table:
     Args:
         directory: its files.
         columns: what it was made with.
+
+    Attributes:
+        size: of all values, in bytes.
     """
 
     def __init__(self, directory: Path, columns: list[Column]) -> None:
@@ -43,6 +46,7 @@ class Table:
         self._values = [
             _mapped(directory / f"{number}.values", _value(column)) for number, column in _numbered(columns)
         ]
+        self.size = sum(values.nbytes for values in self._values)
         self._ends = {
             number: _mapped(directory / f"{number}.ends", np.dtype(np.int64))
             for number, column in _numbered(columns)
@@ -78,7 +82,7 @@ class Table:
 
 def table_of(
     kind: str,
-    files: Mapping[str, str],
+    files: Files,
     columns: list[Column],
     chunks: Callable[[], Iterator[Arrays]],
     settings: Any = None,
@@ -87,7 +91,7 @@ def table_of(
 
     Args:
         kind: of the files, in words.
-        files: path by name for messages.
+        files: that it is made of.
         columns: of the table.
         chunks: reads the files; gives the columns of some rows at a time.
         settings: what else the content depends on.
@@ -96,12 +100,12 @@ def table_of(
         DataError: the files have no rows, or cannot be read, or there is no room for the table.
     """
     spec = [(column.name, column.dtype.name, column.shape) for column in columns]
-    made_of = _digest([_VERSION, kind, list(files.values()), spec, settings])
-    state = _digest([stamp(path) for path in files.values()])
+    made_of = _digest([_VERSION, kind, [os.path.abspath(path) for _, path in files], spec, settings])
+    state = _digest([stamp(path) for _, path in files])
     home = cache_home() / "tables"
     directory = home / f"{made_of}-{state}"
     if not (directory / _LENGTH).is_file():
-        names = ", ".join(list(files)[:1]) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+        names = files[0][0] + (f" and {len(files) - 1} more" if len(files) > 1 else "")
         try:
             with announcing(f"making a table of {names} in {home}, to be read in any order"):
                 _make(directory, columns, chunks())
@@ -115,7 +119,7 @@ def table_of(
                 shutil.rmtree(other, ignore_errors=True)
     table = Table(directory, columns)
     if not len(table):
-        raise DataError(f"{', '.join(files)}: no examples")
+        raise DataError(f"{files[0][0]}: holds no examples")
     return table
 
 

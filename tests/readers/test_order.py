@@ -33,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def numbers(length: int, seed: int | None = None) -> tf.data.Dataset:
-    return random_order(Order(length, seed), lambda rows: {"y": rows}, in_blocks=True, about="numbers")
+    return random_order(Order(length, seed), lambda rows: {"y": rows}, about="numbers", each=8)
 
 
 def labels(dataset: tf.data.Dataset) -> list[int]:
