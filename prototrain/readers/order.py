@@ -97,9 +97,8 @@ def random_order(
         each: the bytes of an example, more or less, that are read many at once; None to read one by one.
     """
 
-    block = _BLOCK if each is None else max(1, min(_BLOCK, int(_BLOCK_BYTES / max(each, 1))))
+    block = _BLOCK if each is None else block_of(each)
 
-    @_as_it_is
     def places(_: tf.Tensor) -> tf.data.Dataset:
         start, seed = tf.numpy_function(order.begin, [], [tf.int64, tf.int32])
         start, seed = tf.ensure_shape(start, []), tf.ensure_shape(seed, [3])
@@ -108,7 +107,7 @@ def random_order(
 
     source = tf.data.Dataset.range(1)
     setattr(source, DESCRIPTION, [f"shuffle by index({order.length} {about}, seed {order.seed})"])
-    numbers = source.flat_map(places)
+    numbers = source.flat_map(_as_it_is(places))
     numbers = numbers.unbatch() if each is None else numbers
     examples = numbers.map(_as_it_is(read), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     examples = examples if each is None else examples.unbatch()
@@ -124,6 +123,11 @@ def _permuted(numbers: tf.Tensor, seed: tf.Tensor, length: int) -> tf.Tensor:
     # `tf.random.experimental.index_shuffle` has four rounds, and of five numbers some orders come twice as often.
     last = tf.constant(length - 1, tf.int64)
     return tf.raw_ops.RandomIndexShuffle(index=numbers, seed=seed, max_index=last, rounds=_ROUNDS)
+
+
+def block_of(each: float) -> int:
+    """How many examples to read, or to parse, at once, of so many bytes each."""
+    return max(1, min(_BLOCK, int(_BLOCK_BYTES / max(each, 1))))
 
 
 def shuffled_table(table: Table, columns: list[Column], shuffle: str, seed: int | None) -> tf.data.Dataset:

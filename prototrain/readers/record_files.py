@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -11,14 +12,13 @@ import tensorflow as tf
 
 from prototrain.errors import DataError
 from prototrain.readers.columns import CHUNK, Arrays, Column
-from prototrain.readers.order import Order, check_shuffle, random_order
+from prototrain.readers.order import Order, block_of, check_shuffle, random_order
 from prototrain.readers.paths import PathLike, matching_files, several, shown
 from prototrain.readers.tables import Table, table_of
 from prototrain.system.tracebacks import cause
 
 _HEADER, _FOOTER = 12, 4  # bytes around each record: its length and a checksum of that, and one of its content
 _KEPT_OPEN = 256  # files
-_BLOCK = 64  # records that are parsed at once
 
 # Parallel, and still the same order in every run.
 _PARALLEL: Any = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
@@ -73,9 +73,9 @@ def tfrecords(
         return tf.data.TFRecordDataset(file, compression_type=compression)
 
     records = names.interleave(read, cycle_length=cycle_length, **_PARALLEL)
-    if _are_fixed(parsed) and all(feature.dtype != tf.string for feature in parsed.values()):
+    if _are_fixed(parsed) and all(tf.as_dtype(feature.dtype) != tf.string for feature in parsed.values()):
         # To parse numbers one by one takes ten times as long. What holds texts may be large: pictures, for example.
-        blocks = records.batch(_BLOCK)
+        blocks = records.batch(block_of(sum(map(_size, parsed.values()))))
         return blocks.map(lambda block: tf.io.parse_example(block, parsed), **_PARALLEL).unbatch()
     return records.map(lambda record: tf.io.parse_single_example(record, parsed), **_PARALLEL)
 
@@ -94,6 +94,11 @@ def _by_index(files: list[str], features: dict[str, Any], seed: int | None) -> t
     return random_order(
         order, lambda row: tf.io.parse_single_example(read(row[None])[0], features), about="records", each=None
     )
+
+
+def _size(feature: Any) -> int:
+    """The bytes of a feature of numbers in one example."""
+    return int(tf.TensorShape(feature.shape).num_elements()) * int(tf.as_dtype(feature.dtype).size)
 
 
 def _are_fixed(features: dict[str, Any]) -> bool:
@@ -132,6 +137,7 @@ class _Records:
         self._files = files
         self._table = table
         self._opened: dict[int, int] = {}
+        weakref.finalize(self, _close, self._opened)
 
     def take(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The bytes of some records."""
@@ -154,9 +160,10 @@ class _Records:
                     os.close(descriptor)
         return os.pread(self._opened[number], length, start)
 
-    def __del__(self) -> None:
-        for descriptor in self._opened.values():
-            os.close(descriptor)
+
+def _close(opened: dict[int, int]) -> None:
+    for descriptor in opened.values():
+        os.close(descriptor)
 
 
 def _record_feature(name: str, feature: Any) -> Any:

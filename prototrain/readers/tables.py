@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -124,9 +125,9 @@ def table_of(
 
 
 def _make(directory: Path, columns: list[Column], chunks: Iterator[Arrays]) -> None:
-    temporary = directory.with_name(f".tmp-{directory.name}-{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    # Not named after the process: several machines may share a cache, and in containers all processes are number 1.
+    temporary = Path(tempfile.mkdtemp(prefix=f".tmp-{directory.name}-", dir=directory.parent))
     try:
         _write(temporary, columns, chunks)
         try:
