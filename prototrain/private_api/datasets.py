@@ -191,7 +191,8 @@ def stage_number(stage: Any, name: str) -> int | None:
     It relies on the attributes `_batch_size` and `_drop_remainder` of the stages that make batches, and `_count` of one
     that repeats. Without them a place in data that is shuffled by index is come back to by reading again.
     """
-    value = tf.get_static_value(getattr(stage, f"_{name}", None))
+    tensor = getattr(stage, f"_{name}", None)
+    value = None if tensor is None else tf.get_static_value(tensor)
     return None if value is None else int(value)
 
 
