@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import growth, long_run, million_rows, startup, steps
+from benchmarks import growth, input, long_run, million_rows, startup, steps
 from benchmarks.workloads import WORKLOADS
 
 
@@ -29,6 +29,15 @@ def test_workloads(name: str) -> None:
     batch = next(iter(WORKLOADS[name].batches(lambda x, y: (x, y))))
     assert batch[0].shape == (WORKLOADS[name].batch, *WORKLOADS[name].shape)
     assert batch[0].dtype == WORKLOADS[name].dtype
+
+
+def test_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path))  # which it changes
+    monkeypatch.setattr(input.tf.config.threading, "set_intra_op_parallelism_threads", lambda number: None)
+    arguments = ["--formats", "csv", "--examples", "300", "--rounds", "1", "--seconds", "0.01", "--steps", "20"]
+    input.main([*arguments, "--output", str(tmp_path)])
+    assert "by index, ratio" in capsys.readouterr().out
+    assert json.loads((tmp_path / "input.json").read_text())["csv"]["rates"]["index"][0] > 0
 
 
 def test_growth() -> None:

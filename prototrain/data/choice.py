@@ -8,6 +8,7 @@ from typing import Any
 from prototrain.data.cache_files import take_caches, unfinished
 from prototrain.data.elements import first_batch
 from prototrain.data.grain_data import GrainPosition, grain_of
+from prototrain.data.indexed_position import IndexedPosition, indexed
 from prototrain.data.iterator_state import NOT_SAVABLE
 from prototrain.data.knowledge import Knowledge, knowledge_of, shares_generators
 from prototrain.data.position import Position, RestartedPosition, iterate
@@ -40,6 +41,11 @@ def choose_position(
     if (grain := grain_of(source.training)) is not None and not is_single_pass:
         of_grain = GrainPosition(source, announce, grain)
         return of_grain, "", patiently(of_grain.look, announce, WAITING) if made_up is None else made_up
+    if indexed(source.training) is not None and not is_single_pass:
+        own = source.training_of(0)  # which nobody else reads: each reading is another one
+        if indexed(own) is not None and not shares_generators(source.training, own):
+            by_index = IndexedPosition(source, announce, own)
+            return by_index, "", patiently(by_index.look, announce, WAITING) if made_up is None else made_up
     known = knowledge_of(source.training)
     to_make = unfinished(known.caches)  # before anything is read
     take_caches(to_make, announce)

@@ -19,11 +19,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.data.pipeline import DESCRIPTION, prefetched
+from prototrain.data.pipeline import prefetched
 from prototrain.data.position import PREFETCH, Meta, Position
 from prototrain.data.python_data import as_tuple, dataset_of
 from prototrain.data.source import Source
 from prototrain.errors import CheckpointError, DataError
+from prototrain.readers.order import DESCRIPTION
 
 _KEPT = 64  # states; more than the batches that are ever read ahead of the training
 _THREADS = 8  # that read a `MapDataset`

@@ -38,6 +38,7 @@ from prototrain.private_api.datasets import (
     tells_stages,
 )
 from prototrain.readers import is_live
+from prototrain.readers.order import order_of
 
 STATELESS = (
     "draw them with tf.random.stateless_* or tf.image.stateless_random_*, and a seed made of the index that "
@@ -264,7 +265,14 @@ def shares_generators(one: tf.data.Dataset, other: tf.data.Dataset) -> bool:
 
 def _draws(stage: Any) -> bool:
     of_functions = (finding.worth.again for finding in _of_functions(stage))
-    return _has_generator(stage) or name_of(stage) == "_Random" or Again.WITH_A_SEED in of_functions
+    own = _has_generator(stage) or name_of(stage) == "_Random" or order_of(stage) is not None
+    return own or Again.WITH_A_SEED in of_functions
+
+
+def repeats_by_itself(stage: Any) -> bool:
+    """Whether what a stage makes of an element depends on nothing but that, and comes in the order of the elements."""
+    found = [*_of_functions(stage), *_of_options(stage.options())]
+    return all(finding.worth.again == Again.YES for finding in found) and not _may_reorder(stage)
 
 
 def file_caches(dataset: tf.data.Dataset) -> list[str]:
@@ -290,7 +298,7 @@ def _text(tensor: Any) -> str:
 
 def reshuffles(dataset: Any) -> bool:
     """Whether each reading of a dataset gives another order."""
-    return any(map(_has_generator, stages(dataset)))
+    return any(_has_generator(stage) or order_of(stage) is not None for stage in stages(dataset))
 
 
 def unseeded(dataset: Any) -> bool:

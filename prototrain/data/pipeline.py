@@ -11,10 +11,9 @@ import tensorflow as tf
 
 from prototrain.data.stages import graphs, name_of, sources, stages
 from prototrain.private_api.datasets import stage_functions, stage_inputs, stage_settings
+from prototrain.readers.order import DESCRIPTION
 from prototrain.system.graphs import graph_digest, short_digest
 
-DESCRIPTION = "description_for_prototrain"
-"""An attribute of a dataset's Python object: lines about what TensorFlow does not know of it."""
 _LOOKED_AT = 100_000
 _LONGEST_PATH = 4096
 _HASHED_BYTES = 64 * 2**20  # contents of more than this are known by shape only: hashing them would delay every start

@@ -12,8 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.data.source import pass_being_made
 from prototrain.errors import DataError
+from prototrain.readers.order import pass_being_made
 
 _LOOKED_AT = 2  # batches, to see which of their sizes vary
 _KEPT = 64  # batches of a generator, which cannot be asked for them again

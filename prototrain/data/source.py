@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,6 +13,7 @@ from prototrain.checkpoint.global_random import global_random_kept
 from prototrain.data.elements import check_dataset
 from prototrain.data.pipeline import describe_sources
 from prototrain.errors import DataError
+from prototrain.readers.order import making_pass
 from prototrain.system.waiting import announcing
 
 Datasets = dict[str, tf.data.Dataset]
@@ -72,7 +72,7 @@ class Source:
         waiting = announcing("waiting for the model's datasets()", self._announce)
         with (
             waiting,
-            _making(number),
+            making_pass(number),
             _seeded(self.seed, self.seed if number == 0 else int.from_bytes(digest[:4], "big")),
         ):
             datasets = self._make()
@@ -80,24 +80,6 @@ class Source:
             given = ", ".join(map(repr, datasets)) if isinstance(datasets, dict) else type(datasets).__name__
             raise DataError(f"datasets() must return a dict with the training dataset under 'trn'; it gave {given}")
         return {name: check_dataset(dataset, name) for name, dataset in datasets.items()}
-
-
-_thread = threading.local()
-
-
-def pass_being_made() -> int:
-    """Which pass, counted from 0, the datasets are made for that a model's `datasets` is asked for in this thread."""
-    found: int = getattr(_thread, "number", 0)
-    return found
-
-
-@contextmanager
-def _making(number: int) -> Iterator[None]:
-    _thread.number = number
-    try:
-        yield
-    finally:
-        _thread.number = 0
 
 
 @contextmanager

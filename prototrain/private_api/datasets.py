@@ -185,6 +185,17 @@ def set_options(options: tf.data.Options) -> dict[str, Any]:
     }
 
 
+def stage_number(stage: Any, name: str) -> int | None:
+    """A number that a stage was given, such as the "batch_size" of a batch; None if it is not known.
+
+    It relies on the attributes `_batch_size` and `_drop_remainder` of the stages that make batches, and `_count` of one
+    that repeats. Without them a place in data that is shuffled by index is come back to by reading again.
+    """
+    tensor = getattr(stage, f"_{name}", None)
+    value = None if tensor is None else tf.get_static_value(tensor)
+    return None if value is None else int(value)
+
+
 def _cannot_divide(dataset: Any, count: int, index: int) -> Any:
     raise tf.errors.UnimplementedError(
         None, None, f"TensorFlow {tf.__version__} has no way to divide a dataset by files"

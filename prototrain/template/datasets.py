@@ -1,6 +1,6 @@
 """The data: points of two spirals that wind around each other. Put your own in its place.
 
-`prototrain.readers` has readers for JSON lines, TFRecord files and folders of images.
+`prototrain.readers` has readers for JSON lines, CSV, Parquet, TFRecord files and folders of images.
 """
 
 from __future__ import annotations

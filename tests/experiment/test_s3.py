@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from prototrain import SimpleTrainer
+from prototrain import SimpleTrainer, readers
 from prototrain.actions.restore import restore
 from prototrain.callbacks import JSONWriter, MinSaver, ModelSaver, SaveOnExit, Summaries, Validation
 from prototrain.cli import main
@@ -104,6 +104,15 @@ def test_a_missing_bucket_is_one_line(bucket: str) -> None:
         CountingTrainer(experiment="s3://no-such-bucket/x").train([SaveOnExit()], max_steps=1)
 
 
+def test_readers_take_files_of_a_bucket(bucket: str) -> None:
+    Storage(f"{bucket}/data").write("a.csv", b"y\n1\n2\n")
+    dataset = readers.csv(f"{bucket}/data/a.csv", features={"y": ("int64", [])}, shuffle="index")
+    assert sorted(int(item["y"]) for item in dataset) == [1, 2]
+    for url in (f"{bucket}/data/b.csv", "s3://no-such-bucket/b.csv"):
+        with pytest.raises(StorageError, match=rf"^there is no file {url}$"):
+            readers.csv(url, features={"y": ("int64", [])})
+
+
 class _Refusing(BaseHTTPRequestHandler):
     """Answers as S3 does to keys that it does not know."""
 
@@ -143,8 +152,10 @@ def test_wrong_credentials_are_one_line_before_the_first_step(
     try:
         with pytest.raises(StorageError, match=rf"cannot \w+ \w+ s3://prototrain-tests/x: .*{said}") as error:
             trainer.train([SaveOnExit()], max_steps=1)
+        with pytest.raises(StorageError, match=r"^cannot look into s3://prototrain-tests: .+$") as of_reader:
+            readers.csv("s3://prototrain-tests/a.csv", features={"y": ("int64", [])})
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
-    assert trainer.global_step == 0 and "\n" not in str(error.value)
+    assert trainer.global_step == 0 and "\n" not in f"{error.value}{of_reader.value}"

@@ -1,0 +1,34 @@
+"""Readers of files, and of a DataFlow: each returns a `tf.data.Dataset` of dictionaries of *unbatched* tensors.
+
+They are shuffled, batched and mapped by the model. Without ``shuffle="index"``, all but `dataflow` are made of
+operations whose position `tf.data` can save: everything that needs Python happens once, up front. With it, the order is
+that of a permutation of the examples' numbers, for data of any size, and the position is one of these numbers. Either
+way a run that is stopped in the middle of an epoch goes on at the very next batch.
+
+Files may lie at URLs, such as ``s3://bucket/trn.csv``; they are downloaded once and kept.
+"""
+
+from prototrain.readers.columns import Features
+from prototrain.readers.csv_files import csv
+from prototrain.readers.flows import dataflow, is_live
+from prototrain.readers.images import IMAGE_EXTENSIONS, class_names, decode_image, image_files, image_folder
+from prototrain.readers.json_files import json_lines
+from prototrain.readers.parquet_files import parquet
+from prototrain.readers.paths import PathLike
+from prototrain.readers.record_files import tfrecords
+
+__all__ = [
+    "IMAGE_EXTENSIONS",
+    "Features",
+    "PathLike",
+    "class_names",
+    "csv",
+    "dataflow",
+    "decode_image",
+    "image_files",
+    "image_folder",
+    "is_live",
+    "json_lines",
+    "parquet",
+    "tfrecords",
+]

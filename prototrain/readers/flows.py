@@ -1,0 +1,109 @@
+"""Examples that Python code gives one by one: a DataFlow of tensorpack's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from prototrain.errors import DataError
+from prototrain.system.waiting import announcing
+
+_LIVE = "is_live_for_prototrain"  # on the Python object of a dataset
+
+
+def dataflow(
+    flow: Iterable[Any],
+    *,
+    names: Sequence[str] | None = None,
+    batched: bool = False,
+    spec: Mapping[str, tf.TensorSpec] | None = None,
+    live: bool = False,
+) -> tf.data.Dataset:
+    """Reads a DataFlow of tensorpack's, or whatever gives one data point after the other.
+
+    Its `reset_state()` is called now, if it has one, and its first data point is read to see what it is like, unless
+    `spec` says it. The flow stays Python code: a resumed run reads again from the start of the pass, so make it within
+    `datasets()`, and from seeds.
+
+    What a flow gives may also come from the run itself, such as from games that are played with the model as it is
+    (``live=True``). Then nothing of it is read before it is trained on, so that it may wait for its callback's
+    `before_train`, and a resumed run goes on with what it gives then.
+
+    Args:
+        flow: gives lists, tuples or dicts of arrays and numbers, anew each time it is iterated over.
+        names: of the components of a list or tuple; of a dict, those that are taken, by default all.
+        batched: whether a data point is a batch, whose first axis may have another length in another one.
+        spec: what a data point looks like, by name; in place of looking at the first one.
+        live: whether it gives something else each time; needs `spec`.
+
+    Returns:
+        A dataset of dictionaries name -> tensor, of the dtypes and shapes of the first data point. It has `len(flow)`
+        elements, if the flow has a length.
+
+    Raises:
+        DataError: the flow is empty or can be read once only, the names do not fit its data points, or it is live and
+            has no `spec`.
+    """
+    kind = type(flow).__name__
+    if live and spec is None:
+        raise DataError(
+            f"{kind} is live, so it cannot be looked at: say what it gives with spec={{name: tf.TensorSpec}}"
+        )
+    if isinstance(flow, Iterator):
+        raise DataError(f"a {kind} can be read once only: give what it was made of, or a DataFlow")
+    names = list(spec) if names is None and spec is not None else names
+    if hasattr(flow, "reset_state"):
+        flow.reset_state()
+
+    def points() -> Iterator[dict[str, Any]]:
+        for point in flow:
+            yield _named(point, names, kind)
+
+    signature = dict(spec) if spec is not None else _look_at(flow, names, batched)
+    dataset = tf.data.Dataset.from_generator(points, output_signature=signature)
+    setattr(dataset, _LIVE, live)
+    try:
+        length = len(flow)  # type: ignore[arg-type]
+    except (TypeError, ValueError, NotImplementedError):  # it has none, or no end
+        return dataset
+    return dataset.apply(tf.data.experimental.assert_cardinality(length))
+
+
+def is_live(stage: Any) -> bool:
+    """Whether a stage of a dataset is a `dataflow` that is live."""
+    return getattr(stage, _LIVE, False) is True
+
+
+def _look_at(flow: Iterable[Any], names: Sequence[str] | None, batched: bool) -> dict[str, tf.TensorSpec]:
+    """What the data points of a flow are like, from the first one."""
+    kind = type(flow).__name__
+    with announcing(f"waiting for the first data point of {kind} (with spec=... none is read here)"):
+        first = next(iter(flow), None)
+    if first is None:
+        raise DataError(f"{kind} gave no data point")
+
+    def spec(name: str, value: Any) -> tf.TensorSpec:
+        array = np.asarray(value)
+        if batched and not array.shape:
+            raise DataError(f"{name!r} of {kind} is a number, and with batched=True it must have an axis")
+        shape = [None, *array.shape[1:]] if batched else array.shape
+        return tf.TensorSpec(shape, tf.string if array.dtype.kind in "OSU" else array.dtype)
+
+    return {name: spec(name, value) for name, value in _named(first, names, kind).items()}
+
+
+def _named(point: Any, names: Sequence[str] | None, flow: str) -> dict[str, Any]:
+    if isinstance(point, Mapping):
+        missing = [name for name in names or () if name not in point]
+        if missing:
+            raise DataError(f"{flow} has no {missing[0]!r}; a data point has: {', '.join(map(str, point))}")
+        return {name: point[name] for name in names} if names is not None else dict(point)
+    if not isinstance(point, list | tuple):
+        raise DataError(f"{flow} must give lists, tuples or dicts; it gave a {type(point).__name__}")
+    if names is None or len(names) != len(point):
+        given = "no names" if names is None else f"{len(names)} names"
+        raise DataError(f"{flow} gives data points of {len(point)} components, and there are {given}: give names=[...]")
+    return dict(zip(names, point, strict=True))

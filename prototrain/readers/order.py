@@ -1,0 +1,164 @@
+"""A random order of any number of examples, whose place is a number.
+
+The order is a permutation of the numbers of all examples, computed number by number: nothing is buffered. Each reading
+of the dataset has another one, and can begin at any of its places.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from prototrain.errors import DataError
+from prototrain.readers.columns import Column
+from prototrain.readers.tables import Table
+
+DESCRIPTION = "description_for_prototrain"
+"""An attribute of a dataset's Python object: lines about what TensorFlow does not know of it."""
+_ORDER = "order_for_prototrain"  # on the Python object of a dataset
+_BLOCK, _BLOCK_BYTES = 256, 2**20  # that are read at once; examples, and about how much
+_ROUNDS = 8  # of the cipher that a permutation is made by; an even number
+_as_it_is = tf.autograph.experimental.do_not_convert  # there is no Python control flow in what the readers trace
+_thread = threading.local()
+
+
+def pass_being_made() -> int:
+    """Which pass, counted from 0, the datasets are made for that a model's `datasets` is asked for in this thread."""
+    found: int = getattr(_thread, "number", 0)
+    return found
+
+
+@contextmanager
+def making_pass(number: int) -> Iterator[None]:
+    """Let `pass_being_made` say so."""
+    _thread.number = number
+    try:
+        yield
+    finally:
+        _thread.number = 0
+
+
+class Order:
+    """The orders of the readings of one dataset: those of a seed and a number, which is one more in each reading.
+
+    Args:
+        length: how many examples there are.
+        seed: None for one that is drawn from Python's global generator, which depends on the run's seed in `datasets`.
+    """
+
+    def __init__(self, length: int, seed: int | None) -> None:
+        self.length = length
+        self.seed = random.getrandbits(31) if seed is None else seed
+        self._made_in = pass_being_made()
+        self._lock = threading.Lock()
+        self._reading, self._start, self._is_cut = 0, 0, False
+
+    def go_to(self, reading: int, start: int) -> None:
+        """Let the reading that is begun next be that of this number, from 0, and start at this place of it."""
+        with self._lock:
+            self._reading, self._start, self._is_cut = reading, start, False
+
+    def begin(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Begin a reading; returns the number of its first example, and what its order follows from.
+
+        `random_order` asks once more at the end of a reading that did not start at 0, for one without examples.
+        """
+        with self._lock:
+            if self._is_cut:
+                self._is_cut = False
+                return np.array(self.length, np.int64), np.zeros(3, np.int32)
+            start, reading = self._start, self._reading
+            self._reading, self._start, self._is_cut = reading + 1, 0, start > 0
+        digest = hashlib.sha256(f"{self.seed}/{self._made_in}/{reading}".encode()).digest()
+        return np.array(start, np.int64), np.frombuffer(digest[:12], np.int32)
+
+
+def order_of(stage: Any) -> Order | None:
+    """The order of a stage of a dataset that `random_order` has made; else None."""
+    return getattr(stage, _ORDER, None)
+
+
+def random_order(
+    order: Order, read: Callable[[tf.Tensor], dict[str, Any]], *, about: str, each: float | None
+) -> tf.data.Dataset:
+    """Examples in an order.
+
+    Args:
+        order: of their numbers.
+        read: the examples of many numbers at once, with an axis more, or the example of one number; traced.
+        about: what the examples are, in a word.
+        each: the bytes of an example, more or less, that are read many at once; None to read one by one.
+    """
+
+    block = _BLOCK if each is None else block_of(each)
+
+    def places(_: tf.Tensor) -> tf.data.Dataset:
+        start, seed = tf.numpy_function(order.begin, [], [tf.int64, tf.int32])
+        start, seed = tf.ensure_shape(start, []), tf.ensure_shape(seed, [3])
+        numbers = tf.data.Dataset.range(start, order.length).batch(block)
+        return numbers.map(_as_it_is(lambda block: _permuted(block, seed, order.length)))
+
+    source = tf.data.Dataset.range(1)
+    setattr(source, DESCRIPTION, [f"shuffle by index({order.length} {about}, seed {order.seed})"])
+    numbers = source.flat_map(_as_it_is(places))
+    numbers = numbers.unbatch() if each is None else numbers
+    examples = numbers.map(_as_it_is(read), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    examples = examples if each is None else examples.unbatch()
+    # So TensorFlow knows the length, of a dataset that has fewer examples when it is begun in the middle: what is taken
+    # from has no end, and yet ends where it is begun again and has no examples.
+    found = examples.repeat().take(order.length)
+    setattr(found, _ORDER, order)
+    return found
+
+
+def _permuted(numbers: tf.Tensor, seed: tf.Tensor, length: int) -> tf.Tensor:
+    """Where some numbers are in a permutation of all."""
+    # `tf.random.experimental.index_shuffle` has four rounds, and of five numbers some orders come twice as often.
+    last = tf.constant(length - 1, tf.int64)
+    return tf.raw_ops.RandomIndexShuffle(index=numbers, seed=seed, max_index=last, rounds=_ROUNDS)
+
+
+def block_of(each: float) -> int:
+    """How many examples to read, or to parse, at once, of so many bytes each."""
+    return max(1, min(_BLOCK, int(_BLOCK_BYTES / max(each, 1))))
+
+
+def shuffled_table(table: Table, columns: list[Column], shuffle: str, seed: int | None) -> tf.data.Dataset:
+    """The rows of a table in a random order.
+
+    Args:
+        table: what is read.
+        columns: of the table.
+        shuffle: as a reader was given it.
+        seed: of the order.
+
+    Raises:
+        DataError: `shuffle` is nothing that a reader knows.
+    """
+    check_shuffle(shuffle)
+
+    def read(rows: tf.Tensor) -> dict[str, tf.Tensor]:
+        values = tf.numpy_function(table.take, [rows], [column.dtype for column in columns])
+        return {
+            column.name: tf.ensure_shape(value, [None, *column.shape])
+            for column, value in zip(columns, values, strict=True)
+        }
+
+    return random_order(Order(len(table), seed), read, about="rows", each=table.size / len(table))
+
+
+def check_shuffle(shuffle: str | Literal[True]) -> None:
+    """Check what a reader was given.
+
+    Raises:
+        DataError: it is not "index".
+    """
+    if shuffle != "index":
+        raise DataError(f'shuffle={shuffle!r} is not known; give "index", or Dataset.shuffle(...) behind the reader')

@@ -1,0 +1,139 @@
+"""Parquet files, read by pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from prototrain.errors import DataError
+from prototrain.readers.columns import CHUNK, Arrays, Column, Features, columns_of, in_memory
+from prototrain.readers.order import shuffled_table
+from prototrain.readers.paths import PathLike, local_files, unreadable
+from prototrain.readers.tables import table_of
+
+
+def parquet(
+    paths: PathLike | Iterable[PathLike],
+    *,
+    features: Features,
+    shuffle: Literal["index"] | None = None,
+    seed: int | None = None,
+) -> tf.data.Dataset:
+    """Reads Parquet files; the extra `parquet`, which is pyarrow.
+
+    The columns that are features are read and checked whole, now, and kept in memory.
+
+    Args:
+        paths: one file or several, read in the order given; URLs are downloaded.
+        features: name -> (dtype, shape) of every feature, each the column of its name, e.g.
+            `{"example": ("float32", [64]), "label": ("int32", [])}`. The dtype is an integer, a floating, `bool` or
+            `string` (texts and bytes); a shape that is not `[]` is that of lists, or of lists in lists, of fixed
+            lengths.
+        shuffle: "index" gives all examples in a new random order in each pass, from a table on disk in place of
+            memory; it is made of the files once, and again when they have changed.
+        seed: of that order; None for the run's.
+
+    Returns:
+        A dataset of dictionaries name -> tensor of that dtype and shape, one per row, in the order of the files.
+
+    Raises:
+        DataError: pyarrow is not installed, a file cannot be read or has no examples, or a row group has no such
+            features: one is missing or null, has another shape or type, is not finite, or does not fit into its dtype.
+        StorageError: a file at a URL cannot be downloaded.
+    """
+    columns = columns_of(features, "Parquet files hold")
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError as error:
+        raise DataError(
+            "Parquet files are read by pyarrow, which is not installed: pip install 'prototrain[parquet]'"
+        ) from error
+    files = local_files(paths)
+
+    def chunks() -> Iterator[Arrays]:
+        for name, path in files:
+            yield from _read(name, path, columns)
+
+    if shuffle is None:
+        return in_memory(chunks, columns)
+    return shuffled_table(table_of("parquet", files, columns, chunks), columns, shuffle, seed)
+
+
+def _read(name: str, path: str, columns: list[Column]) -> Iterator[Arrays]:
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    names, group = [column.name for column in columns], None
+    try:
+        with open(path, "rb") as opened, ParquetFile(opened) as file:
+            if file.metadata.num_rows == 0:
+                raise DataError(f"{name}: holds no examples")
+            there = file.schema_arrow.names
+            for column in columns:
+                if column.name not in there:
+                    raise DataError(f"{name}: has no column {column.name!r}; there are: {', '.join(there)}")
+            for group in range(file.num_row_groups):
+                for batch in file.iter_batches(CHUNK, row_groups=[group], columns=names):
+                    yield {column.name: _array(batch.column(column.name), column) for column in columns}
+    except DataError as error:
+        raise error if group is None else DataError(f"{name}, row group {group}: {error}") from None
+    except pyarrow.ArrowException as error:
+        where = name if group is None else f"{name}, row group {group}"
+        raise DataError(f"{where}: not Parquet ({str(error).splitlines()[0]})") from None
+    except OSError as error:
+        if error.errno is None:  # pyarrow's own, of what it cannot make sense of
+            where = name if group is None else f"{name}, row group {group}"
+            raise DataError(f"{where}: not Parquet ({str(error).splitlines()[0]})") from None
+        raise unreadable(path, error) from error
+
+
+def _array(values: Any, column: Column) -> np.ndarray[Any, Any]:
+    """The values of a column of a row group, checked."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    rows = len(values)
+
+    def refuse(problem: str) -> None:
+        raise DataError(f"{column.name!r} {problem}")
+
+    for size in column.shape:
+        if not (
+            pyarrow.types.is_list(values.type)
+            or pyarrow.types.is_large_list(values.type)
+            or pyarrow.types.is_fixed_size_list(values.type)
+        ):
+            refuse(f"holds {values.type}, not lists of {size} values")
+        if values.null_count:
+            refuse("has a null")
+        lengths = set(pc.list_value_length(values).unique().to_pylist())
+        if lengths - {size}:
+            refuse(f"has {min(lengths - {size})} values where {size} are expected")
+        values = pc.list_flatten(values)
+    if pyarrow.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if values.null_count:
+        refuse("has a null")
+    kind = values.type
+    if column.is_text:
+        if not any(getattr(pyarrow.types, f"is_{name}")(kind) for name in _TEXTS):
+            refuse(f"holds {kind}, not string")
+        return column.array(values.to_pylist(), rows)
+    is_number = pyarrow.types.is_integer(kind) or (pyarrow.types.is_floating(kind) and column.dtype.is_floating)
+    if not (pyarrow.types.is_boolean(kind) if column.dtype == tf.bool else is_number):
+        refuse(f"holds {kind}, not {column.dtype.name}")
+    array = values.to_numpy(zero_copy_only=False)
+    if column.is_number and len(array):
+        if not np.isfinite(array).all():
+            refuse("has a value that is not finite")
+        low, high = array.min().item(), array.max().item()
+        if not (column.low <= low and high <= column.high):
+            wrong = high if column.low <= low else low
+            refuse(f"has {wrong}, which does not fit into {column.dtype.name}")
+    return np.asarray(array).astype(column.dtype.as_numpy_dtype).reshape((rows, *column.shape))
+
+
+_TEXTS = ("string", "large_string", "binary", "large_binary", "fixed_size_binary")

@@ -1,0 +1,84 @@
+"""The files that a reader is given, as files of this machine."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TypeAlias
+
+from prototrain.errors import DataError
+from prototrain.system.downloads import downloaded, downloaded_all
+from prototrain.system.storage import Storage
+from prototrain.system.urls import local_path, url_of
+
+PathLike: TypeAlias = str | os.PathLike[str]
+Files: TypeAlias = list[tuple[str, str]]  # the name for messages, and the path, of each
+
+
+def several(paths: PathLike | Iterable[PathLike]) -> list[PathLike]:
+    """One path or several as a list."""
+    return [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+
+
+def local_files(paths: PathLike | Iterable[PathLike]) -> Files:
+    """Files, in the order given; those at URLs are downloaded.
+
+    Raises:
+        DataError: no file is named.
+        StorageError: a file cannot be downloaded.
+    """
+    found: Files = []
+    for path in several(paths):
+        url = url_of(path)
+        if url is None:
+            found.append((shown(path), str(local_path(path))))
+        else:
+            found.append((url, str(downloaded(url))))
+    if not found:
+        raise DataError("there are no files to read: name one at least")
+    return found
+
+
+def matching_files(pattern: PathLike) -> list[str]:
+    """The files that match a glob pattern, which may be a URL; there ``*`` matches slashes as well."""
+    url = url_of(pattern)
+    if url is None:
+        return [file for file in glob.glob(str(local_path(pattern)), recursive=True) if os.path.isfile(file)]
+    base, _, name = url.rpartition("/")
+    while set("*?[") & set(base):
+        base, _, above = base.rpartition("/")
+        name = f"{above}/{name}"
+    found = {other: info for other, info in sorted(Storage(base).listing().items()) if fnmatchcase(other, name)}
+    return [str(path) for path in downloaded_all(base, found)]
+
+
+def stamp(path: str) -> list[int]:
+    """What changes with the content of a file, as far as the file system tells: its size, and when it was written.
+
+    The file is opened for that, so that the run takes note of it as of one that it reads.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return [status.st_size, status.st_mtime_ns]
+
+
+def unreadable(path: PathLike, error: OSError) -> DataError:
+    """The error to raise where a file cannot be read."""
+    return DataError(f"{shown(path)}: cannot be read ({error.strerror})")
+
+
+def shown(path: PathLike) -> str:
+    """A path as the user would type it: relative when it is below the current directory."""
+    if (url := url_of(path)) is not None:
+        return url
+    absolute, here = local_path(path).absolute(), Path.cwd()
+    return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
