@@ -71,7 +71,11 @@ def test_an_iterator_s_handle_is_what_ops_take() -> None:
 
 
 def test_a_stage_s_numbers() -> None:
-    for batch in (numbers(), tf.data.Dataset.range(8).padded_batch(2), tf.data.Dataset.range(8).batch(2, None, 2)):
+    for batch in (
+        numbers(),
+        tf.data.Dataset.range(8).padded_batch(2),
+        tf.data.Dataset.range(8).batch(2, num_parallel_calls=2),
+    ):
         assert (datasets.stage_number(batch, "batch_size"), datasets.stage_number(batch, "drop_remainder")) == (2, 0)
     assert datasets.stage_number(numbers().repeat(), "count") == -1
     assert datasets.stage_number(numbers(), "count") is None
