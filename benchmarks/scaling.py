@@ -3,10 +3,11 @@
     python -m benchmarks.scaling                                        # some ten minutes
     python -m benchmarks.scaling --towers 1,2 --workers '' --models 0.1 --rounds 5 --output results
 
-The batch of a step is the same whatever their number, so that on one machine the ideal is the same number of steps: the
-efficiency is steps/s over those of one. Towers are logical CPU devices, workers are processes, and all share the cores:
-what is measured is what dividing costs, not what it gains. The share of the all-reduce is what the hand-written loop
-takes longer than the same one in which every tower trains for itself; what prototrain adds is its time less that loop's.
+The batch of a step is the same whatever their number, so that on one machine the ideal is the same number of steps:
+the efficiency is steps/s over those of one. Towers are logical CPU devices, workers are processes, and all share the
+cores: what is measured is what dividing costs, not what it gains. The share of the all-reduce is what the hand-written
+loop takes longer than the same one in which every tower trains for itself; what prototrain adds is its time less that
+loop's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What prototrain is compared with on several towers or workers: Keras `fit` and a hand-written loop, under a strategy."""
+"""What prototrain is compared with on several towers or workers: Keras `fit` and a hand-written loop."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Placement:
         """Call a function in every tower with its part of a global batch; traced."""
         if self.parts == 1:
             return self.strategy.run(function, args=(inputs,))
-        # Identities, so that what waits for a batch in a tower waits on its device, and not once more for that of another.
+        # Copies, so that what waits for a batch in a tower waits on its own device.
         return self.strategy.run(lambda part: function(_copied(part)), args=(self._split(inputs),))
 
     def _split(self, inputs: Batch) -> Any:
