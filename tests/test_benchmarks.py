@@ -6,9 +6,10 @@ import json
 import re
 from pathlib import Path
 
+import keras
 import pytest
 
-from benchmarks import growth, input, long_run, million_rows, startup, steps
+from benchmarks import growth, input, long_run, million_rows, scaling, startup, steps
 from benchmarks.workloads import WORKLOADS
 
 
@@ -84,3 +85,21 @@ def test_many_rows(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     million_rows.main(["--rows", "2000", "--experiments", "2", "--directory", str(scratch / "made")])
     assert len(re.findall(r"\d+\.\d +\d+\.\d +\d+\.\d$", capsys.readouterr().out, re.MULTILINE)) == 7
     assert (scratch / "made" / "large" / "one" / "metrics.index").exists()
+
+
+@pytest.mark.parametrize("millions", [0.1, 2])
+def test_a_workload_of_so_many_parameters(millions: float) -> None:
+    inputs = keras.Input((64,))
+    model = keras.Model(inputs, scaling.workload_of(millions).logits(inputs, True))
+    assert model.count_params() == pytest.approx(millions * 1e6, rel=0.02)
+
+
+def test_what_scaling_makes_of_its_figures() -> None:
+    seconds = {scaling.OURS: 0.001, scaling.LOOP: 0.002, scaling.ALONE: 0.001}
+    results = {
+        scaling.Setting("towers", count, 0.1, 1, 10): {name: [one * count] for name, one in seconds.items()}
+        for count in (1, 2)
+    }
+    lines = [line.split() for line in scaling.table(results, "towers", 0.1).splitlines()]
+    assert lines[2] == ["prototrain", "1000", "(1.00)", "500", "(0.50)"]
+    assert lines[-3][-2:] == ["50%", "50%"] and lines[-2][-2:] == ["-1000", "-2000"] and lines[-1][-1] == "-1000"

@@ -12,6 +12,9 @@ from prototrain.data.batches import Batch, split_batch
 from prototrain.model.sharing import VariableStore, base_name
 from prototrain.towers import OF_TOWER, components, is_local, is_seed, seed_of_tower
 
+PACKED_ELEMENTS = 2**14
+"""Tensors of at most so many elements are averaged together; larger ones would take longer to pack than to pass on."""
+
 
 class Placement:
     """Towers as a TensorFlow strategy places them, each with its own copy of the variables.
@@ -20,19 +23,27 @@ class Placement:
         strategy: how towers are placed; one tower on the default device if None.
         first_tower: the index of this process's first tower among those of all processes.
         own_towers: how many of them are this process's, if it reads what these work on and nothing else.
+        combines_by_copies: whether values of several towers are combined by ordinary ops, which may fail.
 
     Attributes:
         towers: how many there are, in all processes.
         parts: among how many towers what is read here is divided.
+        may_fail: whether a step can fail and the next one be run all the same: collective ops would still wait.
     """
 
     def __init__(
-        self, strategy: tf.distribute.Strategy | None = None, *, first_tower: int = 0, own_towers: int | None = None
+        self,
+        strategy: tf.distribute.Strategy | None = None,
+        *,
+        first_tower: int = 0,
+        own_towers: int | None = None,
+        combines_by_copies: bool = False,
     ) -> None:
         self.strategy = tf.distribute.get_strategy() if strategy is None else strategy
         self.towers: int = self.strategy.num_replicas_in_sync
         self.first_tower = first_tower
         self.parts: int = self.towers if own_towers is None else own_towers
+        self.may_fail = self.towers == 1 or combines_by_copies
         self._first_part = 0 if own_towers is None else first_tower
         self._store: VariableStore | None = None
         self._variables: Mapping[str, tf.Variable] = {}
@@ -82,11 +93,12 @@ class Placement:
 
     def run(self, function: Callable[[Any], Any], inputs: Batch) -> Any:
         """Call a function in every tower with its part of a global batch; traced."""
-        return self.strategy.run(function, args=(self._split(inputs),))
+        if self.parts == 1:
+            return self.strategy.run(function, args=(inputs,))
+        # Copies, so that what waits for a batch in a tower waits on its own device.
+        return self.strategy.run(lambda part: function(_copied(part)), args=(self._split(inputs),))
 
     def _split(self, inputs: Batch) -> Any:
-        if self.parts == 1:
-            return inputs
         with tf.device("CPU:0"):  # where it was read: only its own part goes to each tower
             parts = split_batch(inputs, self.parts)
         return self.strategy.experimental_distribute_values_from_function(
@@ -191,16 +203,34 @@ def seeds_of_towers(
     return found
 
 
+def _copied(values: Any) -> Any:
+    return tf.nest.map_structure(tf.identity, values, expand_composites=True)
+
+
 def _all_reduce_mean(values: list[Any]) -> list[Any]:
     """Average tensors over all towers of the strategy whose tower this is called in."""
-    # Identities, since a tensor has to be known to be on the tower's device, whatever made it.
-    found: list[Any] = [tf.nest.map_structure(tf.identity, value, expand_composites=True) for value in values]
+    # Copies, since a tensor has to be known to be on the tower's device, whatever made it.
+    found: list[Any] = [_copied(value) for value in values]
     context = tf.distribute.get_replica_context()
     # Collective ops pack tensors of one kind only.
     kinds = [(isinstance(value, tf.IndexedSlices), value.dtype) for value in found]
     for kind in dict.fromkeys(kinds):
-        places = [place for place, other in enumerate(kinds) if other == kind]
-        averaged = context.all_reduce(tf.distribute.ReduceOp.MEAN, [found[place] for place in places])
-        for place, value in zip(places, averaged, strict=True):
+        places = [place for place, other in enumerate(kinds) if other == kind and _elements(found[place]) != 0]
+        # What is small goes as one vector: to pass a tensor between devices takes as long as some ops.
+        small = [place for place in places if _elements(found[place]) in range(1, PACKED_ELEMENTS + 1)]
+        alone = [place for place in places if place not in small]
+        vectors = [tf.concat([tf.reshape(found[place], [-1]) for place in small], 0)] if small else []
+        together = [found[place] for place in alone] + vectors
+        averaged = list(context.all_reduce(tf.distribute.ReduceOp.MEAN, together)) if together else []
+        if small:
+            parts = tf.split(averaged.pop(), [_elements(found[place]) for place in small])
+            for place, part in zip(small, parts, strict=True):
+                found[place] = tf.reshape(part, found[place].shape)
+        for place, value in zip(alone, averaged, strict=True):
             found[place] = value
     return found
+
+
+def _elements(value: Any) -> int | None:
+    """How many there are, where that is known; None for a sparse gradient."""
+    return None if isinstance(value, tf.IndexedSlices) else value.shape.num_elements()

@@ -120,9 +120,11 @@ class Unguarded(Guard):
 
 
 class FailingGuard(Guard):
-    """Lets the call itself fail at a step that is not finite, ahead of its update; for one tower.
+    """Lets the call itself fail at a step that is not finite, ahead of its update.
 
-    A conditional around the update costs a tenth of a small model's step; an op that fails costs next to nothing.
+    A conditional around the update costs a tenth of a small model's step; an op that fails costs next to nothing. It
+    is for towers whose steps may fail (`Placement.may_fail`). Each of several looks at the same averages, so that none
+    updates anything where one does not.
     """
 
     def __init__(self) -> None:

@@ -105,7 +105,8 @@ class SyncReplicatedTrainer(SyncTrainer):
             reduction = "one_device"
         combine = None if reduction == "auto" else _REDUCTIONS[reduction]()
         strategy = tf.distribute.MirroredStrategy(self.devices, cross_device_ops=combine)
-        super().__init__(model, experiment=experiment, placement=Placement(strategy), batch=batch)
+        placement = Placement(strategy, combines_by_copies=reduction in ("hierarchical", "one_device"))
+        super().__init__(model, experiment=experiment, placement=placement, batch=batch)
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "devices": in_words(self.devices)}

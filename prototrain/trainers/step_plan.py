@@ -55,7 +55,7 @@ def _guard(trainer: TowerTrainer, may_fail: bool) -> Guard:
         return ConditionalGuard(trainer.loss_scale, ends=trainer.check_finite)
     if not trainer.check_finite:
         return Unguarded()
-    return FailingGuard() if may_fail and trainer.towers == 1 else ConditionalGuard()
+    return FailingGuard() if may_fail and trainer.placement.may_fail else ConditionalGuard()
 
 
 def _changed_early(trainer: TowerTrainer) -> list[Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from prototrain.cluster import on_ray
 from prototrain.errors import ClusterError, ConfigError
 from tests.cluster.test_supervisor import none_is_left, run
 from tests.preloaded import Program
@@ -66,6 +67,15 @@ def test_a_node_that_is_lost_and_comes_back(tmp_path: Path, nodes: Any) -> None:
 def test_there_is_no_cluster(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="there is no Ray cluster at 'nowhere:1' that this process can reach"):
         run(tmp_path, {}, cluster="nowhere:1")
+
+
+def test_a_cluster_of_its_own_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(*_: Any, **__: Any) -> None:
+        raise Exception("The current node timed out during startup.\nIt may be overloaded.")
+
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(ClusterError, match=r"'local' that this process can reach: .* startup\. It may be"):
+        on_ray.connect("local", 2)
 
 
 def test_without_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
