@@ -120,6 +120,43 @@ def _text(x: Any, training: bool) -> Any:
     return keras.layers.Dense(CLASSES, name="logits")(x)
 
 
+def _resnet50(x: Any, training: bool) -> Any:
+    """ResNet-50, for small images: 53 convolutions in 16 bottlenecks."""
+
+    def conv(x: Any, name: str, filters: int, size: int = 1, strides: int = 1) -> Any:
+        x = keras.layers.Conv2D(filters, size, strides, padding="same", use_bias=False, name=f"{name}_conv")(x)
+        return keras.layers.BatchNormalization(name=f"{name}_bn")(x, training=training)
+
+    x = keras.layers.ReLU(name="stem_relu")(conv(x, "stem", 64, 7, 2))
+    x = keras.layers.MaxPooling2D(3, 2, padding="same", name="stem_pool")(x)
+    for stage, (blocks, filters) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512))):
+        for block in range(blocks):
+            name, strides = f"block{stage}_{block}", 2 if stage and not block else 1
+            inner = keras.layers.ReLU(name=f"{name}_relu1")(conv(x, f"{name}_1", filters, 1, strides))
+            inner = keras.layers.ReLU(name=f"{name}_relu2")(conv(inner, f"{name}_2", filters, 3))
+            inner = conv(inner, f"{name}_3", 4 * filters)
+            x = x if block else conv(x, f"{name}_short", 4 * filters, 1, strides)
+            x = keras.layers.ReLU(name=f"{name}_relu3")(keras.layers.Add(name=f"{name}_add")([x, inner]))
+    x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
+    return keras.layers.Dense(CLASSES, name="logits")(x)
+
+
+def _transformer(x: Any, training: bool) -> Any:
+    """An encoder of 100 layers, each of which has attention and two dense layers."""
+    x = keras.layers.Embedding(1000, 32, name="embedding")(x)
+    for number in range(100):
+        name = f"layer{number}"
+        inner = keras.layers.LayerNormalization(name=f"{name}_norm1")(x)
+        inner = keras.layers.MultiHeadAttention(2, 16, name=f"{name}_attention")(inner, inner)
+        x = keras.layers.Add(name=f"{name}_add1")([x, inner])
+        inner = keras.layers.LayerNormalization(name=f"{name}_norm2")(x)
+        inner = keras.layers.Dense(64, activation="gelu", name=f"{name}_dense1")(inner)
+        inner = keras.layers.Dense(32, name=f"{name}_dense2")(inner)
+        x = keras.layers.Add(name=f"{name}_add2")([x, inner])
+    x = keras.layers.GlobalAveragePooling1D(name="pool")(x)
+    return keras.layers.Dense(CLASSES, name="logits")(x)
+
+
 WORKLOADS = {
     "mlp": Workload("MLP 64-128-128-10", 32, 3000, (64,), "float32", _arrays(_normal(1792, 64)), _mlp),
     "resnet": Workload(
@@ -127,4 +164,13 @@ WORKLOADS = {
     ),
     "text": Workload("embedding and LSTM, 24 tokens", 32, 400, (24,), "int32", _arrays(_tokens(1024, 24, 1000)), _text),
     "lines": Workload("the MLP on JSON lines", 32, 2000, (64,), "float32", _lines, _mlp),
+}
+
+DEEP = {  # for how long a run takes to begin
+    "resnet50": Workload(
+        "ResNet-50, 64x64 images", 8, 60, (64, 64, 3), "float32", _arrays(_normal(64, 64, 64, 3)), _resnet50
+    ),
+    "transformer": Workload(
+        "transformer of 100 layers, 16 tokens", 8, 60, (16,), "int32", _arrays(_tokens(256, 16, 1000)), _transformer
+    ),
 }

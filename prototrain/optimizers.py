@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -126,7 +126,7 @@ class Adam(keras.optimizers.Adam):  # type: ignore[misc]
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         """Update the variables, see `keras.optimizers.Optimizer.apply`."""
-        self._of_update.step_sizes = {}
+        self._of_update.made = {}
         super().apply(grads, trainable_variables)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
@@ -138,37 +138,46 @@ class Adam(keras.optimizers.Adam):  # type: ignore[misc]
             return
         gradient = tf.cast(gradient, variable.dtype)
         mean, square = (slot.value for slot in slots)
-        _move_towards(mean, gradient, 1 - self.beta_1)
-        _move_towards(square, tf.square(gradient), 1 - self.beta_2)
+        _move_towards(mean, gradient, self._constant(variable, 1 - self.beta_1))
+        _move_towards(square, tf.square(gradient), self._constant(variable, 1 - self.beta_2))
         # Without its slots being updated, this is `variable -= step_size * mean / (sqrt(square) + epsilon)`.
         tf.raw_ops.ResourceApplyAdagradV2(
             var=variable.handle,
             accum=square.handle,
             lr=self._step_size(variable, learning_rate),
-            epsilon=tf.constant(self.epsilon, variable.dtype),
+            epsilon=self._constant(variable, self.epsilon),
             grad=tf.convert_to_tensor(mean),
             update_slots=False,
         )
 
+    def _constant(self, variable: Any, value: float) -> tf.Tensor:
+        return self._once(variable, value, lambda: tf.constant(value, variable.dtype))
+
     def _step_size(self, variable: Any, learning_rate: Any) -> tf.Tensor:
-        sizes, kind = self._of_update.step_sizes, (variable.dtype, variable.device)
-        if kind not in sizes:
+        def compute() -> tf.Tensor:
             step = tf.cast(self.iterations.value + 1, variable.dtype)
             powers = [tf.pow(tf.cast(beta, variable.dtype), step) for beta in (self.beta_1, self.beta_2)]
-            sizes[kind] = tf.cast(learning_rate, variable.dtype) * tf.sqrt(1 - powers[1]) / (1 - powers[0])
-        return sizes[kind]
+            return tf.cast(learning_rate, variable.dtype) * tf.sqrt(1 - powers[1]) / (1 - powers[0])
+
+        return self._once(variable, "step size", compute)
+
+    def _once(self, variable: Any, what: Any, make: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Make what the updates of all variables of one type and device have in common, once for all of them."""
+        made, key = self._of_update.made, (what, variable.dtype, variable.device)
+        if key not in made:
+            made[key] = make()
+        return made[key]
 
 
-def _move_towards(variable: Any, value: tf.Tensor, part: float) -> None:
+def _move_towards(variable: Any, value: tf.Tensor, part: tf.Tensor) -> None:
     """`variable += part * (value - variable)`, in two ops."""
-    part = tf.constant(part, value.dtype)
     tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=part, delta=variable - value)
 
 
 class _OfUpdate:
     """What the variables of one update share. An object of its own, since Keras tracks an optimizer's attributes."""
 
-    step_sizes: dict[Any, tf.Tensor]
+    made: dict[Any, tf.Tensor]
 
 
 def _given(method: Any) -> keras.optimizers.Optimizer:
@@ -202,8 +211,8 @@ def named_slots(optimizer: keras.optimizers.Optimizer, trained: Mapping[str, Any
     stems = {_stem(getattr(given, "path", given.name)): slot_stem(name) for name, given in trained.items()}
     for variable in optimizer.variables:
         slot = variable.path.partition("/")[2]  # in front of it stands the optimizer's name, numbered by process
-        fitting = [stem for stem in stems if slot.startswith(f"{stem}_")]
-        longest = max(fitting, key=len, default="")
+        ends = (at for at in range(len(slot) - 1, -1, -1) if slot[at] == "_")
+        longest = next((slot[:at] for at in ends if slot[:at] in stems), "")
         yield stems.get(longest, "") + slot.removeprefix(longest), variable
 
 

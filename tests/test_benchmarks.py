@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import keras
 import pytest
 
 from benchmarks import growth, input, long_run, million_rows, scaling, startup, steps
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import DEEP, WORKLOADS
 
 
 @pytest.mark.slow
@@ -25,11 +26,12 @@ def test_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", WORKLOADS | DEEP)
 def test_workloads(name: str) -> None:
-    batch = next(iter(WORKLOADS[name].batches(lambda x, y: (x, y))))
-    assert batch[0].shape == (WORKLOADS[name].batch, *WORKLOADS[name].shape)
-    assert batch[0].dtype == WORKLOADS[name].dtype
+    workload = (WORKLOADS | DEEP)[name]
+    batch = next(iter(workload.batches(lambda x, y: (x, y))))
+    assert batch[0].shape == (workload.batch, *workload.shape)
+    assert batch[0].dtype == workload.dtype
 
 
 def test_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,11 +49,19 @@ def test_growth() -> None:
     assert growth.with_towers(2, 20) > 0
 
 
-@pytest.mark.parametrize("subject", startup.SUBJECTS)
-def test_startup(subject: str, capsys: pytest.CaptureFixture[str]) -> None:
-    startup.main(["--child", subject])
-    imports, first_step, memory = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert imports >= 0 and first_step > 0 and memory > 0
+@pytest.mark.parametrize(("subject", "workload"), [("prototrain", "simple"), ("Keras fit", "mlp")])
+def test_startup(subject: str, workload: str, scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    startup.main(["--child", subject, "--workload", workload, "--began", str(time.time())])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(found["times"]) == list(startup.PARTS) and found["memory"] > 0
+    assert all(seconds >= 0 for taken in found["times"].values() for seconds in taken)
+
+
+def test_startup_in_a_table() -> None:
+    one, other = ({"times": dict.fromkeys(startup.PARTS, (cpu, 2.0)), "memory": 100} for cpu in (1.0, 4.0))
+    rows = startup.table({"mlp": {"prototrain": [one] * 3, "Keras fit": [other]}}).splitlines()
+    assert rows[2].split() == ["mlp", "prototrain", *["1.00", "(2.0)"] * 4, "4.00", "(8.0)", "100"]
+    assert rows[4].split() == ["ratio", *["0.25"] * 5, "1.00"]
 
 
 def test_a_long_run(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:

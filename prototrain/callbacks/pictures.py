@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.compat.tensorflow_stub.dtypes import string
-from tensorboard.plugins.histogram.summary_v2 import histogram_pb
-from tensorboard.plugins.image.metadata import create_summary_metadata
-from tensorboard.plugins.text.summary_v2 import text_pb
-from tensorboard.util.tensor_util import make_tensor_proto
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.plugins.image import metadata as of_image
+from tensorboard.plugins.text import metadata as of_text
 
 from prototrain.errors import CallbackError
 
@@ -52,17 +50,23 @@ def image_summary(tag: str, images: Any) -> Summary:
     array = pictures(tag, images)
     _, height, width, _ = array.shape
     content = [str(width).encode(), str(height).encode(), *map(png, array)]
-    tensor = make_tensor_proto(content, dtype=string)
-    metadata = create_summary_metadata(display_name=None, description=None)
-    return Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=metadata)])
+    return _of_texts(tag, content, of_image.create_summary_metadata(display_name=None, description=None))
 
 
 def histogram_summary(tag: str, values: Any) -> Summary:
     """How numbers are distributed, as `tf.summary.histogram` writes it; those that are not finite are left out."""
+    # Only here: it brings along what a process that makes no histograms has no use for, which takes half a second.
+    from tensorboard.plugins.histogram.summary_v2 import histogram_pb
+
     array = np.asarray(values, np.float64).ravel()
     return histogram_pb(tag, array[np.isfinite(array)])
 
 
 def text_summary(tag: str, text: str) -> Summary:
     """Text, in Markdown, as `tf.summary.text` writes it."""
-    return text_pb(tag, text)
+    return _of_texts(tag, text.encode(), of_text.create_summary_metadata(display_name=None, description=None))
+
+
+def _of_texts(tag: str, texts: bytes | list[bytes], metadata: SummaryMetadata) -> Summary:
+    tensor = TensorProto.FromString(tf.make_tensor_proto(texts, tf.string).SerializeToString())  # TensorBoard's class
+    return Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=metadata)])

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from prototrain.cluster.supervision import own_supervision
-from prototrain.cluster.supervisor import run
 from prototrain.commands.arguments import confirm
 from prototrain.errors import ConfigError
 
@@ -23,6 +22,8 @@ def start_workers(options: argparse.Namespace) -> None:
         ClusterError: they have failed.
         ConfigError: the options do not fit together.
     """
+    from prototrain.cluster.supervisor import run
+
     if options.model is None and options.repeats is None:
         options.wrong_usage("the following arguments are required: model, or --from EXPERIMENT")
     for name in ("debug", "towers", "report_to", "fast_dev_run"):

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from prototrain.config.schema import SCHEMA
 from prototrain.errors import ConfigError
 
@@ -25,6 +23,8 @@ def texts_of_file(path: str | Path) -> list[str]:
     path = Path(path)
     if path.suffix not in (".json", ".yaml", ".yml"):
         raise ConfigError(f"{path}: a file of values ends in .json, .yaml or .yml")
+    import yaml  # only here: no other command needs it
+
     try:
         text = path.read_text(encoding="utf-8")
         found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import subprocess
@@ -11,6 +12,9 @@ from importlib import metadata
 from typing import Any
 
 _PACKAGES = ("prototrain", "tensorflow", "keras", "numpy")
+
+version_of = functools.cache(metadata.version)
+"""The version of an installed package; it reads files, and is asked for at every save."""
 
 
 def describe_environment(devices: list[str]) -> dict[str, Any]:
@@ -22,7 +26,7 @@ def describe_environment(devices: list[str]) -> dict[str, Any]:
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            versions[package] = metadata.version(package)
+            versions[package] = version_of(package)
         except metadata.PackageNotFoundError:
             versions[package] = "not installed as a package"
     return {

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 
 def records(data: bytes) -> Iterator[bytes]:
@@ -20,6 +19,9 @@ def records(data: bytes) -> Iterator[bytes]:
         ValueError: what stands where a record should begin is none. Of its data the checksum is not looked at: without
             TensorFlow that takes long.
     """
+    # Only here: it brings numpy along and, where they are installed, boto3 and fsspec, which takes half a second.
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
     position = 0
     while position + 12 <= len(data):
         length, checksum = struct.unpack_from("<QI", data, position)

@@ -141,7 +141,7 @@ def require_end(name: str, dataset: tf.data.Dataset, cure: str = "leave out its 
 
 def _add(sums: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     # The sums begin as an empty vector: how many numbers there are is known only once the model is traced.
-    return tf.cond(tf.size(sums) > 0, lambda: sums + values, lambda: values)
+    return tf.pad(sums, [[0, tf.size(values) - tf.size(sums)]]) + values
 
 
 class Evaluation:

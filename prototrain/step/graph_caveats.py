@@ -65,7 +65,7 @@ def graph_caveats(graph: Any, saved: Collection[Any]) -> list[str]:
 
 
 def _caveat(op: Any) -> str | None:
-    return caveat_of(op.type, op.traceback) if op.op_def.is_stateful else None
+    return caveat_of(op.type, op.traceback) if op.graph.op_def_for_type(op.type).is_stateful else None
 
 
 def caveat_of(kind: str, traceback: Iterable[Any]) -> str | None:

@@ -21,6 +21,9 @@ def needed(graph: Any) -> list[Any]:
 
 def called(op: Any) -> list[Any]:
     """The graphs of the functions that an operation calls: branches, a loop's condition and body, a nested function."""
+    definition = op.graph.op_def_for_type(op.type)  # kept by type, where those of the op are parsed anew each time
+    if not any(attribute.type in ("func", "list(func)") for attribute in definition.attr):
+        return []
     names = []
     for attribute in op.node_def.attr.values():
         names += [attribute.func.name] * attribute.HasField("func")
@@ -56,9 +59,9 @@ def graph_digest(graph: Any) -> str:
     parts: list[str] = []
     order: dict[str, int] = {}
     for op in graph.get_operations():
-        attributes = []
-        for name in sorted(op.node_def.attr):
-            attribute = op.node_def.attr[name]
+        attributes, given = [], op.node_def.attr  # which is parsed anew each time
+        for name in sorted(given):
+            attribute = given[name]
             functions = [attribute.func] if attribute.HasField("func") else attribute.list.func
             if functions:
                 nested = [_function(graph, function.name) for function in functions]

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS
-from tensorboard.plugins.hparams.summary import session_end_pb
-from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
 
 from prototrain.callbacks.monitor import Monitor
 from prototrain.callbacks.pictures import text_summary
@@ -59,7 +61,7 @@ class TensorBoardWriter(Monitor):
         # Indented, it is shown as it is.
         self._add_summary(text_summary("config", "\n".join(f"    {line}" for line in lines)))
         values = {key: value for key, value in config.to_plain().items() if key not in LOCATION_KEYS}
-        self._add_summary(hparams_pb({key: _as_hparam(value) for key, value in values.items()}, None, self._clock()))
+        self._add_summary(_start({key: _as_hparam(value) for key, value in values.items()}, self._clock()))
 
     def put_scalar(self, name: str, value: float, step: int) -> None:
         prefix, _, tag = name.partition("/")
@@ -79,9 +81,8 @@ class TensorBoardWriter(Monitor):
         event.wall_time = self._clock()
         sub_runs[prefix].events.append(event.SerializeToString())
 
-    def _add_summary(self, made: Any) -> None:
-        """Write what is about the run as a whole, made of TensorBoard's protocol buffers or of TensorFlow's."""
-        summary = Summary.FromString(made.SerializeToString())
+    def _add_summary(self, summary: Summary) -> None:
+        """Write what is about the run as a whole."""
         self.add_event("", Event(step=self.trainer.global_step, summary=summary))
 
     def flush(self) -> None:
@@ -100,7 +101,8 @@ class TensorBoardWriter(Monitor):
         # TensorBoard keeps to the first end that it is told, so that only the last one is told.
         has_config = self._sub_runs is not None and self.trainer.config is not None
         if has_config and self.trainer.outcome.state == "finished":
-            self._add_summary(session_end_pb(STATUS_SUCCESS, self._clock()))
+            end = SessionEndInfo(status=STATUS_SUCCESS, end_time_secs=self._clock())
+            self._add_summary(_of_session("session_end_info", HParamsPluginData(session_end_info=end)))
         self.flush()
         for sub_run in (self._sub_runs or {}).values():
             sub_run.close()
@@ -123,6 +125,26 @@ def _as_hparam(value: Any) -> bool | float | str:
     if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 53):
         return value
     return as_text(value).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _start(values: Mapping[str, bool | float | str], now: float) -> Summary:
+    """A row of the tab HPARAMS, as TensorBoard's `hparams_pb` makes it.
+
+    That and what makes the row's end live in modules that bring along what else no run needs and takes half a second.
+    """
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    start = SessionStartInfo(group_name=hashlib.sha256(text.encode()).hexdigest(), start_time_secs=now)
+    for name, value in sorted(values.items()):
+        kind = "bool" if isinstance(value, bool) else "string" if isinstance(value, str) else "number"
+        setattr(start.hparams[name], f"{kind}_value", value)
+    return _of_session("session_start_info", HParamsPluginData(session_start_info=start))
+
+
+def _of_session(tag: str, data: HParamsPluginData) -> Summary:
+    content = SummaryMetadata.PluginData(plugin_name="hparams", content=data.SerializeToString())
+    no_numbers = TensorProto(dtype="DT_FLOAT", tensor_shape={"dim": [{"size": 0}]})
+    metadata = SummaryMetadata(plugin_data=content)
+    return Summary(value=[Summary.Value(tag=f"_hparams_/{tag}", metadata=metadata, tensor=no_numbers)])
 
 
 class _SubRun:
