@@ -117,7 +117,7 @@ def measure(setting: Setting, path: Path) -> None:
     def peers() -> dict[str, Run]:
         strategy = trainer.strategy
         found = {LOOP: loop_under(strategy, workload), ALONE: loop_under(strategy, workload, reduces=False)}
-        if setting.kind == "workers":  # of which several are nothing that `fit` of Keras 3.15 could be called in
+        if setting.kind == "workers":  # with several of which `fit` of Keras 3.15 fails
             return found
         at_once = min(50, setting.steps)
         return {
