@@ -6,7 +6,6 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,6 +13,8 @@ import tensorflow as tf
 from prototrain import readers
 from prototrain.errors import DataError, StorageError
 from prototrain.system.storage import Storage
+
+fsspec = pytest.importorskip("fsspec")
 
 Y = {"y": ("int64", [])}
 
