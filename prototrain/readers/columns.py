@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -118,17 +118,6 @@ def leaves_of_all(values: list[Any], shape: tuple[int, ...]) -> list[Any] | None
             return None
         values = list(chain.from_iterable(values))
     return values
-
-
-def in_memory(chunks: Callable[[], Iterator[Arrays]], columns: list[Column]) -> tf.data.Dataset:
-    """A dataset of all rows, in their order."""
-    found = list(chunks())
-    arrays = {
-        column.name: np.concatenate([chunk[column.name] for chunk in found]) if found else column.array([], 0)
-        for column in columns
-    }
-    with tf.device("/cpu:0"):  # or the data would go to the GPU now and come back for every batch
-        return tf.data.Dataset.from_tensor_slices(arrays)
 
 
 def short(value: Any) -> str:

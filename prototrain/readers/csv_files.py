@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import csv as csv_format
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Any, Literal
 
 import tensorflow as tf
 
 from prototrain.errors import DataError
-from prototrain.readers.columns import CHUNK, Arrays, Column, Features, columns_of, in_memory, short
-from prototrain.readers.order import shuffled_table
+from prototrain.readers.columns import CHUNK, Arrays, Column, Features, columns_of, short
 from prototrain.readers.paths import PathLike, local_files, unreadable
-from prototrain.readers.tables import table_of
+from prototrain.readers.rows import dataset_of
 
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 _Rows = list[tuple[int, list[str]]]  # with the number of the line that each ends in
@@ -63,25 +63,18 @@ def csv(
                 f"{column.name!r} has {size} values and {len(sources[column.name])} columns: name one for each with "
                 f"columns={{{column.name!r}: [...]}}"
             )
-    files = local_files(paths)
-
-    def chunks() -> Iterator[Arrays]:
-        for name, path in files:
-            yield from _read(name, path, made, sources, delimiter, header)
-
-    if shuffle is None:
-        return in_memory(chunks, made)
+    read = partial(_read, made, sources, delimiter, header)
     settings = [sources, delimiter, None if header is None else list(header)]
-    return shuffled_table(table_of("csv", files, made, chunks, settings), made, shuffle, seed)
+    return dataset_of("csv", local_files(paths), made, read, shuffle=shuffle, seed=seed, settings=settings)
 
 
 def _read(
-    name: str,
-    path: str,
     columns: list[Column],
     sources: dict[str, list[str]],
     delimiter: str,
     header: Sequence[str] | None,
+    name: str,
+    path: str,
 ) -> Iterator[Arrays]:
     is_empty = True
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
@@ -17,14 +18,12 @@ from prototrain.readers.columns import (
     Column,
     Features,
     columns_of,
-    in_memory,
     leaves,
     leaves_of_all,
     short,
 )
-from prototrain.readers.order import shuffled_table
 from prototrain.readers.paths import PathLike, local_files, unreadable
-from prototrain.readers.tables import table_of
+from prototrain.readers.rows import dataset_of
 
 _Lines = list[tuple[int, bytes]]  # with their numbers, from 1
 
@@ -58,17 +57,10 @@ def json_lines(
         StorageError: a file at a URL cannot be downloaded.
     """
     columns, files = columns_of(features, "JSON holds"), local_files(paths)
-
-    def chunks() -> Iterator[Arrays]:
-        for name, path in files:
-            yield from _read(name, path, columns)
-
-    if shuffle is None:
-        return in_memory(chunks, columns)
-    return shuffled_table(table_of("json lines", files, columns, chunks), columns, shuffle, seed)
+    return dataset_of("json lines", files, columns, partial(_read, columns), shuffle=shuffle, seed=seed)
 
 
-def _read(name: str, path: str, columns: list[Column]) -> Iterator[Arrays]:
+def _read(columns: list[Column], name: str, path: str) -> Iterator[Arrays]:
     is_empty = True
     try:
         with open(path, "rb") as file:

@@ -17,8 +17,6 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import DataError
-from prototrain.readers.columns import Column
-from prototrain.readers.tables import Table
 
 DESCRIPTION = "description_for_prototrain"
 """An attribute of a dataset's Python object: lines about what TensorFlow does not know of it."""
@@ -128,30 +126,6 @@ def _permuted(numbers: tf.Tensor, seed: tf.Tensor, length: int) -> tf.Tensor:
 def block_of(each: float) -> int:
     """How many examples to read, or to parse, at once, of so many bytes each."""
     return max(1, min(_BLOCK, int(_BLOCK_BYTES / max(each, 1))))
-
-
-def shuffled_table(table: Table, columns: list[Column], shuffle: str, seed: int | None) -> tf.data.Dataset:
-    """The rows of a table in a random order.
-
-    Args:
-        table: what is read.
-        columns: of the table.
-        shuffle: as a reader was given it.
-        seed: of the order.
-
-    Raises:
-        DataError: `shuffle` is nothing that a reader knows.
-    """
-    check_shuffle(shuffle)
-
-    def read(rows: tf.Tensor) -> dict[str, tf.Tensor]:
-        values = tf.numpy_function(table.take, [rows], [column.dtype for column in columns])
-        return {
-            column.name: tf.ensure_shape(value, [None, *column.shape])
-            for column, value in zip(columns, values, strict=True)
-        }
-
-    return random_order(Order(len(table), seed), read, about="rows", each=table.size / len(table))
 
 
 def check_shuffle(shuffle: str | Literal[True]) -> None:

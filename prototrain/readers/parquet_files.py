@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import DataError
-from prototrain.readers.columns import CHUNK, Arrays, Column, Features, columns_of, in_memory
-from prototrain.readers.order import shuffled_table
+from prototrain.readers.columns import CHUNK, Arrays, Column, Features, columns_of
 from prototrain.readers.paths import PathLike, local_files, unreadable
-from prototrain.readers.tables import table_of
+from prototrain.readers.rows import dataset_of
 
 
 def parquet(
@@ -52,17 +52,10 @@ def parquet(
             "Parquet files are read by pyarrow, which is not installed: pip install 'prototrain[parquet]'"
         ) from error
     files = local_files(paths)
-
-    def chunks() -> Iterator[Arrays]:
-        for name, path in files:
-            yield from _read(name, path, columns)
-
-    if shuffle is None:
-        return in_memory(chunks, columns)
-    return shuffled_table(table_of("parquet", files, columns, chunks), columns, shuffle, seed)
+    return dataset_of("parquet", files, columns, partial(_read, columns), shuffle=shuffle, seed=seed)
 
 
-def _read(name: str, path: str, columns: list[Column]) -> Iterator[Arrays]:
+def _read(columns: list[Column], name: str, path: str) -> Iterator[Arrays]:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
