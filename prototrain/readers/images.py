@@ -90,7 +90,7 @@ def image_folder(
             all_files, all_labels = tf.constant(files), tf.constant(labels)
         order = Order(len(files), seed)
         return random_order(
-            order, lambda number: decode(all_files[number], all_labels[number]), about="images", each=None
+            order, lambda number: decode(all_files[number], all_labels[number]), about="images", files=files, each=None
         )
     listed = tf.data.Dataset.from_tensor_slices((files, labels))
     if shuffle:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import DataError
+from prototrain.readers.paths import digest_of_names
 
 DESCRIPTION = "description_for_prototrain"
 """An attribute of a dataset's Python object: lines about what TensorFlow does not know of it."""
@@ -84,7 +85,12 @@ def order_of(stage: Any) -> Order | None:
 
 
 def random_order(
-    order: Order, read: Callable[[tf.Tensor], dict[str, Any]], *, about: str, each: float | None
+    order: Order,
+    read: Callable[[tf.Tensor], dict[str, Any]],
+    *,
+    about: str,
+    files: Iterable[str],
+    each: float | None,
 ) -> tf.data.Dataset:
     """Examples in an order.
 
@@ -92,6 +98,7 @@ def random_order(
         order: of their numbers.
         read: the examples of many numbers at once, with an axis more, or the example of one number; traced.
         about: what the examples are, in a word.
+        files: that they are read from: with others, it is other data.
         each: the bytes of an example, more or less, that are read many at once; None to read one by one.
     """
 
@@ -104,7 +111,11 @@ def random_order(
         return numbers.map(_as_it_is(lambda block: _permuted(block, seed, order.length)))
 
     source = tf.data.Dataset.range(1)
-    setattr(source, DESCRIPTION, [f"shuffle by index({order.length} {about}, seed {order.seed})"])
+    setattr(
+        source,
+        DESCRIPTION,
+        [f"shuffle by index({order.length} {about} of {digest_of_names(files)}, seed {order.seed})"],
+    )
     numbers = source.flat_map(_as_it_is(places))
     numbers = numbers.unbatch() if each is None else numbers
     examples = numbers.map(_as_it_is(read), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)

@@ -90,9 +90,15 @@ def _by_index(files: list[str], features: dict[str, Any], seed: int | None) -> t
 
     order, size = Order(len(table), seed), sum(map(os.path.getsize, files)) / len(table)
     if _are_fixed(features):
-        return random_order(order, lambda rows: tf.io.parse_example(read(rows), features), about="records", each=size)
+        return random_order(
+            order, lambda rows: tf.io.parse_example(read(rows), features), about="records", files=files, each=size
+        )
     return random_order(
-        order, lambda row: tf.io.parse_single_example(read(row[None])[0], features), about="records", each=None
+        order,
+        lambda row: tf.io.parse_single_example(read(row[None])[0], features),
+        about="records",
+        files=files,
+        each=None,
     )
 
 

@@ -46,7 +46,8 @@ def dataset_of(
     if shuffle is None:
         return _in_memory(chunks(), columns)
     check_shuffle(shuffle)
-    return _shuffled(table_of(kind, files, columns, chunks, settings), columns, seed)
+    table = table_of(kind, files, columns, chunks, settings)
+    return _shuffled(table, columns, [name for name, _ in files], seed)
 
 
 def _in_memory(chunks: Iterator[Arrays], columns: list[Column]) -> tf.data.Dataset:
@@ -59,7 +60,7 @@ def _in_memory(chunks: Iterator[Arrays], columns: list[Column]) -> tf.data.Datas
         return tf.data.Dataset.from_tensor_slices(arrays)
 
 
-def _shuffled(table: Table, columns: list[Column], seed: int | None) -> tf.data.Dataset:
+def _shuffled(table: Table, columns: list[Column], files: list[str], seed: int | None) -> tf.data.Dataset:
     def read(rows: tf.Tensor) -> dict[str, tf.Tensor]:
         values = tf.numpy_function(table.take, [rows], [column.dtype for column in columns])
         return {
@@ -67,4 +68,5 @@ def _shuffled(table: Table, columns: list[Column], seed: int | None) -> tf.data.
             for column, value in zip(columns, values, strict=True)
         }
 
-    return random_order(Order(len(table), seed), read, about="rows", each=table.size / len(table))
+    each = table.size / len(table)
+    return random_order(Order(len(table), seed), read, about="rows", files=files, each=each)

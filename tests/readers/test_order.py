@@ -33,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def numbers(length: int, seed: int | None = None) -> tf.data.Dataset:
-    return random_order(Order(length, seed), lambda rows: {"y": rows}, about="numbers", each=8)
+    return random_order(Order(length, seed), lambda rows: {"y": rows}, about="numbers", files=(), each=8)
 
 
 def labels(dataset: tf.data.Dataset) -> list[int]:
@@ -196,3 +196,31 @@ def test_a_table_is_made_once_and_anew_when_a_file_has_changed(
         DataError, match=r"cannot be kept in .*no directory/tables \(Not a directory\); PROTOTRAIN_CACHE"
     ):
         read()
+
+
+def _csv(files: list[str], shuffle: Any) -> D:
+    return readers.csv([f"{file}.csv" for file in files], features=Y, shuffle=shuffle)
+
+
+def _records(files: list[str], shuffle: Any) -> D:
+    return readers.tfrecords([f"{file}.tfrecord" for file in files], features=Y, shuffle=shuffle)
+
+
+@pytest.mark.parametrize("read", [_csv, _records])
+def test_other_files_are_other_data_however_many_examples_they_hold(read: Callable[..., D], tmp_path: Path) -> None:
+    """A second call of `datasets()` must not bring what the first one has for validation among what is trained on."""
+    for number in range(4):
+        values = [10 * number + k for k in range(4)]
+        Path(f"{number}.csv").write_text("y\n" + "".join(f"{value}\n" for value in values))
+        write_records(f"{number}.tfrecord", values)
+    splits = iter([["0", "1", "2", "3"], ["2", "3", "0", "1"], ["3", "2", "1", "0"]])
+
+    def make() -> dict[str, D]:
+        files = next(splits)
+        return {"trn": read(files[:2], "index").batch(4), "vld": read(files[2:], None).batch(4)}
+
+    said: list[str] = []
+    data = TrainingData(make, seed=1, announce=said.append)
+    assert any("gives other data whenever it is called" in line for line in said)
+    trained = {int(value) // 10 for _ in range(4) for value in next(data.iterator)["y"]}
+    assert trained == {0, 1}
