@@ -64,7 +64,7 @@ def choose_position(
     if is_single_pass or why_not is not None:
         reason = why_not or reason
         return RestartedPosition(source, announce, reason), reason, first
-    return ReplayedPosition(source, announce, known, to_make, first if made_up is None else None), reason, first
+    return ReplayedPosition(source, announce, known, to_make), reason, first
 
 
 def _look(dataset: Any, announce: Callable[[str], None]) -> dict[str, Any]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
-from prototrain.data.digest import RollingDigest, digest_of
+from prototrain.data.digest import RollingDigest
 from prototrain.data.knowledge import Knowledge
 from prototrain.data.position import Meta, Position, iterate
 from prototrain.data.source import Source
@@ -28,18 +27,14 @@ class ReplayedPosition(Position):
         announce: see `Position`.
         known: of the training dataset.
         caches: files that the first pass has still to make.
-        first: the first batch; None if nobody has read it.
     """
 
     mode = "replay"
 
-    def __init__(
-        self, source: Source, announce: Callable[[str], None], known: Knowledge, caches: list[str], first: Any
-    ) -> None:
+    def __init__(self, source: Source, announce: Callable[[str], None], known: Knowledge, caches: list[str]) -> None:
         super().__init__(source, announce)
         self._caches = caches
         self._digest = RollingDigest() if known.is_python else None
-        self._first = digest_of(first) if known.is_python and first is not None else None
         self._expected: str | None = None  # at the present offset, while there are batches behind
         self._start(source.training, 0)
 
@@ -59,7 +54,7 @@ class ReplayedPosition(Position):
 
     def write(self, prefix: str) -> Callable[[], Meta]:
         finish = super().write(prefix)
-        digests = {} if self._digest is None else {"digest": self._present(), "first batch": self._first}
+        digests = {} if self._digest is None else {"digest": self._present()}
         return lambda: {**finish(), **digests}
 
     def _present(self) -> str | None:
@@ -76,8 +71,7 @@ class ReplayedPosition(Position):
         self.begin(number)
         self.offset = self.behind = meta["offset"]
         self._expected = meta.get("digest")
-        then = meta.get("first batch")
-        return OTHER_BATCHES if None not in (then, self._first) and then != self._first else None
+        return None
 
     def caught_up(self) -> str | None:
         expected, self._expected = self._expected, None

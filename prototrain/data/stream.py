@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.data.choice import choose_position
+from prototrain.data.digest import digest_of
 from prototrain.data.elements import check_spec, made_up_batch
 from prototrain.data.pipeline import describe_pipeline, first_difference
 from prototrain.data.shares import OwnPlaces, Share
@@ -37,6 +38,12 @@ def _stop_reading() -> None:
     for data in list(_alive):
         with suppress(tf.errors.OpError):  # there is nobody left to tell
             data.stop_reading()
+
+
+OTHER_DATA = (
+    "the training data did not repeat: its first batch is another one (have its files changed, or does its code draw "
+    "random numbers?)"
+)
 
 
 class TrainingData:
@@ -105,6 +112,8 @@ class TrainingData:
             self._source, announce, is_single_pass=self._is_single_pass, made_up=made_up
         )
         self.is_made_up = made_up is not None
+        # Which every run reads, so that it costs nothing to find that what the data is made of has changed.
+        self._first = digest_of(self.first_batch) if made_up is None and self._position.keeps_place else None
         self.datasets = self._source.datasets
         self.element_spec = self._source.training.element_spec
         self._pipeline = describe_pipeline(self._source.training)
@@ -244,7 +253,12 @@ class TrainingData:
     def write(self, prefix: str) -> Callable[[], dict[str, Any]]:
         """Hold on to the position; returns a function that writes it, as a part of a checkpoint."""
         self._settle()
-        about = {"mode": self.mode, "fingerprint": self.fingerprint(), "total": self.total}
+        about = {
+            "mode": self.mode,
+            "fingerprint": self.fingerprint(),
+            "first batch": self._first,
+            "total": self.total,
+        }
         finish = self._position.write(prefix)
         return lambda: {**finish(), **about}
 
@@ -300,6 +314,9 @@ class TrainingData:
             self._position.begin(meta["pass"] + 1)
         else:
             self.caveat = self._position.read(prefix, meta)
+            then = meta.get("first batch")
+            if self.caveat is None and None not in (then, self._first) and then != self._first:
+                self.caveat = OTHER_DATA
         self.total = meta.get("total", meta["offset"])
 
     def rewind(self) -> None:

@@ -8,9 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from prototrain import Config, readers
+from prototrain.data.given import as_datasets
 from prototrain.data.stream import TrainingData
 
 
@@ -175,3 +178,47 @@ def test_a_checkpoint_with_batches_behind_its_state_is_resumed(tmp_path: Path) -
     other = data()
     other.read(str(tmp_path / "state" / "data"), meta)
     assert read(other, 7) == expected
+
+
+def of_lines() -> tf.data.Dataset:
+    return tf.data.TextLineDataset("lines").map(tf.strings.length).batch(2)
+
+
+def of_grain() -> Any:
+    grain = pytest.importorskip("grain")
+    lengths = [np.int32(len(line)) for line in Path("lines").read_text().splitlines()]
+    return grain.MapDataset.source([{"x": length} for length in lengths]).batch(2)
+
+
+def by_index() -> tf.data.Dataset:
+    return (
+        readers.csv("lines", features={"x": ("string", [])}, header=["x"], shuffle="index")
+        .map(lambda item: tf.strings.length(item["x"]))
+        .batch(2)
+    )
+
+
+@pytest.mark.parametrize("make", [of_lines, of_grain, by_index])
+def test_other_content_of_the_same_length_shows_in_the_first_batch(
+    make: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run reads that batch anyway."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "cache"))
+
+    def datasets() -> dict[str, Any]:
+        found = make()
+        named = found.map(lambda x: {"x": x}) if isinstance(found, tf.data.Dataset) else found
+        return as_datasets({"trn": named}, Config())
+
+    caveats = []
+    for content in ("a\nbb\nccc\ndddd\n", "a\nbb\nccc\ndddd\n", "aaaaa\nbbbbbb\nccccccc\ndddddddd\n"):
+        Path("lines").write_text(content)
+        other = data(datasets)
+        assert other.mode == "iterator"
+        if not caveats:
+            read(other, 1)
+            meta = save(other, tmp_path / "state")
+        other.read(str(tmp_path / "state" / "data"), meta)
+        caveats.append(other.caveat)
+    assert caveats[:2] == [None, None] and "its first batch is another one" in str(caveats[2])
