@@ -1,7 +1,8 @@
 """A position in the training data: how it moves, and how it is written to a checkpoint and found again.
 
-There are three classes, and the stream of batches never asks which one it has: `SavedPosition` ("iterator") and
-`ReplayedPosition` ("replay") are exact, `RestartedPosition` ("restart") is not.
+The stream of batches never asks which class it has. `SavedPosition` ("iterator") and `ReplayedPosition` ("replay") are
+exact for what is known of a pipeline, `GrainPosition` and `IndexedPosition` ("iterator") where the place is a small
+value of the data's own; `RestartedPosition` ("restart") is not.
 """
 
 from __future__ import annotations
