@@ -39,7 +39,7 @@ LONGEST = 120.0  # seconds that a pipeline may take
 POSITIONS = 18  # that are saved
 RESTORED = 1  # of them: another pipeline shows more than another position of this one
 PASSES = 3
-FOLLOWING = 8  # batches that are compared
+FOLLOWING = 8  # batches that are compared, of the pass that a position is in and the next one
 Batches = list[Any]
 
 
@@ -89,32 +89,34 @@ def examine(
             fresh.read(str(directory / f"{index}"), json.loads(json.dumps(meta)))
             fresh.catch_up()
             found = _following(fresh, min(FOLLOWING, len(batches) - index), random)
+            expected = batches[index : index + max(len(found), 1)]
         except (PrototrainError, tf.errors.OpError) as error:
             if not by_chance:
                 return Outcome(kind, f"after {index} batches: {error}")
             return Outcome("random Python code that could not be read again, and said so")
-        if found != batches[index : index + FOLLOWING]:
+        if found != expected:
             if fresh.caveat is None and not by_chance:
-                expected = batches[index : index + FOLLOWING]
                 return Outcome(kind, f"after {index} batches ({meta['behind']} behind): {expected} and {found}")
             kind = "inexact but said so" if fresh.caveat else "random Python code that was alike as far as it was read"
     return Outcome(kind)
 
 
 def _saved_everywhere(data: TrainingData, directory: Path, random: Random) -> tuple[list[Any], Batches]:
-    metas, batches = [], []
-    length = POSITIONS if data.cardinality is None else min(POSITIONS, PASSES * data.cardinality)
-    for index in range(length):
-        metas.append(data.write(str(directory / f"{index}"))())
-        found = _following(data, 1, random)
+    metas: list[Any] = []
+    batches: Batches = []
+    while len(metas) < POSITIONS:
+        meta = data.write(str(directory / f"{len(metas)}"))()
+        found = _following(data, 1, random) if meta["pass"] < PASSES else []
         if not found:
             break
+        metas.append(meta)
         batches += found
     return metas, batches + _following(data, FOLLOWING, random)
 
 
 def _following(data: TrainingData, number: int, random: Random) -> Batches:
     found: Batches = []
+    is_next_pass = False
     while len(found) < number:
         if random.random() < 0.2:
             time.sleep(random.random() * 0.003)
@@ -124,6 +126,9 @@ def _following(data: TrainingData, number: int, random: Random) -> Batches:
             value = batch["x"]
             found.append(value.to_list() if isinstance(value, tf.RaggedTensor) else value.numpy().tolist())
             continue
+        if is_next_pass:
+            break
+        is_next_pass = True
         try:
             data.start_next_pass()
         except StopTraining:
