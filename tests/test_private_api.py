@@ -176,6 +176,18 @@ def test_the_functions_in_a_graph_are_traced_ones() -> None:
     assert "Mul" in {op.type for each in graphs.nested_functions(graph) for op in each.graph.get_operations()}
 
 
+def test_what_a_function_captured_is_the_same_at_each_call_or_not() -> None:
+    weight = tf.Variable(2.0)
+
+    @tf.function(autograph=False)
+    def asks(late: bool) -> Any:
+        graph = tf.compat.v1.get_default_graph()
+        return graph.capture_call_time_value(lambda: tf.constant(1.0), tf.TensorSpec([])) if late else weight + 1
+
+    assert graphs.captures_vary(asks.get_concrete_function(True))
+    assert not graphs.captures_vary(asks.get_concrete_function(False))
+
+
 def test_a_passing_graph_takes_eager_tensors() -> None:
     eager = tf.constant([1.0, 2.0])
     with graphs.passing_graph("passing").as_default():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.base import Callback
@@ -25,7 +24,13 @@ class Agenda:
     Args:
         trainer: says at which step the run is.
         labels: the run's callbacks, in the order in which they run, and what each is called in a checkpoint.
+
+    Attributes:
+        is_running: whether `current` is under way: a checkpoint that it takes counts it as done, one taken after its
+            failure does not.
     """
+
+    is_running = False
 
     def __init__(self, trainer: Trainer, labels: Mapping[Callback, str]) -> None:
         self._trainer = trainer
@@ -35,7 +40,6 @@ class Agenda:
         self._asked: list[tuple[Callback, int]] = []
         self._pending: list[Callback] = []
         self._phase: str | None = None  # "step" or "epoch" while callbacks of it have still to run
-        self._running = False  # whether the first of the pending ones is under way
 
     # -- what comes next ----------------------------------------------------------------------------------------------
 
@@ -54,9 +58,9 @@ class Agenda:
             CallbackError: a callback named a step that is over.
         """
         trainer = self._trainer
-        step = trainer.global_step
+        step = trainer.counter.step
         self._asked = []
-        end = nearest = min(step - trainer.local_step + trainer.steps_per_epoch, trainer.total_steps)
+        end = nearest = min(trainer.end_of_epoch, trainer.total_steps)
         for callback in self._scheduled:
             due = callback.next_step(step)
             if due is None:
@@ -88,11 +92,11 @@ class Agenda:
     def epoch_is_over(self) -> bool:
         """Whether the present step ends its epoch; the last one of a run may be cut short."""
         trainer = self._trainer
-        return trainer.local_step == trainer.steps_per_epoch or trainer.global_step >= trainer.total_steps
+        return trainer.counter.step >= min(trainer.end_of_epoch, trainer.total_steps)
 
     def begin_step(self) -> None:
         """Begin the phase of those that asked for this step."""
-        step = self._trainer.global_step
+        step = self._trainer.counter.step
         self._begin("step", [callback for callback, due in self._asked if due == step])
 
     def begin_epoch(self) -> None:
@@ -105,15 +109,6 @@ class Agenda:
     def begin_end(self) -> None:
         """Begin the phase of those that only the end of the run makes due, behind an epoch whose own have run."""
         self._begin("epoch", [callback for callback in self._by_epoch if periodic_trigger(callback) is not None])
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Have `current` run inside: a checkpoint that it takes counts it as done, one taken after its failure not."""
-        self._running = True
-        try:
-            yield
-        finally:
-            self._running = False
 
     def done(self) -> None:
         """Cross out `current`."""
@@ -137,7 +132,7 @@ class Agenda:
 
         A callback that saves is done with its step; one that failed is not, and runs again after a resume.
         """
-        pending = self._pending[1:] if self._running else self._pending
+        pending = self._pending[1:] if self.is_running else self._pending
         triggers = [(callback, periodic_trigger(callback)) for callback in self._labels if callback not in pending]
         step = self._trainer.global_step
         return {

@@ -203,11 +203,14 @@ class CallbackGroup:
         stop: StopTraining | None = None
         while (callback := self._agenda.current) is not None:
             self._trainer.stop.check()
+            self._agenda.is_running = True
             try:
-                with self._agenda.running(), self._timed(callback):
+                with self._timed(callback):
                     callback.trigger_step() if self._agenda.phase == "step" else callback.trigger_epoch()
             except StopTraining as request:
                 stop = stop or request
+            finally:
+                self._agenda.is_running = False
             self._agenda.done()
         self._agenda.end_phase()
         self._trainer.monitors.flush()
@@ -261,7 +264,7 @@ class CallbackGroup:
         """Take a callback's own time, and what it gives to `tf.summary`."""
         begin = self._clock()
         try:
-            with self.summaries.recording(self._trainer.global_step) if records else nullcontext():
+            with self.summaries.recording(self._trainer.counter.step) if records else nullcontext():
                 yield
             for event in self.summaries.take():
                 self._trainer.monitors.put_summary(event.summary)

@@ -40,6 +40,16 @@ def nested_functions(graph: Any) -> list[Any]:
 
 
 @needs(
+    "tensorflow.python.framework.func_graph:FuncGraph.deferred_external_captures",
+    without="a call of a compiled step takes some microseconds longer",
+    instead=lambda function: True,
+)
+def captures_vary(function: Any) -> bool:
+    """Whether a concrete function asks at each call what it captured. It relies on a graph naming such captures."""
+    return bool(function.graph.deferred_external_captures)
+
+
+@needs(
     "tensorflow:__internal__.FuncGraph",
     without="a model that uses eager tensors of its own may fail where it is traced for a name or a shape",
     instead=lambda name: tf.Graph(),

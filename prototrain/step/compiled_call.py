@@ -59,7 +59,7 @@ class OneLoop:
     def run(self, iterator: Any, n: int, start: int) -> Outcome:
         self._count_from(start)
         outcome = self._loop(iterator, _constant(n))
-        self._counted = start + int(outcome.done)
+        self._counted = start + outcome.done
         return outcome
 
     def watch(self, start: int) -> Seen:
@@ -67,7 +67,7 @@ class OneLoop:
         if self._watched is None:
             self._watched = WatchedStep(self._plan.data, self._loop.run_watched, self._plan.placement.towers)
         seen = self._watched(start)
-        self._counted = start + int(seen.outcome.done)
+        self._counted = start + seen.outcome.done
         return seen
 
     def _count_from(self, start: int) -> None:
@@ -170,16 +170,16 @@ class CompiledCall:
             outcome = self._runner.run(self._plan.data.iterator, min(n, self._length.limit), start)
         except tf.errors.OpError as error:
             raise self._failure(error, start) from None
-        tracing = self._length.finish(int(outcome.done))
-        return self._result(outcome, start, tracing=tracing, waiting=0.0 if tracing else float(outcome.waited))
+        tracing = self._length.finish(outcome.done)
+        return self._result(outcome, start, tracing=tracing, waiting=0.0 if tracing else outcome.waited)
 
     def _result(self, outcome: Outcome, start: int, **more: Any) -> StepResult:
-        steps, is_finite = int(outcome.done), bool(outcome.finite)
+        steps, is_finite = outcome.done, outcome.finite
         # Without a step there are no scalars either, except for those of one that did not count.
         outputs = self._packing.unpack((outcome.single, outcome.double)) if steps or not is_finite else {}
         if not is_finite:
             raise StepFailure(_non_finite(start + steps, outputs), StepResult(steps=steps, **more), is_whole=True)
-        return StepResult(steps=steps, outputs=outputs, data_ended=bool(outcome.ended), **more)
+        return StepResult(steps=steps, outputs=outputs, data_ended=outcome.ended, **more)
 
     def _failure(self, error: tf.errors.OpError, start: int) -> StepFailure:
         """What has become of a call that raised an error of TensorFlow."""

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from prototrain.private_api.graphs import captures_vary
+
 
 class DirectCall:
     """A traced function, called by the op that runs it.
@@ -26,6 +28,7 @@ class DirectCall:
         self._function = tf.function(function, input_signature=signature, autograph=False)
         self._towers = towers
         self._traced: Any = None
+        self._captured: list[tf.Tensor] | None = None  # where they are the same at each call
 
     @property
     def graph(self) -> Any:
@@ -37,6 +40,7 @@ class DirectCall:
         if self._traced is None:
             self._traced = self._function.get_concrete_function(*arguments)
             self._types = [tensor.dtype for tensor in self._traced.outputs]
+            self._captured = None if captures_vary(self._traced) else self._traced.captured_inputs
 
     def __call__(self, *arguments: Any) -> list[tf.Tensor]:
         """Run it.
@@ -47,7 +51,8 @@ class DirectCall:
         self.trace(*arguments)
         if self._towers > 1:
             return list(tf.nest.flatten(self._traced(*arguments)))
-        inputs = [*tf.nest.flatten(arguments, expand_composites=True), *self._traced.captured_inputs]
+        captured = self._traced.captured_inputs if self._captured is None else self._captured
+        inputs = [*tf.nest.flatten(arguments, expand_composites=True), *captured]
         results: list[tf.Tensor] = tf.raw_ops.StatefulPartitionedCall(args=inputs, Tout=self._types, f=self._traced)
         return results
 

@@ -64,7 +64,7 @@ class CompiledLoop:
 
     def __call__(self, iterator: Any, n: tf.Tensor) -> Outcome:
         """Do up to `n` steps."""
-        return Outcome(*self._call(iterator, n))
+        return Outcome.on_host(*self._call(iterator, n))
 
     def _run(self, iterator: Any, n: tf.Tensor) -> Outcome:
         first = self._first_state()

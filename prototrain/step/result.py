@@ -19,7 +19,7 @@ _EMPTY_ELEMENT = "components but got"
 
 
 class Outcome(NamedTuple):
-    """What a compiled call returns, as tensors or numbers.
+    """What a compiled call returns: tensors while it is traced, numbers behind it.
 
     Attributes:
         done: completed steps, int.
@@ -36,6 +36,11 @@ class Outcome(NamedTuple):
     waited: Any
     single: tf.Tensor
     double: tf.Tensor
+
+    @classmethod
+    def on_host(cls, done: Any, finite: Any, ended: Any, waited: Any, single: tf.Tensor, double: tf.Tensor) -> Outcome:
+        """That of tensors, with numbers for the first four."""
+        return cls(int(done), bool(finite), bool(ended), float(waited), single, double)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,7 +94,7 @@ class WatchedStep:
         if not batch.has_value():
             return Seen(Outcome(0, True, True, 0.0, tf.zeros([0]), tf.zeros([0], tf.float64)), {}, [])
         outcome, seen = self._call.pack(self._call(batch.get_value(), tf.constant(np.int64(start))))
-        return Seen(Outcome(*outcome), seen, self._file.take())
+        return Seen(Outcome.on_host(*outcome), seen, self._file.take())
 
     def _run(self, inputs: dict[str, Any], start: tf.Tensor) -> tuple[tuple[Any, ...], dict[str, tf.Tensor]]:
         with self._file.writer.as_default(step=start + 1), tf.summary.record_if(True):

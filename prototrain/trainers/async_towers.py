@@ -75,12 +75,12 @@ class LoopsInThreads:
             raise errors[0]
         outcomes = [future.result() for future in futures]
         bad = [outcome for outcome in outcomes if not outcome.finite]
-        shown = bad or [outcome for outcome in outcomes if int(outcome.done)] or outcomes
+        shown = bad or [outcome for outcome in outcomes if outcome.done] or outcomes
         return Outcome(
             done=sum(made),
             finite=not bad,
-            ended=any(bool(outcome.ended) for outcome in outcomes),
-            waited=max(float(outcome.waited) for outcome in outcomes),
+            ended=any(outcome.ended for outcome in outcomes),
+            waited=max(outcome.waited for outcome in outcomes),
             single=tf.reduce_mean(tf.stack([outcome.single for outcome in shown]), 0),
             double=tf.reduce_mean(tf.stack([outcome.double for outcome in shown]), 0),
         )

@@ -199,8 +199,8 @@ class Trainer:
             self.go_to(self.global_step, epoch_num=max(completed, 0) // self.steps_per_epoch + 1)
             self.callbacks.before_epoch()
             self.callbacks.finish_step()
-            while self.local_step < self.steps_per_epoch and self.global_step < self.total_steps:
-                self._advance(self.callbacks.next_step() - self.global_step)
+            while (step := self.counter.step) < min(self.end_of_epoch, self.total_steps):
+                self._advance(self.callbacks.next_step() - step)
                 self.callbacks.trigger_step()
             self.callbacks.after_epoch()
             self.callbacks.trigger_epoch()
@@ -213,7 +213,7 @@ class Trainer:
 
     def _advance(self, n: int) -> None:
         self._save_if_asked()
-        start, begin = self.global_step, self.times.clock()
+        start, begin = self.counter.step, self.times.clock()
         self.stop.check()
         self.session.check(begin)
         self.go_to(start + self.run_steps(n))
@@ -238,7 +238,7 @@ class Trainer:
 
     def _take(self, result: StepResult, *, is_whole: bool = True) -> None:
         """Take note of what a compiled call has done."""
-        self.go_to(self.global_step + result.steps, outputs=result.outputs or None, is_whole=is_whole)
+        self.go_to(self.counter.step + result.steps, outputs=result.outputs or None, is_whole=is_whole)
         self.watched, self.summary_events = result.watched, result.summary_events
         self.times.add_call(tracing=result.tracing, waiting=result.waiting)
 
@@ -268,6 +268,11 @@ class Trainer:
     def local_step(self) -> int:
         """Completed steps of the present epoch."""
         return self.global_step - (self.epoch_num - 1) * self.steps_per_epoch
+
+    @property
+    def end_of_epoch(self) -> int:
+        """The last step of the present epoch; the run may end before it."""
+        return self._epoch_num * self.steps_per_epoch
 
     def _set_length(self, length: RunLength) -> None:
         self.steps_per_epoch, self.max_epoch = length.steps_per_epoch, length.max_epoch

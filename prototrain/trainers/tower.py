@@ -346,7 +346,7 @@ class TowerTrainer(Trainer):
         return type(self).train_step is not TowerTrainer.train_step
 
     def run_steps(self, n: int) -> int:
-        if self.global_step == self.session.resume.began_at:  # by now, callbacks have set what they set
+        if self.counter.step == self.session.resume.began_at:  # by now, callbacks have set what they set
             require_rate(self.config, self.optimizer, self.callbacks)
         if not self.is_compiled:
             done = super().run_steps(n)
@@ -358,7 +358,7 @@ class TowerTrainer(Trainer):
 
     def _run_call(self, n: int) -> int:
         """Do up to `n` steps in one compiled call; 0 at the end of a pass over the data, or at a stop."""
-        start = self.global_step
+        start = self.counter.step
         if not self.data.catch_up(self.leaves_off):
             return 0
         try:

@@ -31,7 +31,10 @@ class AfterEpoch(Callback):
 
 def agenda_at(step: int, **callbacks: Callback) -> Agenda:
     """The agenda of a run of 10 steps in epochs of 4, at a completed step."""
-    trainer: Any = SimpleNamespace(global_step=step, local_step=step % 4, steps_per_epoch=4, total_steps=10)
+    trainer: Any = SimpleNamespace(
+        counter=SimpleNamespace(step=step), global_step=step, local_step=step % 4, steps_per_epoch=4, total_steps=10
+    )
+    trainer.end_of_epoch = step // 4 * 4 + 4
     return Agenda(trainer, {callback: label for label, callback in callbacks.items()})
 
 
@@ -65,7 +68,7 @@ def test_an_epoch_follows_the_step_that_ends_it() -> None:
     at = At(4)
     agenda = agenda_at(3, at=at, epoch=AfterEpoch())
     agenda.ask()
-    agenda._trainer.global_step = agenda._trainer.local_step = 4
+    agenda._trainer.counter.step = agenda._trainer.global_step = agenda._trainer.local_step = 4
     agenda.begin_step()
     assert agenda.phase == "step" and agenda.current is at
     agenda.done()
@@ -79,8 +82,9 @@ def test_an_epoch_follows_the_step_that_ends_it() -> None:
 def test_who_saves_has_run_and_who_failed_has_not() -> None:
     agenda = agenda_at(4, first=AfterEpoch(), second=AfterEpoch())
     agenda.begin_epoch()
-    with agenda.running():
-        assert labels(agenda) == ["second"]
+    agenda.is_running = True
+    assert labels(agenda) == ["second"]
+    agenda.is_running = False
     assert labels(agenda) == ["first", "second"]
 
 
