@@ -1,9 +1,10 @@
-"""The cost of a step against the number of callbacks, variables and towers.
+"""The cost of a step against the number of callbacks, variables, scalars and towers.
 
     python -m benchmarks.growth --steps 2000 --rounds 5
 
-Callbacks: so many that are never due. Variables: a chain of so many matrices of 8 x 8. Towers: logical CPU devices that
-share a batch. The slope is that of a straight line through the medians.
+Callbacks: so many that are never due. Variables: a chain of so many matrices of 8 x 8. Scalars: so many that
+each step returns, and what it costs to record them every 10 steps for TensorBoard and as JSON lines. Towers: logical
+CPU devices that share a batch. The slope is that of a straight line through the medians.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import tempfile
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -25,9 +27,11 @@ from tabulate import tabulate
 from benchmarks.subjects import Stopwatch, trainer_for
 from benchmarks.workloads import WORKLOADS
 from prototrain import Callback, Config, SimpleTrainer, SyncReplicatedTrainer
+from prototrain.callbacks import JSONWriter, Summaries, TensorBoardWriter
 from prototrain.towers import make_cpu_devices
 
-CALLBACKS, VARIABLES, TOWERS = (1, 10, 100), (10, 100, 1000), (1, 2, 4)
+CALLBACKS, VARIABLES, SCALARS, TOWERS = (1, 10, 100), (10, 100, 1000), (10, 100, 1000), (1, 2, 4)
+RECORD = 10  # steps between two recordings of the scalars
 
 
 class Idle(Callback):
@@ -52,6 +56,24 @@ def with_variables(count: int, steps: int) -> float:
         return {"loss": tf.reduce_mean(x**2)}
 
     return _microseconds(SimpleTrainer(_model(build)), max(steps * 10 // count, 20), [])
+
+
+def with_scalars(count: int, steps: int) -> float:
+    """Microseconds per step that it takes to record so many scalars, beside interrupting the steps for it."""
+
+    def build(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
+        loss = tf.reduce_mean(keras.layers.Dense(8)(inputs["x"]) ** 2)
+        scalars = tf.unstack(tf.range(count, dtype=tf.float32) * loss)
+        return {"loss": loss, **{f"scalar_{index}": scalar for index, scalar in enumerate(scalars)}}
+
+    found = []
+    for callbacks in (
+        [Idle().every(steps=RECORD)],
+        [Summaries().every(steps=RECORD), TensorBoardWriter(), JSONWriter()],
+    ):
+        with tempfile.TemporaryDirectory() as scratch:
+            found.append(_microseconds(SimpleTrainer(_model(build), experiment=f"{scratch}/run"), steps, callbacks))
+    return found[1] - found[0]
 
 
 def with_towers(count: int, steps: int) -> float:
@@ -94,6 +116,7 @@ def main(arguments: list[str] | None = None) -> None:
     kinds: dict[str, tuple[tuple[int, ...], Callable[[int, int], float]]] = {
         "callbacks that are not due": (CALLBACKS, with_callbacks),
         "variables": (VARIABLES, with_variables),
+        f"scalars, recorded every {RECORD} steps": (SCALARS, with_scalars),
         "towers": (TOWERS, with_towers),
     }
     rows = []

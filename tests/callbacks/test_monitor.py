@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,26 @@ def test_every_monitor_gets_every_scalar_also_behind_a_proxy() -> None:
     CountingTrainer().train([plain, proxied.every(steps=100), Summaries().every(steps=1)], max_steps=2)
     assert plain.got == proxied.got == [("trn/loss", 1.0, 1), ("trn/loss", 0.5, 2)]
     assert plain.flushed >= 2
+
+
+class Together(Monitor):
+    def __init__(self) -> None:
+        self.got: list[tuple[Mapping[str, float], int]] = []
+
+    def put_scalars(self, values: Mapping[str, float], step: int) -> None:
+        self.got.append((values, step))
+
+
+def test_many_scalars_at_once_are_all_recorded_or_none() -> None:
+    trainer, together, single = CountingTrainer(), Together(), Collects()
+    trainer.monitors.attach([together, single])
+    with pytest.raises(CallbackError, match="scalar 'vld/b' must be a single number"):
+        trainer.monitors.put_scalars({"a": 1, "b": "much"}, "vld")
+    trainer.monitors.put_scalars({"a": 1, "b": np.float32(2)}, "vld")
+    trainer.monitors.put_scalar("c", 3)
+    assert together.got == [({"vld/a": 1.0, "vld/b": 2.0}, 0), ({"c": 3.0}, 0)]
+    assert single.got == [("vld/a", 1.0, 0), ("vld/b", 2.0, 0), ("c", 3.0, 0)]
+    assert trainer.monitors.history("vld/a") == [(0, 1.0)]
 
 
 @pytest.mark.parametrize("value", [1, 1.0, np.float32(1), np.array(1.0), tf.constant(1.0), tf.Variable(1), True])

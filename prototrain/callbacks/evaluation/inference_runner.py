@@ -100,8 +100,7 @@ class InferenceRunner(Callback):
             raise DataError(f"InferenceRunner: the dataset {self.dataset!r} is empty")
         rest = sums.numpy().tolist()
         for inferencer, count in zip(self.inferencers, self._counts, strict=True):
-            for name, value in inferencer.result(rest[:count]).items():
-                self.trainer.monitors.put_scalar(f"{self.prefix}/{name}", value)
+            self.trainer.monitors.put_scalars(inferencer.result(rest[:count]), self.prefix)
             rest = rest[count:]
 
     @contextmanager

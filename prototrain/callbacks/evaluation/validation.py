@@ -98,5 +98,4 @@ class Validation(Callback):
             raise CallbackError(
                 f"Validation: evaluate({self.dataset!r}, ...) returned None in place of scalars by name"
             )
-        for name, value in outcome.items():
-            self.trainer.monitors.put_scalar(f"{self.prefix}/{name}", value)
+        self.trainer.monitors.put_scalars(outcome, self.prefix)

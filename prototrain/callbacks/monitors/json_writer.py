@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+import orjson
 
 from prototrain.callbacks.monitor import Monitor
 from prototrain.errors import ExperimentError
@@ -31,6 +31,7 @@ class JSONWriter(Monitor):
         self._clock = clock
         self._rows: list[Row] | None = None  # what the file does not hold for certain, the last row among it
         self._offset = 0  # where the first of these rows begins in the file
+        self._size = 0  # of the last row there, in bytes
         self._dirty = False
         self._failing = False
 
@@ -41,17 +42,20 @@ class JSONWriter(Monitor):
     def before_train(self) -> None:
         self._open_rows()
 
-    def put_scalar(self, name: str, value: float, step: int) -> None:
+    def put_scalars(self, values: Mapping[str, float], step: int) -> None:
         rows = self._open_rows()
         if not rows or rows[-1]["step"] != step:
+            if not self._dirty:  # the file holds the row before, which nothing will be added to
+                self._offset += self._size
+                rows.clear()
             rows.append({"step": step, "time": round(self._clock(), 3)})
-        rows[-1][name] = value if math.isfinite(value) else None
+        rows[-1].update(values)
         self._dirty = True
 
     def flush(self) -> None:
         if not self._dirty or self._rows is None:
             return
-        lines = [json.dumps(row).encode() + b"\n" for row in self._rows]
+        lines = [orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in self._rows]
         try:
             _write_at(self._path, self._offset, b"".join(lines))
         except OSError as error:
@@ -61,6 +65,7 @@ class JSONWriter(Monitor):
             return
         # The last row stays at hand: its step may get more scalars, and then it is written again in the same place.
         self._offset += sum(map(len, lines[:-1]))
+        self._size = len(lines[-1])
         self._rows = self._rows[-1:]
         self._dirty = False
         if self._failing:
@@ -89,6 +94,7 @@ class JSONWriter(Monitor):
             except OSError as error:
                 raise ExperimentError(f"cannot bring {self._path} back to step {step}: {error.strerror}") from error
             self._rows, self._offset = ([], 0) if last is None else ([last[0]], last[1])
+            self._size = 0 if last is None else self._path.stat().st_size - self._offset
         return self._rows
 
 

@@ -26,7 +26,6 @@ class Summaries(Callback):
         return ()
 
     def trigger(self) -> None:
-        for name, value in self.trainer.outputs.items():
-            self.trainer.monitors.put_scalar(f"{self.prefix}/{name}", value)
+        self.trainer.monitors.put_scalars(self.trainer.outputs, self.prefix)
         for event in self.trainer.summary_events:
             self.trainer.monitors.put_summary(event.summary, self.prefix)

@@ -63,12 +63,17 @@ class TensorBoardWriter(Monitor):
         values = {key: value for key, value in config.to_plain().items() if key not in LOCATION_KEYS}
         self._add_summary(_start({key: _as_hparam(value) for key, value in values.items()}, self._clock()))
 
-    def put_scalar(self, name: str, value: float, step: int) -> None:
-        prefix, _, tag = name.partition("/")
-        if not tag:
-            prefix, tag = "", name
-        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-        self.add_event(prefix, Event(step=step, summary=summary))
+    def put_scalars(self, values: Mapping[str, float], step: int) -> None:
+        events: dict[str, Event] = {}
+        for name, value in values.items():
+            prefix, _, tag = name.partition("/")
+            if not tag:
+                prefix, tag = "", name
+            if prefix not in events:
+                events[prefix] = Event(step=step)
+            events[prefix].summary.value.add(tag=tag, simple_value=value)
+        for prefix, event in events.items():
+            self.add_event(prefix, event)
 
     def put_event(self, prefix: str, event: Event) -> None:
         self.add_event(prefix, event)
