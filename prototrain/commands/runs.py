@@ -120,8 +120,8 @@ def _list(options: argparse.Namespace) -> None:
 def _show(options: argparse.Namespace) -> None:
     where = Experiment(options.directory)  # which fails at a name that cannot be
     base = where.directory
-    if where.remote is None and not base.is_dir():
-        raise ExperimentError(f"there is no directory {base}; name the one that holds the experiments")
+    if not (base.is_dir() if where.remote is None else where.remote.top()):  # a storage has no empty directories
+        raise ExperimentError(f"there is no directory {where}; name the one that holds the experiments")
     everything = [_read(directory, base) for directory in find_runs(base, _complain)]
     found = sorted_by(options.sort, filtered(everything, options.filter), reverse=options.reverse)
     if options.json:
