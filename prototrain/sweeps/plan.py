@@ -63,7 +63,6 @@ class Plan:
                 f"trainer.experiment_name: {self.name!r} would make every command another sweep; "
                 "give it a name without {timestamp}"
             )
-        self.config.validate()
         self.experiment(0)  # fails early at a name that no directory can have
         check(self.space, self.config, every_combination=self.trials is None)
 

@@ -6,6 +6,7 @@ import pytest
 
 from prototrain.config.json_form import json_or_text
 from prototrain.errors import ConfigError, SweepError
+from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import Choice, Range, as_settings, check, combinations, from_mapping, is_grid
 from prototrain.sweeps.space import parse_grid as grid
 from prototrain.sweeps.space import parse_search as search
@@ -110,3 +111,14 @@ def test_a_space_that_does_not_fit_the_config(space: Any, message: str) -> None:
 def test_a_space_that_fits() -> None:
     check(grid(["model.batch_size=8,16", "model.optimizer.method=adam,sgd"]), tiny_config(), every_combination=True)
     check(search(["model.lr_schedule.constant.value=log:1e-4..1"]), tiny_config(), every_combination=False)
+
+
+def test_a_space_may_bring_what_the_config_lacks() -> None:
+    config = tiny_config()
+    config.override(["model.lr_schedule.method=exp"])
+    space = grid([f"model.lr_schedule.exp.{name}=0.5,1" for name in ("value", "decay_rate")])
+    space |= grid(["model.lr_schedule.exp.decay_steps=10"])
+    plan = Plan(config=config, space=space, trials=None, objective="loss", mode="min")
+    assert plan.total == 4
+    with pytest.raises(ConfigError, match="model.lr_schedule.exp.value is required"):
+        Plan(config=config, space=grid(["model.batch_size=8"]), trials=None, objective="loss", mode="min")
