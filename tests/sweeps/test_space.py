@@ -120,5 +120,5 @@ def test_a_space_may_bring_what_the_config_lacks() -> None:
     space |= grid(["model.lr_schedule.exp.decay_steps=10"])
     plan = Plan(config=config, space=space, trials=None, objective="loss", mode="min")
     assert plan.total == 4
-    with pytest.raises(ConfigError, match="model.lr_schedule.exp.value is required"):
+    with pytest.raises(ConfigError, match=r"lr_schedule\.exp\.value is required"):
         Plan(config=config, space=grid(["model.batch_size=8"]), trials=None, objective="loss", mode="min")
