@@ -13,11 +13,11 @@ import tensorflow as tf
 from prototrain import SimpleTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import Summaries
 from prototrain.trainers.tower import TowerTrainer
-from tests.model.networks import NETWORKS, Network
+from tests.model.networks import GROUPS, Network, Together
 from tests.tiny import tiny_model
 
 L = keras.layers
-STEPS, BATCH = 20, 8
+STEPS, BATCH = 10, 8
 
 
 @functools.cache
@@ -35,11 +35,12 @@ def datasets() -> dict[str, tf.data.Dataset]:
 class Whole(keras.Model):  # type: ignore[misc]
     """A network as Keras wants it."""
 
-    def __init__(self, network: Any) -> None:
+    def __init__(self, network: Together) -> None:
         super().__init__(name="whole")
         self.network = network
         network(tf.constant(arrays()[0][:BATCH]), False)
-        self.parts = [part for part in vars(network).values() if isinstance(part, L.Layer) and part.weights]
+        made = [part for one in network.networks for part in vars(one).values()]
+        self.parts = [part for part in made if isinstance(part, L.Layer) and part.weights]
 
     def call(self, x: Any, training: bool = False) -> Any:
         return self.network(x, training)
@@ -68,13 +69,13 @@ def make_trainer(network: Network, towers: int) -> TowerTrainer:
 
 
 @pytest.mark.parametrize(("inline", "towers"), [(True, 1), (False, 2)], ids=["inline-1", "attributes-2"])
-@pytest.mark.parametrize("name", NETWORKS)
-def test_it_learns_what_it_learns_in_keras(name: str, inline: bool, towers: int) -> None:
-    if name == "dropout" and towers > 1:
+@pytest.mark.parametrize("group", GROUPS)
+def test_it_learns_what_it_learns_in_keras(group: str, inline: bool, towers: int) -> None:
+    if group == "dropout" and towers > 1:
         pytest.skip("each tower draws its own")
-    write_inline, attributes = NETWORKS[name]
-    trainer = make_trainer(write_inline if inline else attributes(), towers)
-    whole = Whole(attributes())
+    networks = GROUPS[group]
+    trainer = make_trainer(Together([*networks] if inline else [make() for make in networks.values()]), towers)
+    whole = Whole(Together([make() for make in networks.values()]))
     pairs = [
         pair for part in whole.parts for pair in zip(trainer.keras_layers[part.name].weights, part.weights, strict=True)
     ]
