@@ -33,10 +33,13 @@ EXPECTED = {step + 1: pytest.approx(0.01 * 0.5 ** (step / 2)) for step in range(
 
 
 def test_each_step_has_its_rate_also_after_a_resume(experiment: Path) -> None:
-    whole = tiny_trainer()
+    def trainer(experiment: Path | None = None) -> SimpleTrainer:
+        return tiny_trainer(experiment, model__optimizer__method=lambda: keras.optimizers.AdamW(0.5))
+
+    whole = trainer()
     whole.train([LearningRate(halves)], max_steps=8)
-    tiny_trainer(experiment).train([LearningRate(halves), SaveOnExit()], max_steps=3)
-    resumed, rates = tiny_trainer(experiment), Rates()
+    trainer(experiment).train([LearningRate(halves), SaveOnExit()], max_steps=3)
+    resumed, rates = trainer(experiment), Rates()
     resumed.train([LearningRate(halves), SaveOnExit(), rates], max_steps=8)
     assert rates.rates == {step: rate for step, rate in EXPECTED.items() if step > 3}
     assert values(resumed) == values(whole)
@@ -56,7 +59,7 @@ def test_a_constant_and_zero_are_schedules_too() -> None:
 
 def test_the_config_needs_no_schedule_where_a_callback_sets_the_rate(experiment: Path) -> None:
     def without(experiment: Path | None = None) -> SimpleTrainer:
-        model = tiny_model(model__optimizer__method=lambda: keras.optimizers.AdamW(0.5))
+        model = tiny_model()
         del model.config["model.lr_schedule.method"]
         return SimpleTrainer(model, experiment=experiment)
 
