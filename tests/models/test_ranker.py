@@ -21,9 +21,8 @@ from prototrain.actions.restore import BuiltModel
 from prototrain.cli import main
 from prototrain.errors import ConfigError
 from prototrain.experiment.event_files import read_images
-from prototrain.trainers.replicated import SyncReplicatedTrainer
 from prototrain.trainers.tower import SimpleTrainer
-from tests.models.exact import assert_resumes_exactly, train
+from tests.models.exact import assert_resumes_exactly
 from tests.models.ranker_tree import config, stanford, tiny, write_inshop
 
 __all__ = ["config", "stanford"]
@@ -38,16 +37,6 @@ def model(stanford: Path, config: Config) -> Any:
 def test_a_run_resumes_exactly(model: Any, experiment: Path) -> None:
     trainer = assert_resumes_exactly(lambda directory: SimpleTrainer(model, experiment=directory), experiment)
     assert {"trn", "vld"} == trainer.datasets.keys()
-
-
-def test_two_towers_train_as_one(model: Any) -> None:
-    one, two = (
-        train(make(), 3) for make in (lambda: SimpleTrainer(model), lambda: SyncReplicatedTrainer(model, "cpu:2"))
-    )
-    assert two.outputs["loss"] == pytest.approx(one.outputs["loss"], rel=1e-3)
-    assert two.outputs["anchor-negative"] == pytest.approx(one.outputs["anchor-negative"], rel=1e-3)
-    for name, variable in one.variables.items():
-        np.testing.assert_allclose(two.variables[name].numpy(), variable.numpy(), rtol=0.02, atol=2e-3, err_msg=name)
 
 
 # -- a run on the command line, and its evaluation --------------------------------------------------------------------
