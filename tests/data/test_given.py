@@ -80,7 +80,6 @@ def read(source: TrainingData, batches: int) -> list[Any]:
     ("value", "mode", "per_pass"),
     [
         (lambda: {"x": X, "y": {"z": X}}, "iterator", 5),
-        (lambda: (X, X), "iterator", 5),
         (grain_map, "iterator", 5),
         (lambda: grain_map().repeat(), "iterator", None),
         (grain_iter, "iterator", None),
