@@ -255,13 +255,13 @@ def test_a_fresh_start_without_a_terminal_needs_yes(capfd: pytest.CaptureFixture
     assert [path.name for path in Path("experiments/e/checkpoints").glob("step-*")] == ["step-0000000002"]
 
 
-@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1), ("\n", 1), ("", 1)])
-def test_a_fresh_start_asks_at_a_terminal(answer: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fresh_start_asks_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["run", "m"]) == 0
-    monkeypatch.setattr(sys, "stdin", terminal := io.StringIO(answer))
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
-    assert main(["run", "m", "--fresh", "-s", "model.num_steps=2"]) == code
-    assert Path("experiments/e/checkpoints/step-0000000004").is_dir() == (code == 1)
+    for answer, code in {"n\n": 1, "\n": 1, "": 1, "y\n": 0}.items():
+        monkeypatch.setattr(sys, "stdin", terminal := io.StringIO(answer))
+        monkeypatch.setattr(terminal, "isatty", lambda: True)
+        assert main(["run", "m", "--fresh", "-s", "model.num_steps=2"]) == code, answer
+        assert Path("experiments/e/checkpoints/step-0000000004").is_dir() == (code == 1), answer
 
 
 def test_a_directory_that_is_no_experiment_is_not_deleted(capfd: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,7 @@ LEFT = {  # what must be there after a page
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_exports")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 def test_what_a_page_shows_runs(
     page: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import math
 import os
 import random
 import shutil
@@ -145,7 +144,7 @@ def test_overrides(texts: list[str]) -> None:
     attempt(config.validate)
 
 
-@settings(FUZZ, max_examples=40)
+@settings(FUZZ, max_examples=25)
 @given(st.lists(KEYS | NASTY, min_size=1, max_size=2), JSON.map(json.dumps) | NASTY)
 def test_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keys: list[str], value: str) -> None:
     # A model of this name is not there: parsing and loading are what is tested.
@@ -262,7 +261,7 @@ def restore(run: Run) -> None:
     Indifferent(experiment=run.directory).train(callbacks(), max_steps=5)
 
 
-@settings(FUZZ, max_examples=100)
+@settings(FUZZ, max_examples=50)
 @given(st.data())
 def test_meta_json_with_a_checksum_that_is_right(run: Run, data: st.DataObject) -> None:
     run.put_back()
@@ -273,7 +272,7 @@ def test_meta_json_with_a_checksum_that_is_right(run: Run, data: st.DataObject) 
     run.check_outside()
 
 
-@pytest.mark.parametrize("value", ["abc", None, [1], 10**400, math.nan, {}])
+@pytest.mark.parametrize("value", ["abc", None, 10**400])
 def test_states_of_the_wrong_kind(run: Run, value: Any) -> None:
     of_callbacks = run.meta["callbacks"]["states"]
     ways = [("callbacks", "states", name, key) for name, state in of_callbacks.items() for key in state]
@@ -290,7 +289,7 @@ def test_states_of_the_wrong_kind(run: Run, value: Any) -> None:
         attempt(restore, run)
 
 
-@settings(FUZZ, max_examples=40)
+@settings(FUZZ, max_examples=25)
 @given(st.data())
 def test_meta_json_by_its_bytes(run: Run, data: st.DataObject) -> None:
     run.put_back()
@@ -307,7 +306,7 @@ def test_environment_json(run: Run, plain: Any) -> None:
     attempt(lambda: Experiment(run.directory).run_id)
 
 
-@settings(FUZZ, max_examples=40)
+@settings(FUZZ, max_examples=25)
 @given(st.data())
 def test_metrics_jsonl(run: Run, data: st.DataObject) -> None:
     run.put_back()

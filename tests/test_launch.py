@@ -64,50 +64,41 @@ def test_the_default_callbacks_are_what_the_config_asks_for(model: Callable[...,
     assert not any(isinstance(callback, LearningRate) for callback in default_callbacks(bare))
 
 
-def test_a_run_ends_is_resumed_and_starts_afresh(model: Callable[..., Any], tmp_path: Path) -> None:
-    first = launch(model())
-    assert first.global_step == 4 and steps(tmp_path) == ["step-0000000004"]
-    assert launch(model(model__num_steps=6)).storage.resume_line() == "resumed at step 4, exact"
-    assert steps(tmp_path) == ["step-0000000004", "step-0000000006"]
-    fresh = launch(model(), fresh=True)
-    assert fresh.storage.resume_line() == "fresh" and steps(tmp_path) == ["step-0000000004"]
-
-
-def test_a_config_that_is_changed_in_python(model: Callable[..., Any]) -> None:
-    mine = model()
-    mine.config["model.num_steps"] = 2
-    mine.config["model.optimizer.method"] = "sgd"
-    losses = Losses()
-    trainer = launch(mine, callbacks=[losses, SaveOnExit()])
-    assert trainer.global_step == 2 and list(losses.by_step) == [1, 2]
-    assert type(trainer.optimizer).__name__ == "SGD"
-    mine.config["model.num_steps"] = 0
-    assert launch(mine, fresh=True).global_step == 0
-    del mine.config["model.batch_size"]
-    with pytest.raises(ConfigError, match=r"model.batch_size is required"):
-        launch(mine)
-
-
-def test_a_trainer_of_ones_own(model: Callable[..., Any]) -> None:
-    class Mine(SimpleTrainer):
-        pass
-
-    assert type(launch(model(), trainer=Mine)) is Mine
-
-
-def test_a_fresh_start_asks(model: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_run_ends_is_resumed_and_starts_afresh_if_that_is_meant(model: Callable[..., Any], tmp_path: Path) -> None:
     asked: list[str] = []
 
     def say_no(question: str) -> bool:
         asked.append(question)
         return False
 
-    launch(model(), fresh=True, confirm=say_no)
+    first = launch(model(), fresh=True, confirm=say_no)
     assert asked == []  # there was nothing to delete
+    assert first.global_step == 4 and steps(tmp_path) == ["step-0000000004"]
     with pytest.raises(ConfigError, match="was not deleted, so there is no fresh start"):
         launch(model(), fresh=True, confirm=say_no)
     assert asked == [f"delete everything in {tmp_path / 'experiments/tiny'}?"]
-    assert steps(tmp_path) == ["step-0000000004"]
+    assert launch(model(model__num_steps=6)).storage.resume_line() == "resumed at step 4, exact"
+    assert steps(tmp_path) == ["step-0000000004", "step-0000000006"]
+    fresh = launch(model(), fresh=True)
+    assert fresh.storage.resume_line() == "fresh" and steps(tmp_path) == ["step-0000000004"]
+
+
+def test_a_config_that_is_changed_in_python_and_a_trainer_of_ones_own(model: Callable[..., Any]) -> None:
+    class Mine(SimpleTrainer):
+        pass
+
+    mine = model()
+    mine.config["model.num_steps"] = 2
+    mine.config["model.optimizer.method"] = "sgd"
+    losses = Losses()
+    trainer = launch(mine, callbacks=[losses, SaveOnExit()], trainer=Mine)
+    assert type(trainer) is Mine and trainer.global_step == 2 and list(losses.by_step) == [1, 2]
+    assert type(trainer.optimizer).__name__ == "SGD"
+    mine.config["model.num_steps"] = 0
+    assert launch(mine, fresh=True).global_step == 0
+    del mine.config["model.batch_size"]
+    with pytest.raises(ConfigError, match=r"model.batch_size is required"):
+        launch(mine)
 
 
 def test_a_fresh_start_deletes_only_an_experiment_and_does_not_ask_about_others(
@@ -121,25 +112,22 @@ def test_a_fresh_start_deletes_only_an_experiment_and_does_not_ask_about_others(
     assert (directory / "thesis.txt").read_text() == "years of work"
 
 
-@pytest.mark.parametrize(
-    ("keywords", "error"),
-    [
+def test_what_fails_before_the_run_leaves_nothing_and_costs_nothing(model: Callable[..., Any], tmp_path: Path) -> None:
+    mistakes: list[tuple[dict[str, Any], type[Exception]]] = [
         ({"build": failing_later}, ValueError),
         ({"build": lambda inputs, train_phase: {}}, ModelError),
         ({"model__trainable_variables__filter_regex": "nothing"}, ConfigError),
         ({"model__weights_load_path": "no/such/checkpoint"}, CheckpointError),
-    ],
-)
-def test_what_fails_before_the_run_leaves_nothing_and_costs_nothing(
-    model: Callable[..., Any], tmp_path: Path, keywords: dict[str, Any], error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        launch(model(**keywords))
-    assert not (tmp_path / "experiments").exists()
-    launch(model())
-    with pytest.raises(error):
-        launch(model(**keywords), fresh=True)
-    assert steps(tmp_path) == ["step-0000000004"]
+    ]
+    for keywords, error in mistakes:
+        with pytest.raises(error):
+            launch(model(**keywords))
+        assert not (tmp_path / "experiments").exists(), keywords
+    launch(model(), callbacks=[SaveOnExit()])
+    for keywords, error in mistakes:
+        with pytest.raises(error):
+            launch(model(**keywords), fresh=True)
+        assert steps(tmp_path) == ["step-0000000004"], keywords
 
 
 def test_an_experiment_in_use_is_left_alone(model: Callable[..., Any], tmp_path: Path) -> None:
@@ -162,13 +150,13 @@ def test_a_base_directory_that_is_a_file(model: Callable[..., Any], tmp_path: Pa
 def test_weights_are_loaded_at_the_start_only(
     model: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    launch(model())
+    launch(model(), callbacks=[SaveOnExit()])
     path = str(tmp_path / "experiments/tiny")
     keywords = {"trainer__experiment_name": "tuned", "model__weights_load_path": path}
-    tuned = launch(model(**keywords))
+    tuned = launch(model(**keywords), callbacks=[SaveOnExit()])
     assert "weights from" in capsys.readouterr().out and tuned.storage.resume_line() == "fresh"
-    resumed = launch(model(**keywords, model__num_steps=5))
+    resumed = launch(model(**keywords, model__num_steps=5), callbacks=[SaveOnExit()])
     assert "weights from" not in capsys.readouterr().out and resumed.storage.resume_line() == "resumed at step 4, exact"
     # Also from the very run that a fresh start deletes.
-    launch(model(model__weights_load_path=path), fresh=True)
+    launch(model(model__weights_load_path=path), fresh=True, callbacks=[SaveOnExit()])
     assert "weights from" in capsys.readouterr().out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,6 +115,19 @@ class Recorder(Callback):
     def steps(self, hook: str) -> list[int]:
         """The steps at which a hook was called."""
         return [step for name, step in self.calls if name == hook]
+
+
+class At(Callback):
+    """Does something after one step."""
+
+    def __init__(self, step: int, action: Callable[[], None]) -> None:
+        self.step, self.action = step, action
+
+    def next_step(self, step: int) -> int | None:
+        return self.step if step < self.step else None
+
+    def trigger_step(self) -> None:
+        self.action()
 
 
 class PressesCtrlC(Callback):

@@ -34,6 +34,7 @@ def run(base: Path, outputs: list[str], build: Any = build, inputs: tuple[str, .
     export.run(model, Namespace(checkpoint=None, format="compact"))
 
 
+@pytest.mark.usefixtures("forked_exports")
 def test_a_compact_export(trained: SimpleTrainer, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = base / "tiny/exported/20.pb"
     run(base, ["logits", "best", "looped"])

@@ -53,36 +53,37 @@ def expected(interval: dict[str, Any], steps_per_epoch: int | None, first: int, 
     return [0, *due] if interval.get("before_train") and first == 0 else due
 
 
-def fired(
-    experiment: Path | None, interval: dict[str, Any], length: tuple[int | None, int], *more: Callback
-) -> list[int]:
-    recorder = Recorder()
+def fired(experiment: Path | None, length: tuple[int | None, int], *more: Callback) -> list[list[int]]:
+    """The steps at which a callback ran, for each of `INTERVALS`."""
+    recorders = [Recorder() for _ in INTERVALS]
+    periodic = [recorder.every(**interval) for recorder, interval in zip(recorders, INTERVALS, strict=True)]
     trainer = CountingTrainer(experiment=experiment)
-    trainer.train([recorder.every(**interval), *more], steps_per_epoch=length[0], max_steps=length[1])
-    return recorder.steps("trigger")
+    trainer.train([*periodic, *more], steps_per_epoch=length[0], max_steps=length[1])
+    return [recorder.steps("trigger") for recorder in recorders]
+
+
+def all_expected(steps_per_epoch: int | None, first: int, last: int) -> list[list[int]]:
+    return [expected(interval, steps_per_epoch, first, last) for interval in INTERVALS]
 
 
 @pytest.mark.parametrize("length", LENGTHS, ids=str)
-@pytest.mark.parametrize("interval", INTERVALS, ids=str)
-def test_it_runs_at_its_steps_and_at_the_last(interval: dict[str, Any], length: tuple[int | None, int]) -> None:
-    assert fired(None, interval, length) == expected(interval, length[0], 0, length[1])
+def test_it_runs_at_its_steps_and_at_the_last(length: tuple[int | None, int]) -> None:
+    assert fired(None, length) == all_expected(length[0], 0, length[1])
 
 
 @pytest.mark.parametrize("stop", [1, 3, 4, 7, 8])
-@pytest.mark.parametrize("interval", INTERVALS, ids=str)
-def test_an_early_stop_makes_its_step_the_last(interval: dict[str, Any], stop: int) -> None:
-    assert fired(None, interval, (4, 10), Stops(stop)) == expected(interval, 4, 0, stop)
+def test_an_early_stop_makes_its_step_the_last(stop: int) -> None:
+    assert fired(None, (4, 10), Stops(stop)) == all_expected(4, 0, stop)
 
 
 @pytest.mark.parametrize("resume_at", [1, 3, 4, 7, 8])
-@pytest.mark.parametrize("interval", INTERVALS, ids=str)
-def test_a_resumed_run_goes_on_at_the_same_steps(experiment: Path, interval: dict[str, Any], resume_at: int) -> None:
+def test_a_resumed_run_goes_on_at_the_same_steps(experiment: Path, resume_at: int) -> None:
     class Killed(Exception):
         pass
 
     with pytest.raises(Killed):
-        fired(experiment, interval, (4, 10), _saver_at(resume_at), Stops(resume_at + 1, Killed))
-    assert fired(experiment, interval, (4, 10)) == expected(interval, 4, resume_at, 10)
+        fired(experiment, (4, 10), _saver_at(resume_at), Stops(resume_at + 1, Killed))
+    assert fired(experiment, (4, 10)) == all_expected(4, resume_at, 10)
 
 
 def _saver_at(step: int) -> Callback:
@@ -103,11 +104,9 @@ def _saver_at(step: int) -> Callback:
     return SavesOnce()
 
 
-@pytest.mark.parametrize("interval", INTERVALS, ids=str)
-def test_a_longer_run_goes_on_after_the_last_step(experiment: Path, interval: dict[str, Any]) -> None:
-    saver = ModelSaver().every(steps=100)
-    assert fired(experiment, interval, (4, 6), saver) == expected(interval, 4, 0, 6)
-    assert fired(experiment, interval, (4, 11), ModelSaver().every(steps=100)) == expected(interval, 4, 6, 11)
+def test_a_longer_run_goes_on_after_the_last_step(experiment: Path) -> None:
+    assert fired(experiment, (4, 6), ModelSaver().every(steps=100)) == all_expected(4, 0, 6)
+    assert fired(experiment, (4, 11), ModelSaver().every(steps=100)) == all_expected(4, 6, 11)
 
 
 def test_seconds_are_counted_on_the_clock_from_the_last_time() -> None:

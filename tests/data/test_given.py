@@ -80,7 +80,6 @@ def read(source: TrainingData, batches: int) -> list[Any]:
     ("value", "mode", "per_pass"),
     [
         (lambda: {"x": X, "y": {"z": X}}, "iterator", 5),
-        (lambda: (X, X), "iterator", 5),
         (grain_map, "iterator", 5),
         (lambda: grain_map().repeat(), "iterator", None),
         (grain_iter, "iterator", None),
@@ -93,7 +92,7 @@ def test_a_run_goes_on_at_the_next_batch(value: Any, mode: str, per_pass: int | 
     saved = []
     batches: list[Any] = []
     for step in range(12):  # more than two passes
-        if step in (1, 5, 11):
+        if step in (5, 11):
             prefix = str(tmp_path / f"{step}")
             saved.append((step, prefix, json.loads(json.dumps(source.write(prefix)()))))
         batches += read(source, 1)

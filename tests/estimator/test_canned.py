@@ -48,6 +48,7 @@ class Noting(estimator.Exporter):
         return None
 
 
+@pytest.mark.usefixtures("forked_exports")
 def test_wide_and_deep_with_exporters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = estimator.DNNLinearCombinedClassifier(
         tmp_path,

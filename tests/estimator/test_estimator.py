@@ -84,6 +84,7 @@ def test_checkpoints_are_read_by_name(trained: Estimator) -> None:
     assert trained.evaluate(named, checkpoint_path=earlier)["global_step"] == 20
 
 
+@pytest.mark.usefixtures("forked_exports")
 def test_an_export_gives_what_the_model_gives(trained: Estimator, tmp_path: Path) -> None:
     spec = {name: tf.io.FixedLenFeature([], tf.float32) for name in "ab"}
     place = trained.export_saved_model(tmp_path, estimator.build_parsing_serving_input_receiver_fn(spec))

@@ -5,7 +5,7 @@ All take ``x`` [batch, 6] (float32, with whole numbers 0..9 in its last three co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -101,12 +101,13 @@ class Nested:
 
 def shared(x: Any, training: bool) -> Any:
     layer = L.Dense(6, "tanh", activity_regularizer="l2", name="again")
-    return L.Dense(3, name="out")(layer(layer(x)))
+    return L.Dense(3, name="after_again")(layer(layer(x)))
 
 
 class Shared:
     def __init__(self) -> None:
-        self.layer, self.out = L.Dense(6, "tanh", activity_regularizer="l2", name="again"), L.Dense(3, name="out")
+        self.layer = L.Dense(6, "tanh", activity_regularizer="l2", name="again")
+        self.out = L.Dense(3, name="after_again")
 
     def __call__(self, x: Any, training: bool) -> Any:
         return self.out(self.layer(self.layer(x)))
@@ -114,31 +115,28 @@ class Shared:
 
 def recurrent(x: Any, training: bool) -> Any:
     words = L.Embedding(10, 4, mask_zero=True, name="words")(tf.cast(x[:, 3:], tf.int32))
-    states = L.LSTM(4, return_sequences=True, name="lstm")(words, training=training)
-    return L.Dense(3, name="read")(L.Bidirectional(L.GRU(3, name="gru"), name="both")(states, training=training))
+    return L.Dense(3, name="read")(L.GRU(3, name="gru")(words, training=training))
 
 
 class Recurrent:
     def __init__(self) -> None:
         self.words = L.Embedding(10, 4, mask_zero=True, name="words")
-        self.lstm = L.LSTM(4, return_sequences=True, name="lstm")
-        self.both, self.read = L.Bidirectional(L.GRU(3, name="gru"), name="both"), L.Dense(3, name="read")
+        self.gru, self.read = L.GRU(3, name="gru"), L.Dense(3, name="read")
 
     def __call__(self, x: Any, training: bool) -> Any:
-        states = self.lstm(self.words(tf.cast(x[:, 3:], tf.int32)), training=training)
-        return self.read(self.both(states, training=training))
+        return self.read(self.gru(self.words(tf.cast(x[:, 3:], tf.int32)), training=training))
 
 
 def preprocessing(x: Any, training: bool) -> Any:
-    scaled = L.Rescaling(0.5)(L.Normalization(mean=1.0, variance=4.0, name="normal")(x[:, :3]))
+    scaled = L.Rescaling(0.5)(L.Normalization(mean=1.0, variance=4.0, name="scaled")(x[:, :3]))
     kinds = L.CategoryEncoding(10, output_mode="multi_hot")(tf.cast(x[:, 3:], tf.int32))
-    return L.Dense(3, name="out")(L.Concatenate()([scaled, kinds]))
+    return L.Dense(3, name="of_scaled")(L.Concatenate()([scaled, kinds]))
 
 
 class Preprocessing:
     def __init__(self) -> None:
-        self.normal, self.scale = L.Normalization(mean=1.0, variance=4.0, name="normal"), L.Rescaling(0.5)
-        self.encode, self.out = L.CategoryEncoding(10, output_mode="multi_hot"), L.Dense(3, name="out")
+        self.normal, self.scale = L.Normalization(mean=1.0, variance=4.0, name="scaled"), L.Rescaling(0.5)
+        self.encode, self.out = L.CategoryEncoding(10, output_mode="multi_hot"), L.Dense(3, name="of_scaled")
 
     def __call__(self, x: Any, training: bool) -> Any:
         kinds = self.encode(tf.cast(x[:, 3:], tf.int32))
@@ -183,27 +181,27 @@ class Measured(L.Layer):  # type: ignore[misc]
 
 
 def metric_layers(x: Any, training: bool) -> Any:
-    return L.Dense(3, name="out")(Measured(name="seen")(L.Dense(4, "relu", name="hidden")(x)))
+    return L.Dense(3, name="of_seen")(Measured(name="seen")(L.Dense(4, "relu", name="hidden_seen")(x)))
 
 
 class MetricLayers:
     def __init__(self) -> None:
-        self.hidden, self.seen = L.Dense(4, "relu", name="hidden"), Measured(name="seen")
-        self.out = L.Dense(3, name="out")
+        self.hidden, self.seen = L.Dense(4, "relu", name="hidden_seen"), Measured(name="seen")
+        self.out = L.Dense(3, name="of_seen")
 
     def __call__(self, x: Any, training: bool) -> Any:
         return self.out(self.seen(self.hidden(x)))
 
 
 def tied(x: Any, training: bool) -> Any:
-    words = L.Embedding(10, 4, name="words")
+    words = L.Embedding(10, 4, name="tied")
     hidden = L.Dense(4, "tanh", name="mix")(L.Flatten()(words(tf.cast(x[:, 3:], tf.int32))))
     return tf.matmul(hidden, words.embeddings[:3], transpose_b=True)
 
 
 class Tied:
     def __init__(self) -> None:
-        self.words, self.mix = L.Embedding(10, 4, name="words"), L.Dense(4, "tanh", name="mix")
+        self.words, self.mix = L.Embedding(10, 4, name="tied"), L.Dense(4, "tanh", name="mix")
         self.flat = L.Flatten()
 
     def __call__(self, x: Any, training: bool) -> Any:
@@ -212,14 +210,14 @@ class Tied:
 
 
 def gan(x: Any, training: bool) -> Any:
-    judge = keras.Sequential([L.Dense(5, "relu", name="seen"), L.Dense(1, name="verdict")], name="judge")
+    judge = keras.Sequential([L.Dense(5, "relu", name="judged"), L.Dense(1, name="verdict")], name="judge")
     drawn = L.Dense(6, name="draw")(x[:, :2])
     return tf.concat([judge(x), judge(drawn), drawn[:, :1]], 1)
 
 
 class GAN:
     def __init__(self) -> None:
-        self.judge = keras.Sequential([L.Dense(5, "relu", name="seen"), L.Dense(1, name="verdict")], name="judge")
+        self.judge = keras.Sequential([L.Dense(5, "relu", name="judged"), L.Dense(1, name="verdict")], name="judge")
         self.draw = L.Dense(6, name="draw")
 
     def __call__(self, x: Any, training: bool) -> Any:
@@ -261,18 +259,26 @@ class Dropout:
         return self.out(self.drop(x, training=training))
 
 
-NETWORKS: dict[str, tuple[Network, Callable[[], Network]]] = {
-    "functional": (functional, Functional),
-    "sequential": (sequential, Sequential),
-    "subclassed": (subclassed, Subclassed),
-    "nested": (nested, Nested),
-    "shared": (shared, Shared),
-    "recurrent": (recurrent, Recurrent),
-    "preprocessing": (preprocessing, Preprocessing),
-    "applications": (applications, Applications),
-    "metric layers": (metric_layers, MetricLayers),
-    "tied": (tied, Tied),
-    "gan": (gan, GAN),
-    "siamese": (siamese, Siamese),
-    "dropout": (dropout, Dropout),
+class Together:
+    """Several networks, of which the mean is taken: one run shows all of them."""
+
+    def __init__(self, networks: Sequence[Network]) -> None:
+        self.networks = networks
+
+    def __call__(self, x: Any, training: bool) -> Any:
+        return sum(network(x, training) for network in self.networks) / len(self.networks)
+
+
+GROUPS: dict[str, dict[Network, Callable[[], Network]]] = {
+    "models": {functional: Functional, sequential: Sequential, nested: Nested, gan: GAN, siamese: Siamese},
+    "layers": {
+        subclassed: Subclassed,
+        shared: Shared,
+        preprocessing: Preprocessing,
+        metric_layers: MetricLayers,
+        tied: Tied,
+    },
+    "recurrent": {recurrent: Recurrent},
+    "applications": {applications: Applications},
+    "dropout": {dropout: Dropout},
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,12 +98,7 @@ def test_momentum_survives_a_time_without_training() -> None:
     assert moved(trainer, 2) >= HEAD | BODY
 
 
-OPTIMIZERS = ["Adafactor", "Lion", "AdamW", "Lamb", "Ftrl", "Nadam", "Adadelta", "Adamax", "Adagrad", "SGD"]
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "towers"), [("Muon", 1), ("Muon", 2), *zip(OPTIMIZERS, itertools.cycle([1, 2]), strict=False)]
-)
+@pytest.mark.parametrize(("optimizer", "towers"), [("Muon", 2), ("Adafactor", 1), ("Ftrl", 2), ("Lamb", 1)])
 def test_any_optimizer_trains_under_a_constraint(optimizer: str, towers: int) -> None:
     def network(x: Any, training: bool) -> Any:
         return L.Dense(2, name="out")(L.Dense(6, "relu", kernel_constraint="non_neg", name="positive")(x))
@@ -120,22 +114,14 @@ def regularized(x: Any, training: bool) -> Any:
     return L.Dense(2, trainable=False, kernel_regularizer="l2", name="b")(hidden)
 
 
-@pytest.mark.parametrize("towers", [1, 2])
-def test_the_losses_of_layers_are_minimised_and_reported(towers: int) -> None:
-    model = tiny_model(build=learning(regularized))
-    trainer = SimpleTrainer(model) if towers == 1 else SyncReplicatedTrainer(model, ["CPU:0", "CPU:1"])
+def test_the_losses_of_layers_are_minimised_and_reported() -> None:
+    trainer = SyncReplicatedTrainer(tiny_model(build=learning(regularized)), ["CPU:0", "CPU:1"])
     start = values(trainer)
     trainer.train(max_steps=1)
     hidden = trainer.data.first_batch["x"] @ start["a/kernel"]
     expected = 0.1 * np.sum(start["a/kernel"] ** 2) + 0.01 * np.sum(np.abs(hidden)) / 8
     assert trainer.outputs["loss_layers"] == pytest.approx(expected, rel=1e-4)
     assert trainer.outputs["loss_total"] == pytest.approx(trainer.outputs["loss"] + expected, rel=1e-4)
-
-
-def test_there_is_no_such_scalar_without_losses() -> None:
-    trainer = tiny_trainer()
-    trainer.train(max_steps=1)
-    assert "loss_layers" not in trainer.outputs
 
 
 def test_losses_that_build_adds_itself_count_once() -> None:
@@ -259,25 +245,18 @@ class Unnamed:
         return L.Dense(2)(L.Dropout(0.1)(L.Dense(3)(self.before(x)), training=training))
 
 
-def test_two_models_with_unnamed_layers_live_in_one_process() -> None:
+def test_models_with_unnamed_layers_live_in_one_process() -> None:
     models = [tiny_model(build=learning(Unnamed())) for _ in range(2)]
     first, second = map(SimpleTrainer, models)
     for trainer in (first, second, first):
         assert len(moved(trainer)) >= 6
         assert trainer.evaluate("vld") is not None
-
-
-def test_the_second_of_two_models_of_attributes_can_be_built_after_the_first_has_trained() -> None:
-    names = []
-    for _ in range(2):
-        trainer = tiny_trainer(build=learning(Unnamed()))
-        trainer.train(max_steps=2)
-        names.append([name for name in trainer.variables if name.startswith("dense/")])
+    third = tiny_trainer(build=learning(Unnamed()))  # after others have trained
+    names = [[name for name in trainer.variables if name.startswith("dense/")] for trainer in (first, third)]
     assert names[0][:1] == names[1][:1] == ["dense/kernel"]
 
 
-@pytest.mark.parametrize("make", [SyncReplicatedTrainer, SyncParameterServerTrainer])
-@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize(("make", "inline"), [(SyncReplicatedTrainer, False), (SyncParameterServerTrainer, True)])
 def test_each_tower_draws_its_own_random_numbers(make: Any, inline: bool) -> None:
     kept = L.Dropout(0.5, seed=1, name="drop")
     seen: dict[str, Any] = {}
@@ -298,7 +277,6 @@ def test_layers_by_name_and_their_summary(capsys: pytest.CaptureFixture[str]) ->
     trainer = tiny_trainer(build=learning(body_and_head))
     assert {"body", "head"} <= set(trainer.keras_layers)
     assert trainer.keras_layers["head"].kernel.value is trainer.variables["head/kernel"]
-    trainer.train(max_steps=1)
     trainer.keras_layers["body"].summary(print_fn=print)
     assert "fc (Dense)" in capsys.readouterr().out
 

@@ -13,11 +13,11 @@ import tensorflow as tf
 from prototrain import SimpleTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import Summaries
 from prototrain.trainers.tower import TowerTrainer
-from tests.model.networks import NETWORKS, Network
+from tests.model.networks import GROUPS, Network, Together
 from tests.tiny import tiny_model
 
 L = keras.layers
-STEPS, BATCH = 20, 8
+STEPS, BATCH = 10, 8
 
 
 @functools.cache
@@ -35,11 +35,12 @@ def datasets() -> dict[str, tf.data.Dataset]:
 class Whole(keras.Model):  # type: ignore[misc]
     """A network as Keras wants it."""
 
-    def __init__(self, network: Any) -> None:
+    def __init__(self, network: Together) -> None:
         super().__init__(name="whole")
         self.network = network
         network(tf.constant(arrays()[0][:BATCH]), False)
-        self.parts = [part for part in vars(network).values() if isinstance(part, L.Layer) and part.weights]
+        made = [part for one in network.networks for part in vars(one).values()]
+        self.parts = [part for part in made if isinstance(part, L.Layer) and part.weights]
 
     def call(self, x: Any, training: bool = False) -> Any:
         return self.network(x, training)
@@ -67,28 +68,34 @@ def make_trainer(network: Network, towers: int) -> TowerTrainer:
     return SimpleTrainer(model) if towers == 1 else SyncReplicatedTrainer(model, devices)
 
 
-@pytest.mark.parametrize(("inline", "towers"), [(True, 1), (False, 2)], ids=["inline-1", "attributes-2"])
-@pytest.mark.parametrize("name", NETWORKS)
-def test_it_learns_what_it_learns_in_keras(name: str, inline: bool, towers: int) -> None:
-    if name == "dropout" and towers > 1:
-        pytest.skip("each tower draws its own")
-    write_inline, attributes = NETWORKS[name]
-    trainer = make_trainer(write_inline if inline else attributes(), towers)
-    whole = Whole(attributes())
-    pairs = [
-        pair for part in whole.parts for pair in zip(trainer.keras_layers[part.name].weights, part.weights, strict=True)
+@pytest.mark.parametrize("group", GROUPS)
+def test_it_learns_what_it_learns_in_keras(group: str) -> None:
+    """With layers made inline, on one tower, and with layers made before, on two."""
+    networks = GROUPS[group]
+    trainers = []
+    if group != "applications":  # which docs/fine-tuning.md makes inline, and compares with Keras
+        trainers.append(make_trainer(Together([*networks]), 1))
+    if group != "dropout":  # of which each tower draws its own
+        trainers.append(make_trainer(Together([make() for make in networks.values()]), 2))
+    whole = Whole(Together([make() for make in networks.values()]))
+    paired = [
+        [pair for part in whole.parts for pair in zip(one.keras_layers[part.name].weights, part.weights, strict=True)]
+        for one in trainers
     ]
-    for mine, theirs in pairs:
+    for mine, theirs in paired[0]:
         theirs.assign(tf.convert_to_tensor(mine))
-    trained = {id(mine.value) for mine, theirs in pairs if any(theirs is v for v in whole.trainable_variables)}
-    assert {id(variable) for variable in trainer.trainable.values()} == trained
+    for trainer, pairs in zip(trainers, paired, strict=True):
+        for mine, theirs in pairs:
+            mine.value.assign(tf.convert_to_tensor(theirs))
+        trained = {id(mine.value) for mine, theirs in pairs if any(theirs is v for v in whole.trainable_variables)}
+        assert {id(variable) for variable in trainer.trainable.values()} == trained
 
     expected = train_in_keras(whole)
-    trainer.train([Summaries().every(steps=1)], max_steps=STEPS)
-
-    history = trainer.monitors.history
-    losses = [value for _, value in history("trn/loss_total") or history("trn/loss")]  # some have nothing to add
-    np.testing.assert_allclose(losses, expected, rtol=2e-4, atol=1e-6)
-    for mine, theirs in pairs:
-        value = tf.convert_to_tensor(mine).numpy()
-        np.testing.assert_allclose(value, theirs.numpy(), rtol=1e-3, atol=5e-5, err_msg=mine.path)
+    for trainer, pairs in zip(trainers, paired, strict=True):
+        trainer.train([Summaries().every(steps=1)], max_steps=STEPS)
+        history = trainer.monitors.history
+        losses = [value for _, value in history("trn/loss_total") or history("trn/loss")]  # some have nothing to add
+        np.testing.assert_allclose(losses, expected, rtol=2e-4, atol=1e-6)
+        for mine, theirs in pairs:
+            value = tf.convert_to_tensor(mine).numpy()
+            np.testing.assert_allclose(value, theirs.numpy(), rtol=1e-3, atol=5e-5, err_msg=mine.path)

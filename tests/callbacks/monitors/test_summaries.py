@@ -6,7 +6,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
@@ -38,25 +37,16 @@ def recorded(experiment: Path) -> dict[str, list[int]]:
     return found
 
 
-@pytest.mark.parametrize("every", [1, 4])
-def test_what_the_model_gives_is_recorded_at_the_interval(every: int, experiment: Path) -> None:
+def test_what_the_model_gives_is_recorded_at_the_interval(experiment: Path) -> None:
     trainer = tiny_trainer(experiment, build=build)
-    callbacks = [Summaries().every(steps=every), TensorBoardWriter(), JSONWriter()]
+    callbacks = [Summaries().every(steps=4), TensorBoardWriter(), JSONWriter()]
     trainer.train(callbacks, max_steps=10, steps_per_epoch=5)
-    steps = list(range(1, 11)) if every == 1 else [4, 8, 10]
+    steps = [4, 8, 10]
     found = recorded(experiment)
     assert {tag: found[tag] for tag in ("hidden", "picture", "words", "sound", "largest", "loss")} == dict.fromkeys(
         ("hidden", "picture", "words", "sound", "largest", "loss"), steps
     )
     assert [step for step, _ in trainer.monitors.history("trn/largest")] == steps
-
-
-def test_the_run_is_the_same_bit_for_bit() -> None:
-    trainers = [tiny_trainer(build=build, model__accumulate_steps=2) for _ in range(3)]
-    trainers[0].train([], max_steps=20)
-    trainers[1].train([Summaries().every(steps=3)], max_steps=20)
-    trainers[2].train([Summaries().every(steps=1), StopOnNaN()], max_steps=20)
-    assert values(trainers[0]) == values(trainers[1]) == values(trainers[2])
 
 
 def test_a_run_whose_data_ends_and_begins_anew(experiment: Path) -> None:
@@ -73,13 +63,17 @@ def test_a_run_whose_data_ends_and_begins_anew(experiment: Path) -> None:
     assert values(trainers[0]) == values(trainers[1])
 
 
-def test_a_resumed_run_is_exact(experiment: Path) -> None:
-    whole = tiny_trainer(build=build)
+def test_a_run_in_two_parts_has_the_bits_of_one_without_summaries(experiment: Path) -> None:
+    whole = tiny_trainer(build=build, model__accumulate_steps=2)
     whole.train([], max_steps=20)
     for max_steps in (7, 20):
-        trainer = tiny_trainer(experiment, build=build)
-        trainer.train([Summaries().every(steps=2), TensorBoardWriter(), SaveOnExit()], max_steps=max_steps)
+        trainer = tiny_trainer(experiment, build=build, model__accumulate_steps=2)
+        callbacks = [Summaries().every(steps=2), TensorBoardWriter(), SaveOnExit(), StopOnNaN()]
+        trainer.train(callbacks, max_steps=max_steps)
     assert values(trainer) == values(whole)
+    # Without the callback nothing of them is left in the graph.
+    library = whole.call.graph.as_graph_def().library
+    assert not {node.op for function in library.function for node in function.node_def if "Summary" in node.op}
 
 
 def test_a_model_without_summaries_is_traced_once() -> None:
@@ -95,15 +89,6 @@ def test_a_model_without_summaries_is_traced_once() -> None:
     alone = len(traced)
     trainers[1].train([Summaries().every(steps=2)], max_steps=9)
     assert len(traced) == 2 * alone
-
-
-def test_nothing_is_left_in_the_other_steps() -> None:
-    trainer = tiny_trainer(build=build)
-    trainer.train([], max_steps=3)
-    graph = trainer.call.graph
-    names = {node.op for function in graph.as_graph_def().library.function for node in function.node_def}
-    assert not {name for name in names if "Summary" in name}
-    assert np.isfinite(trainer.outputs["loss"])
 
 
 def test_it_records_at_its_steps_under_its_prefix() -> None:

@@ -6,7 +6,6 @@ import math
 import os
 import signal
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,32 +40,30 @@ def kept(experiment: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("trainer", "how", "raised"),
+    ("how", "raised"),
     [
-        (CountingTrainer, StopTraining, None),
-        (CountingTrainer, RuntimeError, RuntimeError),
-        (CountingTrainer, KeyboardInterrupt, KeyboardInterrupt),
-        (CountingTrainer, signal.SIGINT, KeyboardInterrupt),
-        (CountingTrainer, signal.SIGTERM, SystemExit),
-        (tiny_trainer, RuntimeError, RuntimeError),
-        (tiny_trainer, signal.SIGTERM, SystemExit),
+        (StopTraining, None),
+        (RuntimeError, RuntimeError),
+        (KeyboardInterrupt, KeyboardInterrupt),
+        (signal.SIGINT, KeyboardInterrupt),
+        (signal.SIGTERM, SystemExit),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_callbacks_and_signals(experiment: Path, trainer: Any, how: Any, raised: Any) -> None:
-    first = trainer(experiment=experiment)
+def test_callbacks_and_signals(experiment: Path, how: Any, raised: Any) -> None:
+    """Of compiled trainers, tests/test_exits.py has it."""
+    first = CountingTrainer(experiment=experiment)
     if raised is None:
         first.train([SaveOnExit(), Exits(how)], max_steps=6)
     else:
         with pytest.raises(raised):
             first.train([SaveOnExit(), Exits(how)], max_steps=6)
     assert kept(experiment) == ["step-0000000003"]
-    resumed, whole = trainer(experiment=experiment), trainer()
+    resumed, whole = CountingTrainer(experiment=experiment), CountingTrainer()
     resumed.train([SaveOnExit(), Exits(None)], max_steps=6)
     whole.train([], max_steps=6)
     assert kept(experiment) == ["step-0000000003", "step-0000000006"]
-    assert values(resumed) == values(whole)
-    assert resumed.state.get("total") == whole.state.get("total")
+    assert resumed.state["total"] == whole.state["total"]
 
 
 class Breaks(CountingTrainer):
@@ -135,36 +132,25 @@ def test_it_needs_an_experiment() -> None:
 BAD = 3
 
 
-def broken_datasets(*, check: bool = False) -> dict[str, tf.data.Dataset]:
+def broken_datasets() -> dict[str, tf.data.Dataset]:
     arrays = tiny_arrays()
     arrays["x"][8 * BAD + 1, 0] = np.nan
-    trn = tf.data.Dataset.from_tensor_slices(arrays).batch(8)
-    if check:
-        trn = trn.map(lambda batch: {**batch, "x": tf.debugging.check_numerics(batch["x"], "a bad example")})
-    return {"trn": trn}
+    return {"trn": tf.data.Dataset.from_tensor_slices(arrays).batch(8)}
 
 
 def checking_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
     return tiny_build({**inputs, "x": tf.debugging.check_numerics(inputs["x"], "a bad input")}, train_phase)
 
 
-@pytest.mark.parametrize(
-    ("model", "callback", "raised", "left"),
-    [
-        ({"datasets": broken_datasets}, StopOnNaN, NonFiniteError, "step-0000000003"),
-        ({"datasets": partial(broken_datasets, check=True)}, Callback, StepError, "step-0000000003"),
-        ({"datasets": broken_datasets, "build": checking_build}, Callback, StepError, "failed-0000000003"),
-    ],
-    ids=["NaN", "data", "model"],
-)
-def test_towers(experiment: Path, model: Any, callback: Any, raised: Any, left: str) -> None:
-    callbacks = [SaveOnExit(), ModelSaver().every(steps=2), callback()]
-    with pytest.raises(raised, match="step 4"):
-        tiny_trainer(experiment, **model).train(callbacks, max_steps=5)
-    assert kept(experiment) == sorted({"step-0000000002", left})
+def test_a_model_that_fails_in_the_compiled_step(experiment: Path) -> None:
+    """Of data that fails and values that are not finite, tests/step/test_compiled_call.py has it."""
+    model: dict[str, Any] = {"datasets": broken_datasets, "build": checking_build}
+    with pytest.raises(StepError, match="step 4"):
+        tiny_trainer(experiment, **model).train([SaveOnExit(), ModelSaver().every(steps=2)], max_steps=5)
+    assert kept(experiment) == ["failed-0000000003", "step-0000000002"]
     resumed, whole = tiny_trainer(experiment, **model), tiny_trainer(**model)
-    whole.train([callback()], max_steps=3)
-    resumed.train([callback()], max_steps=3)
+    whole.train([], max_steps=3)
+    resumed.train([], max_steps=3)
     assert values(resumed) == values(whole)
-    with pytest.raises(raised, match="step 4"):  # at the place in the data where it was, it meets the same batch
-        resumed.train([callback()], max_steps=5)
+    with pytest.raises(StepError, match="step 4"):  # at the place in the data where it was, it meets the same batch
+        resumed.train([], max_steps=5)
