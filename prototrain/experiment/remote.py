@@ -14,9 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from prototrain.errors import ExperimentError, StorageError
+from prototrain.experiment.downloading import download
 from prototrain.experiment.lease import BEAT_SECONDS, Lease
 from prototrain.experiment.lock import LOCK, is_locked
 from prototrain.experiment.mirror import Mirror, local_copy
+from prototrain.experiment.uploading import clear, upload
 from prototrain.system.forks import tell_of_forks
 from prototrain.system.storage import Storage
 from prototrain.system.terminal import say
@@ -88,7 +90,7 @@ class Remote:
             self._mirror.recall()
             _, holder = self._lease.last()
             if not self._is_newest("" if holder is None else holder.attempt):
-                self._mirror.download(whole=whole, announce=announce)
+                download(self._mirror, whole=whole, announce=announce)
 
     def check_free(self) -> None:
         """Fail early if another process of this machine has it; see `Lease.check_free`."""
@@ -158,7 +160,7 @@ class Remote:
             try:
                 if not is_newest and not to_clear:
                     with announcing(f"downloading what the run goes on from, {self}", announce):
-                        leftovers = self._mirror.download(whole=True, announce=announce)
+                        leftovers = download(self._mirror, whole=True, announce=announce)
                         self.storage.delete(leftovers)
                 self._mirror.attempts = [] if to_clear else [self._next]
                 self._mirror.remember()
@@ -246,7 +248,7 @@ class Remote:
     def clear(self) -> None:
         """Delete everything there but the leases."""
         with self._uploading:
-            self._mirror.clear()
+            clear(self._mirror)
             self._mirror.attempts = [self._next]
             self._mirror.remember()
 
@@ -275,7 +277,7 @@ class Remote:
 
     def _upload(self) -> bool:
         with self._uploading:
-            return self._mirror.upload(self._check_lease)
+            return upload(self._mirror, self._check_lease)
 
     def _check_lease(self) -> None:
         try:

@@ -20,9 +20,11 @@ from prototrain.checkpoint.weight_sources import read_weights
 from prototrain.cli import main
 from prototrain.errors import ExperimentError, StorageError
 from prototrain.experiment import Experiment, checkpoint_steps, lease, remote
+from prototrain.experiment.downloading import download
 from prototrain.experiment.mirror import Mirror, local_copy, url_of_copy
 from prototrain.experiment.past import read_past
 from prototrain.experiment.rows import rows_of
+from prototrain.experiment.uploading import upload
 from prototrain.runs import find_runs, read_run
 from prototrain.system.storage import Found, Storage
 from tests.tiny import CountingTrainer
@@ -250,7 +252,7 @@ def test_an_upload_that_is_cut_short_anywhere(stages: list[Path], tmp_path: Path
             for stage in stages:
                 shutil.rmtree(tmp_path / "work", ignore_errors=True)
                 shutil.copytree(stage, tmp_path / "work")
-                while mirror.upload(lambda: None):
+                while upload(mirror, lambda: None):
                     pass
         except Cut:
             pass
@@ -258,7 +260,7 @@ def test_an_upload_that_is_cut_short_anywhere(stages: list[Path], tmp_path: Path
             break
         there = Mirror(Storage(url), local_copy(url))
         said: list[str] = []
-        there.storage.delete(there.download(whole=True, announce=said.append))
+        there.storage.delete(download(there, whole=True, announce=said.append))
         found = Experiment(there.directory)
         steps = checkpoint_steps(found.checkpoints)
         past = read_past(found.record, found.metrics)
@@ -287,7 +289,7 @@ def test_the_last_whole_checkpoint_stays_until_another_one_is(url: str, tmp_path
     mirror = Mirror(Storage(url), tmp_path)
     write(4)
     for step in (4, 5, 6):  # each is deleted here by the time when it is whole there
-        mirror.upload(lambda step=step: overtake(step))
+        upload(mirror, lambda step=step: overtake(step))
         assert steps_at(url) == [step]
 
 
