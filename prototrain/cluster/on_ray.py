@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from prototrain.cluster.addresses import host_and_port
 from prototrain.cluster.host import Host, Output, State, free_port
 from prototrain.cluster.places import Lost, Seat
 from prototrain.errors import ClusterError, ConfigError
@@ -244,8 +245,7 @@ def connect(address: str, cpus: int) -> bool:
     try:
         if re.fullmatch(r"[^/]+:\d+", address):
             # Ray itself would try for a minute, and then end this process.
-            host, _, port = address.rpartition(":")
-            socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
+            socket.create_connection(host_and_port(address), _REACH_SECONDS).close()
         with warnings.catch_warnings(action="ignore"):
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:  # Ray raises it bare where its own processes do not start in time

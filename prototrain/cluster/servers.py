@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from prototrain.cluster import tf_config
+from prototrain.cluster.addresses import host_and_port
 from prototrain.cluster.hub import no_sign_of_life
-from prototrain.cluster.meeting import Waiting
+from prototrain.cluster.waiting import Waiting
 from prototrain.cluster.workers import ending_after, require_not_started
 from prototrain.config.schema import SCHEMA
 from prototrain.errors import ClusterError, ConfigError, StepError
@@ -157,9 +158,8 @@ def serve(
 
 
 def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=POLL_SECONDS):
+        with socket.create_connection(host_and_port(address), timeout=POLL_SECONDS):
             return True
     except OSError:
         return False
@@ -167,9 +167,8 @@ def _answers(address: str) -> bool:
 
 def _responds(address: str) -> bool:
     """Whether somebody is at work at an address: TensorFlow's server is the first to speak."""
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=POLL_SECONDS) as line:
+        with socket.create_connection(host_and_port(address), timeout=POLL_SECONDS) as line:
             return bool(line.recv(1))
     except OSError:
         return False
