@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from prototrain.checkpoint.best import best_checkpoint
+from prototrain.checkpoint.state import variables_in
 from prototrain.data.batches import check_divides
 from prototrain.data.given import as_datasets
 from prototrain.data.shares import Share, for_worker
@@ -21,7 +22,6 @@ from prototrain.model.built import BuiltModel
 from prototrain.model.net import check_net, scalars
 from prototrain.model.placement import Placement
 from prototrain.optimizers import make_optimizer, processors_from_config
-from prototrain.private_api.of_keras import KerasVariable
 from prototrain.step import update
 from prototrain.step.compiled_call import CompiledCall
 from prototrain.step.eager_caveats import unwatched
@@ -381,8 +381,7 @@ class TowerTrainer(Trainer):
         """Once the step is traced, say what of it a resumed run will not repeat, as far as that was not known."""
         if not self._has_looked and self.call.graph is not None:
             self._has_looked = True
-            saved = [entry for entry in self.state.values() if isinstance(entry, (tf.Variable, KerasVariable))]
-            copies = [copy for variable in saved for copy in components(variable)]
+            copies = [copy for variable in variables_in(self.state) for copy in components(variable)]
             self.session.weaken(graph_caveats(self.call.graph, copies))
             self._say_of_gradients()
             if self.call.leaves_summaries and not self.callbacks.has_watchers:
