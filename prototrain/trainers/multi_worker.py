@@ -142,7 +142,7 @@ class MultiWorkerTrainer(SyncTrainer):
         self._begun.assign(self.global_step)
         try:
             with self._watch.under_way(self.global_step):
-                steps = self._run_call(agreed)
+                steps = self._steps.run(agreed)
         except NonFiniteError:
             self._peers.has_parted = True  # averaged gradients are the same everywhere: all workers end here
             raise
