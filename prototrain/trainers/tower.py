@@ -12,12 +12,11 @@ import tensorflow as tf
 
 from prototrain.checkpoint.best import best_checkpoint
 from prototrain.data.batches import check_divides
-from prototrain.data.given import as_datasets
-from prototrain.data.shares import Share, for_worker
+from prototrain.data.shares import Share
 from prototrain.errors import CheckpointError, ConfigError
 from prototrain.experiment import Experiment
 from prototrain.experiment.fetching import fetched
-from prototrain.model.built import BuiltModel
+from prototrain.model.built import BuiltModel, datasets_of
 from prototrain.model.net import check_net, scalars
 from prototrain.model.placement import Placement
 from prototrain.optimizers import make_optimizer, processors_from_config
@@ -212,8 +211,7 @@ class TowerTrainer(Trainer):
 
     def make_datasets(self) -> dict[str, tf.data.Dataset]:
         """The model's datasets; the training batches hold `global_batch` examples for all towers."""
-        found: dict[str, tf.data.Dataset] = as_datasets(for_worker(self.model.datasets, self.share)(), self.config)
-        return found
+        return datasets_of(self.model, self.share)
 
     @property
     def global_batch(self) -> int:
