@@ -83,14 +83,11 @@ def find_servers() -> ServerCluster:
 _connections: list[tuple[tf.distribute.Strategy, ServerCluster]] = []
 
 
-def connect(
-    *, timeout: float | None = None, sleep: Callable[[float], None] = time.sleep
-) -> tuple[tf.distribute.Strategy, ServerCluster]:
+def connect(*, timeout: float | None = None) -> tuple[tf.distribute.Strategy, ServerCluster]:
     """Connect the chief with all others; once, before anything else makes TensorFlow start. Waits until all are there.
 
     Args:
         timeout: seconds to wait for them; by default that of ``trainer.cluster_timeout``.
-        sleep: waits for some seconds.
 
     Raises:
         ConfigError: there is no description of the cluster, or TensorFlow has started already.
@@ -103,7 +100,7 @@ def connect(
         waiting = Waiting(seconds)
         while missing := cluster.silent():  # TensorFlow would wait for them without hearing a signal
             waiting.say_missing(missing)
-            sleep(POLL_SECONDS / 4)
+            time.sleep(POLL_SECONDS / 4)
         with ending_after(seconds), LeavingAtOnce():
             resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
             _connections.append((tf.distribute.ParameterServerStrategy(resolver), cluster))

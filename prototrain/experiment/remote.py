@@ -70,12 +70,11 @@ class Remote:
 
     # -- for those that look at it ------------------------------------------------------------------------------------
 
-    def fetch(self, *, whole: bool = False, announce: Say | None = None) -> None:
+    def fetch(self, *, whole: bool = False) -> None:
         """Bring the directory up to date, unless a run on this machine works in it.
 
         Args:
             whole: whether checkpoints are wanted, too; else only directories that say which there are.
-            announce: called with a line of text about what is not as it should be; by default it goes to stderr.
 
         Raises:
             StorageError: the storage cannot be reached, or refuses.
@@ -83,14 +82,13 @@ class Remote:
         """
         if self._is_open:
             return
-        announce = announce or _to_stderr
-        with self._alone(), announcing(f"reading from {self}", announce):
+        with self._alone(), announcing(f"reading from {self}", _to_stderr):
             if is_locked(self.directory / LOCK):
                 return
             self._mirror.recall()
             _, holder = self._lease.last()
             if not self._is_newest("" if holder is None else holder.attempt):
-                download(self._mirror, whole=whole, announce=announce)
+                download(self._mirror, whole=whole, announce=_to_stderr)
 
     def check_free(self) -> None:
         """Fail early if another process of this machine has it; see `Lease.check_free`."""

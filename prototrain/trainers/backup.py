@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -22,23 +21,21 @@ class Backup:
 
     Args:
         trainer: whose state is copied.
-        clock: returns the time in seconds.
     """
 
-    def __init__(self, trainer: Trainer, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._clock = clock
         self._taken = -BACKUP_SECONDS
         self._step = 0
         self._copies: list[tuple[tf.Variable, tf.Tensor]] = []
 
     def take(self) -> None:
         """Copy the state, unless the last copy is young."""
-        if self._clock() - self._taken < BACKUP_SECONDS:
+        if time.monotonic() - self._taken < BACKUP_SECONDS:
             return
         variables = variables_in(self._trainer.state)
         self._copies = [(copy, tf.identity(copy)) for variable in variables for copy in components(variable)]
-        self._step, self._taken = self._trainer.global_step, self._clock()
+        self._step, self._taken = self._trainer.global_step, time.monotonic()
 
     def expire(self) -> None:
         """Have the state copied anew before the next step, so that nobody goes back to before a checkpoint."""
