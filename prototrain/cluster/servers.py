@@ -16,7 +16,8 @@ from prototrain.cluster.waiting import Waiting
 from prototrain.cluster.workers import ending_after, require_not_started
 from prototrain.config.schema import SCHEMA
 from prototrain.errors import ClusterError, ConfigError, StepError
-from prototrain.system.signals import LeavingAtOnce, outlasting
+from prototrain.system.outlasting import outlasting
+from prototrain.system.signals import LeavingAtOnce
 
 POLL_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0

@@ -39,7 +39,7 @@ from prototrain.estimator.trainers import BuiltProgram, ProgramTrainer, make_tra
 from prototrain.estimator.warm_start import warm_start
 from prototrain.experiment import source_of
 from prototrain.launch import standard_callbacks
-from prototrain.system.signals import outlasting
+from prototrain.system.outlasting import outlasting
 from prototrain.system.terminal import say
 from prototrain.system.waiting import announcing
 from prototrain.system.wording import in_digits

@@ -20,7 +20,8 @@ from prototrain.experiment.record import Outcome
 from prototrain.predictor import Predictor
 from prototrain.private_api.needs import lacking
 from prototrain.step.counter import StepCounter
-from prototrain.system.signals import StopRequest, outlasting
+from prototrain.system.outlasting import outlasting
+from prototrain.system.signals import StopRequest
 from prototrain.trainers.banner import closing, describe_run, opening
 from prototrain.trainers.memory import saying_what_is_left
 from prototrain.trainers.python_steps import python_steps
