@@ -19,7 +19,7 @@ from prototrain.checkpoint import Checkpoints
 from prototrain.checkpoint.weight_sources import read_weights
 from prototrain.cli import main
 from prototrain.errors import ExperimentError, StorageError
-from prototrain.experiment import Experiment, checkpoint_steps, lease, remote
+from prototrain.experiment import Experiment, checkpoint_steps, lease, uploads
 from prototrain.experiment.downloading import download
 from prototrain.experiment.mirror import Mirror, local_copy, url_of_copy
 from prototrain.experiment.past import read_past
@@ -40,10 +40,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
         return tmp_path / machine
 
     at("first")
-    monkeypatch.setattr(remote, "UPLOAD_SECONDS", 0.02)
-    monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(remote, "_LONGEST_PAUSE", 0.01)
-    monkeypatch.setattr(remote, "LAST_SECONDS", 0.0)
+    monkeypatch.setattr(uploads, "UPLOAD_SECONDS", 0.02)
+    monkeypatch.setattr(uploads, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(uploads, "_LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(uploads, "LAST_SECONDS", 0.0)
     monkeypatch.setattr(lease, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(lease, "SILENT_SECONDS", 0.02)
     return at
@@ -368,7 +368,7 @@ def test_one_that_was_taken_over_ends(url: str, cache: Callable[[str], Path]) ->
         trainer.session._looked_at = -1e9
         remote_one = trainer.experiment.remote
         remote_one.wake()
-        assert any(thread.join(20) is None for thread in remote_one._threads[1:])
+        assert any(thread.join(20) is None for thread in remote_one._uploads._threads[1:])
 
     trainer = CountingTrainer(experiment=url)
     with pytest.raises(ExperimentError, match="has taken over"):
