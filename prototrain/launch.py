@@ -29,7 +29,7 @@ from prototrain.errors import ConfigError
 from prototrain.experiment import Experiment
 from prototrain.model import ModelProtocol
 from prototrain.schedules import from_config
-from prototrain.system.signals import outlasting
+from prototrain.system.outlasting import outlasting
 from prototrain.towers import choose_devices
 from prototrain.trainers.replicated import SyncReplicatedTrainer
 from prototrain.trainers.tower import SimpleTrainer, TowerTrainer

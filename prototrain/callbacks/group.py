@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -31,17 +31,13 @@ class CallbackGroup:
     Args:
         trainer: what the callbacks belong to.
         callbacks: the user's list.
-        clock: returns the time in seconds.
 
     Raises:
         CallbackError: something in the list is not a callback, or two callbacks would share their saved state.
     """
 
-    def __init__(
-        self, trainer: Trainer, callbacks: Iterable[Callback] = (), *, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, trainer: Trainer, callbacks: Iterable[Callback] = ()) -> None:
         self._trainer = trainer
-        self._clock = clock
         mine = [callback for callback in checked(callbacks) if trainer.is_chief or not callback.chief_only]
         self.callbacks = sorted(mine, key=lambda callback: callback.priority)
         self._state_keys = state_keys(self.callbacks)
@@ -262,11 +258,11 @@ class CallbackGroup:
     @contextmanager
     def _timed(self, callback: Callback, *, records: bool = True) -> Iterator[None]:
         """Take a callback's own time, and what it gives to `tf.summary`."""
-        begin = self._clock()
+        begin = time.perf_counter()
         try:
             with self.summaries.recording(self._trainer.counter.step) if records else nullcontext():
                 yield
             for event in self.summaries.take():
                 self._trainer.monitors.put_summary(event.summary)
         finally:
-            self.seconds[callback] += self._clock() - begin
+            self.seconds[callback] += time.perf_counter() - begin

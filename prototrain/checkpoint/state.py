@@ -204,6 +204,11 @@ def model_variables(state: dict[str, Any]) -> dict[str, Any]:
     return {name: variable for name, variable in found.items() if not name.startswith(OF_CALLBACKS)}
 
 
+def variables_in(state: Mapping[str, Any]) -> list[Any]:
+    """The entries of a state dict that are variables themselves, of TensorFlow or of Keras."""
+    return [entry for entry in state.values() if isinstance(entry, tf.Variable | KerasVariable)]
+
+
 def trackables(state: dict[str, Any]) -> list[Any]:
     """What of a state dict is TensorFlow's or Keras's: each of its variables, and what is saved in files of its own."""
     entries = StateEntries(state)

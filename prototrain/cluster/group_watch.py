@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
@@ -68,8 +68,6 @@ class GroupWatch:
         places: that they are of.
         signals: for the workers.
         limits: how long to wait.
-        clock: returns the time in seconds.
-        sleep: waits.
 
     Attributes:
         names: of the workers, for messages.
@@ -78,26 +76,16 @@ class GroupWatch:
         is_for_more: whether the group was ended because there is room for a larger one.
     """
 
-    def __init__(
-        self,
-        seats: Sequence[Seat],
-        places: Places,
-        signals: PassedOn,
-        limits: Limits,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
-    ) -> None:
+    def __init__(self, seats: Sequence[Seat], places: Places, signals: PassedOn, limits: Limits) -> None:
         self.names = [f"worker {index}" for index, _ in enumerate(seats)]
         self.states = [State() for _ in seats]
         self.killed: dict[int, str] = {}
         self.is_for_more = False
         self._seats, self._places, self._signals, self._limits = seats, places, signals, limits
-        self._clock, self._sleep = clock, sleep
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._ended: dict[int, float] = {}
         self._stops = 0
-        self._looked = clock()
+        self._looked = time.monotonic()
 
     def __enter__(self) -> GroupWatch:
         return self
@@ -143,13 +131,13 @@ class GroupWatch:
             if self.states[0].output:
                 sys.stdout.write(self._decoder.decode(self.states[0].output))
                 sys.stdout.flush()
-            now = self._clock()
+            now = time.monotonic()
             for index, state in enumerate(self.states):
                 if state.has_ended:
                     self._ended.setdefault(index, now)
             self._kill_who_is_late(now)
             self._look_for_room(now)
-            self._sleep(TICK_SECONDS)
+            time.sleep(TICK_SECONDS)
 
     def _pass_signals(self) -> None:
         while self._signals.taken:

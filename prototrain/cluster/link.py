@@ -50,7 +50,6 @@ class Link:
         index: this worker's.
         names: of all workers, for messages, in their order.
         limits: how long to wait.
-        clock: returns the time in seconds.
 
     Attributes:
         limits: as they were given; they may be changed, on all workers.
@@ -62,15 +61,7 @@ class Link:
         is_noticed: whether the main thread knows that.
     """
 
-    def __init__(
-        self,
-        line: socket.socket,
-        index: int,
-        names: list[str],
-        limits: Limits,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, line: socket.socket, index: int, names: list[str], limits: Limits) -> None:
         self.limits = limits
         self.announce: Callable[[str], object] = print
         self.on_break: Callable[[str], object] = lambda why: None
@@ -81,12 +72,11 @@ class Link:
         self.names = names
         self._line: socket.socket | None = line
         self._index = index
-        self._clock = clock
         self._number = 0
         self._changed = threading.Condition()
         self._answer: Message | None = None
         self._states: dict[int, Message] = {}  # of the others, as far as there is something about them
-        self._heard = clock()
+        self._heard = time.monotonic()
         self._place, self._together = "starting", False
         self._longest_wait = 0.0
         self._sending = threading.Lock()
@@ -183,7 +173,7 @@ class Link:
     def whom_it_waits_for(self) -> str | None:
         """The workers that keep the others waiting, in words, as far as that is known."""
         if self._hub_is_silent:
-            return f"{self.names[0]}, of which nothing has been heard for {self._clock() - self._heard:.0f} seconds"
+            return f"{self.names[0]}, of which nothing has been heard for {time.monotonic() - self._heard:.0f} seconds"
         states = list(self._states.items())
         late = [(i, state) for i, state in states if i != self._index and not state["waits"]]
         silent = [(i, state) for i, state in late if state["silent"] > SILENT_SECONDS]
@@ -199,7 +189,7 @@ class Link:
 
     @property
     def _hub_is_silent(self) -> bool:
-        return self._clock() - self._heard > SILENT_SECONDS
+        return time.monotonic() - self._heard > SILENT_SECONDS
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
@@ -207,7 +197,7 @@ class Link:
         return {"kind": "leave", "number": self._number, **about}
 
     def _ask(self, message: Message, wanted: Callable[[], int | None]) -> Any:
-        begin, leaves_at, is_quiet = self._clock(), None, True
+        begin, leaves_at, is_quiet = time.monotonic(), None, True
         self._answer = None
         self._send(message)
         while True:
@@ -216,13 +206,13 @@ class Link:
                     self._changed.wait(_SLICE)
                 answer = self._answer
             if answer is not None and answer["number"] == self._number:
-                self._longest_wait = max(self._longest_wait, self._clock() - begin)
+                self._longest_wait = max(self._longest_wait, time.monotonic() - begin)
                 if answer["kind"] == "left":
                     raise Left(answer)
                 return answer["values"]
             if self.broken is not None:
                 raise self.error()
-            now, signum = self._clock(), wanted()
+            now, signum = time.monotonic(), wanted()
             if is_quiet and now - begin > max(PATIENCE_SECONDS, 2 * self._longest_wait):
                 is_quiet = False
                 self.announce(f"waiting for {self.whom_it_waits_for() or 'the other workers'}")
@@ -250,7 +240,7 @@ class Link:
                 line.shutdown(socket.SHUT_RDWR)  # for which the chief waits at its end
 
     def _take(self, message: Message) -> None:
-        self._heard = self._clock()
+        self._heard = time.monotonic()
         if message["kind"] == "beats":
             self._states = {int(index): state for index, state in message["states"].items()}
         elif message["kind"] == "failed":
@@ -273,7 +263,7 @@ class Link:
             self.watch()
             if self.broken is None:
                 self._send({"kind": "beat", "place": self._place, "together": self._together, "begun": self.begun()})
-            if self.broken is None and self._clock() - self._heard > self.limits.silence:
+            if self.broken is None and time.monotonic() - self._heard > self.limits.silence:
                 self._break({"who": 0, "why": no_sign_of_life(self.limits.silence), "signum": None})
             time.sleep(BEAT_SECONDS)
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from prototrain.cluster.addresses import host_and_port
 from prototrain.cluster.host import Host, Output, State, free_port
 from prototrain.cluster.places import Lost, Seat
 from prototrain.errors import ClusterError, ConfigError
@@ -48,21 +49,19 @@ class RaySeat:
 
     Args:
         actor: that runs it.
-        clock: returns the time in seconds.
     """
 
-    def __init__(self, actor: Any, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, actor: Any) -> None:
         self._actor = actor
-        self._clock = clock
         self._state = State()
         self._asked: Any = None
-        self._answered = clock()
+        self._answered = time.monotonic()
 
     def address(self) -> str:
         return str(self._get(self._actor.address.remote(), _START_SECONDS))
 
     def start(self, order: Mapping[str, Any], environment: Mapping[str, str], output: Output, size: Any = None) -> None:
-        self._state, self._answered = State(), self._clock()
+        self._state, self._answered = State(), time.monotonic()
         self._get(self._actor.start.remote(dict(order), dict(environment), output, size), _START_SECONDS)
 
     def poll(self) -> State:
@@ -77,18 +76,18 @@ class RaySeat:
         if ready:
             self._asked = None
             try:
-                self._state, self._answered = ray.get(ready[0]), self._clock()
+                self._state, self._answered = ray.get(ready[0]), time.monotonic()
             except ray.exceptions.RayError:
                 self._state.is_lost, self._state.output = True, b""
         else:
             self._state.output = b""
-            self._state.silent = self._clock() - self._answered
+            self._state.silent = time.monotonic() - self._answered
         return self._state
 
     def signal(self, signum: int) -> None:
         self._actor.signal.remote(signum)
         # Nobody kills where no answer comes from.
-        if signum == 9 and self._clock() - self._answered > _FEWER_SECONDS:
+        if signum == 9 and time.monotonic() - self._answered > _FEWER_SECONDS:
             self._state.is_lost = True
 
     def end(self) -> None:
@@ -118,7 +117,6 @@ class OnRay:
         workers: how many.
         least: with how many to be content after a while.
         gpus_per_worker: how many GPUs each gets for itself.
-        clock: returns the time in seconds.
 
     Raises:
         ConfigError: Ray is not installed.
@@ -133,10 +131,8 @@ class OnRay:
         workers: int,
         least: int,
         gpus_per_worker: int | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._address, self._workers, self._least, self._clock = address, workers, least, clock
+        self._address, self._workers, self._least = address, workers, least
         self._bundle: dict[str, float] = {"CPU": 1.0, **({"GPU": float(gpus_per_worker)} if gpus_per_worker else {})}
         self._group: Any = None
         self._spare: Any = None
@@ -164,12 +160,12 @@ class OnRay:
 
     def _make_room(self, is_over: Callable[[], bool], shares: int | None) -> int:
         """Wait for room; returns for how many there is."""
-        begin, has_said = self._clock(), False
+        begin, has_said = time.monotonic(), False
         self._group = self._ask_for(self._workers)
         while not is_over():
             if _is_ready(self._group, 0.3):
                 return self._workers
-            waited = self._clock() - begin
+            waited = time.monotonic() - begin
             if waited > PATIENCE_SECONDS and not has_said:
                 has_said = True
                 each = " and ".join(f"{amount:g} {name}" for name, amount in self._bundle.items())
@@ -178,7 +174,7 @@ class OnRay:
                 _remove(self._group)
                 if (count := self._make_room_for_fewer(shares)) > 0:
                     return count
-                begin, self._group = self._clock(), self._ask_for(self._workers)
+                begin, self._group = time.monotonic(), self._ask_for(self._workers)
         return 0
 
     def _make_room_for_fewer(self, shares: int | None) -> int:
@@ -244,8 +240,7 @@ def connect(address: str, cpus: int) -> bool:
     try:
         if re.fullmatch(r"[^/]+:\d+", address):
             # Ray itself would try for a minute, and then end this process.
-            host, _, port = address.rpartition(":")
-            socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
+            socket.create_connection(host_and_port(address), _REACH_SECONDS).close()
         with warnings.catch_warnings(action="ignore"):
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:  # Ray raises it bare where its own processes do not start in time

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from prototrain.cluster import tf_config
+from prototrain.cluster.addresses import host_and_port
 from prototrain.cluster.hub import no_sign_of_life
-from prototrain.cluster.meeting import Waiting
+from prototrain.cluster.waiting import Waiting
 from prototrain.cluster.workers import ending_after, require_not_started
 from prototrain.config.schema import SCHEMA
 from prototrain.errors import ClusterError, ConfigError, StepError
-from prototrain.system.signals import LeavingAtOnce, outlasting
+from prototrain.system.outlasting import outlasting
+from prototrain.system.signals import LeavingAtOnce
 
 POLL_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0
@@ -82,14 +84,11 @@ def find_servers() -> ServerCluster:
 _connections: list[tuple[tf.distribute.Strategy, ServerCluster]] = []
 
 
-def connect(
-    *, timeout: float | None = None, sleep: Callable[[float], None] = time.sleep
-) -> tuple[tf.distribute.Strategy, ServerCluster]:
+def connect(*, timeout: float | None = None) -> tuple[tf.distribute.Strategy, ServerCluster]:
     """Connect the chief with all others; once, before anything else makes TensorFlow start. Waits until all are there.
 
     Args:
         timeout: seconds to wait for them; by default that of ``trainer.cluster_timeout``.
-        sleep: waits for some seconds.
 
     Raises:
         ConfigError: there is no description of the cluster, or TensorFlow has started already.
@@ -102,7 +101,7 @@ def connect(
         waiting = Waiting(seconds)
         while missing := cluster.silent():  # TensorFlow would wait for them without hearing a signal
             waiting.say_missing(missing)
-            sleep(POLL_SECONDS / 4)
+            time.sleep(POLL_SECONDS / 4)
         with ending_after(seconds), LeavingAtOnce():
             resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
             _connections.append((tf.distribute.ParameterServerStrategy(resolver), cluster))
@@ -157,9 +156,8 @@ def serve(
 
 
 def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=POLL_SECONDS):
+        with socket.create_connection(host_and_port(address), timeout=POLL_SECONDS):
             return True
     except OSError:
         return False
@@ -167,9 +165,8 @@ def _answers(address: str) -> bool:
 
 def _responds(address: str) -> bool:
     """Whether somebody is at work at an address: TensorFlow's server is the first to speak."""
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=POLL_SECONDS) as line:
+        with socket.create_connection(host_and_port(address), timeout=POLL_SECONDS) as line:
             return bool(line.recv(1))
     except OSError:
         return False

@@ -85,8 +85,6 @@ class Supervisor:
         workers: how many they are to be.
         healing: decides about restarts.
         stall_timeout: seconds after which a worker counts as stuck, if it is not what the config says.
-        clock: returns the time in seconds.
-        sleep: waits.
 
     Attributes:
         signals: takes those of this process, while it is entered.
@@ -100,13 +98,10 @@ class Supervisor:
         healing: Healing,
         *,
         stall_timeout: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.signals = PassedOn()
         self._order, self._places, self._workers, self._healing = order, places, workers, healing
         self._stall_timeout = stall_timeout
-        self._clock, self._sleep = clock, sleep
         self._started = time.strftime("%Y%m%d-%H%M%S")
         self._cause: str | None = None
         self._shares: int | None = None
@@ -121,9 +116,7 @@ class Supervisor:
         while True:
             seats = self._places.take(self._is_stopped, self._shares)
             self.signals.check()
-            with GroupWatch(
-                seats, self._places, self.signals, Limits.of(self._stall_timeout), clock=self._clock, sleep=self._sleep
-            ) as watch:
+            with GroupWatch(seats, self._places, self.signals, Limits.of(self._stall_timeout)) as watch:
                 watch.start(self._order, self._group(len(seats)), self._started)
                 watch.until_the_end()
             if watch.states[0].code == 0:
@@ -154,9 +147,9 @@ class Supervisor:
             f"{verdict.cause}; starting all workers again from the newest checkpoint in {healing.pause:g} s "
             f"(restart {healing.restarts} of at most {healing.max_restarts})"
         )
-        end = self._clock() + healing.pause
-        while self._clock() < end and not self._is_stopped():
-            self._sleep(TICK_SECONDS)
+        end = time.monotonic() + healing.pause
+        while time.monotonic() < end and not self._is_stopped():
+            time.sleep(TICK_SECONDS)
 
     def _show_output(self, watch: GroupWatch, verdict: Verdict) -> None:
         """Show what the worker that is to blame has printed, where nobody has seen it."""

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from prototrain.cluster import collectives
 from prototrain.cluster.hub import Limits
+from prototrain.cluster.joining import meet
 from prototrain.cluster.link import Link
-from prototrain.cluster.meeting import meet
 from prototrain.config.schema import SCHEMA
 from prototrain.errors import ConfigError
 from prototrain.system.signals import LeavingAtOnce

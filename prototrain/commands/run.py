@@ -18,8 +18,8 @@ from prototrain.config import Config
 from prototrain.config.schema import REFERENCE
 from prototrain.errors import ConfigError
 from prototrain.model import import_own
+from prototrain.system.outlasting import outlasting
 from prototrain.system.quiet import import_tensorflow
-from prototrain.system.signals import outlasting
 
 if TYPE_CHECKING:
     from prototrain.runs.repeat import Repeat

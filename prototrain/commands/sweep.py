@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from prototrain.commands.arguments import add_model, given
-from prototrain.commands.run import reference, trainer_class
+from prototrain.commands.run import reference, trainer_class, whole
 from prototrain.errors import SweepError
 from prototrain.sweeps.space import FORMS, parse_grid, parse_search
 from prototrain.system.quiet import import_tensorflow
@@ -24,12 +24,12 @@ def add(commands: Any) -> None:
     space = sweep.add_mutually_exclusive_group(required=True)
     space.add_argument("--grid", metavar="KEY=V1,V2", nargs="+", action="extend", help="run every combination")
     space.add_argument("--search", metavar="KEY=SPACE", nargs="+", action="extend", help=f"sample from {FORMS}")
-    sweep.add_argument("--trials", metavar="N", type=_positive, help="how many to sample in all, with --search")
+    sweep.add_argument("--trials", metavar="N", type=whole, help="how many to sample in all, with --search")
     sweep.add_argument(
         "--objective", metavar="SCALAR", default="vld/loss", help="how good a trial is (default: %(default)s)"
     )
     sweep.add_argument("--mode", choices=("min", "max"), default="min", help="which is better (default: %(default)s)")
-    sweep.add_argument("--jobs", metavar="J", type=_positive, default=1, help="trials at the same time (default: 1)")
+    sweep.add_argument("--jobs", metavar="J", type=whole, default=1, help="trials at the same time (default: 1)")
     sweep.add_argument(
         "--storage",
         metavar="URL",
@@ -50,12 +50,6 @@ def add(commands: Any) -> None:
     sweep.add_argument("--trainer", metavar="MODULE:CLASS", type=reference, help="as for prototrain run")
     sweep.add_argument("--towers", metavar="N|NAMES", help="as for prototrain run, of each trial")
     sweep.set_defaults(command=_sweep)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 def _sweep(options: argparse.Namespace) -> None:

@@ -15,17 +15,15 @@ from prototrain.data.choice import choose_position
 from prototrain.data.digest import digest_of
 from prototrain.data.elements import check_spec, made_up_batch
 from prototrain.data.pipeline import describe_pipeline, first_difference
+from prototrain.data.reading_again import read_again
 from prototrain.data.shares import OwnPlaces, Share
 from prototrain.data.source import Source
 from prototrain.data.stages import stages
-from prototrain.data.waiting import PATIENCE
-from prototrain.errors import CheckpointError, DataError, StopTraining
+from prototrain.errors import CheckpointError, StopTraining
 from prototrain.private_api.datasets import iterator_handle
 from prototrain.readers import is_live
-from prototrain.system.tracebacks import cause
 from prototrain.system.wording import ALLOW_CHANGED_DATA, FRESH
 
-LONGEST_DEAFNESS = 0.2  # seconds, while batches are read again
 SAME_DATA = "each worker reads all the training data"
 
 _alive: weakref.WeakSet[TrainingData] = weakref.WeakSet()
@@ -154,24 +152,9 @@ class TrainingData:
             DataError: the data cannot be read; the position is as it was saved.
         """
         self._settle()
-        position = self._position
-        if not position.behind:
+        if not self._position.behind:
             return True
-        begin, behind, batches, is_quiet = self._clock(), position.behind, 1, True
-        while position.behind and not stop_requested():
-            before, batches = self._clock(), min(position.behind, batches)
-            if not self._read_again(batches):
-                return False
-            now = self._clock()
-            batches = batches * 2 if now - before < LONGEST_DEAFNESS / 2 else max(batches // 2, 1)
-            if is_quiet and now - begin > PATIENCE:
-                is_quiet = False
-                self._announce(f"reading {behind} batches again to get to the place of the run")
-        read, seconds = behind - position.behind, self._clock() - begin
-        self._announce(f"read {read} batches again to get to the place of the run ({seconds:.1f} s)")
-        if not position.behind:
-            self._take_caveat(position.caught_up())
-        return not position.behind
+        return read_again(self._position, stop_requested, self._take_caveat, announce=self._announce, clock=self._clock)
 
     def next_batch(self) -> dict[str, Any]:
         """Read one batch, for training on it.
@@ -190,24 +173,6 @@ class TrainingData:
         """What becomes of the position on a resume, in words."""
         exact = {"iterator": "exact", "replay": "exact, by reading again", "restart": "not exact"}[self.mode]
         return f"{self.mode} ({exact}{'; ' + self.reason if self.reason else ''})"
-
-    def _read_again(self, batches: int) -> bool:
-        """Read on; when the data ends before its place, begin the next pass.
-
-        Returns:
-            whether it went on so far.
-        """
-        try:
-            _advance(self.iterator, tf.constant(batches))
-        except tf.errors.OutOfRangeError:
-            self._take_caveat("the training data did not repeat: reading it again gave fewer batches")
-            self._position.begin(self._position.number + 1)
-            return False
-        except tf.errors.OpError as error:
-            self._position.rewind()  # nobody knows how many of them were read
-            raise DataError(f"reading the training data again failed: {cause(error)}") from error
-        self._position.behind -= batches
-        return True
 
     def _take_caveat(self, found: str | None) -> None:
         if found is not None:
@@ -348,11 +313,3 @@ class TrainingData:
         # Where a resume starts a new pass in any case, all but another form of the batches is harmless.
         meant = [key for key in changes if key == "elements" or (key != "mode" and self._position.keeps_place)]
         return [changes[key] for key in meant], [change for key, change in changes.items() if key not in meant]
-
-
-def _read_on(iterator: Any, batches: tf.Tensor) -> None:
-    for _ in tf.range(batches):
-        next(iterator)
-
-
-_advance = tf.function(_read_on, reduce_retracing=True)

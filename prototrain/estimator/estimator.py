@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,16 +13,16 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.callbacks import Callback, ScalarPrinter
-from prototrain.checkpoint import BUNDLE, Checkpoint, Checkpoints, verify
-from prototrain.checkpoint.best import best_checkpoint
+from prototrain.checkpoint import BUNDLE
 from prototrain.checkpoint.global_random import global_random_kept
 from prototrain.config import Config
-from prototrain.errors import CheckpointError, ConfigError, ExperimentError, ModelError
-from prototrain.estimator.export import named
+from prototrain.errors import CheckpointError, ConfigError
 from prototrain.estimator.exporters import Exports, export_all
 from prototrain.estimator.exporting import export_built, receiver_of, trying
 from prototrain.estimator.hooks import as_callbacks
 from prototrain.estimator.logging_hook import wanted
+from prototrain.estimator.model_directory import ModelDirectory
+from prototrain.estimator.predicting import predictions_of
 from prototrain.estimator.program import Program, calling
 from prototrain.estimator.serving import ServingInputReceiver
 from prototrain.estimator.specs import (
@@ -38,9 +37,9 @@ from prototrain.estimator.specs import (
 from prototrain.estimator.throttled_validation import ThrottledValidation, prefix, scalars
 from prototrain.estimator.trainers import BuiltProgram, ProgramTrainer, make_trainer
 from prototrain.estimator.warm_start import warm_start
-from prototrain.experiment import Experiment, source_of
+from prototrain.experiment import source_of
 from prototrain.launch import standard_callbacks
-from prototrain.system.signals import outlasting
+from prototrain.system.outlasting import outlasting
 from prototrain.system.terminal import say
 from prototrain.system.waiting import announcing
 from prototrain.system.wording import in_digits
@@ -87,24 +86,8 @@ class Estimator:
         self._call = calling(
             model_fn, "model_fn", features=None, labels=None, mode=None, params=self.params, config=self.config
         )
-        self.model_dir = self.config.model_dir = self._choose_directory(model_dir)
-
-    def _choose_directory(self, model_dir: str | Path | None) -> str:
-        given = {str(place) for place in (model_dir, self.config.model_dir) if place}
-        if len(given) > 1:
-            raise ConfigError(f"there are two model directories, {' and '.join(sorted(given))}; give one")
-        directory = given.pop() if given else tempfile.mkdtemp(prefix="model-")
-        if not (model_dir or self.config.model_dir):
-            say(f"no model_dir was given: the run is kept in the temporary directory {directory}")
-        # Programs put files of their own beside those of the run, before it starts.
-        self._experiment = Experiment(directory)
-        self._experiment.fetch(whole=True)
-        directory = str(self._experiment.directory)
-        try:
-            Path(directory).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ExperimentError(f"cannot make the directory {directory}: {error.strerror}") from error
-        return directory
+        self._directory = ModelDirectory(model_dir, self.config.model_dir)
+        self.model_dir = self.config.model_dir = self._directory.path
 
     # -- training -----------------------------------------------------------------------------------------------------
 
@@ -134,7 +117,7 @@ class Estimator:
         """
         if steps is not None and max_steps is not None:
             raise ConfigError("train: give steps or max_steps, not both")
-        done, more = self._newest_step(), positive("steps", steps)
+        done, more = self._directory.newest_step(), positive("steps", steps)
         spec = TrainSpec(input_fn, max_steps if more is None else done + more, hooks)
         if (trainer := self._trainer(spec, done)) is not None:
             self._run(trainer, spec)
@@ -182,7 +165,7 @@ class Estimator:
         return self._train_and_export(train_spec, eval_spec)[0]
 
     def _train_and_export(self, train_spec: TrainSpec, eval_spec: EvalSpec) -> tuple[dict[str, Any], list[str | None]]:
-        if (trainer := self._trainer(train_spec, self._newest_step())) is not None:
+        if (trainer := self._trainer(train_spec, self._directory.newest_step())) is not None:
             with global_random_kept():
                 built = BuiltProgram(self._program(ModeKeys.EVAL, eval_spec.input_fn))
             built.take_over(trainer)  # so that what does not fit shows now
@@ -194,7 +177,7 @@ class Estimator:
                 return evaluation.measured, exports.results
         measured = self.evaluate(eval_spec.input_fn, eval_spec.steps, eval_spec.name)
         # The run may have been killed when all was done but this.
-        checkpoint = str(self._checkpoint(None).path)
+        checkpoint = str(self._directory.checkpoint().path)
         return measured, export_all(self, eval_spec.exporters, checkpoint, measured, is_final=True)
 
     # -- using what was trained ---------------------------------------------------------------------------------------
@@ -229,7 +212,7 @@ class Estimator:
             measured = built.measure(steps)
             built.stop.check()
         assert measured is not None  # there was no stop
-        writer = tf.summary.create_file_writer(str(self._experiment.summaries / prefix(name)))
+        writer = tf.summary.create_file_writer(str(self._directory.experiment.summaries / prefix(name)))
         with writer.as_default(step=built.step):
             for scalar, value in scalars(measured).items():
                 tf.summary.scalar(scalar, value)
@@ -261,19 +244,7 @@ class Estimator:
             ModelError: there is no such key, or a prediction is not one for each example.
         """
         built = self._built(self._program(ModeKeys.PREDICT, input_fn), checkpoint_path)
-        predictions = built.model.spec.predictions
-        single = not isinstance(predictions, Mapping)
-        found = ["output"] if single else list(predictions)
-        asked = [predict_keys] if isinstance(predict_keys, str | tuple) else predict_keys
-        keys = [key for key in found if asked is None or key in asked]
-        if not keys:
-            raise ModelError(f"predict_keys: there is none of {asked}; model_fn predicts {', '.join(map(str, found))}")
-        names = list(built.data.element_spec)
-        predictor = built.get_predictor(names, list(named(dict.fromkeys(keys))))
-        for batch in built.datasets["trn"]:
-            arrays = dict(zip(keys, predictor(*(batch[name] for name in names)), strict=True))
-            for example in _examples(arrays) if yield_single_examples else [arrays]:
-                yield example["output"] if single else example
+        yield from predictions_of(built, predict_keys, by_example=yield_single_examples)
 
     def export_saved_model(
         self,
@@ -326,16 +297,16 @@ class Estimator:
 
     def latest_checkpoint(self) -> str | None:
         """The newest checkpoint, as `tf.train.load_checkpoint` takes it; None if there is none."""
-        newest = self._newest()
+        newest = self._directory.newest()
         return None if newest is None else str(newest.path / BUNDLE)
 
     def eval_dir(self, name: str | None = None) -> str:
         """Where TensorBoard finds what evaluations measured; `name` as for `evaluate`."""
-        return str(self._experiment.summaries / prefix(name))
+        return str(self._directory.experiment.summaries / prefix(name))
 
     def get_variable_names(self) -> list[str]:
         """The names of all variables in the newest checkpoint, and "global_step"."""
-        return sorted([*self._checkpoint(None).variables(), "global_step"])
+        return sorted([*self._directory.checkpoint().variables(), "global_step"])
 
     def get_variable_value(self, name: str) -> np.ndarray[Any, Any]:
         """The value of a variable in the newest checkpoint, by its name there.
@@ -343,31 +314,13 @@ class Estimator:
         Raises:
             CheckpointError: there is no such variable.
         """
-        checkpoint = self._checkpoint(None)
+        checkpoint = self._directory.checkpoint()
         if name == "global_step":
             return np.asarray(checkpoint.step)
         variables = checkpoint.variables()
         if name not in variables:
             raise CheckpointError(f"there is no variable {name!r}; get_variable_names() has all of them")
         return variables[name]
-
-    def _newest(self) -> Checkpoint | None:
-        self._experiment.check_inside()
-        return Checkpoints(self._experiment.checkpoints, run_id=self._experiment.run_id).newest()
-
-    def _newest_step(self) -> int:
-        newest = self._newest()
-        return 0 if newest is None else newest.step
-
-    def _checkpoint(self, path: str | Path | None) -> Checkpoint:
-        if path is not None:
-            self._experiment.check_inside()  # an evaluation writes there
-            path = best_checkpoint(self._experiment) if path == "best" else path
-            return verify(Path(path).parent if Path(path).name == BUNDLE else Path(path))
-        newest = self._newest()
-        if newest is None:
-            raise CheckpointError(f"there is no checkpoint in {self.model_dir} yet; call train() first")
-        return newest
 
     # -- models -------------------------------------------------------------------------------------------------------
 
@@ -389,7 +342,7 @@ class Estimator:
         return Program(self._call, mode, read, config, name=name, source=source, **more)
 
     def _built(self, program: Program, checkpoint_path: str | Path | None) -> BuiltProgram:
-        checkpoint = self._checkpoint(checkpoint_path)
+        checkpoint = self._directory.checkpoint(checkpoint_path)
         with global_random_kept():
             built = BuiltProgram(program)
         built.take_weights(checkpoint, cure="train anew in another model_dir, or undo the change of model_fn")
@@ -436,12 +389,3 @@ def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]
     twin = copy.copy(estimator)
     twin._call = calling(model_fn, "model_fn", features=None, labels=None, mode=None)
     return twin
-
-
-def _examples(arrays: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    sizes = {name: len(array) if np.ndim(array) else None for name, array in arrays.items()}
-    if len(set(sizes.values())) != 1 or None in sizes.values():
-        shapes = ", ".join(f"{name} {np.shape(array)}" for name, array in arrays.items())
-        raise ModelError(f"predictions are not one for each example ({shapes}); use yield_single_examples=False")
-    for index in range(next(iter(sizes.values())) or 0):
-        yield {name: array[index] for name, array in arrays.items()}

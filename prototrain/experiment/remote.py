@@ -1,34 +1,26 @@
 """An experiment at a URL: it has a directory on this machine, in which everything works, and is uploaded from there.
 
-A run takes the lease, downloads what it goes on from, and uploads what it makes by a thread of its own: checkpoints as
-they come, other files at intervals and at the end. Where the storage fails, training goes on, and it is tried again.
+A run takes the lease, downloads what it goes on from, and has what it makes uploaded by threads.
 """
 
 from __future__ import annotations
 
 import fcntl
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from prototrain.errors import ExperimentError, StorageError
-from prototrain.experiment.lease import BEAT_SECONDS, Lease
+from prototrain.errors import StorageError
+from prototrain.experiment.downloading import download
+from prototrain.experiment.lease import Lease
 from prototrain.experiment.lock import LOCK, is_locked
 from prototrain.experiment.mirror import Mirror, local_copy
+from prototrain.experiment.uploading import clear
+from prototrain.experiment.uploads import Say, Uploads
 from prototrain.system.forks import tell_of_forks
 from prototrain.system.storage import Storage
 from prototrain.system.terminal import say
 from prototrain.system.waiting import announcing
-
-UPLOAD_SECONDS = 30.0
-_SHARE = 10  # uploading at intervals may take a tenth of the time
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
-LAST_SECONDS = 60.0
-"""How long the end of a run waits for a storage that fails."""
-
-Say = Callable[[str], object]
 
 
 class Remote:
@@ -51,12 +43,8 @@ class Remote:
         tell_of_forks(self)
 
     def _forget(self) -> None:
-        self._is_open = self._is_begun = False
-        self._ending = threading.Event()
-        self._woken = threading.Event()
-        self._threads: list[threading.Thread] = []
-        self._uploading = threading.Lock()
-        self._lost: ExperimentError | None = None
+        self._is_open = False
+        self._uploads = Uploads(self._mirror, self._lease)
         self._next = ""  # the attempt that this one is
 
     def __str__(self) -> str:
@@ -68,12 +56,11 @@ class Remote:
 
     # -- for those that look at it ------------------------------------------------------------------------------------
 
-    def fetch(self, *, whole: bool = False, announce: Say | None = None) -> None:
+    def fetch(self, *, whole: bool = False) -> None:
         """Bring the directory up to date, unless a run on this machine works in it.
 
         Args:
             whole: whether checkpoints are wanted, too; else only directories that say which there are.
-            announce: called with a line of text about what is not as it should be; by default it goes to stderr.
 
         Raises:
             StorageError: the storage cannot be reached, or refuses.
@@ -81,14 +68,13 @@ class Remote:
         """
         if self._is_open:
             return
-        announce = announce or _to_stderr
-        with self._alone(), announcing(f"reading from {self}", announce):
+        with self._alone(), announcing(f"reading from {self}", _to_stderr):
             if is_locked(self.directory / LOCK):
                 return
             self._mirror.recall()
             _, holder = self._lease.last()
             if not self._is_newest("" if holder is None else holder.attempt):
-                self._mirror.download(whole=whole, announce=announce)
+                download(self._mirror, whole=whole, announce=_to_stderr)
 
     def check_free(self) -> None:
         """Fail early if another process of this machine has it; see `Lease.check_free`."""
@@ -154,16 +140,16 @@ class Remote:
             self._mirror.recall()
             self._forget()
             died = self._lease.take(note, announce)
-            self._start(self._beat)
+            self._uploads.keep_lease()
             try:
                 if not is_newest and not to_clear:
                     with announcing(f"downloading what the run goes on from, {self}", announce):
-                        leftovers = self._mirror.download(whole=True, announce=announce)
+                        leftovers = download(self._mirror, whole=True, announce=announce)
                         self.storage.delete(leftovers)
                 self._mirror.attempts = [] if to_clear else [self._next]
                 self._mirror.remember()
             except BaseException:
-                self._stop()
+                self._uploads.stop()
                 self._lease.give_back()
                 raise
         self._is_open = True
@@ -178,16 +164,12 @@ class Remote:
         Raises:
             StorageError: the storage cannot be reached, or refuses.
         """
-        if not self._is_open or self._is_begun:
-            return
-        with announcing(f"uploading the beginning of the run to {self}", announce):
-            self._upload()
-        self._is_begun = True
-        self._start(lambda: self._upload_on(announce))
+        if self._is_open:
+            self._uploads.begin(announce)
 
     def wake(self) -> None:
         """Have what is new uploaded soon; in any thread."""
-        self._woken.set()
+        self._uploads.wake()
 
     def check(self) -> None:
         """Check that no other run has taken over.
@@ -195,48 +177,29 @@ class Remote:
         Raises:
             ExperimentError: one has.
         """
-        if self._lost is not None:
-            raise self._lost
+        self._uploads.check()
 
     def finish(self, announce: Say, *, patience: float | None = None) -> None:
         """Upload all that is left, and wait for it.
 
         Args:
             announce: called with a line of text.
-            patience: for how many seconds it is tried again where the storage fails; `LAST_SECONDS` if None.
+            patience: for how many seconds it is tried again where the storage fails; `uploads.LAST_SECONDS` if None.
 
         Raises:
             StorageError: it has failed for so long; the message says where everything is.
             ExperimentError: another run has taken over.
         """
-        if not self._is_open:
-            return
-        self.check()
-        pauses = _pauses()
-        end = time.monotonic() + (LAST_SECONDS if patience is None else patience)
-        while True:
-            try:
-                with announcing(f"uploading what is left to {self}", announce):
-                    while self._upload():
-                        pass
-                return
-            except (StorageError, OSError) as error:
-                pause = next(pauses)
-                if time.monotonic() + pause > end:
-                    raise StorageError(
-                        f"{_said(error)}; everything of the run lies whole in {self.directory}: the same command on "
-                        "this machine uploads it once the storage answers"
-                    ) from error
-                announce(f"WARNING: {_said(error)}; trying again for {end - time.monotonic():.0f} s")
-                time.sleep(pause)
+        if self._is_open:
+            self._uploads.finish(announce, patience)
 
     def close(self, announce: Say) -> None:
         """Give the lease back; what is not uploaded by now is not."""
         if not self._is_open:
             return
-        self._stop()
-        was_lost, self._is_open = self._lost is not None, False
-        if was_lost:
+        self._uploads.stop()
+        self._is_open = False
+        if self._uploads.lost is not None:
             return
         try:
             self._lease.give_back()
@@ -245,8 +208,8 @@ class Remote:
 
     def clear(self) -> None:
         """Delete everything there but the leases."""
-        with self._uploading:
-            self._mirror.clear()
+        with self._uploads.uploading:
+            clear(self._mirror)
             self._mirror.attempts = [self._next]
             self._mirror.remember()
 
@@ -259,78 +222,6 @@ class Remote:
         files = [one for one in path.rglob("*") if one.is_file()] if path.is_dir() else [path]
         with announcing(f"uploading to {self}"):
             self.storage.upload({one.relative_to(self.directory).as_posix(): one for one in files})
-
-    # -- threads ------------------------------------------------------------------------------------------------------
-
-    def _start(self, work: Callable[[], None]) -> None:
-        thread = threading.Thread(target=work, name="upload", daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _stop(self) -> None:
-        self._ending.set()
-        self._woken.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _upload(self) -> bool:
-        with self._uploading:
-            return self._mirror.upload(self._check_lease)
-
-    def _check_lease(self) -> None:
-        try:
-            self._lease.check()
-        except ExperimentError as error:
-            self._lost = error
-            raise
-
-    def _beat(self) -> None:
-        while not self._ending.wait(BEAT_SECONDS) and self._lost is None:
-            try:
-                self._lease.beat()
-            except ExperimentError as error:
-                self._lost = error
-            except StorageError:
-                pass  # the uploads say so, and it is tried again
-
-    def _upload_on(self, announce: Say) -> None:
-        wait, pauses, is_failing = UPLOAD_SECONDS, _pauses(), False
-        while not self._ending.is_set() and self._lost is None:
-            if is_failing:
-                self._ending.wait(wait)
-            else:
-                self._woken.wait(wait)
-            if self._ending.is_set() or self._lost is not None:
-                return
-            self._woken.clear()
-            began = time.monotonic()
-            try:
-                self._check_lease()
-                has_more = self._upload()
-            except ExperimentError:
-                return  # which `check` raises where the run can be ended
-            except (StorageError, OSError) as error:
-                wait = next(pauses)
-                if not is_failing:
-                    announce(f"WARNING: {_said(error)}; training goes on, and it is tried again until it works")
-                is_failing = True
-                continue
-            if is_failing:
-                announce(f"uploads to {self} work again, nothing is missing")
-            wait, pauses, is_failing = max(UPLOAD_SECONDS, _SHARE * (time.monotonic() - began)), _pauses(), False
-            if has_more:
-                self._woken.set()
-
-
-def _pauses() -> Iterator[float]:
-    pause = _FIRST_PAUSE
-    while True:
-        yield pause
-        pause = min(2 * pause, _LONGEST_PAUSE)
-
-
-def _said(error: StorageError | OSError) -> str:
-    return str(error) if isinstance(error, StorageError) else f"cannot read {error.filename}: {error.strerror}"
 
 
 def _to_stderr(text: str) -> None:

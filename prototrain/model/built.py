@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +115,7 @@ class BuiltModel:
         self._files: set[str] = set()
         with noting_files(self._files):
             limits = {name: self.config[f"trainer.{name}_batches"] for name in ("limit", "overfit")}
-            make = limited((lambda: self._datasets(share)) if datasets is None else datasets, **limits)
+            make = limited(partial(datasets_of, model, share) if datasets is None else datasets, **limits)
             self.data = TrainingData(
                 make,
                 seed=seed,
@@ -141,10 +142,6 @@ class BuiltModel:
         self.decayed: dict[str, Any] = {}
         self.choose_trained()
         self._layer_settings = layer_settings(self._store.layers.values())
-
-    def _datasets(self, share: Share) -> dict[str, tf.data.Dataset]:
-        found: dict[str, tf.data.Dataset] = as_datasets(for_worker(self.model.datasets, share)(), self.config)
-        return found
 
     def _create_variables(self, check: Callable[[Any], object]) -> None:
         """Call `build` on a real batch, which creates the variables, and once more, which must find all of them."""
@@ -376,6 +373,12 @@ class BuiltModel:
         found = [*self.graph_caveats, *([] if self.data.caveat is None else [self.data.caveat])]
         shuffled = [name for name, dataset in self.datasets.items() if name != "trn" and reshuffles(dataset)]
         return found + [f"dataset {name!r} is shuffled anew each time it is read" for name in shuffled]
+
+
+def datasets_of(model: ModelProtocol, share: Share) -> dict[str, tf.data.Dataset]:
+    """What a model's `datasets` gives one of several workers, as datasets."""
+    found: dict[str, tf.data.Dataset] = as_datasets(for_worker(model.datasets, share)(), model.config)
+    return found
 
 
 @contextmanager

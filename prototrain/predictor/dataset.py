@@ -14,7 +14,7 @@ from prototrain.data.elements import at_path
 from prototrain.data.pipeline import prefetched
 from prototrain.errors import DataError
 from prototrain.predictor.predictor import Predictor
-from prototrain.system.signals import in_notebook
+from prototrain.system.interactive import in_notebook
 from prototrain.system.tracebacks import cause
 
 

@@ -14,8 +14,9 @@ from prototrain.errors import ConfigError, SweepError
 from prototrain.model import ModelProtocol, load_model
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import as_options, from_mapping
+from prototrain.system.outlasting import outlasting
 from prototrain.system.preloaded import Preloaded
-from prototrain.system.signals import StopRequest, outlasting
+from prototrain.system.signals import StopRequest
 from prototrain.system.tables import show
 from prototrain.system.terminal import say
 

@@ -13,25 +13,24 @@ A forked child has none of this: what it is sent is meant for it alone.
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
 from prototrain.system.forks import tell_of_forks
+from prototrain.system.interactive import is_interactive
+from prototrain.system.stacks import begin_stacks, end_stacks
 
 _SENT = (signal.SIGINT, signal.SIGTERM)  # by somebody, who may lose patience
 _SYSTEM = (signal.SIGHUP, signal.SIGXCPU)  # sends these by itself, and more than once
 _STOPS = (*_SENT, *_SYSTEM)
 _SAVE = signal.SIGUSR1
-_STDERR = 2
 
 
 class StopRequest:
@@ -175,7 +174,7 @@ class StopRequest:
         for signum, handler in self._old_handlers.items():
             if handler is not None:  # one that was not set from Python cannot be set from Python
                 signal.signal(signum, handler)
-        _end_stacks(self._had_stacks)
+        end_stacks(self._had_stacks)
 
     def _listen(self) -> None:
         tell_of_forks(self)  # now: whoever took the signals last gives them back first
@@ -193,7 +192,7 @@ class StopRequest:
         self._thread.start()
         for signum in self._old_handlers:
             signal.signal(signum, self._handle)
-        self._had_stacks = _begin_stacks()
+        self._had_stacks = begin_stacks()
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if signum == _SAVE:
@@ -203,7 +202,7 @@ class StopRequest:
             return
         # The thread usually comes first; this makes the flag certain once the main thread runs Python again.
         self.request(signum)
-        if self._count > 2 and signum in _SENT and _interactive():
+        if self._count > 2 and signum in _SENT and is_interactive():
             raise KeyboardInterrupt
 
     def _wait(self, receiver: socket.socket) -> None:
@@ -226,7 +225,7 @@ class StopRequest:
             self._announce(f"{name}: stopping after this step and saving{more}")
         elif self._count == 2:
             self._announce(f"{name}: still waiting for {self.stage}; once more leaves at once, without saving")
-        elif not _interactive():
+        elif not is_interactive():
             os._exit(128 + signum)
 
     def _on_save(self, name: str) -> None:
@@ -248,7 +247,7 @@ class LeavingAtOnce(StopRequest):
         super().__init__(partial(print, flush=True), saves=False)
 
     def __enter__(self) -> LeavingAtOnce:
-        if not _interactive():
+        if not is_interactive():
             super().__enter__()
         return self
 
@@ -256,88 +255,3 @@ class LeavingAtOnce(StopRequest):
         if signum in _STOPS:
             os._exit(128 + signum)
         super()._on_signal(signum)
-
-
-class _Harmless:
-    """What `outlasting` has taken, and gives back."""
-
-    def __init__(self) -> None:
-        self._is_over = False
-        # Whoever has a handler of his own keeps it, a run around this one among them.
-        self._took_save = signal.getsignal(_SAVE) is signal.SIG_DFL
-        if self._took_save:
-            signal.signal(_SAVE, self._handle)
-        self._stderr = _copy_of_stderr()
-        self._had_stacks = _begin_stacks(self._stderr or _STDERR)
-        tell_of_forks(self)
-
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if signal.getsignal(_SAVE) == self._handle:  # else a run has taken it, and passes it on
-            with suppress(OSError):  # of a terminal that is gone; and print could be under way already
-                os.write(self._stderr or _STDERR, b"SIGUSR1: there is nothing to save; going on\n")
-
-    def after_fork(self) -> None:
-        if self._took_save:
-            self._took_save = False
-            signal.signal(_SAVE, signal.SIG_DFL)
-        if self._is_over:
-            return
-        self._is_over = True
-        _end_stacks(self._had_stacks)
-        if self._stderr is not None:
-            os.close(self._stderr)
-
-
-@contextmanager
-def outlasting() -> Iterator[None]:
-    """Let neither SIGUSR1 nor SIGQUIT end the process around a run, where there is nothing to be saved.
-
-    The one is answered by a line, the other by the stacks of all threads. Off the main thread nothing is changed.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    harmless = _Harmless()
-    try:
-        yield
-    finally:
-        harmless.after_fork()
-
-
-def _copy_of_stderr() -> int | None:
-    """The error stream, also while it is put aside for the import of TensorFlow; None for a process without one."""
-    try:
-        return os.dup(_STDERR)
-    except OSError:
-        return None
-
-
-def _begin_stacks(file: int = _STDERR) -> bool:
-    """Have SIGQUIT show the stacks of all threads, at once: also while the main thread is in a call of TensorFlow.
-
-    Args:
-        file: where to.
-
-    Returns:
-        whether it did so before.
-    """
-    had_stacks: bool = faulthandler.unregister(signal.SIGQUIT)  # type: ignore[func-returns-value,assignment]
-    faulthandler.register(signal.SIGQUIT, file=file, all_threads=True)
-    return had_stacks
-
-
-def _end_stacks(had_stacks: bool) -> None:
-    if had_stacks:
-        faulthandler.register(signal.SIGQUIT, file=_STDERR, all_threads=True)
-    else:
-        faulthandler.unregister(signal.SIGQUIT)
-
-
-def _interactive() -> bool:
-    return hasattr(sys, "ps1") or in_notebook()
-
-
-def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook; only to have imported one is not enough."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return hasattr(shell, "kernel")

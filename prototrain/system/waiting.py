@@ -25,7 +25,6 @@ def announcing(
     what: str,
     announce: Callable[[str], object] = print,
     *,
-    patience: float = PATIENCE_SECONDS,
     timer: Callable[[float, Callable[[], object]], Timer] = threading.Timer,
 ) -> Iterator[None]:
     """Say what is being done, if it takes longer than a user waits without wondering.
@@ -33,10 +32,9 @@ def announcing(
     Args:
         what: such as "restoring the checkpoint of step 100".
         announce: called with a line of text, from a thread of its own.
-        patience: the seconds after which it is said.
         timer: makes what calls a function after so many seconds.
     """
-    waiting = timer(patience, lambda: announce(f"{what} ..."))
+    waiting = timer(PATIENCE_SECONDS, lambda: announce(f"{what} ..."))
     waiting.daemon = True
     waiting.start()
     try:

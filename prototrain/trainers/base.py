@@ -20,8 +20,8 @@ from prototrain.experiment.record import Outcome
 from prototrain.predictor import Predictor
 from prototrain.private_api.needs import lacking
 from prototrain.step.counter import StepCounter
-from prototrain.step.result import StepResult
-from prototrain.system.signals import StopRequest, outlasting
+from prototrain.system.outlasting import outlasting
+from prototrain.system.signals import StopRequest
 from prototrain.trainers.banner import closing, describe_run, opening
 from prototrain.trainers.memory import saying_what_is_left
 from prototrain.trainers.python_steps import python_steps
@@ -235,12 +235,6 @@ class Trainer:
         self.global_step, self.step_is_whole = step, is_whole
         self._epoch_num = self._epoch_num if epoch_num is None else epoch_num
         self.outputs = self.outputs if outputs is None else outputs
-
-    def _take(self, result: StepResult, *, is_whole: bool = True) -> None:
-        """Take note of what a compiled call has done."""
-        self.go_to(self.counter.step + result.steps, outputs=result.outputs or None, is_whole=is_whole)
-        self.watched, self.summary_events = result.watched, result.summary_events
-        self.times.add_call(tracing=result.tracing, waiting=result.waiting)
 
     @property
     def global_step(self) -> int:

@@ -21,12 +21,11 @@ from prototrain.data.elements import batch_size as examples_of
 from prototrain.data.knowledge import reshuffles, unseeded
 from prototrain.errors import DataError, ModelError
 from prototrain.experiment import Experiment
-from prototrain.model.evaluation import REHEARSED, random_state_kept
-from prototrain.model.kept_values import keeping_values
 from prototrain.model.variables import select, variable_table
 from prototrain.step.trace import tower_trace
 from prototrain.system.waiting import announcing
 from prototrain.trainers.keras_data import Data, made
+from prototrain.trainers.keras_evaluation import evaluated, rehearsed
 from prototrain.trainers.keras_fit import fit_callbacks, fit_data
 from prototrain.trainers.keras_model import CompiledModel, check, guarded, optimizers_of
 from prototrain.trainers.run_length import RunLength
@@ -264,25 +263,14 @@ class KerasTrainer(SimpleTrainer):
         """Evaluate the model as `keras.Model.evaluate` does; see `TowerTrainer.evaluate`."""
         if dataset not in self.datasets:
             raise DataError(f"there is no dataset {dataset!r}; there are {', '.join(self.datasets)}")
-        model = self.keras_model
         data = self.datasets[dataset].map(self.model.as_given(dataset))
         watching = [cb.callback for cb in map(innermost, self.callbacks) if isinstance(cb, KerasCallback)]
-        callbacks = keras.callbacks.CallbackList([_LeaveOff(self), *watching], model=model)
-        of_training = [(variable, tf.identity(variable)) for variable in model.metrics_variables]
-        found = model.evaluate(data, steps=batches or None, callbacks=callbacks, verbose=0, return_dict=True)
-        for variable, value in of_training:
-            variable.assign(value)
-        return None if self.stop.signum is not None else found
+        return evaluated(self.keras_model, data, batches, stop=self.stop, watching=watching)
 
     def rehearse(self, dataset: str, batches: int = 0) -> None:
         """Evaluate two batches at most and forget it; see `Trainer.rehearse`."""
-        model = self.keras_model
-        if type(self).evaluate is not KerasTrainer.evaluate or reshuffles(self.datasets[dataset]):
-            return
-        data = self.datasets[dataset].map(self.model.as_given(dataset)).take(min(batches or REHEARSED, REHEARSED))
-        model.test_function = None  # one that was traced before does not tell which variables it uses
-        with random_state_kept(), keeping_values():
-            model.evaluate(data, verbose=0)
+        if type(self).evaluate is KerasTrainer.evaluate and not reshuffles(self.datasets[dataset]):
+            rehearsed(self.keras_model, self.datasets[dataset].map(self.model.as_given(dataset)), batches)
 
     def describe_more(self) -> list[str]:
         shown = {name: variable for name, variable in self.variables.items() if name not in self._of_metrics()}
@@ -329,14 +317,3 @@ class _EpochMetrics(Callback):
     def before_epoch(self) -> None:
         if self.trainer.local_step == 0:
             self.trainer.keras_model.reset_metrics()
-
-
-class _LeaveOff(keras.callbacks.Callback):  # type: ignore[misc]
-    """Ends an evaluation when a stop is requested."""
-
-    def __init__(self, trainer: KerasTrainer) -> None:
-        super().__init__()
-        self._trainer = trainer
-
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.model.stop_evaluating = self._trainer.stop.signum is not None

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
 
-from prototrain.cluster import COLLECTIVES, Left, connect, find_cluster, own_link
+from prototrain.cluster import COLLECTIVES, connect, find_cluster, own_link
+from prototrain.cluster.agreed_stop import AgreedStop
 from prototrain.cluster.agreement import WORD_SECONDS, Agreement, LeavingTogether
 from prototrain.cluster.call_watch import CallWatch
 from prototrain.cluster.shared_directory import require_shared
 from prototrain.cluster.supervision import own_supervision
 from prototrain.data.shares import OwnPlaces, Share, shared_out
-from prototrain.errors import ClusterError, ConfigError, ExperimentError, NonFiniteError, StepError, StopTraining
+from prototrain.errors import ClusterError, ConfigError, NonFiniteError, StepError, StopTraining
 from prototrain.experiment import Experiment
-from prototrain.private_api.of_keras import KerasVariable
 from prototrain.step.compiled_call import CompiledCall
 from prototrain.step.scratch import scratch_variable
-from prototrain.system.signals import StopRequest
 from prototrain.system.tracebacks import in_one_line
-from prototrain.towers import choose_devices, components, in_words
+from prototrain.towers import choose_devices, in_words
+from prototrain.trainers.backup import Backup
+from prototrain.trainers.peers import Peers
 from prototrain.trainers.placement import Placement
 from prototrain.trainers.replicated import BatchMeaning, SyncTrainer
 from prototrain.trainers.step_plan import step_plan
@@ -34,68 +34,6 @@ if TYPE_CHECKING:
     from prototrain.callbacks.base import Callback
     from prototrain.model import ModelProtocol
     from prototrain.model.built import BuiltModel
-
-BACKUP_SECONDS = 5.0
-
-
-class AgreedStop(StopRequest):
-    """Takes requests to stop, but shows them only once all workers have heard of them."""
-
-    wanted: int | None = None
-
-    def __enter__(self) -> AgreedStop:
-        self.wanted = None
-        super().__enter__()
-        return self
-
-    def request(self, signum: int) -> None:
-        if self.wanted is None:
-            self.wanted = signum
-
-    def _pause(self) -> None:
-        pass  # no worker may leave a call by itself; calls are short
-
-    def agree(self, signum: int) -> None:
-        """All workers know now: let this one stop."""
-        super().request(signum if self.wanted is None else self.wanted)
-
-
-class Backup:
-    """A copy of the state from some seconds ago: a step that fails because a peer is gone may be half-done.
-
-    Args:
-        trainer: whose state is copied.
-        clock: returns the time in seconds.
-    """
-
-    def __init__(self, trainer: MultiWorkerTrainer, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._trainer = trainer
-        self._clock = clock
-        self._taken = -BACKUP_SECONDS
-        self._step = 0
-        self._copies: list[tuple[tf.Variable, tf.Tensor]] = []
-
-    def take(self) -> None:
-        """Copy the state, unless the last copy is young."""
-        if self._clock() - self._taken < BACKUP_SECONDS:
-            return
-        entries = self._trainer.model_state()
-        self._copies = [(copy, tf.identity(copy)) for entry in entries for copy in components(entry)]
-        self._step, self._taken = self._trainer.global_step, self._clock()
-
-    def expire(self) -> None:
-        """Have the state copied anew before the next step, so that nobody goes back to before a checkpoint."""
-        self._taken = -BACKUP_SECONDS
-
-    def put_back(self) -> int:
-        """Give the state its copied values.
-
-        Returns:
-            the number of completed steps that they belong to.
-        """
-        for variable, value in self._copies:
-            variable.assign(value)
-        return self._step
 
 
 class MultiWorkerTrainer(SyncTrainer):
@@ -121,7 +59,6 @@ class MultiWorkerTrainer(SyncTrainer):
 
     measures_xla = False  # each worker would measure something else
     stop: AgreedStop
-    _ended: int | None  # the step behind which the last call met the end of the data
 
     def __init__(
         self,
@@ -137,10 +74,6 @@ class MultiWorkerTrainer(SyncTrainer):
         strategy, self.worker = connect(reduction, timeout=timeout)
         self._link, self._supervision = own_link(), own_supervision()
         self._link.limits.silence, self._link.limits.stall = timeout, model.config["trainer.stall_timeout"]
-        self._parted, self._ended = False, None
-        self._has_told = False  # those who have started this worker that it trains
-        self._has_saved = False  # the chief, since the others have heard of it
-        self._caveat: str | None = None  # of this worker's data, which the others have not heard of
         towers = strategy.num_replicas_in_sync // self.worker.count
         self._share_out(model, towers, batch)
         self.share = Share(self.worker.index, self.worker.count, model.config["model.data_sharding"])
@@ -163,6 +96,7 @@ class MultiWorkerTrainer(SyncTrainer):
             self._begun = scratch_variable(0, dtype=tf.int64, name="begun")
         self._link.announce = self._say
         self._watch = CallWatch(self._link, lambda: int(self._begun), lambda: self.stop.wanted, self._say)
+        self._peers = Peers(self, self._link, self._watch, self._say)
 
     @classmethod
     def prepare(cls, timeout: float | None = None) -> None:
@@ -185,8 +119,8 @@ class MultiWorkerTrainer(SyncTrainer):
 
     @contextmanager
     def _around_run(self) -> Iterator[None]:
-        self._parted, self._ended, planned = False, None, self.total_steps
-        self._has_told = False
+        self._peers.forget()
+        planned = self.total_steps
         with LeavingTogether(self._link), self._agreement.failing_together():
             # Nobody looks for a checkpoint before the chief has cleared the directory.
             require_shared(self._link, self.experiment, is_chief=self.is_chief)
@@ -198,33 +132,33 @@ class MultiWorkerTrainer(SyncTrainer):
             error = caught
             raise
         finally:
-            self._part(planned, error)
+            self._peers.part(planned, error)
 
     def run_steps(self, n: int) -> int:
-        if not self._has_told:
+        if not self._peers.has_begun:
             self._tell_of_start()
-        agreed = self._agree(min(n, self.call.longest))
+        agreed = self._peers.agree(min(n, self.call.longest))
         self._backup.take()
         self._begun.assign(self.global_step)
         try:
             with self._watch.under_way(self.global_step):
-                steps = self._run_call(agreed)
+                steps = self._steps.run(agreed)
         except NonFiniteError:
-            self._parted = True  # averaged gradients are the same everywhere: all workers end here
+            self._peers.has_parted = True  # averaged gradients are the same everywhere: all workers end here
             raise
         except StepError as error:
-            self._parted = True
+            self._peers.has_parted = True
             raise self._after_break(error) from error
         except StopTraining:  # the data has ended, which it should have everywhere
-            self._ended = self.global_step
-            self._agree(0)
-            self._parted = True
+            self._peers.ended = self.global_step
+            self._peers.agree(0)
+            self._peers.has_parted = True
             raise
         except Exception as error:  # the others are in the step already
-            self._parted = True
+            self._peers.has_parted = True
             self._link.fail(in_one_line(error))
             raise
-        self._ended = self.global_step if steps < agreed else None
+        self._peers.ended = self.global_step if steps < agreed else None
         if self._supervision is not None and self._supervision.group.stall_timeout is not None:
             self._link.limits.stall = self._supervision.group.stall_timeout  # now that the step is traced
         return steps
@@ -238,7 +172,7 @@ class MultiWorkerTrainer(SyncTrainer):
         is_whole: bool = True,
     ) -> None:
         super().go_to(step, epoch_num=epoch_num, outputs=outputs, is_whole=is_whole)
-        if self._supervision is not None and self._has_told:
+        if self._supervision is not None and self._peers.has_begun:
             self._supervision.step = step
 
     def make_call(self) -> CompiledCall:
@@ -256,12 +190,8 @@ class MultiWorkerTrainer(SyncTrainer):
 
     def start_save(self) -> Callable[[], Path]:
         self._backup.expire()
-        self._has_saved = True
+        self._peers.has_saved = True
         return super().start_save()
-
-    def model_state(self) -> list[Any]:
-        """The variables in `state`."""
-        return [entry for entry in self.state.values() if isinstance(entry, (tf.Variable, KerasVariable))]
 
     def log(self, text: str) -> None:
         if self.worker.is_chief or text.startswith("WARNING"):
@@ -294,7 +224,7 @@ class MultiWorkerTrainer(SyncTrainer):
         return {**super().provenance(), "workers": self.worker.count}
 
     def _save_if_asked(self) -> None:
-        pass  # which only the chief can do, whoever was asked: see `_agree`
+        pass  # which only the chief can do, whoever was asked: see `Peers.agree`
 
     # -- whoever has started this worker ------------------------------------------------------------------------------
 
@@ -305,27 +235,8 @@ class MultiWorkerTrainer(SyncTrainer):
         parts = model.config["model.batch_size"] // (towers * model.config["model.accumulate_steps"])
         self._supervision.shares = parts if batch == "global" else self._supervision.group.wanted
 
-    def _note_place(self, *, is_start: bool = False) -> None:
-        """Write down where this worker is in its own share of the data, beside what the chief saves."""
-        if self.data.own_places is None:
-            return
-        try:
-            self.data.own_places.write(self.data, is_start=is_start)
-        except (OSError, tf.errors.OpError) as error:
-            self._say(f"WARNING: worker {self.worker.index} cannot save its place in the data: {in_one_line(error)}")
-
-    def _say_caveats(self, caveats: list[str | None]) -> None:
-        """Say why other workers' shares of the data do not go on exactly, which nobody but they can know."""
-        if self.is_chief and self.share.is_own:
-            known = self.data.caveat
-            found = [f"worker {index}: {why}" for index, why in enumerate(caveats) if why not in (None, known)]
-            if found:
-                self.session.weaken(found)
-
     def _tell_of_start(self) -> None:
-        self._has_told = True
-        self._note_place(is_start=True)
-        self._caveat = self.data.caveat
+        self._peers.begin()
         if self._supervision is None:
             return
         self._supervision.step = self.global_step
@@ -333,90 +244,7 @@ class MultiWorkerTrainer(SyncTrainer):
             self.monitors.put_scalar("cluster/restarts", self._supervision.group.restarts)
             self.monitors.put_scalar("cluster/workers", self.worker.count)
 
-    # -- agreeing -----------------------------------------------------------------------------------------------------
-
-    def _agree(self, n: int) -> int:
-        """Tell the others how many steps this worker can do, and whether it was asked to save, or that it has to stop.
-
-        Returns:
-            how many steps all workers can do.
-
-        Raises:
-            ExperimentError: the workers are not at the same step.
-            ClusterError: a worker has failed, or does not come.
-            StopTraining: another worker ends the run.
-            KeyboardInterrupt, SystemExit: a worker was asked to stop, by the signal that it has got.
-        """
-        caveat, self._caveat = self._caveat, None
-        mine = [n, self.global_step, self.data.total, self.stop.take_save(), self._has_saved, caveat]
-        try:
-            if self.stop.wanted is not None:
-                self._parted = True
-                self._link.leave(signum=self.stop.wanted)
-                self._stop_now(self.stop.wanted)
-            told = self._link.exchange(
-                "a step", mine, ended=self._ended, grace=self._watch.grace, wanted=lambda: self.stop.wanted
-            )
-        except Left as left:
-            self._parted = True
-            self._take_leave(left)
-        except ClusterError:
-            self._parted = True
-            self._stop_if_told()
-            raise
-        places = {tuple(place[1:3]) for place in told}
-        if len(places) > 1:
-            self._parted = True
-            steps = ", ".join(f"worker {index}: step {place[1]}, batch {place[2]}" for index, place in enumerate(told))
-            raise ExperimentError(
-                f"the workers are at different places ({steps}): all of them must be able to read the chief's "
-                "experiment directory, and must read the same data"
-            )
-        if told[0][4] or any(place[3] for place in told):
-            self._has_saved = False
-            self._note_place()
-        self._say_caveats([place[5] for place in told])
-        if any(place[3] for place in told):
-            self.session.saving.save_as_asked()
-        return int(min(place[0] for place in told))
-
-    def _take_leave(self, left: Left) -> NoReturn:
-        """Another worker, or this one at a signal, ends the run where all are at the same step."""
-        if left.signum is not None:
-            self._stop_now(left.signum)
-        name = self._link.names[left.who]
-        if left.why is not None:
-            raise ClusterError(f"{name} failed: {left.why}")
-        raise StopTraining(f"{name} has ended the run" + (f": {left.reason}" if left.reason else ""))
-
-    def _stop_now(self, signum: int) -> NoReturn:
-        self.stop.agree(signum)
-        self.stop.check()
-        raise AssertionError("a stop was agreed on")
-
-    def _stop_if_told(self) -> None:
-        """End as after a signal, where a signal to another worker has broken the connection."""
-        if self._link.broken is not None and self._link.broken["signum"] is not None:
-            self._stop_now(int(self._link.broken["signum"]))
-
-    def _part(self, planned: int, error: BaseException | None) -> None:
-        """Tell the others, which wait for this worker's next step, that there is none; wait until all are here."""
-        if self._link.broken is not None:
-            return
-        why = None if error is None or isinstance(error, (KeyboardInterrupt, SystemExit)) else in_one_line(error)
-        if why is None and self.state_is_sound and self._has_told:
-            self._note_place()
-        if not self._parted and (self.global_step < planned or why is not None):
-            self._link.leave(why=why, reason=self.session.stopped_by or "")
-        try:
-            # TensorFlow, on the others, may still be reading this process's part of the last step.
-            self._link.exchange("the end of the training", None)
-        except Left as left:
-            if error is None and left.why is not None:
-                self._take_leave(left)
-        except ClusterError as broken:
-            self._say(f"WARNING: {broken}, after the training had ended here")
-        self._link.be("done")
+    # -- when a call has failed ---------------------------------------------------------------------------------------
 
     def _after_break(self, error: StepError) -> BaseException:
         """What to raise when a call has failed: this worker's own error, or what has become of another one."""
@@ -433,7 +261,7 @@ class MultiWorkerTrainer(SyncTrainer):
             return StepError(f"the connection between the workers broke{back}: {error}")
         found = self._link.error()
         try:
-            self._stop_if_told()
+            self._peers.stop_if_told()
         except (KeyboardInterrupt, SystemExit) as stopped:
             return stopped
         return ClusterError(f"{found}{back}")

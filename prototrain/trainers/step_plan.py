@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from prototrain.private_api.of_keras import KerasVariable
+from prototrain.checkpoint.state import variables_in
 from prototrain.step.guard import ConditionalGuard, FailingGuard, Guard, Unguarded
 from prototrain.step.plan import StepPlan
 
@@ -65,7 +65,7 @@ def _changed_early(trainer: TowerTrainer) -> list[Any]:
     `train_step` of the user's own may update anything before it fails.
     """
     if trainer.has_own_train_step:
-        return [entry for entry in trainer.state.values() if isinstance(entry, (tf.Variable, KerasVariable))]
+        return variables_in(trainer.state)
     changed: list[Any] = [variable for variable in trainer.variables.values() if not variable.trainable]
     changed += trainer.placement.own_variables()
     if any(callback.overrides("before_run") for callback in trainer.callbacks):

@@ -12,28 +12,25 @@ import tensorflow as tf
 
 from prototrain.checkpoint.best import best_checkpoint
 from prototrain.data.batches import check_divides
-from prototrain.data.given import as_datasets
-from prototrain.data.shares import Share, for_worker
+from prototrain.data.shares import Share
 from prototrain.errors import CheckpointError, ConfigError
 from prototrain.experiment import Experiment
 from prototrain.experiment.fetching import fetched
-from prototrain.model.built import BuiltModel
+from prototrain.model.built import BuiltModel, datasets_of
 from prototrain.model.net import check_net, scalars
 from prototrain.model.placement import Placement
 from prototrain.optimizers import make_optimizer, processors_from_config
-from prototrain.private_api.of_keras import KerasVariable
 from prototrain.step import update
 from prototrain.step.compiled_call import CompiledCall
 from prototrain.step.eager_caveats import unwatched
-from prototrain.step.graph_caveats import graph_caveats
 from prototrain.step.loss_scale import LossScale
 from prototrain.step.micro_batches import over_micro_batches
-from prototrain.step.result import StepFailure, StepResult
 from prototrain.step.stop_variable import StopVariable
 from prototrain.step.trace import tower_trace
 from prototrain.system.waiting import announcing
-from prototrain.towers import choose_devices, components, in_words
+from prototrain.towers import choose_devices, in_words
 from prototrain.trainers.base import Trainer
+from prototrain.trainers.compiled_steps import CompiledSteps
 from prototrain.trainers.optimization import (
     UNSET_RATE,
     decay_losses,
@@ -42,7 +39,6 @@ from prototrain.trainers.optimization import (
     rate_in_words,
     require_rate,
 )
-from prototrain.trainers.python_steps import NOT_RECORDED
 from prototrain.trainers.registered_optimizers import RegisteredOptimizers
 from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.step_plan import step_plan
@@ -133,9 +129,8 @@ class TowerTrainer(Trainer):
         if self._xla.is_measured and not self.measures_xla:
             raise ConfigError(f'model.jit_compile: {type(self).__name__} cannot measure for "auto"; say true or false')
         self._stop_variable = StopVariable()
-        self._call: CompiledCall | None = None
-        self._has_looked = False
         self._notes = update.GradientNotes()
+        self._steps = CompiledSteps(self, self._say_of_gradients)
 
     # -- to override --------------------------------------------------------------------------------------------------
 
@@ -210,14 +205,13 @@ class TowerTrainer(Trainer):
     def run_step(self) -> Mapping[str, Any] | None:
         """Do one compiled step. An override is called for every step, in Python, in place of the compiled call."""
         with unwatched():  # the call's own graph is looked at
-            while not self._run_call(1):
+            while not self._steps.run(1):
                 pass  # a pass over the data ended, and the next one has begun
         return self.outputs
 
     def make_datasets(self) -> dict[str, tf.data.Dataset]:
         """The model's datasets; the training batches hold `global_batch` examples for all towers."""
-        found: dict[str, tf.data.Dataset] = as_datasets(for_worker(self.model.datasets, self.share)(), self.config)
-        return found
+        return datasets_of(self.model, self.share)
 
     @property
     def global_batch(self) -> int:
@@ -328,9 +322,7 @@ class TowerTrainer(Trainer):
     @property
     def call(self) -> CompiledCall:
         """The compiled call of the present run."""
-        if self._call is None:
-            self._call = self.make_call()
-        return self._call
+        return self._steps.call
 
     def make_call(self) -> CompiledCall:
         """Make the compiled call for the callbacks of the present run."""
@@ -352,49 +344,13 @@ class TowerTrainer(Trainer):
             done = super().run_steps(n)
             self._say_of_gradients()
             return done
-        is_first = self._call is None
+        is_first = self._steps.made is None
         with announcing("tracing and compiling the step", self.log) if is_first else nullcontext():
-            return self._run_call(n)
-
-    def _run_call(self, n: int) -> int:
-        """Do up to `n` steps in one compiled call; 0 at the end of a pass over the data, or at a stop."""
-        start = self.counter.step
-        if not self.data.catch_up(self.leaves_off):
-            return 0
-        try:
-            if self.is_compiled and self.callbacks.watching and self.call.may_be_watched:
-                result = self.call.run(start, n - 1) if n > 1 else self.call.run_watched(start)
-            else:
-                result = self.call.run(start, n)
-        except StepFailure as failure:
-            self.data.count(0, reads_ahead=True)  # it has read at least one batch more
-            self._take(failure.done, is_whole=failure.is_whole)
-            raise failure.error from failure.error.__cause__
-        # Within a `run_step` of the user's own there may be more to come of the step.
-        self._take(result, is_whole=self.is_compiled)
-        self._look_at_step()
-        if result.data_ended and not result.steps:
-            self.data.start_next_pass()
-        return result.steps
-
-    def _look_at_step(self) -> None:
-        """Once the step is traced, say what of it a resumed run will not repeat, as far as that was not known."""
-        if not self._has_looked and self.call.graph is not None:
-            self._has_looked = True
-            saved = [entry for entry in self.state.values() if isinstance(entry, (tf.Variable, KerasVariable))]
-            copies = [copy for variable in saved for copy in components(variable)]
-            self.session.weaken(graph_caveats(self.call.graph, copies))
-            self._say_of_gradients()
-            if self.call.leaves_summaries and not self.callbacks.has_watchers:
-                self.session.say_once(NOT_RECORDED)
+            return self._steps.run(n)
 
     def _say_of_gradients(self) -> None:
         for line in self._notes.lines(self.gradient_processors):
             self.session.say_once(line)
-
-    def _take(self, result: StepResult, *, is_whole: bool = True) -> None:
-        self.data.count(result.steps)
-        super()._take(result, is_whole=is_whole)
 
     def leaves_off(self) -> bool:
         """Whether a call that is about to be made, or under way, should rather not."""
@@ -414,7 +370,7 @@ class TowerTrainer(Trainer):
             with self.placement.scope(), self._optimizers.renewed():
                 self.create_optimizers()
         self._optimizers.adopt(vars(self), self.trainable.values())
-        self._call, self._has_looked = None, False  # traced callbacks belong to one list
+        self._steps.forget()  # traced callbacks belong to one list
         self._optimization = optimization(self._optimizers.settings, self.callbacks)
         # A step in Python is a call of one step, which is as short as it can be.
         before, self.data.allow_changes = self.data.allow_changes, self.data.allow_changes or self.allow_changed_data

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from prototrain.cluster.hub import Limits
+from prototrain.cluster.joining import meet
 from prototrain.cluster.link import Left, Link
-from prototrain.cluster.meeting import Meeting, meet
+from prototrain.cluster.meeting import Meeting
 from prototrain.errors import ClusterError
 
 

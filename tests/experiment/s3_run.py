@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-from prototrain.experiment import remote
+from prototrain.experiment import uploads
 from prototrain.system.storage import Storage
 from tests.experiment.test_s3 import train
 
@@ -26,7 +26,7 @@ def main() -> None:
         write(self, name, content)
 
     Storage.write = write_or_die  # type: ignore[method-assign]
-    remote.UPLOAD_SECONDS = 0.1
+    uploads.UPLOAD_SECONDS = 0.1
     train(url, int(steps))
 
 

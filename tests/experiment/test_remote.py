@@ -19,10 +19,12 @@ from prototrain.checkpoint import Checkpoints
 from prototrain.checkpoint.weight_sources import read_weights
 from prototrain.cli import main
 from prototrain.errors import ExperimentError, StorageError
-from prototrain.experiment import Experiment, checkpoint_steps, lease, remote
+from prototrain.experiment import Experiment, checkpoint_steps, lease, uploads
+from prototrain.experiment.downloading import download
 from prototrain.experiment.mirror import Mirror, local_copy, url_of_copy
 from prototrain.experiment.past import read_past
 from prototrain.experiment.rows import rows_of
+from prototrain.experiment.uploading import upload
 from prototrain.runs import find_runs, read_run
 from prototrain.system.storage import Found, Storage
 from tests.tiny import CountingTrainer
@@ -38,10 +40,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
         return tmp_path / machine
 
     at("first")
-    monkeypatch.setattr(remote, "UPLOAD_SECONDS", 0.02)
-    monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(remote, "_LONGEST_PAUSE", 0.01)
-    monkeypatch.setattr(remote, "LAST_SECONDS", 0.0)
+    monkeypatch.setattr(uploads, "UPLOAD_SECONDS", 0.02)
+    monkeypatch.setattr(uploads, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(uploads, "_LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(uploads, "LAST_SECONDS", 0.0)
     monkeypatch.setattr(lease, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(lease, "SILENT_SECONDS", 0.02)
     return at
@@ -250,7 +252,7 @@ def test_an_upload_that_is_cut_short_anywhere(stages: list[Path], tmp_path: Path
             for stage in stages:
                 shutil.rmtree(tmp_path / "work", ignore_errors=True)
                 shutil.copytree(stage, tmp_path / "work")
-                while mirror.upload(lambda: None):
+                while upload(mirror, lambda: None):
                     pass
         except Cut:
             pass
@@ -258,7 +260,7 @@ def test_an_upload_that_is_cut_short_anywhere(stages: list[Path], tmp_path: Path
             break
         there = Mirror(Storage(url), local_copy(url))
         said: list[str] = []
-        there.storage.delete(there.download(whole=True, announce=said.append))
+        there.storage.delete(download(there, whole=True, announce=said.append))
         found = Experiment(there.directory)
         steps = checkpoint_steps(found.checkpoints)
         past = read_past(found.record, found.metrics)
@@ -287,7 +289,7 @@ def test_the_last_whole_checkpoint_stays_until_another_one_is(url: str, tmp_path
     mirror = Mirror(Storage(url), tmp_path)
     write(4)
     for step in (4, 5, 6):  # each is deleted here by the time when it is whole there
-        mirror.upload(lambda step=step: overtake(step))
+        upload(mirror, lambda step=step: overtake(step))
         assert steps_at(url) == [step]
 
 
@@ -366,7 +368,7 @@ def test_one_that_was_taken_over_ends(url: str, cache: Callable[[str], Path]) ->
         trainer.session._looked_at = -1e9
         remote_one = trainer.experiment.remote
         remote_one.wake()
-        assert any(thread.join(20) is None for thread in remote_one._threads[1:])
+        assert any(thread.join(20) is None for thread in remote_one._uploads._threads[1:])
 
     trainer = CountingTrainer(experiment=url)
     with pytest.raises(ExperimentError, match="has taken over"):

@@ -20,7 +20,8 @@ import tensorflow as tf
 from prototrain import Callback, KerasTrainer, SimpleTrainer
 from prototrain.callbacks import SaveOnExit
 from prototrain.estimator import Estimator, EstimatorSpec
-from prototrain.system.signals import LeavingAtOnce, StopRequest, outlasting
+from prototrain.system.outlasting import outlasting
+from prototrain.system.signals import LeavingAtOnce, StopRequest
 from tests.preloaded import Program
 from tests.system.test_forks import code_of, fork, wait_for_ever
 from tests.test_exits import (

@@ -1,0 +1,74 @@
+"""The directory of an estimator's run, and the checkpoints in it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from prototrain.checkpoint import BUNDLE, Checkpoint, Checkpoints, verify
+from prototrain.checkpoint.best import best_checkpoint
+from prototrain.errors import CheckpointError, ConfigError, ExperimentError
+from prototrain.experiment import Experiment
+from prototrain.system.terminal import say
+
+
+class ModelDirectory:
+    """A directory that is there from now on, as an experiment.
+
+    Args:
+        given: where it has been said to be, if it has: in several places, perhaps; else it is a new temporary one.
+
+    Attributes:
+        path: of the directory on this machine.
+        experiment: that lies in it.
+
+    Raises:
+        ConfigError: there are two different ones.
+        ExperimentError: it cannot be made.
+    """
+
+    def __init__(self, *given: str | Path | None) -> None:
+        places = {str(place) for place in given if place}
+        if len(places) > 1:
+            raise ConfigError(f"there are two model directories, {' and '.join(sorted(places))}; give one")
+        directory = next(iter(places), None)
+        if directory is None:
+            directory = tempfile.mkdtemp(prefix="model-")
+            say(f"no model_dir was given: the run is kept in the temporary directory {directory}")
+        # Programs put files of their own beside those of the run, before it starts.
+        self.experiment = Experiment(directory)
+        self.experiment.fetch(whole=True)
+        self.path = str(self.experiment.directory)
+        try:
+            Path(self.path).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ExperimentError(f"cannot make the directory {self.path}: {error.strerror}") from error
+
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint, if there is one."""
+        self.experiment.check_inside()
+        return Checkpoints(self.experiment.checkpoints, run_id=self.experiment.run_id).newest()
+
+    def newest_step(self) -> int:
+        """The step of the newest checkpoint; 0 if there is none."""
+        newest = self.newest()
+        return 0 if newest is None else newest.step
+
+    def checkpoint(self, path: str | Path | None = None) -> Checkpoint:
+        """A checkpoint, which is verified.
+
+        Args:
+            path: of any, as `tf.train.load_checkpoint` takes it or of its directory; "best" for what `MinSaver` or
+                `MaxSaver` kept; None for the newest.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        if path is not None:
+            self.experiment.check_inside()  # an evaluation writes there
+            path = best_checkpoint(self.experiment) if path == "best" else path
+            return verify(Path(path).parent if Path(path).name == BUNDLE else Path(path))
+        newest = self.newest()
+        if newest is None:
+            raise CheckpointError(f"there is no checkpoint in {self.path} yet; call train() first")
+        return newest

@@ -1,0 +1,56 @@
+"""Evaluating a Keras model beside its training: by its own `evaluate`, which leaves the training as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from prototrain.model.evaluation import REHEARSED, random_state_kept
+from prototrain.model.kept_values import keeping_values
+from prototrain.system.signals import StopRequest
+
+
+def evaluated(
+    model: keras.Model, data: tf.data.Dataset, batches: int, *, stop: StopRequest, watching: Sequence[Any] = ()
+) -> dict[str, float] | None:
+    """Measure a model on a dataset; its metrics go on counting where they were.
+
+    Args:
+        model: compiled.
+        data: batches, as `keras.Model.evaluate` takes them.
+        batches: how many of them; 0 for all.
+        stop: ends it when it is requested.
+        watching: callbacks of Keras.
+
+    Returns:
+        the metrics by name, or None if a stop was requested.
+    """
+    callbacks = keras.callbacks.CallbackList([_LeaveOff(stop), *watching], model=model)
+    of_training = [(variable, tf.identity(variable)) for variable in model.metrics_variables]
+    found: dict[str, float] = model.evaluate(
+        data, steps=batches or None, callbacks=callbacks, verbose=0, return_dict=True
+    )
+    for variable, value in of_training:
+        variable.assign(value)
+    return None if stop.signum is not None else found
+
+
+def rehearsed(model: keras.Model, data: tf.data.Dataset, batches: int) -> None:
+    """Evaluate two batches at most, and leave everything as it was; raises what an evaluation would raise."""
+    model.test_function = None  # one that was traced before does not tell which variables it uses
+    with random_state_kept(), keeping_values():
+        model.evaluate(data.take(min(batches or REHEARSED, REHEARSED)), verbose=0)
+
+
+class _LeaveOff(keras.callbacks.Callback):  # type: ignore[misc]
+    """Ends an evaluation when a stop is requested."""
+
+    def __init__(self, stop: StopRequest) -> None:
+        super().__init__()
+        self._stop = stop
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.stop_evaluating = self._stop.signum is not None
