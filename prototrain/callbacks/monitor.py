@@ -30,6 +30,11 @@ class Monitor(Callback):
 
     priority: int = Priority.WRITE
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "put_scalar" in vars(cls) and "put_scalars" not in vars(cls):
+            cls.put_scalars = Monitor.put_scalars  # type: ignore[method-assign]  # that of its base goes past the new one
+
     def put_scalar(self, name: str, value: float, step: int) -> None:
         """Take one scalar.
 

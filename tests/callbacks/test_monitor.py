@@ -64,6 +64,22 @@ def test_many_scalars_at_once_are_all_recorded_or_none() -> None:
     assert trainer.monitors.history("vld/a") == [(0, 1.0)]
 
 
+@pytest.mark.parametrize("writer", [JSONWriter, TensorBoardWriter])
+def test_a_writer_s_subclass_may_choose_among_single_scalars(writer: type[Monitor], tmp_path: Path) -> None:
+    class Fewer(writer):  # type: ignore[misc, valid-type]
+        def put_scalar(self, name: str, value: float, step: int) -> None:
+            if name != "trn/secret":
+                super().put_scalar(name, value, step)
+
+    class Records(Callback):
+        def trigger(self) -> None:
+            self.trainer.monitors.put_scalars({"loss": 1, "secret": 2}, "trn")
+
+    CountingTrainer(experiment=tmp_path / "run").train([Fewer(), Records().every(steps=1)], max_steps=1)
+    written = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
+    assert b"loss" in written and b"secret" not in written
+
+
 @pytest.mark.parametrize("value", [1, 1.0, np.float32(1), np.array(1.0), tf.constant(1.0), tf.Variable(1), True])
 def test_any_single_number_is_taken(value: object) -> None:
     trainer = CountingTrainer()

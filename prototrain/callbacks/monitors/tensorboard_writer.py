@@ -63,6 +63,9 @@ class TensorBoardWriter(Monitor):
         values = {key: value for key, value in config.to_plain().items() if key not in LOCATION_KEYS}
         self._add_summary(_start({key: _as_hparam(value) for key, value in values.items()}, self._clock()))
 
+    def put_scalar(self, name: str, value: float, step: int) -> None:
+        TensorBoardWriter.put_scalars(self, {name: value}, step)
+
     def put_scalars(self, values: Mapping[str, float], step: int) -> None:
         events: dict[str, Event] = {}
         for name, value in values.items():
