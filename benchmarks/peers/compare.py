@@ -135,7 +135,7 @@ class Process:
 
 
 def measure(name: str, titles: list[str], rounds: int, steps: int | None = None) -> dict[str, list[dict[str, float]]]:
-    """The turns of each of them, the first one with the start.
+    """The turns of each of them, the first one with the start; Ctrl-C ends them after the rounds that are complete.
 
     Raises:
         SystemExit: prototrain has failed, or they do not train the same number of parameters.
@@ -163,6 +163,12 @@ def measure(name: str, titles: list[str], rounds: int, steps: int | None = None)
                         _leave_out(title, str(error))
                         del turns[title]
                         processes.pop(title).end()
+        except KeyboardInterrupt:
+            complete = min(map(len, turns.values()))
+            if complete < 2:
+                raise
+            print(f"stopped after {complete - 1} rounds", flush=True)
+            turns = {title: found[:complete] for title, found in turns.items()}
         finally:
             for process in processes.values():
                 process.end()
