@@ -172,7 +172,7 @@ def orbit_controller(trainer: Any, steps_per_loop: int, directory: str) -> Any:
         global_step=trainer.global_step,
         steps_per_loop=steps_per_loop,
         summary_dir=f"{directory}/summaries",
-        summary_interval=max(SUMMARIES, steps_per_loop),
+        summary_interval=-(-SUMMARIES // steps_per_loop) * steps_per_loop,  # it takes multiples only
         checkpoint_manager=tf.train.CheckpointManager(
             saved, directory, 5, step_counter=trainer.global_step, checkpoint_interval=SAVE
         ),

@@ -132,6 +132,7 @@ class Process:
         """Do not wait for what comes after its last turn."""
         self._process.kill()
         self._process.communicate()
+        self._errors.close()
 
 
 def measure(name: str, titles: list[str], rounds: int, steps: int | None = None) -> dict[str, list[dict[str, float]]]:
