@@ -72,7 +72,7 @@ def table(rates: dict[str, list[float]]) -> str:
     return tabulate(rows, headers=["", "steps/s", "of the limit", "x Keras fit"], disable_numparse=True)
 
 
-def chart(results: dict[str, dict[str, list[float]]], path: Path) -> None:
+def chart(results: dict[str, dict[str, list[float]]], path: Path, workloads: dict[str, Workload] = WORKLOADS) -> None:
     """Draw a row of bars for each workload."""
     import matplotlib
 
@@ -86,7 +86,7 @@ def chart(results: dict[str, dict[str, list[float]]], path: Path) -> None:
             "#c0392b" if "prototrain" in title else "#bdc3c7" if "limit" in title else "#7f8c8d" for title in titles
         ]
         panel.barh(titles, [statistics.median(rates[title]) for title in titles], color=colours)
-        panel.set_title(f"{WORKLOADS[name].title}, batch {WORKLOADS[name].batch}: steps/s")
+        panel.set_title(f"{workloads[name].title}, batch {workloads[name].batch}: steps/s")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 

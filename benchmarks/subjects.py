@@ -138,44 +138,54 @@ def keras_fit(
     return make
 
 
+def orbit_trainer(workload: Workload) -> Any:
+    """Orbit's `StandardTrainer` of a workload."""
+    import orbit
+
+    class Trainer(orbit.StandardTrainer):
+        def __init__(self) -> None:
+            self.model = keras_model(workload)
+            self.optimizer = keras.optimizers.Adam(1e-3)
+            self.optimizer.build(self.model.trainable_variables)
+            self.global_step = tf.Variable(0, trainable=False, dtype=tf.int64)
+            self.loss = tf.Variable(0.0, trainable=False)
+            super().__init__(workload.batches(pair))
+
+        def train_step(self, iterator: Any) -> None:
+            loss = _step(self.model, self.optimizer, *next(iterator))
+            self.loss.assign(loss)
+            self.global_step.assign_add(1)
+
+        def train_loop_end(self) -> dict[str, Any]:
+            return {"loss": self.loss.read_value()}
+
+    return Trainer()
+
+
+def orbit_controller(trainer: Any, steps_per_loop: int, directory: str) -> Any:
+    """Orbit's `Controller` of an `orbit_trainer`, with summaries and checkpoints at the usual intervals."""
+    import orbit
+
+    saved = tf.train.Checkpoint(step=trainer.global_step, **dict(enumerate_names(trainer.model.weights)))
+    return orbit.Controller(
+        trainer=trainer,
+        global_step=trainer.global_step,
+        steps_per_loop=steps_per_loop,
+        summary_dir=f"{directory}/summaries",
+        summary_interval=-(-SUMMARIES // steps_per_loop) * steps_per_loop,  # it takes multiples only
+        checkpoint_manager=tf.train.CheckpointManager(
+            saved, directory, 5, step_counter=trainer.global_step, checkpoint_interval=SAVE
+        ),
+    )
+
+
 def orbit_loop(steps_per_loop: int) -> Callable[[Workload], Run]:
-    """Orbit's controller over its `StandardTrainer`, with summaries and checkpoints at the usual intervals."""
-
     def make(workload: Workload) -> Run:
-        import orbit
-
-        class Trainer(orbit.StandardTrainer):
-            def __init__(self) -> None:
-                self.model = keras_model(workload)
-                self.optimizer = keras.optimizers.Adam(1e-3)
-                self.optimizer.build(self.model.trainable_variables)
-                self.global_step = tf.Variable(0, trainable=False, dtype=tf.int64)
-                self.loss = tf.Variable(0.0, trainable=False)
-                super().__init__(workload.batches(pair))
-
-            def train_step(self, iterator: Any) -> None:
-                loss = _step(self.model, self.optimizer, *next(iterator))
-                self.loss.assign(loss)
-                self.global_step.assign_add(1)
-
-            def train_loop_end(self) -> dict[str, Any]:
-                return {"loss": self.loss.read_value()}
-
-        trainer = Trainer()
+        trainer = orbit_trainer(workload)
 
         def run(steps: int) -> float:
             with tempfile.TemporaryDirectory() as scratch, _silence():
-                saved = tf.train.Checkpoint(step=trainer.global_step, **dict(enumerate_names(trainer.model.weights)))
-                controller = orbit.Controller(
-                    trainer=trainer,
-                    global_step=trainer.global_step,
-                    steps_per_loop=steps_per_loop,
-                    summary_dir=f"{scratch}/summaries",
-                    summary_interval=max(SUMMARIES, steps_per_loop),
-                    checkpoint_manager=tf.train.CheckpointManager(
-                        saved, scratch, 5, step_counter=trainer.global_step, checkpoint_interval=SAVE
-                    ),
-                )
+                controller = orbit_controller(trainer, steps_per_loop, scratch)
                 begin = time.perf_counter()
                 controller.train(steps=int(trainer.global_step) + steps)
                 return time.perf_counter() - begin

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,17 +143,36 @@ def _resnet50(x: Any, training: bool) -> Any:
     return keras.layers.Dense(CLASSES, name="logits")(x)
 
 
-def _transformer(x: Any, training: bool) -> Any:
-    """An encoder of 100 layers, each of which has attention and two dense layers."""
-    x = keras.layers.Embedding(1000, 32, name="embedding")(x)
-    for number in range(100):
+def _resnet18(x: Any, training: bool) -> Any:
+    """ResNet-18 as it is used on images of 32 x 32: no stride and no pooling in the stem, 20 convolutions."""
+
+    def conv(x: Any, name: str, filters: int, size: int = 3, strides: int = 1) -> Any:
+        x = keras.layers.Conv2D(filters, size, strides, padding="same", use_bias=False, name=f"{name}_conv")(x)
+        return keras.layers.BatchNormalization(name=f"{name}_bn")(x, training=training)
+
+    x = keras.layers.ReLU(name="stem_relu")(conv(x, "stem", 64))
+    for stage, filters in enumerate((64, 128, 256, 512)):
+        for block in range(2):
+            name, strides = f"block{stage}_{block}", 2 if stage and not block else 1
+            inner = keras.layers.ReLU(name=f"{name}_relu1")(conv(x, f"{name}_1", filters, 3, strides))
+            inner = conv(inner, f"{name}_2", filters)
+            x = x if strides == 1 else conv(x, f"{name}_short", filters, 1, strides)
+            x = keras.layers.ReLU(name=f"{name}_relu2")(keras.layers.Add(name=f"{name}_add")([x, inner]))
+    x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
+    return keras.layers.Dense(CLASSES, name="logits")(x)
+
+
+def _transformer(x: Any, training: bool, *, layers: int = 100, width: int = 32) -> Any:
+    """An encoder, each of whose layers has attention with two heads and two dense layers."""
+    x = keras.layers.Embedding(1000, width, name="embedding")(x)
+    for number in range(layers):
         name = f"layer{number}"
         inner = keras.layers.LayerNormalization(name=f"{name}_norm1")(x)
-        inner = keras.layers.MultiHeadAttention(2, 16, name=f"{name}_attention")(inner, inner)
+        inner = keras.layers.MultiHeadAttention(2, width // 2, name=f"{name}_attention")(inner, inner)
         x = keras.layers.Add(name=f"{name}_add1")([x, inner])
         inner = keras.layers.LayerNormalization(name=f"{name}_norm2")(x)
-        inner = keras.layers.Dense(64, activation="gelu", name=f"{name}_dense1")(inner)
-        inner = keras.layers.Dense(32, name=f"{name}_dense2")(inner)
+        inner = keras.layers.Dense(2 * width, activation="gelu", name=f"{name}_dense1")(inner)
+        inner = keras.layers.Dense(width, name=f"{name}_dense2")(inner)
         x = keras.layers.Add(name=f"{name}_add2")([x, inner])
     x = keras.layers.GlobalAveragePooling1D(name="pool")(x)
     return keras.layers.Dense(CLASSES, name="logits")(x)
@@ -173,4 +194,21 @@ DEEP = {  # for how long a run takes to begin
     "transformer": Workload(
         "transformer of 100 layers, 16 tokens", 8, 60, (16,), "int32", _arrays(_tokens(256, 16, 1000)), _transformer
     ),
+}
+
+SIDE_BY_SIDE = {  # for other libraries, which have the same layers in benchmarks/peers; the steps are those of a turn
+    "mlp": dataclasses.replace(WORKLOADS["mlp"], steps=1000),
+    "resnet18": Workload(
+        "ResNet-18, 32x32 images", 8, 10, (32, 32, 3), "float32", _arrays(_normal(512, 32, 32, 3)), _resnet18
+    ),
+    "transformer": Workload(
+        "transformer of 4 layers, 32 tokens",
+        32,
+        50,
+        (32,),
+        "int32",
+        _arrays(_tokens(1024, 32, 1000)),
+        partial(_transformer, layers=4, width=64),
+    ),
+    "lstm": dataclasses.replace(WORKLOADS["text"], steps=100),
 }

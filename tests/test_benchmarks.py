@@ -12,7 +12,8 @@ import keras
 import pytest
 
 from benchmarks import growth, input, long_run, million_rows, scaling, startup, steps
-from benchmarks.workloads import DEEP, WORKLOADS
+from benchmarks.peers import compare
+from benchmarks.workloads import DEEP, SIDE_BY_SIDE, WORKLOADS, Workload
 from prototrain import cli
 
 
@@ -28,9 +29,8 @@ def test_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("name", WORKLOADS | DEEP)
-def test_workloads(name: str) -> None:
-    workload = (WORKLOADS | DEEP)[name]
+@pytest.mark.parametrize("workload", [*WORKLOADS.values(), *DEEP.values(), *SIDE_BY_SIDE.values()])
+def test_workloads(workload: Workload) -> None:
     batch = next(iter(workload.batches(lambda x, y: (x, y))))
     assert batch[0].shape == (workload.batch, *workload.shape)
     assert batch[0].dtype == workload.dtype
@@ -125,3 +125,32 @@ def test_what_scaling_makes_of_its_figures() -> None:
     lines = [line.split() for line in scaling.table(results, "towers", 0.1).splitlines()]
     assert lines[2] == ["prototrain", "1000", "(1.00)", "500", "(0.50)"]
     assert lines[-3][-2:] == ["50%", "50%"] and lines[-2][-2:] == ["-1000", "-2000"] and lines[-1][-1] == "-1000"
+
+
+def test_peers_in_a_table() -> None:
+    one = {"loss": 0.5, "parameters": 10.0, "megabytes": 100.0}
+    turns = {
+        compare.OURS: [{**one, "seconds": seconds} for seconds in (4.0, 1.0, 2.0, 3.0)],
+        "other": [{**one, "seconds": seconds} for seconds in (5.0, 4.0, 4.0, 3.0)],
+    }
+    rows = compare.table(turns, 100).splitlines()
+    assert rows[2].split()[-8:] == ["20", "1.00", "(1.00", "to", "1.00)", "2.0", "100", "0.500"]
+    assert rows[3].split() == ["other", "40", "2.00", "(1.00", "to", "4.00)", "1.0", "100", "0.500"]
+
+
+def test_peers_that_are_not_installed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(compare.importlib.util, "find_spec", lambda name: None if name == "jax" else object())
+    assert compare.chosen(["jit", "Orbit"]) == [
+        "prototrain, usual callbacks",
+        "prototrain, model.jit_compile",
+        "Orbit, 50 steps per loop",
+    ]
+    assert capsys.readouterr().out == "left out: JAX by hand, jit: jax not installed\n"
+
+
+def test_peers_that_fail(tmp_path: Path) -> None:
+    options = ["--data", "nowhere.npz", "--workload", "mlp", "--steps", "1"]
+    process = compare.Process("Lightning", options, str(tmp_path))
+    with pytest.raises(compare.LeftOut, match="nowhere"):
+        process.reply()
+    process.end()

@@ -1,0 +1,5 @@
+import sys
+
+from benchmarks.peers.compare import main
+
+sys.exit(main())
