@@ -30,8 +30,6 @@ class Agenda:
             failure does not.
     """
 
-    is_running = False
-
     def __init__(self, trainer: Trainer, labels: Mapping[Callback, str]) -> None:
         self._trainer = trainer
         self._labels = labels
@@ -40,6 +38,7 @@ class Agenda:
         self._asked: list[tuple[Callback, int]] = []
         self._pending: list[Callback] = []
         self._phase: str | None = None  # "step" or "epoch" while callbacks of it have still to run
+        self.is_running = False
 
     # -- what comes next ----------------------------------------------------------------------------------------------
 

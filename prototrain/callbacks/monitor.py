@@ -32,8 +32,10 @@ class Monitor(Callback):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "put_scalar" in vars(cls) and "put_scalars" not in vars(cls):
-            cls.put_scalars = Monitor.put_scalars  # type: ignore[method-assign]  # that of its base goes past the new one
+        takes = {"put_scalar", "put_scalars"}
+        nearest = next(base for base in cls.__mro__ if takes & vars(base).keys())
+        if "put_scalars" not in vars(nearest):  # another base's would go past the nearest `put_scalar`
+            cls.put_scalars = Monitor.put_scalars  # type: ignore[method-assign]
 
     def put_scalar(self, name: str, value: float, step: int) -> None:
         """Take one scalar.

@@ -64,12 +64,23 @@ def test_many_scalars_at_once_are_all_recorded_or_none() -> None:
     assert trainer.monitors.history("vld/a") == [(0, 1.0)]
 
 
+class Chooses:
+    def put_scalar(self, name: str, value: float, step: int) -> None:
+        if name != "trn/secret":
+            super().put_scalar(name, value, step)  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("writer", [JSONWriter, TensorBoardWriter])
-def test_a_writer_s_subclass_may_choose_among_single_scalars(writer: type[Monitor], tmp_path: Path) -> None:
-    class Fewer(writer):  # type: ignore[misc, valid-type]
+@pytest.mark.parametrize("is_mixed_in", [True, False])
+def test_a_writer_s_subclass_may_choose_among_single_scalars(
+    writer: type[Monitor], is_mixed_in: bool, tmp_path: Path
+) -> None:
+    class Direct(writer):  # type: ignore[misc, valid-type]
         def put_scalar(self, name: str, value: float, step: int) -> None:
             if name != "trn/secret":
                 super().put_scalar(name, value, step)
+
+    Fewer = type("Mixed", (Chooses, writer), {}) if is_mixed_in else Direct
 
     class Records(Callback):
         def trigger(self) -> None:

@@ -94,10 +94,10 @@ class JSONWriter(Monitor):
                 # A run that begins at step 0 makes every row anew, those of step 0 as well.
                 with announcing(f"bringing {self._path} back to step {step}", self.trainer.log):
                     last = cut_back(self._path, step or -1)
+                self._size = 0 if last is None else self._path.stat().st_size - last[1]
             except OSError as error:
                 raise ExperimentError(f"cannot bring {self._path} back to step {step}: {error.strerror}") from error
             self._rows, self._offset = ([], 0) if last is None else ([last[0]], last[1])
-            self._size = 0 if last is None else self._path.stat().st_size - self._offset
         return self._rows
 
 
