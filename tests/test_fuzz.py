@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 import os
 import random
 import shutil
@@ -144,7 +145,7 @@ def test_overrides(texts: list[str]) -> None:
     attempt(config.validate)
 
 
-@settings(FUZZ, max_examples=25)
+@settings(FUZZ, max_examples=40)
 @given(st.lists(KEYS | NASTY, min_size=1, max_size=2), JSON.map(json.dumps) | NASTY)
 def test_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keys: list[str], value: str) -> None:
     # A model of this name is not there: parsing and loading are what is tested.
@@ -261,7 +262,7 @@ def restore(run: Run) -> None:
     Indifferent(experiment=run.directory).train(callbacks(), max_steps=5)
 
 
-@settings(FUZZ, max_examples=50)
+@settings(FUZZ, max_examples=100)
 @given(st.data())
 def test_meta_json_with_a_checksum_that_is_right(run: Run, data: st.DataObject) -> None:
     run.put_back()
@@ -272,7 +273,7 @@ def test_meta_json_with_a_checksum_that_is_right(run: Run, data: st.DataObject) 
     run.check_outside()
 
 
-@pytest.mark.parametrize("value", ["abc", None, 10**400])
+@pytest.mark.parametrize("value", ["abc", None, [1], 10**400, math.nan, {}])
 def test_states_of_the_wrong_kind(run: Run, value: Any) -> None:
     of_callbacks = run.meta["callbacks"]["states"]
     ways = [("callbacks", "states", name, key) for name, state in of_callbacks.items() for key in state]
@@ -289,7 +290,7 @@ def test_states_of_the_wrong_kind(run: Run, value: Any) -> None:
         attempt(restore, run)
 
 
-@settings(FUZZ, max_examples=25)
+@settings(FUZZ, max_examples=40)
 @given(st.data())
 def test_meta_json_by_its_bytes(run: Run, data: st.DataObject) -> None:
     run.put_back()
@@ -306,7 +307,7 @@ def test_environment_json(run: Run, plain: Any) -> None:
     attempt(lambda: Experiment(run.directory).run_id)
 
 
-@settings(FUZZ, max_examples=25)
+@settings(FUZZ, max_examples=40)
 @given(st.data())
 def test_metrics_jsonl(run: Run, data: st.DataObject) -> None:
     run.put_back()

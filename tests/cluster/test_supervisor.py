@@ -172,7 +172,7 @@ def test_a_run_that_is_healed_comes_to_what_an_undisturbed_one_does(
 ) -> None:
     monkeypatch.setattr(Here, "_start_process", lambda here, *about: _Forked(*about))
     found = {}
-    for name, kills in (("whole", []), ("killed", [0])):
+    for name, kills in (("whole", []), ("killed", [1, 0])):
         cluster.run(partial(launched.train, str(tmp_path / name), kills), workers=2)
         lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]
@@ -181,9 +181,10 @@ def test_a_run_that_is_healed_comes_to_what_an_undisturbed_one_does(
     whole, killed = ({step: row for step, row in rows.items() if row} for rows in found.values())
     assert list(whole) == list(range(1, 41)) and whole == killed
     parts = read_attempts(tmp_path / "killed" / "run.json")
-    assert [part.restarts for part in parts] == [0, 1] and [part.workers for part in parts] == [2, 2]
-    assert parts[1].start == "resumed at step 10, exact" and "the chief) was killed by SIGKILL" in str(parts[1].cause)
+    assert [part.restarts for part in parts] == [0, 1, 2] and [part.workers for part in parts] == [2, 2, 2]
+    assert parts[1].start == "resumed at step 12, exact" and "worker 1 (127.0.0.1:" in str(parts[1].cause)
+    assert parts[2].start == "resumed at step 20, exact" and "the chief) was killed by SIGKILL" in str(parts[2].cause)
     log = (tmp_path / "killed" / "train.log").read_text()
-    assert log.count("fc0/kernel") == 1 and log.count("started again  restart") == 1  # one table for the whole run
+    assert log.count("fc0/kernel") == 1 and log.count("started again  restart") == 2  # one table for the whole run
     out = capfd.readouterr().out
-    assert "worker 0 (127.0.0.1:" in out and "(restart 1 of at most 10)" in out
+    assert "worker 1 (127.0.0.1:" in out and "(restart 2 of at most 10)" in out

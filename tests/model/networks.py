@@ -115,16 +115,19 @@ class Shared:
 
 def recurrent(x: Any, training: bool) -> Any:
     words = L.Embedding(10, 4, mask_zero=True, name="words")(tf.cast(x[:, 3:], tf.int32))
-    return L.Dense(3, name="read")(L.GRU(3, name="gru")(words, training=training))
+    states = L.LSTM(4, return_sequences=True, name="lstm")(words, training=training)
+    return L.Dense(3, name="read")(L.Bidirectional(L.GRU(3, name="gru"), name="both")(states, training=training))
 
 
 class Recurrent:
     def __init__(self) -> None:
         self.words = L.Embedding(10, 4, mask_zero=True, name="words")
-        self.gru, self.read = L.GRU(3, name="gru"), L.Dense(3, name="read")
+        self.lstm = L.LSTM(4, return_sequences=True, name="lstm")
+        self.both, self.read = L.Bidirectional(L.GRU(3, name="gru"), name="both"), L.Dense(3, name="read")
 
     def __call__(self, x: Any, training: bool) -> Any:
-        return self.read(self.gru(self.words(tf.cast(x[:, 3:], tf.int32)), training=training))
+        states = self.lstm(self.words(tf.cast(x[:, 3:], tf.int32)), training=training)
+        return self.read(self.both(states, training=training))
 
 
 def preprocessing(x: Any, training: bool) -> Any:

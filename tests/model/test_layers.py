@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,12 @@ def test_momentum_survives_a_time_without_training() -> None:
     assert moved(trainer, 2) >= HEAD | BODY
 
 
-@pytest.mark.parametrize(("optimizer", "towers"), [("Muon", 2), ("Adafactor", 1), ("Ftrl", 2), ("Lamb", 1)])
+OPTIMIZERS = ["Adafactor", "Lion", "AdamW", "Lamb", "Ftrl", "Nadam", "Adadelta", "Adamax", "Adagrad", "SGD"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "towers"), [("Muon", 1), ("Muon", 2), *zip(OPTIMIZERS, itertools.cycle([1, 2]), strict=False)]
+)
 def test_any_optimizer_trains_under_a_constraint(optimizer: str, towers: int) -> None:
     def network(x: Any, training: bool) -> Any:
         return L.Dense(2, name="out")(L.Dense(6, "relu", kernel_constraint="non_neg", name="positive")(x))

@@ -15,7 +15,7 @@ from prototrain import SimpleTrainer, load_model
 from prototrain.cli import main
 from prototrain.data.stream import TrainingData
 from prototrain.errors import ConfigError, DataError
-from tests.models.exact import train
+from tests.models.exact import assert_resumes_exactly, train
 
 SMALL = [
     {"type": "conv", "filters": 4, "kernel_size": 3, "strides": 2},
@@ -269,11 +269,15 @@ def test_the_place_in_the_data_is_restored_exactly(kind: str, model: Any, folder
 # Training
 
 
+def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(model: Any, experiment: Path) -> None:
+    assert_resumes_exactly(lambda directory: SimpleTrainer(model, experiment=directory), experiment)
+
+
 def test_each_start_is_a_run_of_its_own_that_its_name_resumes(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run = ["run", "models.convnet", "-s"]
+    run = ["run", "models.convnet", "--towers", "cpu:2", "-s"]
     assert main([*run, "model.num_steps=2"]) == 0
     (name,) = [path.name for path in Path("experiments").iterdir()]
     assert re.fullmatch(r"convnet-\d{8}-\d{6}", name)

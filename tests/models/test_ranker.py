@@ -19,9 +19,11 @@ from models.ranker.layouts import read_shop
 from prototrain import Config, load_model
 from prototrain.actions.restore import BuiltModel
 from prototrain.cli import main
-from prototrain.data.stream import TrainingData
 from prototrain.errors import ConfigError
 from prototrain.experiment.event_files import read_images
+from prototrain.trainers.replicated import SyncReplicatedTrainer
+from prototrain.trainers.tower import SimpleTrainer
+from tests.models.exact import assert_resumes_exactly, train
 from tests.models.ranker_tree import config, stanford, tiny, write_inshop
 
 __all__ = ["config", "stanford"]
@@ -33,17 +35,19 @@ def model(stanford: Path, config: Config) -> Any:
     return load_model("models.ranker")
 
 
-def test_the_place_in_the_data_is_restored_exactly(model: Any, tmp_path: Path) -> None:
-    first = TrainingData(model.datasets, seed=1)
-    assert first.mode == "iterator" and {"trn", "vld"} == first.datasets.keys()
-    for _ in range(3):
-        next(first.iterator)
-    meta = first.write(str(tmp_path / "place"))
-    second = TrainingData(model.datasets, seed=1)
-    second.read(str(tmp_path / "place"), meta())
-    for _ in range(6):
-        one, other = next(first.iterator), next(second.iterator)
-        assert all(np.array_equal(one[name], other[name]) for name in one)
+def test_a_run_resumes_exactly(model: Any, experiment: Path) -> None:
+    trainer = assert_resumes_exactly(lambda directory: SimpleTrainer(model, experiment=directory), experiment)
+    assert {"trn", "vld"} == trainer.datasets.keys()
+
+
+def test_two_towers_train_as_one(model: Any) -> None:
+    one, two = (
+        train(make(), 3) for make in (lambda: SimpleTrainer(model), lambda: SyncReplicatedTrainer(model, "cpu:2"))
+    )
+    assert two.outputs["loss"] == pytest.approx(one.outputs["loss"], rel=1e-3)
+    assert two.outputs["anchor-negative"] == pytest.approx(one.outputs["anchor-negative"], rel=1e-3)
+    for name, variable in one.variables.items():
+        np.testing.assert_allclose(two.variables[name].numpy(), variable.numpy(), rtol=0.02, atol=2e-3, err_msg=name)
 
 
 # -- a run on the command line, and its evaluation --------------------------------------------------------------------

@@ -27,7 +27,6 @@ from prototrain.sweeps.storage import sqlite_url
 from prototrain.sweeps.study import Study
 from prototrain.system.signals import StopRequest
 from tests.conftest import ROOT
-from tests.preloaded import Program
 from tests.test_cli import MODEL
 from tests.tiny import tiny_config
 
@@ -175,7 +174,7 @@ SLOW = MODEL.replace(
 
 def sweep_command(*arguments: str) -> list[str]:
     shared = ["-s", "model.num_steps=60", "-s", "trainer.checkpoint_save_interval=5"]
-    grid = ["--grid", "model.lr_schedule.constant.value=0.1", "--jobs", "2"]
+    grid = ["--grid", "model.lr_schedule.constant.value=0.1,0.2", "--jobs", "2"]
     return [sys.executable, "-m", "prototrain.cli", "sweep", "m", *grid, *shared, *arguments]
 
 
@@ -184,19 +183,21 @@ def test_a_sweep_that_is_killed_goes_on_where_it_was() -> None:
     Path("m.py").write_text(SLOW)
     Path("slow").touch()
     environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    first = Program(sweep_command()[1:], environment)
-    directory = Path("experiments/e-0/checkpoints")
-    while not checkpoint_steps(directory):
-        assert first.returncode is None, first.stdout.read()
+    first = subprocess.Popen(sweep_command(), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    directories = [Path(f"experiments/e-{number}/checkpoints") for number in range(2)]
+    while not all(checkpoint_steps(directory) for directory in directories):
+        assert first.poll() is None, first.communicate()[0].decode()
         time.sleep(0.05)
     first.kill()
+    first.communicate()
     Path("slow").unlink()
     done = subprocess.run(sweep_command(), env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 trials, 1 of them begun" in done.stdout and done.stderr == ""
+    assert "2 trials, 2 of them begun" in done.stdout and done.stderr == ""
     assert re.search(r"^again +prototrain run m -s model.num_steps=60 -s trainer.checkpoint", done.stdout, re.MULTILINE)
-    assert "trial 0 finished: vld/loss" in done.stdout
-    log = (directory.parent / "train.log").read_text()
-    assert re.search(r"^start +resumed at step (\d+), exact$", log, re.MULTILINE)
-    assert "SIGTERM: stopping after this step and saving" in log  # by itself, when its sweep was gone
-    assert checkpoint_steps(directory)[-1] == 60
+    for number, directory in enumerate(directories):
+        assert f"trial {number} finished: vld/loss" in done.stdout
+        log = (directory.parent / "train.log").read_text()
+        assert re.search(r"^start +resumed at step (\d+), exact$", log, re.MULTILINE)
+        assert "SIGTERM: stopping after this step and saving" in log  # by itself, when its sweep was gone
+        assert checkpoint_steps(directory)[-1] == 60

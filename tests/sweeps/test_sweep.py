@@ -128,6 +128,9 @@ def test_a_stop_saves_and_the_same_call_goes_on(capsys: pytest.CaptureFixture[st
     assert [trial.state for trial in result.trials] == ["finished"] * 2
     printed = capsys.readouterr().out
     assert "trial 0 runs" not in printed and printed.index("trial 1 runs") < printed.index("resumed at step 3, exact")
+    straight = model(trainer__experiment_name="straight")
+    straight.config.update(result.trials[1].values)
+    assert launch(straight).monitors.latest("vld/loss") == result.trials[1].objective
 
 
 def test_bad_trials_stop_early(monkeypatch: pytest.MonkeyPatch) -> None:

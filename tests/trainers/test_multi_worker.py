@@ -18,10 +18,11 @@ def run(workers: int, orders: list[dict[str, Any]] | None = None, **order: Any) 
 
 
 @pytest.mark.slow
-def test_workers_give_the_results_of_one() -> None:
-    order: dict[str, Any] = {"plain": True, "steps": 20}
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_give_the_results_of_one(workers: int) -> None:
+    order: dict[str, Any] = {"plain": True, "steps": 20, "batch": 6 if workers == 3 else 8}
     (one,) = run(1, **order)
-    many = run(2, **order)
+    many = run(workers, **order)
     assert one is not None
     for result in many:
         assert result is not None and "error" not in result, result
@@ -31,26 +32,40 @@ def test_workers_give_the_results_of_one() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("act", "actor"), [("stop", 0), ("fail", 1)])
-def test_what_ends_one_worker_ends_all_at_the_same_step(act: str, actor: int, tmp_path: Path) -> None:
-    results = run(2, steps=100_000, experiment=str(tmp_path / "run"), actor=actor, act=act, at=12)
+def test_a_resume_is_exact_and_only_the_chief_writes(tmp_path: Path) -> None:
+    whole = run(2, steps=20, experiment=str(tmp_path / "whole"))
+    run(2, steps=9, experiment=str(tmp_path / "part"))
+    part = run(2, steps=20, experiment=str(tmp_path / "part"))
+    for one, other in zip(whole, part, strict=True):
+        assert one is not None and other is not None
+        assert one["weights"] == other["weights"]
+        assert other["resume"] == "resumed at step 9, exact"
+    steps = [json.loads(line)["step"] for line in (tmp_path / "part" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("act", "chief"), [("signal", 0), ("hang up", 1), ("stop", 0), ("fail", 1)])
+def test_what_ends_one_worker_ends_all_at_the_same_step(act: str, chief: int, tmp_path: Path) -> None:
+    results = run(2, steps=100_000, experiment=str(tmp_path / "run"), actor=chief, act=act, at=12)
     assert all(result is not None for result in results)
     steps = {result["step"] for result in results if result is not None}
     assert len(steps) == 1 and 12 <= steps.pop() < 100_000
     if act == "fail":
         assert results[0] is not None and results[0]["error"].startswith("ClusterError: worker 1 (127.0.0.1:")
         assert results[0]["error"].endswith(" failed: RuntimeError: a callback failed")
+    if act in ("signal", "hang up"):
+        assert [result["exit"] for result in results if result] == [143 if act == "signal" else 129] * 2
     saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert len(saved) == 1 and saved[0].startswith("step-")
 
 
 @pytest.mark.slow
-def test_any_worker_can_be_asked_to_save_and_all_go_on_until_one_gets_another_signal(tmp_path: Path) -> None:
-    results = run(2, steps=100_000, experiment=str(tmp_path / "run"), actor=1, act="save, then hang up", at=12)
-    assert [result["exit"] for result in results if result] == [129] * 2
-    steps = {result["step"] for result in results if result is not None}
+def test_any_worker_can_be_asked_to_save_and_all_go_on(tmp_path: Path) -> None:
+    results = run(2, steps=200, experiment=str(tmp_path / "run"), actor=1, act="save", at=12)
+    assert [result["step"] for result in results if result is not None] == [200, 200]
     asked, last = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert "step-0000000012" <= asked < last == f"step-{steps.pop():010d}" and not steps
+    assert "step-0000000012" <= asked < last == "step-0000000200"
 
 
 @pytest.mark.slow
@@ -68,6 +83,8 @@ def test_a_worker_that_dies_ends_the_others_with_a_checkpoint(tmp_path: Path) ->
     assert "worker 1 (127.0.0.1:" in results[0]["error"] and "gone without a word" in results[0]["error"]
     (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
     assert saved.name == f"step-{results[0]['step']:010d}"
+    again = run(2, steps=results[0]["step"] + 5, experiment=str(tmp_path / "run"))
+    assert all(result is not None and result["step"] == results[0]["step"] + 5 for result in again)
 
 
 @pytest.mark.slow
@@ -82,13 +99,22 @@ def test_workers_that_disagree_on_the_config() -> None:
 @pytest.mark.slow
 def test_a_worker_that_is_stopped_ends_the_others_after_a_while(tmp_path: Path) -> None:
     config = {"trainer__cluster_timeout": 6.0}
-    order: dict[str, Any] = {"experiment": str(tmp_path / "run"), "actor": 1, "act": "freeze", "at": 40}
-    other, frozen = run(2, config=config, steps=100_000, **order)
+    order: dict[str, Any] = {
+        "steps": 100_000,
+        "batch": 6,
+        "experiment": str(tmp_path / "run"),
+        "actor": 2,
+        "act": "freeze",
+        "at": 40,
+    }
+    *others, frozen = run(3, config=config, **order)
     assert frozen is None
-    assert other is not None and other["error"].startswith("ClusterError: worker 1 (127.0.0.1:")
-    assert "no sign of life for 6 seconds (trainer.cluster_timeout)" in other["error"]
+    for result in others:
+        assert result is not None and result["error"].startswith("ClusterError: worker 2 (127.0.0.1:")
+        assert "no sign of life for 6 seconds (trainer.cluster_timeout)" in result["error"]
+    assert others[0] is not None
     (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
-    assert saved.name == f"step-{other['step']:010d}"
+    assert saved.name == f"step-{others[0]['step']:010d}"
 
 
 @pytest.mark.slow

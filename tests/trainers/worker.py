@@ -38,16 +38,16 @@ class Act(Callback):
         self.what, self.step, self.victim = what, step, victim
 
     def next_step(self, step: int) -> int | None:
-        steps = (self.step, self.step + 100) if self.what == "save, then hang up" else (self.step,)
-        return min((at for at in steps if step < at), default=None)
+        return self.step if step < self.step else None
 
     def trigger_step(self) -> None:
         match self.what:
             case "signal":
                 os.kill(os.getpid(), signal.SIGTERM)
-            case "save, then hang up":
-                first = self.trainer.global_step == self.step
-                os.kill(os.getpid(), signal.SIGUSR1 if first else signal.SIGHUP)
+            case "save":
+                os.kill(os.getpid(), signal.SIGUSR1)
+            case "hang up":
+                os.kill(os.getpid(), signal.SIGHUP)
             case "die":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "kill":

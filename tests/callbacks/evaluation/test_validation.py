@@ -205,9 +205,10 @@ def drawing(vld: tf.data.Dataset) -> tf.data.Dataset:
     return vld.map(shifted)
 
 
-def test_trying_it_out_leaves_nothing_behind() -> None:
-    def state(*callbacks: Callback) -> Any:
-        trainer = tiny_trainer(build=moving_build, datasets=with_validation(drawing))
+@pytest.mark.parametrize("resumed", [False, True])
+def test_trying_it_out_leaves_nothing_behind(resumed: bool, experiment: Path) -> None:
+    def state(*callbacks: Callback, directory: Path | None = None) -> Any:
+        trainer = tiny_trainer(directory, build=moving_build, datasets=with_validation(drawing))
         random.seed(5)
         np.random.seed(5)
         rest: list[Any] = []
@@ -219,9 +220,13 @@ def test_trying_it_out_leaves_nothing_behind() -> None:
         trainer.train([*callbacks, AtStart()], max_steps=4)
         return rest[0], values(trainer), trainer.monitors.names()
 
+    if resumed:
+        saver = tiny_trainer(experiment, build=moving_build, datasets=with_validation(drawing))
+        saver.train([SaveOnExit()], max_steps=2)
+    directory = experiment if resumed else None
     late = Validation()  # not due before the run is over
     late.at_end = False
-    assert state(late.every(steps=50)) == state()
+    assert state(late.every(steps=50), directory=directory) == state(directory=directory)
 
 
 def test_what_is_traced_for_the_trial_is_used() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import keras
 import pytest
@@ -32,9 +33,14 @@ def halves(step: tf.Tensor) -> tf.Tensor:
 EXPECTED = {step + 1: pytest.approx(0.01 * 0.5 ** (step / 2)) for step in range(8)}
 
 
-def test_each_step_has_its_rate_also_after_a_resume(experiment: Path) -> None:
-    def trainer(experiment: Path | None = None) -> SimpleTrainer:
-        return tiny_trainer(experiment, model__optimizer__method=lambda: keras.optimizers.AdamW(0.5))
+@pytest.mark.parametrize(
+    "optimizer",
+    ["adam", "msgd", lambda: keras.optimizers.AdamW(0.5)],
+    ids=["adam", "msgd", "AdamW"],
+)
+def test_each_step_has_its_rate_also_after_a_resume(experiment: Path, optimizer: Any) -> None:
+    def trainer(experiment: Path | None = None) -> Any:
+        return tiny_trainer(experiment, model__optimizer__method=optimizer)
 
     whole = trainer()
     whole.train([LearningRate(halves)], max_steps=8)

@@ -130,3 +130,13 @@ class TestAsynchronous:
         CountingTrainer(experiment=experiment).train([saver], max_steps=8)
         assert kept(experiment) == [2, 6, 8]
         assert capsys.readouterr().out.count("WARNING: cannot save step 4: no room; training goes on") == 1
+
+    def test_a_resume_is_exact(self, experiment: Path, tmp_path: Path) -> None:
+        def train(directory: Path, steps: int) -> dict[str, bytes]:
+            trainer = tiny_trainer(directory)
+            trainer.train([ModelSaver(asynchronous=True).every(steps=3)], max_steps=steps)
+            return {name: variable.numpy().tobytes() for name, variable in trainer.variables.items()}
+
+        whole = train(tmp_path / "whole", 12)
+        train(experiment, 7)
+        assert train(experiment, 12) == whole

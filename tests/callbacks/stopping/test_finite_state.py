@@ -93,7 +93,8 @@ def several(kind: Any) -> Any:
 
 
 TRAINERS = {
-    "one tower, mixed_float16": lambda experiment: tiny_trainer(
+    "one tower": lambda experiment: tiny_trainer(experiment, build=masked_build),
+    "mixed_float16": lambda experiment: tiny_trainer(
         experiment, build=masked_build, model__mixed_precision="mixed_float16"
     ),
     "replicated": several(SyncReplicatedTrainer),
