@@ -2,7 +2,7 @@
 
     python -m benchmarks.guard main            # the files as they are here, against the commit `main`
     python -m benchmarks.guard main HEAD       # two commits
-    python -m benchmarks.guard main --rounds 8
+    python -m benchmarks.guard main --rounds 12
 
 Each round starts one process for each of them, in changing order. A process measures every figure against something
 that does not depend on prototrain, in turns, and gives the ratio: seconds of a machine say little, and less while it
@@ -32,7 +32,7 @@ FIGURES = {
     "steps": "a step of a small network with the usual callbacks / one in a loop of TensorFlow's own",
     "callback": "a step with a callback for each / a call of a compiled step by hand",
     "towers": "a step on two towers / one by hand under MirroredStrategy",
-    "start": "building and the first step / importing TensorFlow",
+    "start": "building and the first step / importing TensorFlow, in processor time",
     "save": "saving 40 MB / writing and syncing them by hand",
 }
 LEAST = 0.03  # a smaller change is none, however sure
@@ -56,15 +56,15 @@ class Verdict(NamedTuple):
 
 
 def judge(before: list[float], after: list[float]) -> Verdict:
-    """Compare two commits' ratios, one a round.
+    """Compare two commits' ratios, one a round; every second round had them the other way around.
 
-    The noise is three standard errors of the differences between rounds, from their median absolute deviation, so that
-    a single round that went wrong does not count.
+    The noise is four standard errors of the differences between pairs of rounds, so that it does not count who came
+    first, and that of few pairs, which may lie close together by chance, is not taken for none.
     """
-    logs = [math.log(now / then) for then, now in zip(before, after, strict=True)]
-    middle = statistics.median(logs)
-    deviation = 1.4826 * statistics.median(abs(one - middle) for one in logs)
-    return Verdict(math.expm1(middle), max(LEAST, math.expm1(3 * deviation / math.sqrt(len(logs)))))
+    rounds = [math.log(now / then) for then, now in zip(before, after, strict=True)]
+    logs = [(one + other) / 2 for one, other in zip(rounds[::2], rounds[1::2], strict=True)]
+    error = statistics.stdev(logs) / math.sqrt(len(logs))
+    return Verdict(math.expm1(statistics.median(logs)), max(LEAST, math.expm1(4 * error)))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -74,10 +74,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("before", nargs="?", default="HEAD", help="a commit")
     parser.add_argument("after", nargs="?", help="another one; by default the files as they are")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=8, help="an even number (default: %(default)s)")
     parser.add_argument("--figures", nargs="+", choices=FIGURES, default=list(FIGURES))
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.rounds < 4 or options.rounds % 2:
+        parser.error("--rounds must be even and at least 4: in every second one the commits come the other way around")
     if options.child:
         print(json.dumps({name: MEASURES[name]() for name in options.figures}))
         return 0
@@ -140,11 +142,11 @@ _IMPORTED: dict[str, float] = {}
 
 
 def _tensorflow() -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     import keras  # noqa: F401
     import tensorflow as tf
 
-    _IMPORTED.setdefault("seconds", time.perf_counter() - begin)
+    _IMPORTED.setdefault("seconds", time.process_time() - begin)
     if len(tf.config.list_physical_devices("CPU")) == 1:
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
@@ -296,15 +298,15 @@ def towers() -> float:
 
 
 def start() -> float:
-    """See `FIGURES`."""
+    """See `FIGURES`; in processor time, since an import is done once and may have to wait for the disk."""
     _tensorflow()
-    begin = time.perf_counter()
+    begin = time.process_time()
     from prototrain import SimpleTrainer
 
     trainer = SimpleTrainer(_model())
     trainer.log = lambda text: None  # type: ignore[method-assign]
     trainer.train([], max_steps=1)
-    return (time.perf_counter() - begin) / _IMPORTED["seconds"]
+    return (time.process_time() - begin) / _IMPORTED["seconds"]
 
 
 def save() -> float:
