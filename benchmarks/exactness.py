@@ -82,10 +82,10 @@ def examine(
     for index in sorted(random.sample(range(len(metas)), min(RESTORED, len(metas)))):
         meta = metas[index]
         give_back_caches()  # as a new process finds them
-        fresh = TrainingData(make, seed=5, announce=quietly)
-        if fresh.mode != data.mode:
-            return Outcome(data.mode, f"its mode was {data.mode} and is {fresh.mode}")
         try:
+            fresh = TrainingData(make, seed=5, announce=quietly)
+            if fresh.mode != data.mode:
+                return Outcome(data.mode, f"its mode was {data.mode} and is {fresh.mode}")
             fresh.read(str(directory / f"{index}"), json.loads(json.dumps(meta)))
             fresh.catch_up()
             found = _following(fresh, min(FOLLOWING, len(batches) - index), random)
