@@ -24,6 +24,7 @@ from prototrain.errors import ExperimentError, ModelError
 from prototrain.model.built import BuiltModel
 from prototrain.model.sharing import base_name
 from prototrain.private_api.runtime import owner
+from prototrain.step.compiled import compiled
 from prototrain.system.graphs import needed, needed_everywhere
 from prototrain.system.tracebacks import cause
 from prototrain.towers import is_seed
@@ -110,7 +111,7 @@ class ServedModel:
 
     def results(self) -> list[Tensors]:
         """What the model gives for the cases, as evaluation and predictors run it, by ``<signature>:<output>``."""
-        return [tf.function(self._serve, autograph=False)(case) for case in self.cases]
+        return [compiled(self._serve)(case) for case in self.cases]
 
     def save(self, directory: Path) -> None:
         """Write a SavedModel with these signatures.

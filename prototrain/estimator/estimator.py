@@ -212,11 +212,13 @@ class Estimator:
             measured = built.measure(steps)
             built.stop.check()
         assert measured is not None  # there was no stop
-        writer = tf.summary.create_file_writer(str(self._directory.experiment.summaries / prefix(name)))
+        charts = Path(self.eval_dir(name))
+        writer = tf.summary.create_file_writer(str(charts))
         with writer.as_default(step=built.step):
             for scalar, value in scalars(measured).items():
                 tf.summary.scalar(scalar, value)
         writer.close()
+        self._directory.experiment.keep(charts)
         words = ", ".join(f"{scalar} {in_digits(value)}" for scalar, value in scalars(measured).items())
         say(f"evaluated at step {built.step}: {words}")
         return measured
@@ -258,7 +260,8 @@ class Estimator:
         """Write a SavedModel that needs no prototrain, and make sure that it gives what the model gives.
 
         Args:
-            export_dir_base: where; the SavedModel goes into a directory there that is named by the time in seconds.
+            export_dir_base: a directory or a URL; the SavedModel goes into a directory there that is named by the time
+                in seconds.
             serving_input_receiver_fn: returns a `ServingInputReceiver`.
             checkpoint_path: see `latest_checkpoint`, which is the default.
             assets_extra: files to go along, by their places in the directory ``assets.extra``.
@@ -271,7 +274,7 @@ class Estimator:
         Raises:
             CheckpointError: there is no checkpoint, or none that fits.
             ModelError: what is exported would not be the model.
-            ExperimentError: it cannot be written.
+            ExperimentError, StorageError: it cannot be written.
         """
         if as_text:
             raise ConfigError("as_text: a SavedModel is written in its binary form only")
@@ -279,7 +282,7 @@ class Estimator:
         program = self._program(ModeKeys.PREDICT, receiver.dataset, features_of=receiver.receive)
         with trying(receiver):
             built = self._built(program, checkpoint_path)
-        return export_built(built, receiver, export_dir_base, assets_extra)
+        return export_built(built, receiver, export_dir_base, self._directory.experiment, assets_extra)
 
     def export_savedmodel(
         self,

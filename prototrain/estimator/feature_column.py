@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from prototrain.checkpoint.files import first_line
 from prototrain.errors import ModelError
 from prototrain.estimator import columns
 from prototrain.estimator.columns import (
@@ -33,6 +34,7 @@ from prototrain.estimator.columns import (
     input_layer,
     sequence_input_layer,
 )
+from prototrain.estimator.vocabulary import UNREADABLE, read_vocabulary
 
 __all__ = [
     "bucketized_column",
@@ -136,7 +138,7 @@ def categorical_column_with_vocabulary_file(
 
     Args:
         key: of the feature.
-        vocabulary_file: has one word in each line.
+        vocabulary_file: has one word in each line; a path or a URL.
         vocabulary_size: how many lines count; all if None.
         dtype, default_value, num_oov_buckets: see `categorical_column_with_vocabulary_list`.
 
@@ -144,9 +146,11 @@ def categorical_column_with_vocabulary_file(
         ModelError: the file cannot be read, or has fewer words.
     """
     try:
-        lines = tf.io.gfile.GFile(str(vocabulary_file)).read().splitlines()
-    except (OSError, tf.errors.OpError) as error:
-        raise ModelError(f"the vocabulary of the column {key!r} cannot be read from {vocabulary_file}") from error
+        lines = read_vocabulary(vocabulary_file)
+    except UNREADABLE as error:
+        raise ModelError(
+            f"the vocabulary of the column {key!r} cannot be read from {vocabulary_file}: {first_line(error)}"
+        ) from error
     if vocabulary_size is not None and vocabulary_size > len(lines):
         raise ModelError(f"{vocabulary_file} has {len(lines)} words, fewer than the vocabulary_size {vocabulary_size}")
     words = [word if dtype == tf.string else int(word) for word in lines[:vocabulary_size]]

@@ -9,6 +9,7 @@ from prototrain.checkpoint import BUNDLE, Checkpoint, Checkpoints, verify
 from prototrain.checkpoint.best import best_checkpoint
 from prototrain.errors import CheckpointError, ConfigError, ExperimentError
 from prototrain.experiment import Experiment
+from prototrain.experiment.fetching import fetched
 from prototrain.system.terminal import say
 
 
@@ -58,16 +59,16 @@ class ModelDirectory:
         """A checkpoint, which is verified.
 
         Args:
-            path: of any, as `tf.train.load_checkpoint` takes it or of its directory; "best" for what `MinSaver` or
-                `MaxSaver` kept; None for the newest.
+            path: of any, as `tf.train.load_checkpoint` takes it or of its directory, which may be a URL; "best" for
+                what `MinSaver` or `MaxSaver` kept; None for the newest.
 
         Raises:
             CheckpointError: there is none, or it is damaged.
         """
         if path is not None:
             self.experiment.check_inside()  # an evaluation writes there
-            path = best_checkpoint(self.experiment) if path == "best" else path
-            return verify(Path(path).parent if Path(path).name == BUNDLE else Path(path))
+            found = best_checkpoint(self.experiment) if path == "best" else fetched(path)
+            return verify(found.parent if found.name == BUNDLE else found)
         newest = self.newest()
         if newest is None:
             raise CheckpointError(f"there is no checkpoint in {self.path} yet; call train() first")

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from prototrain.checkpoint.files import first_line
 from prototrain.errors import CheckpointError, ConfigError, ModelError
 from prototrain.estimator.specs import VocabInfo, WarmStartSettings
+from prototrain.estimator.vocabulary import UNREADABLE, read_vocabulary
 from prototrain.model.built import BuiltModel
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -88,9 +90,11 @@ def _words(name: str, given: str | Path | Sequence[str], size: int) -> list[str]
     """So many words of a vocabulary; all if -1."""
     if isinstance(given, str | Path):
         try:
-            words: list[str] = tf.io.gfile.GFile(str(given)).read().splitlines()
-        except (OSError, tf.errors.OpError) as error:
-            raise ConfigError(f"var_name_to_vocab_info[{name!r}]: cannot read the vocabulary {given}") from error
+            words = read_vocabulary(given)
+        except UNREADABLE as error:
+            raise ConfigError(
+                f"var_name_to_vocab_info[{name!r}]: cannot read the vocabulary {given}: {first_line(error)}"
+            ) from error
     else:
         words = [str(word) for word in given]
     if size > len(words) or (size < 0 and size != -1):

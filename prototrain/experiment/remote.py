@@ -214,11 +214,15 @@ class Remote:
             self._mirror.remember()
 
     def keep(self, path: Path) -> None:
-        """Upload what a command has added to the directory, a file or a directory of files.
+        """Upload what was added to the directory beside a run, a file or a directory of files.
+
+        A run on this machine that works in it uploads that itself.
 
         Raises:
             StorageError: the storage cannot be reached, or refuses.
         """
+        if is_locked(self.directory / LOCK):
+            return
         files = [one for one in path.rglob("*") if one.is_file()] if path.is_dir() else [path]
         with announcing(f"uploading to {self}"):
             self.storage.upload({one.relative_to(self.directory).as_posix(): one for one in files})

@@ -13,6 +13,7 @@ from prototrain.data.elements import batch_size
 from prototrain.data.knowledge import reshuffles
 from prototrain.data.pipeline import prefetched
 from prototrain.errors import DataError, StepError
+from prototrain.step.compiled import compiled
 from prototrain.step.packing import Packing
 from prototrain.step.result import stage
 from prototrain.step.stop_variable import StopVariable
@@ -43,7 +44,7 @@ class CompiledPass:
         self._measure = measure
         self._dtypes = list(dtypes)
         self._stop = StopVariable()
-        self._call = tf.function(self._run, autograph=False)
+        self._call = compiled(self._run)
 
     def run(self, stop: StopRequest, batches: int = 0) -> tuple[int, list[tf.Tensor]] | None:
         """Go through the data.

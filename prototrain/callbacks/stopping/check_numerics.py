@@ -9,6 +9,7 @@ import tensorflow as tf
 from prototrain.callbacks.base import Callback
 from prototrain.errors import NonFiniteError
 from prototrain.private_api.of_keras import KerasVariable
+from prototrain.step.compiled import compiled
 
 
 class CheckNumerics(Callback):
@@ -25,7 +26,7 @@ class CheckNumerics(Callback):
         def check() -> tf.Tensor:
             return tf.stack([tf.reduce_all(tf.math.is_finite(tf.convert_to_tensor(v))) for v in variables])
 
-        self._check = tf.function(check, autograph=False)
+        self._check = compiled(check)
 
     def trigger(self) -> None:
         if not self._names:

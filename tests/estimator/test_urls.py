@@ -1,0 +1,68 @@
+"""An estimator whose run, checkpoints, exports and vocabularies lie at URLs: nothing stays on this machine only."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import estimator
+from prototrain.errors import ModelError
+from prototrain.estimator import EvalSpec, FinalExporter, TrainSpec, feature_column
+from prototrain.system.storage import Storage
+from tests.estimator.programs import classifier, endless, named
+
+fsspec = pytest.importorskip("fsspec")
+
+RECEIVE = estimator.build_parsing_serving_input_receiver_fn(
+    {name: tf.io.FixedLenFeature([], tf.float32) for name in "ab"}
+)
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "first"))
+    return f"memory://{uuid.uuid4().hex}"
+
+
+def names(url: str, first: str) -> set[str]:
+    """What lies there, without times and counts in names of files."""
+    return {name.split("/", 1)[0] for name in Storage(f"{url}/{first}").listing()}
+
+
+def test_all_of_a_run_is_there(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = f"{url}/run"
+    one = classifier(run)
+    estimator.train_and_evaluate(
+        one,
+        TrainSpec(endless, max_steps=40),
+        EvalSpec(named, start_delay_secs=0, throttle_secs=0, exporters=FinalExporter("last", RECEIVE)),
+    )
+    measured = one.evaluate(named, name="again")
+    inside = one.export_saved_model(f"{one.model_dir}/mine", RECEIVE)
+    outside = one.export_saved_model(f"{url}/exports", RECEIVE)
+    assert outside.startswith(f"{url}/exports/") and not list(tmp_path.glob("memory*")) and not Path("memory:").exists()
+
+    monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "second"))  # another machine
+    for path in (f"{run}/checkpoints/step-0000000040", f"{run}/checkpoints/step-0000000040/model", None):
+        assert classifier(run).evaluate(named, checkpoint_path=path) == measured
+    assert (
+        names(run, "summaries/eval_again") and names(run, "export/last") and names(run, "mine") == {Path(inside).name}
+    )
+    assert "saved_model.pb" in names(url, f"exports/{Path(outside).name}")
+
+    other = classifier(tmp_path / "other", warm_start_from=run).train(endless, steps=1)
+    kernel = classifier(run).get_variable_value("logits/kernel")
+    assert np.abs(other.get_variable_value("logits/kernel") - kernel).max() < 0.5
+
+
+def test_vocabularies(url: str) -> None:
+    with fsspec.open(f"{url}/words.txt", "wb") as file:
+        file.write(b"b\na\n")
+    column = feature_column.categorical_column_with_vocabulary_file("word", f"{url}/words.txt")
+    assert column == feature_column.categorical_column_with_vocabulary_list("word", ["b", "a"])
+    with pytest.raises(ModelError, match=rf"cannot be read from {url}/none\.txt: .*there is no"):
+        feature_column.categorical_column_with_vocabulary_file("word", f"{url}/none.txt")
