@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from prototrain.data.stages import graphs, name_of, sources, stages
 from prototrain.private_api.datasets import stage_functions, stage_inputs, stage_settings
-from prototrain.readers.order import DESCRIPTION
+from prototrain.readers.order import DESCRIPTION, DESCRIPTION_ANYWHERE
+from prototrain.system.file_names import FileNames, file_names
 from prototrain.system.graphs import graph_digest, short_digest
 
 _LOOKED_AT = 100_000
 _LONGEST_PATH = 4096
 _HASHED_BYTES = 64 * 2**20  # contents of more than this are known by shape only: hashing them would delay every start
+
+
+class Description(NamedTuple):
+    """What a dataset is made of, in lines.
+
+    Attributes:
+        lines: as `describe_pipeline` gives them.
+        anywhere: the same, and what a reader of files is given, but with names of files only from the directory on
+            that they have in common. Names in the code of a function stay whole.
+        directories: those that are left out there.
+        sizes: a digest of those of the files.
+    """
+
+    lines: list[str]
+    anywhere: list[str]
+    directories: list[str]
+    sizes: str
 
 
 def describe_pipeline(dataset: tf.data.Dataset) -> list[str]:
@@ -29,24 +47,49 @@ def describe_pipeline(dataset: tf.data.Dataset) -> list[str]:
         lines such as ``Shuffle(2000, 1337)``; a stage with a function ends in a digest of the function's graph. The
         same code over the same data gives the same lines in every process.
     """
-    lines: list[str] = []
-    seen: set[int] = set()
+    return description_of(dataset).lines
 
-    def visit(part: Any) -> None:
-        if id(part) in seen:
-            return
-        seen.add(id(part))
-        for source in stage_inputs(part):
-            visit(source)
-        values = [value for _, value in sorted(stage_settings(part).items())]
-        settings = [shown for value in values if (shown := _show(value)) is not None]
-        functions = [f"function {graph_digest(function.graph)}" for function in stage_functions(part)]
-        name = type(part).__name__.strip("_").removesuffix("Dataset")
-        lines.extend(getattr(part, DESCRIPTION, ()))
-        lines.append(f"{name}({', '.join(settings + functions)})")
 
-    visit(dataset)
-    return lines
+def description_of(dataset: tf.data.Dataset) -> Description:
+    """Describe each stage of a dataset, also wherever its files lie."""
+    files: list[FileNames] = []
+    functions: dict[int, list[str]] = {}  # of a stage, whose digests take time
+
+    def show_anywhere(tensor: Any) -> str:
+        texts = _texts(tensor)
+        names = file_names(texts)
+        if names is None:
+            return _show_tensor(tensor)
+        files.append(names)
+        return f"files[{len(texts)}] {names.below}"
+
+    def lines(below: Callable[[Any], list[Any]], told: str, show: Callable[[Any], str]) -> list[str]:
+        found: list[str] = []
+        seen: set[int] = set()
+
+        def visit(part: Any) -> None:
+            if id(part) in seen:
+                return
+            seen.add(id(part))
+            for source in below(part):
+                visit(source)
+            values = [value for _, value in sorted(stage_settings(part).items())]
+            settings = [shown for value in values if (shown := _show(value, show)) is not None]
+            if id(part) not in functions:
+                functions[id(part)] = [f"function {graph_digest(each.graph)}" for each in stage_functions(part)]
+            name = type(part).__name__.strip("_").removesuffix("Dataset")
+            found.extend(getattr(part, told, None) or getattr(part, DESCRIPTION, ()))
+            found.append(f"{name}({', '.join(settings + functions[id(part)])})")
+
+        visit(dataset)
+        return found
+
+    return Description(
+        lines=lines(stage_inputs, DESCRIPTION, _show_tensor),
+        anywhere=lines(sources, DESCRIPTION_ANYWHERE, show_anywhere),
+        directories=sorted({names.directory for names in files}),
+        sizes=short_digest(repr([names.sizes for names in files]).encode()),
+    )
 
 
 def describe_sources(dataset: tf.data.Dataset) -> list[str]:
@@ -82,10 +125,16 @@ def _constants(graph: Any) -> Iterator[Any]:
 
 
 def _existing(tensor: Any) -> Iterator[str]:
-    value = tf.get_static_value(tensor) if isinstance(tensor, tf.Tensor) and tensor.dtype == tf.string else None
-    for text in [] if value is None else value.ravel()[:_LOOKED_AT] if hasattr(value, "ravel") else [value]:
+    for text in _texts(tensor)[:_LOOKED_AT]:
         if 0 < len(text) <= _LONGEST_PATH and b"\0" not in text and os.path.isfile(text):
             yield os.path.abspath(os.fsdecode(text))
+
+
+def _texts(tensor: Any) -> list[bytes]:
+    """The texts of a tensor whose value is known; none of any other."""
+    value = tf.get_static_value(tensor) if isinstance(tensor, tf.Tensor) and tensor.dtype == tf.string else None
+    found: list[bytes] = [] if value is None else value.ravel().tolist() if hasattr(value, "ravel") else [value]
+    return found
 
 
 def first_difference(then: list[str], now: list[str]) -> str | None:
@@ -99,12 +148,12 @@ def first_difference(then: list[str], now: list[str]) -> str | None:
     return f"the pipeline's stage {longer[0]} is {'gone' if len(then) > len(now) else 'new'}"
 
 
-def _show(value: Any) -> str | None:
+def _show(value: Any, show: Callable[[Any], str]) -> str | None:
     """A stage's setting, from the attributes of its object: tensors are what the stage was given."""
     if isinstance(value, (list, tuple)):
         tensors = [item for item in value if tf.is_tensor(item)]
-        return ", ".join(_show_tensor(item) for item in tensors) if tensors and len(tensors) == len(value) else None
-    return _show_tensor(value) if tf.is_tensor(value) else None
+        return ", ".join(map(show, tensors)) if tensors and len(tensors) == len(value) else None
+    return show(value) if tf.is_tensor(value) else None
 
 
 def _show_tensor(tensor: Any) -> str:

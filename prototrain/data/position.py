@@ -32,6 +32,7 @@ class Position:
         mode: the class's name, in checkpoints and in messages.
         endless: whether the iterator never ends; otherwise each pass has its own.
         keeps_place: whether a resume comes back to the place; otherwise it starts a new pass.
+        names_files: whether what is written may have the names of the data's files, and read them by these.
         iterator: what batches are read from; another object after a restore or a new pass.
         number: of the pass, from 0.
         offset: how many batches of the pass have been trained on.
@@ -41,6 +42,7 @@ class Position:
     mode: ClassVar[str]
     endless: ClassVar[bool] = False
     keeps_place: ClassVar[bool] = True
+    names_files: ClassVar[bool] = False
 
     def __init__(self, source: Source, announce: Callable[[str], None]) -> None:
         self._source = source

@@ -49,6 +49,7 @@ class SavedPosition(Position):
 
     mode = "iterator"
     endless = True
+    names_files = True  # an interleave's state has that of each file it reads, a shuffle's those it still has to give
 
     def __init__(self, source: Source, announce: Callable[[str], None], known: Knowledge) -> None:
         super().__init__(source, announce)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from prototrain.data.choice import choose_position
 from prototrain.data.digest import digest_of
 from prototrain.data.elements import check_spec, made_up_batch
-from prototrain.data.pipeline import describe_pipeline, first_difference
+from prototrain.data.pipeline import description_of, first_difference
 from prototrain.data.reading_again import read_again
 from prototrain.data.shares import OwnPlaces, Share
 from prototrain.data.source import Source
@@ -114,7 +114,7 @@ class TrainingData:
         self._first = digest_of(self.first_batch) if made_up is None and self._position.keeps_place else None
         self.datasets = self._source.datasets
         self.element_spec = self._source.training.element_spec
-        self._pipeline = describe_pipeline(self._source.training)
+        self._pipeline = description_of(self._source.training)
         _alive.add(self)
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -300,16 +300,35 @@ class TrainingData:
             "batches per pass": self.cardinality,
             "seed": self._source.seed,
             "mode": self.mode,
-            "pipeline": self._pipeline,
+            "pipeline": self._pipeline.lines,
+            "pipeline anywhere": self._pipeline.anywhere,
+            "directories": self._pipeline.directories,
+            "sizes": self._pipeline.sizes,
             **({"division": self.share.division} if self.share.is_own else {}),
         }
 
     def _changes(self, meta: dict[str, Any]) -> tuple[list[str], list[str]]:
         """What has changed: so that the place cannot be meant any more, and so that it is only not come back to."""
         now, then = self.fingerprint(), dict(meta["fingerprint"])
-        stages = first_difference(then.pop("pipeline"), now.pop("pipeline"))
+        stages = {key: (then.pop(key, None), now.pop(key)) for key in ("pipeline", "pipeline anywhere")}
+        files = {key: (then.pop(key, None), now.pop(key)) for key in ("directories", "sizes")}
         changes = {key: f"{key} was {then.get(key)} and is {now[key]}" for key in now if now[key] != then.get(key)}
-        changes |= {} if stages is None else {"pipeline": stages}
+        # Versions before did not look for files.
+        known = "pipeline" if stages["pipeline anywhere"][0] is None else "pipeline anywhere"
+        if (difference := first_difference(*stages[known])) is not None:
+            changes["pipeline"] = difference
+        elif known == "pipeline anywhere":
+            changes |= self._changes_of_files(**files)
         # Where a resume starts a new pass in any case, all but another form of the batches is harmless.
-        meant = [key for key in changes if key == "elements" or (key != "mode" and self._position.keeps_place)]
+        weak = ("mode", *files)
+        meant = [key for key in changes if key == "elements" or (key not in weak and self._position.keeps_place)]
         return [changes[key] for key in meant], [change for key, change in changes.items() if key not in meant]
+
+    def _changes_of_files(self, directories: tuple[list[str], list[str]], sizes: tuple[str, str]) -> dict[str, str]:
+        """What has changed, then and now, of files whose names are the same."""
+        if sizes[0] != sizes[1]:
+            return {"sizes": "its files have other sizes"}
+        if directories[0] == directories[1] or not self._position.names_files:
+            return {}
+        lay, lie = (", ".join(path or "." for path in there) for there in directories)
+        return {"directories": f"its files lie in {lie} and not in {lay}, and the saved place has their names"}

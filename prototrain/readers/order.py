@@ -18,9 +18,12 @@ import tensorflow as tf
 
 from prototrain.errors import DataError
 from prototrain.readers.paths import digest_of_names
+from prototrain.system.file_names import file_names
 
 DESCRIPTION = "description_for_prototrain"
 """An attribute of a dataset's Python object: lines about what TensorFlow does not know of it."""
+DESCRIPTION_ANYWHERE = "description_anywhere_for_prototrain"
+"""The same, wherever its files lie; as `DESCRIPTION` if it is not there."""
 _ORDER = "order_for_prototrain"  # on the Python object of a dataset
 _BLOCK, _BLOCK_BYTES = 256, 2**20  # that are read at once; examples, and about how much
 _ROUNDS = 8  # of the cipher that a permutation is made by; an even number
@@ -111,11 +114,13 @@ def random_order(
         return numbers.map(_as_it_is(lambda block: _permuted(block, seed, order.length)))
 
     source = tf.data.Dataset.range(1)
-    setattr(
-        source,
-        DESCRIPTION,
-        [f"shuffle by index({order.length} {about} of {digest_of_names(files)}, seed {order.seed})"],
-    )
+    files = list(files)
+    known = file_names(files)
+    for attribute, of in (
+        (DESCRIPTION, digest_of_names(files)),
+        (DESCRIPTION_ANYWHERE, digest_of_names(files) if known is None else known.below),
+    ):
+        setattr(source, attribute, [f"shuffle by index({order.length} {about} of {of}, seed {order.seed})"])
     numbers = source.flat_map(_as_it_is(places))
     numbers = numbers.unbatch() if each is None else numbers
     examples = numbers.map(_as_it_is(read), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
