@@ -149,7 +149,14 @@ def test_changed_data_can_be_allowed(stopped: Path) -> None:
 
 
 def test_another_environment_is_said_to_be_inexact(stopped: Path) -> None:
-    changed = {"tensorflow": "2.99", "processors": 64, "intra-op threads": 3, "python": "3.99", "numpy": "9.9"}
+    changed = {
+        "tensorflow": "2.99",
+        "processor": "another",
+        "processors": 64,
+        "intra-op threads": 3,
+        "python": "3.99",
+        "numpy": "9.9",
+    }
 
     class Elsewhere(SimpleTrainer):
         def provenance(self) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def description_of(dataset: tf.data.Dataset) -> Description:
             if id(part) not in functions:
                 functions[id(part)] = [f"function {graph_digest(each.graph)}" for each in stage_functions(part)]
             name = type(part).__name__.strip("_").removesuffix("Dataset")
-            found.extend(getattr(part, told, None) or getattr(part, DESCRIPTION, ()))
+            found.extend(getattr(part, told, getattr(part, DESCRIPTION, [])))
             found.append(f"{name}({', '.join(settings + functions[id(part)])})")
 
         visit(dataset)

@@ -181,6 +181,8 @@ _SAID_BY = {
 
 def changes_since(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Name what differs between the provenance of a checkpoint and that of the run which goes on from it, in words."""
+    if "processor" in now:
+        then = {"processor": "not recorded", **then}  # by versions before, which did not see that bits depend on it
     known = {key: value for key, value in now.items() if key in then or key not in _ADDED_LATER}
     length, now_length = then.get(STEPS_PER_EPOCH), known.get(STEPS_PER_EPOCH)
     is_same = length is not None and length == now_length  # whoever has said it, a config or a call of `train`

@@ -212,7 +212,7 @@ def test_other_content_of_the_same_length_shows_in_the_first_batch(
         return as_datasets({"trn": named}, Config())
 
     caveats = []
-    for content in ("a\nbb\nccc\ndddd\n", "a\nbb\nccc\ndddd\n", "aaaaa\nbbbbbb\nccccccc\ndddddddd\n"):
+    for content in ("a\nbb\nccc\ndddd\n", "a\nbb\nccc\ndddd\n", "dddd\nccc\nbb\na\n"):
         Path("lines").write_text(content)
         other = data(datasets)
         assert other.mode == "iterator"
