@@ -94,8 +94,8 @@ class Agreement:
             what differs although the data is described in the same way, in words.
         """
         fingerprint, files = built.data.fingerprint(), built.data_files()
-        fingerprint["pipeline"] = fingerprint.pop("pipeline anywhere")  # each may have the files in a place of its own
-        del fingerprint["directories"], fingerprint["sizes"]
+        for of_moved_files in ("pipeline anywhere", "directories", "sizes"):
+            del fingerprint[of_moved_files]  # a saved place, which all come back to, may have the names of files
         if built.data.share.is_own:  # of which nobody but its owner knows how much there is
             fingerprint |= {"pipeline": [], "batches per pass": None}
             files = files if built.data.share.sharding == "files" else {}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from prototrain.system.graphs import short_digest
 
-_LOOKED_AT = 100_000
+_LOOKED_AT = 20_000  # each is asked for its size, which takes long on a network disk
 
 
 class FileNames(NamedTuple):
