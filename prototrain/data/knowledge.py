@@ -19,6 +19,7 @@ from prototrain.data.worth import (
     IN_PARALLEL,
     IN_WORDS,
     NOT_KNOWN,
+    PASSED_OVER,
     PLAIN,
     RANDOM_OPERATIONS,
     STAGES,
@@ -44,6 +45,7 @@ STATELESS = (
     "draw them with tf.random.stateless_* or tf.image.stateless_random_*, and a seed made of the index that "
     "Dataset.enumerate() gives"
 )
+REPEATED_ONCE = "call repeat() once, behind what ends it early"
 _UNNAMED = "(its name is computed)"
 
 
@@ -124,34 +126,60 @@ def _findings(dataset: tf.data.Dataset) -> Iterator[_Finding]:
             f"several stages read the same {shared}, some of them ahead: threads decide which one draws its random "
             "numbers first (build it once for each)",
         )
-    drawing = _drawn_by_chance(dataset, optimized)
-    if drawing is not None:
-        yield _Finding(
-            Worth(Saved.NOT_WHOLE, Again.NO),
-            f"{drawing} draws random numbers for what is read ahead, by chance more or less, when a part that is "
-            f"repeated is ended early; {STATELESS}",
-        )
+    for depth, again in ((0, Again.NO), (1, Again.YES)):  # a pass that is built anew draws from the start
+        drawing = None if depth and _is_endless(dataset) else _drawn_by_chance(dataset, optimized, depth)
+        if drawing is not None:
+            yield _Finding(
+                Worth(Saved.NOT_WHOLE, again),
+                f"{drawing} draws random numbers for what is read ahead, by chance more or less, when a part that is "
+                f"repeated is ended early; {REPEATED_ONCE if 'Shuffle' in drawing else STATELESS}",
+            )
 
 
-def _drawn_by_chance(stage: Any, ahead: bool, depth: int = 0) -> str | None:
-    """The name of a stage whose random ops are run for batches that are given up: how often, threads decide.
+def _drawn_by_chance(stage: Any, ahead: bool, depth: int) -> str | None:
+    """The name of a stage that draws random numbers for batches that are given up: how many, threads decide.
 
-    A random op goes on where it was when what it belongs to is read again. So from the end of the data down: a repeat,
-    below that a stage that ends before what it reads from, and below that one that reads ahead.
+    A random op, or a shuffle, goes on where it was when what it belongs to is read again. So from the end of the data
+    down: a repeat, below that a stage that ends before what it reads from, and below that one that reads ahead. A
+    shuffle draws once for each reading, so between it and these is one more repeat.
 
     Args:
         stage: where to look, and below.
         ahead: whether any stage may read ahead, because TensorFlow was told to make some parallel.
-        depth: how many of these three are above.
+        depth: how many of these are above; 1 where all of the data is repeated by who reads it.
     """
-    if (depth == 2 and ahead) or depth == 3:
-        drawn = [op.type for op in operations(stage) if op.type in RANDOM_OPERATIONS]
-        if drawn:
-            return shown(stage)
+    depth = 3 if depth == 2 and ahead else depth
+    drawn = depth >= 3 and any(op.type in RANDOM_OPERATIONS for op in operations(stage))
+    if drawn or (depth == 4 and (_has_generator(stage) or order_of(stage) is not None)):
+        return shown(stage)
     name = name_of(stage)
-    depth += (depth == 0 and name == "_Repeat") or (depth == 1 and name in ENDS_EARLY) or (depth == 2 and name in AHEAD)
+    depth += (
+        (depth in (0, 3) and name == "_Repeat")
+        or (depth == 1 and name in ENDS_EARLY and not _is_endless(stage))
+        or (depth == 2 and _reads_ahead(stage))
+    )
     found = (_drawn_by_chance(source, ahead, depth) for source in sources(stage))
     return next((name for name in found if name is not None), None)
+
+
+def _is_endless(dataset: Any) -> bool:
+    return bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
+
+
+def _reads_ahead(stage: Any) -> bool:
+    """Whether a stage may read more than it has given, in a thread of its own.
+
+    TensorFlow makes a `map` parallel whose function has no state, and one stage of a `map` and the `batch` behind it
+    (its optimizations `map_parallelization` and `map_and_batch_fusion`, unless they are turned off).
+    """
+    if name_of(stage) == "_Map":
+        return not any(op.op_def is None or op.op_def.is_stateful for op in operations(stage))
+    if name_of(stage) == "_Batch":
+        below = sources(stage)
+        while below and name_of(below[0]) in PASSED_OVER:
+            below = sources(below[0])
+        return bool(below) and name_of(below[0]) == "_Map"
+    return name_of(stage) in AHEAD
 
 
 def _drawn_by_several(dataset: Any, ahead: bool) -> str | None:
@@ -171,7 +199,7 @@ def _drawn_by_several(dataset: Any, ahead: bool) -> str | None:
         known[id(stage)] = stage
         found.setdefault(id(stage), []).append(ahead)
         for source in sources(stage):
-            visit(source, ahead or name_of(stage) in AHEAD)
+            visit(source, ahead or _reads_ahead(stage))
 
     visit(fork, ahead)
     several = (known[key] for key, places in found.items() if len(places) > 1 and any(places))

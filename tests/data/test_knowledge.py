@@ -67,6 +67,8 @@ SAVED: dict[str, Make] = {
     "assertions": lambda: numbers().map(lambda x: tf.ensure_shape(x, [])),
     "a seed of its own": lambda: numbers().shuffle(3, seed=9).repeat(2),
     "threads": lambda: with_options(deterministic=True),
+    "a shuffle that is repeated for ever": lambda: numbers().shuffle(3, seed=1).repeat().map(lambda x: x + 1).take(-1),
+    "a shuffle ahead of an early end": lambda: numbers().shuffle(3, seed=1).prefetch(2).take(4).repeat(2),
     "made before it is called": lambda: EARLIER,
 }
 REPLAYED: dict[str, tuple[Make, str]] = {
@@ -82,6 +84,14 @@ REPLAYED: dict[str, tuple[Make, str]] = {
     "a Python function": (lambda: numbers().map(lambda x: tf.py_function(lambda y: y, [x], tf.int64)), "Python code"),
     "random ops": (lambda: numbers().map(noisy), r"RandomUniform\w*; draw .* or tf.image.stateless_random_"),
     "random ops behind an early end": (lambda: numbers().map(noisy).take(3).prefetch(2).repeat(2), "RandomUniform"),
+    "a shuffle that is repeated ahead of the end of a pass": (
+        lambda: numbers().shuffle(3, seed=1).repeat().prefetch(9).take(4),
+        "Shuffle draws random numbers for what is read ahead",
+    ),
+    "random ops ahead of nothing": (
+        lambda: numbers().map(seeded).padded_batch(2).take(2).repeat(2).unbatch(),
+        "RandomUniform",
+    ),
     "random ops to the end": (lambda: numbers().map(noisy).prefetch(2).repeat(2), "RandomUniform"),
     "an inner shuffle": (lambda: numbers().flat_map(lambda x: D.range(4).shuffle(4)), "a shuffle in it"),
     "an inner cache": (lambda: numbers().interleave(lambda x: D.range(3).cache()), "a cache in it"),
@@ -108,6 +118,22 @@ RESTARTED: dict[str, tuple[Make, str]] = {
     "random ops ahead of an early end": (
         lambda: numbers().map(noisy).prefetch(2).take(3).repeat(2),
         "Map draws random numbers for what is read ahead",
+    ),
+    "random ops below a map that TensorFlow makes parallel": (
+        lambda: numbers().map(seeded).map(lambda x: x + 1).take(3).repeat(2),
+        "Map draws random numbers for what is read ahead",
+    ),
+    "random ops in a batch that TensorFlow makes one with them": (
+        lambda: numbers().map(seeded).take(-1).batch(2).take(2).repeat(2).unbatch(),
+        "Map draws random numbers for what is read ahead",
+    ),
+    "a shuffle that is repeated ahead of an early end": (
+        lambda: numbers().shuffle(3, seed=1).repeat().map(lambda x: x + 1).take(4).repeat(8),
+        r"Shuffle draws random numbers .*; call repeat\(\) once, behind what ends it early",
+    ),
+    "a shuffle below a map that TensorFlow makes parallel": (
+        lambda: read_twice(lambda d: d.repeat(), lambda d: d.repeat().map(lambda x: x + 1)),
+        "several stages read the same Shuffle, some of them ahead",
     ),
     "random ops in an optimised pipeline": (
         lambda: numbers().map(noisy).batch(2).unbatch().take(3).repeat(2).with_options(parallel_batches()),
