@@ -42,6 +42,7 @@ OTHER_DATA = (
     "the training data did not repeat: its first batch is another one (have its files changed, or does its code draw "
     "random numbers?)"
 )
+OTHER_SIZES = "files of the training data have other sizes than they had"
 
 
 class TrainingData:
@@ -278,10 +279,7 @@ class TrainingData:
             self.caveat = f"the training data has changed: {'; '.join(refused + weakened)}"
             self._position.begin(meta["pass"] + 1)
         else:
-            self.caveat = self._position.read(prefix, meta)
-            then = meta.get("first batch")
-            if self.caveat is None and None not in (then, self._first) and then != self._first:
-                self.caveat = OTHER_DATA
+            self.caveat = self._position.read(prefix, meta) or self._other_content(meta)
         self.total = meta.get("total", meta["offset"])
 
     def rewind(self) -> None:
@@ -307,28 +305,28 @@ class TrainingData:
             **({"division": self.share.division} if self.share.is_own else {}),
         }
 
+    def _other_content(self, meta: dict[str, Any]) -> str | None:
+        """What shows that files have other content than when a position was saved: perhaps a record was repaired."""
+        first, sizes = meta.get("first batch"), meta["fingerprint"].get("sizes")
+        if None not in (first, self._first) and first != self._first:
+            return OTHER_DATA
+        return OTHER_SIZES if sizes not in (None, self._pipeline.sizes) else None
+
     def _changes(self, meta: dict[str, Any]) -> tuple[list[str], list[str]]:
         """What has changed: so that the place cannot be meant any more, and so that it is only not come back to."""
         now, then = self.fingerprint(), dict(meta["fingerprint"])
         stages = {key: (then.pop(key, None), now.pop(key)) for key in ("pipeline", "pipeline anywhere")}
-        files = {key: (then.pop(key, None), now.pop(key)) for key in ("directories", "sizes")}
+        directories = then.pop("directories", None), now.pop("directories")
+        del now["sizes"]
         changes = {key: f"{key} was {then.get(key)} and is {now[key]}" for key in now if now[key] != then.get(key)}
         # Versions before did not look for files.
         known = "pipeline" if stages["pipeline anywhere"][0] is None else "pipeline anywhere"
         if (difference := first_difference(*stages[known])) is not None:
             changes["pipeline"] = difference
-        elif known == "pipeline anywhere":
-            changes |= self._changes_of_files(**files)
+        elif known == "pipeline anywhere" and directories[0] != directories[1] and self._position.names_files:
+            lay, lie = (", ".join(path or "." for path in there) for there in directories)
+            changes["files"] = f"its files lie in {lie} and not in {lay}, and the saved place has their names"
         # Where a resume starts a new pass in any case, all but another form of the batches is harmless.
-        weak = ("mode", *files)
+        weak = ("mode", "files")
         meant = [key for key in changes if key == "elements" or (key not in weak and self._position.keeps_place)]
         return [changes[key] for key in meant], [change for key, change in changes.items() if key not in meant]
-
-    def _changes_of_files(self, directories: tuple[list[str], list[str]], sizes: tuple[str, str]) -> dict[str, str]:
-        """What has changed, then and now, of files whose names are the same."""
-        if sizes[0] != sizes[1]:
-            return {"sizes": "its files have other sizes"}
-        if directories[0] == directories[1] or not self._position.names_files:
-            return {}
-        lay, lie = (", ".join(path or "." for path in there) for there in directories)
-        return {"directories": f"its files lie in {lie} and not in {lay}, and the saved place has their names"}
