@@ -47,6 +47,8 @@ STAGES = (
     ".repeat(2)",
     ".repeat()",
     ".take({size})",
+    ".take({size}).repeat(2)",
+    ".repeat().map(lambda x: x + 1).take({size})",
     ".skip({few})",
     ".shard(2, {bit})",
     ".filter(lambda x: x % 3 > 0)",

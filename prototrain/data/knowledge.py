@@ -131,13 +131,13 @@ def _findings(dataset: tf.data.Dataset) -> Iterator[_Finding]:
         if drawing is not None:
             yield _Finding(
                 Worth(Saved.NOT_WHOLE, again),
-                f"{drawing} draws random numbers for what is read ahead, by chance more or less, when a part that is "
-                f"repeated is ended early; {REPEATED_ONCE if 'Shuffle' in drawing else STATELESS}",
+                f"{shown(drawing)} draws random numbers for what is read ahead, by chance more or less, when a part "
+                f"that is repeated is ended early; {STATELESS if _has_random_ops(drawing) else REPEATED_ONCE}",
             )
 
 
-def _drawn_by_chance(stage: Any, ahead: bool, depth: int) -> str | None:
-    """The name of a stage that draws random numbers for batches that are given up: how many, threads decide.
+def _drawn_by_chance(stage: Any, ahead: bool, depth: int) -> Any | None:
+    """A stage that draws random numbers for batches that are given up: how many, threads decide.
 
     A random op, or a shuffle, goes on where it was when what it belongs to is read again. So from the end of the data
     down: a repeat, below that a stage that ends before what it reads from, and below that one that reads ahead. A
@@ -149,9 +149,9 @@ def _drawn_by_chance(stage: Any, ahead: bool, depth: int) -> str | None:
         depth: how many of these are above; 1 where all of the data is repeated by who reads it.
     """
     depth = 3 if depth == 2 and ahead else depth
-    drawn = depth >= 3 and any(op.type in RANDOM_OPERATIONS for op in operations(stage))
-    if drawn or (depth == 4 and (_has_generator(stage) or order_of(stage) is not None)):
-        return shown(stage)
+    is_ordered_anew = _has_generator(stage) or order_of(stage) is not None
+    if (depth >= 3 and _has_random_ops(stage)) or (depth == 4 and is_ordered_anew):
+        return stage
     name = name_of(stage)
     depth += (
         (depth in (0, 3) and name == "_Repeat")
@@ -159,7 +159,11 @@ def _drawn_by_chance(stage: Any, ahead: bool, depth: int) -> str | None:
         or (depth == 2 and _reads_ahead(stage))
     )
     found = (_drawn_by_chance(source, ahead, depth) for source in sources(stage))
-    return next((name for name in found if name is not None), None)
+    return next((one for one in found if one is not None), None)
+
+
+def _has_random_ops(stage: Any) -> bool:
+    return any(op.type in RANDOM_OPERATIONS for op in operations(stage))
 
 
 def _is_endless(dataset: Any) -> bool:

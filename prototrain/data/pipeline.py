@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from prototrain.data.stages import graphs, name_of, sources, stages
 from prototrain.private_api.datasets import stage_functions, stage_inputs, stage_settings
-from prototrain.readers.order import DESCRIPTION, DESCRIPTION_ANYWHERE
+from prototrain.readers.order import DESCRIPTION, FILES
 from prototrain.system.file_names import FileNames, file_names
 from prototrain.system.graphs import graph_digest, short_digest
 
@@ -47,49 +47,59 @@ def describe_pipeline(dataset: tf.data.Dataset) -> list[str]:
         lines such as ``Shuffle(2000, 1337)``; a stage with a function ends in a digest of the function's graph. The
         same code over the same data gives the same lines in every process.
     """
-    return description_of(dataset).lines
+    return _lines(dataset, stage_inputs, _show_tensor, lambda stage: getattr(stage, DESCRIPTION, []))
 
 
 def description_of(dataset: tf.data.Dataset) -> Description:
-    """Describe each stage of a dataset, also wherever its files lie."""
-    files: list[FileNames] = []
-    functions: dict[int, list[str]] = {}  # of a stage, whose digests take time
+    """Describe each stage of a dataset, also wherever its files lie; they are asked for their sizes."""
+    found: list[FileNames] = []
 
-    def show_anywhere(tensor: Any) -> str:
+    def show(tensor: Any) -> str:
         texts = _texts(tensor)
         names = file_names(texts)
         if names is None:
             return _show_tensor(tensor)
-        files.append(names)
+        found.append(names)
         return f"files[{len(texts)}] {names.below}"
 
-    def lines(below: Callable[[Any], list[Any]], told: str, show: Callable[[Any], str]) -> list[str]:
-        found: list[str] = []
-        seen: set[int] = set()
+    def told(stage: Any) -> list[str]:
+        files, without = getattr(stage, FILES, ([], []))
+        names = file_names(files)
+        if names is None:  # there are none, or they lie at URLs, which are the same everywhere
+            return list(getattr(stage, DESCRIPTION, []))
+        found.append(names)
+        return [f"files[{len(files)}] {names.below}", *without]
 
-        def visit(part: Any) -> None:
-            if id(part) in seen:
-                return
-            seen.add(id(part))
-            for source in below(part):
-                visit(source)
-            values = [value for _, value in sorted(stage_settings(part).items())]
-            settings = [shown for value in values if (shown := _show(value, show)) is not None]
-            if id(part) not in functions:
-                functions[id(part)] = [f"function {graph_digest(each.graph)}" for each in stage_functions(part)]
-            name = type(part).__name__.strip("_").removesuffix("Dataset")
-            found.extend(getattr(part, told, getattr(part, DESCRIPTION, [])))
-            found.append(f"{name}({', '.join(settings + functions[id(part)])})")
+    anywhere = _lines(dataset, sources, show, told)
+    directories = sorted({names.directory for names in found})
+    sizes = short_digest(repr([names.sizes for names in found]).encode())
+    return Description(describe_pipeline(dataset), anywhere, directories, sizes)
 
-        visit(dataset)
-        return found
 
-    return Description(
-        lines=lines(stage_inputs, DESCRIPTION, _show_tensor),
-        anywhere=lines(sources, DESCRIPTION_ANYWHERE, show_anywhere),
-        directories=sorted({names.directory for names in files}),
-        sizes=short_digest(repr([names.sizes for names in files]).encode()),
-    )
+def _lines(
+    dataset: tf.data.Dataset,
+    below: Callable[[Any], list[Any]],
+    show: Callable[[Any], str],
+    told: Callable[[Any], list[str]],
+) -> list[str]:
+    lines: list[str] = []
+    seen: set[int] = set()
+
+    def visit(stage: Any) -> None:
+        if id(stage) in seen:
+            return
+        seen.add(id(stage))
+        for source in below(stage):
+            visit(source)
+        values = [value for _, value in sorted(stage_settings(stage).items())]
+        settings = [shown for value in values if (shown := _show(value, show)) is not None]
+        functions = [f"function {graph_digest(function.graph)}" for function in stage_functions(stage)]
+        name = type(stage).__name__.strip("_").removesuffix("Dataset")
+        lines.extend(told(stage))
+        lines.append(f"{name}({', '.join(settings + functions)})")
+
+    visit(dataset)
+    return lines
 
 
 def describe_sources(dataset: tf.data.Dataset) -> list[str]:

@@ -11,10 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from prototrain.data.changes import Changes, changes_of, other_content
 from prototrain.data.choice import choose_position
 from prototrain.data.digest import digest_of
 from prototrain.data.elements import check_spec, made_up_batch
-from prototrain.data.pipeline import description_of, first_difference
+from prototrain.data.pipeline import description_of
 from prototrain.data.reading_again import read_again
 from prototrain.data.shares import OwnPlaces, Share
 from prototrain.data.source import Source
@@ -36,13 +37,6 @@ def _stop_reading() -> None:
     for data in list(_alive):
         with suppress(tf.errors.OpError):  # there is nobody left to tell
             data.stop_reading()
-
-
-OTHER_DATA = (
-    "the training data did not repeat: its first batch is another one (have its files changed, or does its code draw "
-    "random numbers?)"
-)
-OTHER_SIZES = "files of the training data have other sizes than they had"
 
 
 class TrainingData:
@@ -258,7 +252,7 @@ class TrainingData:
         Raises:
             CheckpointError: it is not.
         """
-        refused, _ = self._changes(meta)
+        refused = self._changes(meta).refused
         if refused and not self.allow_changes:
             raise CheckpointError(
                 f"the training data has changed: {'; '.join(refused)}; use {ALLOW_CHANGED_DATA} "
@@ -276,10 +270,12 @@ class TrainingData:
             raise CheckpointError(f"the data position {prefix} is of pass, batch, distance {place}: no run writes that")
         refused, weakened = self._changes(meta)
         if refused or weakened:
-            self.caveat = f"the training data has changed: {'; '.join(refused + weakened)}"
+            self.caveat = f"the training data has changed: {'; '.join([*refused, *weakened])}"
             self._position.begin(meta["pass"] + 1)
         else:
-            self.caveat = self._position.read(prefix, meta) or self._other_content(meta)
+            self.caveat = self._position.read(prefix, meta) or other_content(
+                meta["fingerprint"], self.fingerprint(), meta.get("first batch"), self._first
+            )
         self.total = meta.get("total", meta["offset"])
 
     def rewind(self) -> None:
@@ -305,28 +301,8 @@ class TrainingData:
             **({"division": self.share.division} if self.share.is_own else {}),
         }
 
-    def _other_content(self, meta: dict[str, Any]) -> str | None:
-        """What shows that files have other content than when a position was saved: perhaps a record was repaired."""
-        first, sizes = meta.get("first batch"), meta["fingerprint"].get("sizes")
-        if None not in (first, self._first) and first != self._first:
-            return OTHER_DATA
-        return OTHER_SIZES if sizes not in (None, self._pipeline.sizes) else None
-
-    def _changes(self, meta: dict[str, Any]) -> tuple[list[str], list[str]]:
-        """What has changed: so that the place cannot be meant any more, and so that it is only not come back to."""
-        now, then = self.fingerprint(), dict(meta["fingerprint"])
-        stages = {key: (then.pop(key, None), now.pop(key)) for key in ("pipeline", "pipeline anywhere")}
-        directories = then.pop("directories", None), now.pop("directories")
-        del now["sizes"]
-        changes = {key: f"{key} was {then.get(key)} and is {now[key]}" for key in now if now[key] != then.get(key)}
-        # Versions before did not look for files.
-        known = "pipeline" if stages["pipeline anywhere"][0] is None else "pipeline anywhere"
-        if (difference := first_difference(*stages[known])) is not None:
-            changes["pipeline"] = difference
-        elif known == "pipeline anywhere" and directories[0] != directories[1] and self._position.names_files:
-            lay, lie = (", ".join(path or "." for path in there) for there in directories)
-            changes["files"] = f"its files lie in {lie} and not in {lay}, and the saved place has their names"
-        # Where a resume starts a new pass in any case, all but another form of the batches is harmless.
-        weak = ("mode", "files")
-        meant = [key for key in changes if key == "elements" or (key not in weak and self._position.keeps_place)]
-        return [changes[key] for key in meant], [change for key, change in changes.items() if key not in meant]
+    def _changes(self, meta: dict[str, Any]) -> Changes:
+        position = self._position
+        return changes_of(
+            meta["fingerprint"], self.fingerprint(), is_kept=position.keeps_place, names_files=position.names_files
+        )

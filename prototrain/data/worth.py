@@ -170,7 +170,7 @@ WHY = {"_DataService": "a tf.data service gives the batches as its workers come 
 """What is said of a stage in place of TensorFlow not saving all of it."""
 IN_PARALLEL = ("_ParallelMap", "_ParallelInterleave", "ParallelInterleave")
 AHEAD = ("_Prefetch", "_ParallelBatch", *IN_PARALLEL)
-PASSED_OVER = ("_Options", "_Repeat", "_Skip", "_Take")  # that TensorFlow removes where they do nothing
+PASSED_OVER = ("_Options", "_Repeat", "_Shard", "_Skip", "_Take")  # that TensorFlow removes where they do nothing
 ENDS_EARLY = ("_Take", "_TakeWhile", "_Zip", "_DirectedInterleave")  # before what they read from has ended
 HIDDEN = ("RangeDataset", "TensorDataset", "RewriteDataset", "Const", "_Retval", "_Arg", "Identity", "NoOp")
 HARMLESS_OPTIONS = ("autotune", "deterministic", "threading", "experimental_distribute", "dataset_name")

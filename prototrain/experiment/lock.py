@@ -149,6 +149,15 @@ def _lives(holder: str) -> bool:
     return bool(psutil.pid_exists(int(found["process"])))
 
 
+def is_locked_here(path: Path) -> bool:
+    """Whether this process has the lock on a file; see `is_locked`."""
+    if not is_locked(path):
+        return False
+    with _open(path) as file:
+        found = _HOLDER.fullmatch(_content(file).partition("\n")[0])
+    return found is not None and found["host"] == platform.node() and int(found["process"]) == os.getpid()
+
+
 def is_locked(path: Path) -> bool:
     """Whether a live process has the lock on a file; nobody has that on one that is not there.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from prototrain.errors import StorageError
 from prototrain.experiment.downloading import download
 from prototrain.experiment.lease import Lease
-from prototrain.experiment.lock import LOCK, is_locked
+from prototrain.experiment.lock import LOCK, is_locked, is_locked_here
 from prototrain.experiment.mirror import Mirror, local_copy
 from prototrain.experiment.uploading import clear
 from prototrain.experiment.uploads import Say, Uploads
@@ -216,12 +216,12 @@ class Remote:
     def keep(self, path: Path) -> None:
         """Upload what was added to the directory beside a run, a file or a directory of files.
 
-        A run on this machine that works in it uploads that itself.
+        A run of this process that works in it uploads that itself, and goes on where the storage fails.
 
         Raises:
             StorageError: the storage cannot be reached, or refuses.
         """
-        if is_locked(self.directory / LOCK):
+        if is_locked_here(self.directory / LOCK):
             return
         files = [one for one in path.rglob("*") if one.is_file()] if path.is_dir() else [path]
         with announcing(f"uploading to {self}"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -18,12 +18,11 @@ import tensorflow as tf
 
 from prototrain.errors import DataError
 from prototrain.readers.paths import digest_of_names
-from prototrain.system.file_names import file_names
 
 DESCRIPTION = "description_for_prototrain"
 """An attribute of a dataset's Python object: lines about what TensorFlow does not know of it."""
-DESCRIPTION_ANYWHERE = "description_anywhere_for_prototrain"
-"""The same, wherever its files lie; as `DESCRIPTION` if it is not there."""
+FILES = "files_for_prototrain"
+"""Another: the files that it is read from, and the description without them."""
 _ORDER = "order_for_prototrain"  # on the Python object of a dataset
 _BLOCK, _BLOCK_BYTES = 256, 2**20  # that are read at once; examples, and about how much
 _ROUNDS = 8  # of the cipher that a permutation is made by; an even number
@@ -92,7 +91,7 @@ def random_order(
     read: Callable[[tf.Tensor], dict[str, Any]],
     *,
     about: str,
-    files: Iterable[str],
+    files: list[str],
     each: float | None,
 ) -> tf.data.Dataset:
     """Examples in an order.
@@ -114,13 +113,9 @@ def random_order(
         return numbers.map(_as_it_is(lambda block: _permuted(block, seed, order.length)))
 
     source = tf.data.Dataset.range(1)
-    files = list(files)
-    known = file_names(files)
-    for attribute, of in (
-        (DESCRIPTION, digest_of_names(files)),
-        (DESCRIPTION_ANYWHERE, digest_of_names(files) if known is None else known.below),
-    ):
-        setattr(source, attribute, [f"shuffle by index({order.length} {about} of {of}, seed {order.seed})"])
+    what, seed = f"shuffle by index({order.length} {about}", f"seed {order.seed})"
+    setattr(source, DESCRIPTION, [f"{what} of {digest_of_names(files)}, {seed}"])
+    setattr(source, FILES, (files, [f"{what}, {seed}"]))
     numbers = source.flat_map(_as_it_is(places))
     numbers = numbers.unbatch() if each is None else numbers
     examples = numbers.map(_as_it_is(read), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
