@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from prototrain.experiment import Experiment
 from prototrain.step.compiled_call import CompiledCall
+from prototrain.step.kept_values import KeptValues
 from prototrain.step.loop import CompiledLoop
 from prototrain.step.packing import Packing
 from prototrain.step.plan import Batch, StepPlan
@@ -42,6 +43,7 @@ class LoopsInThreads:
         self._plan = plan
         self._stop = stop
         self._completed = 0
+        self._kept = KeptValues(plan.changed_early)
         towers = len(placement.devices)
         self._pool = ThreadPoolExecutor(towers, thread_name_prefix="tower")
 
@@ -62,6 +64,7 @@ class LoopsInThreads:
         # One after the other: the towers' names and seeds must not depend on which thread is faster.
         for loop, quota in zip(self._loops, quotas, strict=True):
             loop.trace(iterator, quota)
+        self._kept.keep()
         futures = []
         for index, (loop, quota) in enumerate(zip(self._loops, quotas, strict=True)):
             loop.completed.assign(np.int64(start + index))
@@ -75,6 +78,8 @@ class LoopsInThreads:
             raise errors[0]
         outcomes = [future.result() for future in futures]
         bad = [outcome for outcome in outcomes if not outcome.finite]
+        if bad:
+            self._kept.mend()
         shown = bad or [outcome for outcome in outcomes if outcome.done] or outcomes
         return Outcome(
             done=sum(made),

@@ -21,6 +21,7 @@ from prototrain.experiment import Experiment
 from prototrain.private_api.runtime import is_ready
 from prototrain.step.compiled_call import CompiledCall
 from prototrain.step.iteration import Iteration
+from prototrain.step.kept_values import KeptValues
 from prototrain.step.packing import Packing
 from prototrain.step.plan import StepPlan
 from prototrain.step.result import Outcome, StepFailure, StepResult
@@ -76,11 +77,13 @@ class ScheduledSteps:
         self._clock = clock
         self._completed = 0
         self._iteration = Iteration(plan)
+        self._kept = KeptValues(plan.changed_early)
         self._on_worker = tf.function(self._run_on_worker, autograph=False)
 
     def run(self, iterator: Any, n: int, start: int) -> Outcome:
         results: list[Any] = []
         self._completed, ended = start, False
+        self._keep()
         try:
             while len(results) < n and not ended and not self._plan.stop_requested():
                 batch = iterator.get_next_as_optional()
@@ -104,9 +107,18 @@ class ScheduledSteps:
             raise StepFailure(ClusterError(stuck), StepResult(steps=len(good)), is_whole=True)
         self._count_updates(self._completed)
         bad = [values for values in made if not values[0]]
+        if bad:
+            self._kept.mend()
         nothing = (True, tf.zeros([0]), tf.zeros([0], tf.float64))
         _, single, double = (bad or good or [nothing])[-1]
         return Outcome(done=len(good), finite=not bad, ended=ended, waited=0.0, single=single, double=double)
+
+    def _keep(self) -> None:
+        try:
+            self._kept.keep()
+        except tf.errors.OpError:
+            self._cluster.require_alive()
+            raise
 
     def _wait(self) -> str | None:
         """Wait until the workers have done all that was scheduled.

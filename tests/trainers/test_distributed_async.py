@@ -82,7 +82,7 @@ def test_steps_that_do_not_end(
     monkeypatch.setattr("prototrain.trainers.distributed_async.POLL_SECONDS", 0)
     seconds = itertools.count()
     steps = ScheduledSteps(
-        SimpleNamespace(log=lines.append),  # type: ignore[arg-type]
+        SimpleNamespace(log=lines.append, changed_early=list),  # type: ignore[arg-type]
         Packing(),
         SimpleNamespace(done=lambda: False),
         SimpleNamespace(silent=lambda: silent, require_alive=lambda: None),  # type: ignore[arg-type]
