@@ -10,8 +10,9 @@ from prototrain.data.elements import first_batch
 from prototrain.data.grain_data import GrainPosition, grain_of
 from prototrain.data.indexed_position import IndexedPosition, indexed
 from prototrain.data.iterator_state import NOT_SAVABLE
-from prototrain.data.knowledge import Knowledge, knowledge_of, shares_generators
+from prototrain.data.knowledge import Knowledge, knowledge_of
 from prototrain.data.position import Position, RestartedPosition, iterate
+from prototrain.data.randomness import shares_generators
 from prototrain.data.replayed_position import ReplayedPosition
 from prototrain.data.saved_position import SavedPosition
 from prototrain.data.source import Source

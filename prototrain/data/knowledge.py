@@ -8,18 +8,17 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from prototrain.data.chance import drawn_by_chance, drawn_by_several, is_endless
+from prototrain.data.randomness import has_generator, has_random_ops, is_shuffle
 from prototrain.data.stages import graphs, name_of, nodes, operations, shown, sources, stages
 from prototrain.data.worth import (
-    AHEAD,
     AHEAD_IN_FUNCTIONS,
     DATASETS_IN_FUNCTIONS,
-    ENDS_EARLY,
     HARMLESS_OPTIONS,
     HIDDEN,
     IN_PARALLEL,
     IN_WORDS,
     NOT_KNOWN,
-    PASSED_OVER,
     PLAIN,
     RANDOM_OPERATIONS,
     STAGES,
@@ -31,7 +30,6 @@ from prototrain.data.worth import (
 )
 from prototrain.private_api.datasets import (
     cache_file,
-    has_each_pass_anew,
     is_declared_unordered,
     is_seeded,
     set_options,
@@ -39,7 +37,6 @@ from prototrain.private_api.datasets import (
     tells_stages,
 )
 from prototrain.readers import is_live
-from prototrain.readers.order import order_of
 
 STATELESS = (
     "draw them with tf.random.stateless_* or tf.image.stateless_random_*, and a seed made of the index that "
@@ -79,7 +76,7 @@ def knowledge_of(dataset: tf.data.Dataset) -> Knowledge:
         not_saved=(_of_caches(caches) or not_saved.why) if saved else _shuffles_apart(dataset),
         not_repeated=not_repeated.why if not_repeated.worth.again >= Again.NO else None,
         is_python=any(finding.worth.again == Again.PYTHON_CODE for finding in found),
-        reshuffles=any(map(_has_generator, stages(dataset))),
+        reshuffles=any(map(has_generator, stages(dataset))),
         caches=caches,
     )
 
@@ -119,7 +116,7 @@ def _findings(dataset: tf.data.Dataset) -> Iterator[_Finding]:
             )
         yield from _of_functions(stage)
     optimized = "experimental_optimization" in set_options(dataset.options())
-    shared = _drawn_by_several(dataset, optimized)
+    shared = drawn_by_several(dataset, optimized)
     if shared is not None:
         yield _Finding(
             Worth(Saved.NOT_WHOLE, Again.NO),
@@ -127,87 +124,13 @@ def _findings(dataset: tf.data.Dataset) -> Iterator[_Finding]:
             "numbers first (build it once for each)",
         )
     for depth, again in ((0, Again.NO), (1, Again.YES)):  # a pass that is built anew draws from the start
-        drawing = None if depth and _is_endless(dataset) else _drawn_by_chance(dataset, optimized, depth)
+        drawing = None if depth and is_endless(dataset) else drawn_by_chance(dataset, optimized, depth)
         if drawing is not None:
             yield _Finding(
                 Worth(Saved.NOT_WHOLE, again),
                 f"{shown(drawing)} draws random numbers for what is read ahead, by chance more or less, when a part "
-                f"that is repeated is ended early; {STATELESS if _has_random_ops(drawing) else REPEATED_ONCE}",
+                f"that is repeated is ended early; {STATELESS if has_random_ops(drawing) else REPEATED_ONCE}",
             )
-
-
-def _drawn_by_chance(stage: Any, ahead: bool, depth: int) -> Any | None:
-    """A stage that draws random numbers for batches that are given up: how many, threads decide.
-
-    A random op, or a shuffle, goes on where it was when what it belongs to is read again. So from the end of the data
-    down: a repeat, below that a stage that ends before what it reads from, and below that one that reads ahead. A
-    shuffle draws once for each reading, so between it and these is one more repeat.
-
-    Args:
-        stage: where to look, and below.
-        ahead: whether any stage may read ahead, because TensorFlow was told to make some parallel.
-        depth: how many of these are above; 1 where all of the data is repeated by who reads it.
-    """
-    depth = 3 if depth == 2 and ahead else depth
-    is_ordered_anew = _has_generator(stage) or order_of(stage) is not None
-    if (depth >= 3 and _has_random_ops(stage)) or (depth == 4 and is_ordered_anew):
-        return stage
-    name = name_of(stage)
-    depth += (
-        (depth in (0, 3) and name == "_Repeat")
-        or (depth == 1 and name in ENDS_EARLY and not _is_endless(stage))
-        or (depth == 2 and _reads_ahead(stage))
-    )
-    found = (_drawn_by_chance(source, ahead, depth) for source in sources(stage))
-    return next((one for one in found if one is not None), None)
-
-
-def _has_random_ops(stage: Any) -> bool:
-    return any(op.type in RANDOM_OPERATIONS for op in operations(stage))
-
-
-def _is_endless(dataset: Any) -> bool:
-    return bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
-
-
-def _reads_ahead(stage: Any) -> bool:
-    """Whether a stage may read more than it has given, in a thread of its own.
-
-    TensorFlow makes a `map` parallel whose function has no state, and one stage of a `map` and the `batch` behind it
-    (its optimizations `map_parallelization` and `map_and_batch_fusion`, unless they are turned off).
-    """
-    if name_of(stage) == "_Map":
-        return not any(op.op_def is None or op.op_def.is_stateful for op in operations(stage))
-    if name_of(stage) == "_Batch":
-        below = sources(stage)
-        while below and name_of(below[0]) in PASSED_OVER:
-            below = sources(below[0])
-        return bool(below) and name_of(below[0]) == "_Map"
-    return name_of(stage) in AHEAD
-
-
-def _drawn_by_several(dataset: Any, ahead: bool) -> str | None:
-    """The name of a stage with a random generator that is read in several places, in one of them ahead.
-
-    Args:
-        dataset: where to look.
-        ahead: whether any stage may read ahead, because TensorFlow was told to make some parallel.
-    """
-    fork = dataset
-    while len(sources(fork)) == 1:  # what reads ahead of all places leaves their order as it is
-        (fork,) = sources(fork)
-    found: dict[int, list[bool]] = {}
-    known: dict[int, Any] = {}
-
-    def visit(stage: Any, ahead: bool) -> None:
-        known[id(stage)] = stage
-        found.setdefault(id(stage), []).append(ahead)
-        for source in sources(stage):
-            visit(source, ahead or _reads_ahead(stage))
-
-    visit(fork, ahead)
-    several = (known[key] for key, places in found.items() if len(places) > 1 and any(places))
-    return next((shown(stage) for stage in several if _draws(stage)), None)
 
 
 def _of_options(options: tf.data.Options) -> Iterator[_Finding]:
@@ -270,7 +193,7 @@ def _generators_below(stage: Any, above: str | None) -> tuple[int, str | None]:
         their number, and why a state can lack one in the middle of a pass.
     """
     number, why = 0, None
-    if _has_generator(stage):
+    if has_generator(stage):
         number, why = 1, None if above is None else f"TensorFlow forgets a shuffle below {above} before the pass ends"
     if not STAGES.get(name_of(stage), NOT_KNOWN).holds:
         above = shown(stage)
@@ -278,27 +201,6 @@ def _generators_below(stage: Any, above: str | None) -> tuple[int, str | None]:
         more, reason = _generators_below(source, above)
         number, why = number + more, why or reason
     return number, why
-
-
-def _has_generator(stage: Any) -> bool:
-    return is_shuffle(stage) and has_each_pass_anew(stage)
-
-
-def is_shuffle(stage: Any) -> bool:
-    """Whether a stage is a shuffle."""
-    return name_of(stage).startswith("_Shuffle")
-
-
-def shares_generators(one: tf.data.Dataset, other: tf.data.Dataset) -> bool:
-    """Whether two datasets are made of the same stages, with a random generator in one of these."""
-    known = {id(stage) for stage in stages(other)}
-    return any(id(stage) in known and _draws(stage) for stage in stages(one))
-
-
-def _draws(stage: Any) -> bool:
-    of_functions = (finding.worth.again for finding in _of_functions(stage))
-    own = _has_generator(stage) or name_of(stage) == "_Random" or order_of(stage) is not None
-    return own or Again.WITH_A_SEED in of_functions
 
 
 def repeats_by_itself(stage: Any) -> bool:
@@ -326,14 +228,3 @@ def _of_caches(caches: tuple[str, ...]) -> str | None:
 def _text(tensor: Any) -> str:
     value = tf.get_static_value(tensor)
     return _UNNAMED if value is None else getattr(value, "item", lambda: value)().decode(errors="replace")
-
-
-def reshuffles(dataset: Any) -> bool:
-    """Whether each reading of a dataset gives another order."""
-    return any(_has_generator(stage) or order_of(stage) is not None for stage in stages(dataset))
-
-
-def unseeded(dataset: Any) -> bool:
-    """Whether a dataset is shuffled, or sampled from others, in another order in every process."""
-    drawn = (stage for stage in stages(dataset) if is_shuffle(stage) or name_of(stage) == "_Random")
-    return not all(map(is_seeded, drawn))

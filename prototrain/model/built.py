@@ -18,9 +18,9 @@ from prototrain.checkpoint.weight_sources import Source
 from prototrain.checkpoint.weights import averaged_weights, dump_weights, load_report_table, load_weights
 from prototrain.data.batches import first_part
 from prototrain.data.given import as_datasets
-from prototrain.data.knowledge import reshuffles
 from prototrain.data.limits import limited
 from prototrain.data.pipeline import named_files
+from prototrain.data.randomness import reshuffles
 from prototrain.data.shares import Share, for_worker, own_spec
 from prototrain.data.stream import TrainingData
 from prototrain.errors import DataError, OutOfMemoryError

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from prototrain.checkpoint.state import random_state, set_random_state
 from prototrain.data.elements import batch_size
-from prototrain.data.knowledge import reshuffles
 from prototrain.data.pipeline import prefetched
+from prototrain.data.randomness import reshuffles
 from prototrain.errors import DataError, StepError
 from prototrain.step.compiled import compiled
 from prototrain.step.packing import Packing

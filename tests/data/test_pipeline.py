@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from prototrain.data.knowledge import unseeded
 from prototrain.data.pipeline import describe_pipeline, first_difference, prefetched
+from prototrain.data.randomness import unseeded
 from tests.tiny import tiny_arrays
 
 

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import readers
-from prototrain.data.knowledge import reshuffles
+from prototrain.data.randomness import reshuffles
 from prototrain.data.stream import TrainingData
 from prototrain.errors import DataError
 from prototrain.readers import tables
