@@ -29,6 +29,7 @@ SOURCES = (
     "D.from_generator(shuffled, output_signature=number)",
     "D.from_generator(anything, output_signature=number)",
     "D.random(seed={few}).take({size}).map(lambda x: x % 100)",
+    "D.random(seed={few}, rerandomize_each_iteration=True).take({size}).map(lambda x: x % 100)",
     "records(record_files[:{few}])",
     "D.from_tensor_slices(record_files).interleave(records, cycle_length={few})",
     "D.list_files(record_files{seed}).interleave(records, cycle_length={few}, num_parallel_calls={parallel})",

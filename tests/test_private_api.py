@@ -134,6 +134,8 @@ def test_what_a_stage_was_told_of_order_and_seeds() -> None:
     assert [datasets.has_each_pass_anew(stage) for stage in (anew, same)] == [True, False]
     drawn = [the("_Random", tf.data.Dataset.random(seed=seed)) for seed in (None, 3)]
     assert [datasets.is_seeded(stage) for stage in drawn] == [False, True]
+    drawn += [the("_Random", tf.data.Dataset.random(rerandomize_each_iteration=True))]
+    assert [datasets.has_each_pass_anew(stage) for stage in drawn] == [False, False, True]
     for kind in (False, True, None):
         parallel = plain.map(lambda x: x, num_parallel_calls=2, deterministic=kind)
         batched = plain.batch(2, num_parallel_calls=2, deterministic=kind)

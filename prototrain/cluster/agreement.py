@@ -94,10 +94,9 @@ class Agreement:
             what differs although the data is described in the same way, in words.
         """
         fingerprint, files = built.data.fingerprint(), built.data_files()
-        for of_moved_files in ("pipeline anywhere", "directories", "sizes"):
-            del fingerprint[of_moved_files]  # a saved place, which all come back to, may have the names of files
+        del fingerprint["pipeline anywhere"]  # a saved place, which all come back to, may have the names of files
         if built.data.share.is_own:  # of which nobody but its owner knows how much there is
-            fingerprint |= {"pipeline": [], "batches per pass": None}
+            fingerprint |= {"pipeline": [], "whole": "", "batches per pass": None}
             files = files if built.data.share.sharding == "files" else {}
         mine = {**fingerprint, "files": files, "first batch": digest_of(built.data.first_batch)}
         told = self._exchange("the training data", mine)
@@ -106,6 +105,8 @@ class Agreement:
         for index, other in enumerate(told):
             here = dict(other)
             stages = first_difference(chief["pipeline"], here.pop("pipeline"))
+            if here.pop("whole") != chief["whole"] and stages is None:
+                stages = "the files that its readers were given have other names, or lie in another directory"
             common = {name: entry for name, entry in here.pop("files").items() if name in chief["files"]}
             here.pop("first batch")
             found = differences({key: chief[key] for key in here}, here)

@@ -86,6 +86,7 @@ class IndexedPosition(Position):
 
     mode = "iterator"
     endless = True
+    may_follow_paths = False  # the readers make no elements of them
 
     def __init__(self, source: Source, announce: Callable[[str], None], dataset: tf.data.Dataset) -> None:
         super().__init__(source, announce)

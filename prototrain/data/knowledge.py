@@ -37,6 +37,7 @@ from prototrain.private_api.datasets import (
     tells_stages,
 )
 from prototrain.readers import is_live
+from prototrain.readers.order import order_of
 
 STATELESS = (
     "draw them with tf.random.stateless_* or tf.image.stateless_random_*, and a seed made of the index that "
@@ -128,9 +129,13 @@ def _findings(dataset: tf.data.Dataset) -> Iterator[_Finding]:
         if drawing is not None:
             yield _Finding(
                 Worth(Saved.NOT_WHOLE, again),
-                f"{shown(drawing)} draws random numbers for what is read ahead, by chance more or less, when a part "
+                f"{_named(drawing)} draws random numbers for what is read ahead, by chance more or less, when a part "
                 f"that is repeated is ended early; {STATELESS if has_random_ops(drawing) else REPEATED_ONCE}",
             )
+
+
+def _named(stage: Any) -> str:
+    return shown(stage) if order_of(stage) is None else 'the order of shuffle="index"'
 
 
 def _of_options(options: tf.data.Options) -> Iterator[_Finding]:

@@ -12,7 +12,8 @@ import tensorflow as tf
 from prototrain.data.stages import graphs, name_of, sources, stages
 from prototrain.private_api.datasets import stage_functions, stage_inputs, stage_settings
 from prototrain.readers.order import DESCRIPTION, FILES
-from prototrain.system.file_names import FileNames, file_names
+from prototrain.readers.paths import digest_of_names
+from prototrain.system.file_names import FileNames, file_names, file_sizes
 from prototrain.system.graphs import graph_digest, short_digest
 
 _LOOKED_AT = 100_000
@@ -21,20 +22,20 @@ _HASHED_BYTES = 64 * 2**20  # contents of more than this are known by shape only
 
 
 class Description(NamedTuple):
-    """What a dataset is made of, in lines.
+    """What a dataset is made of.
 
     Attributes:
         lines: as `describe_pipeline` gives them.
-        anywhere: the same, and what a reader of files is given, but with names of files only from the directory on
-            that they have in common. Names in the code of a function stay whole.
-        directories: those that are left out there.
-        sizes: a digest of those of the files.
+        whole: a digest of the same, and of what a reader of files is given.
+        anywhere: the same without names of files, as far as they are known to be such. Those in the code of a function
+            stay.
+        files: these names.
     """
 
     lines: list[str]
+    whole: str
     anywhere: list[str]
-    directories: list[str]
-    sizes: str
+    files: FileNames
 
 
 def describe_pipeline(dataset: tf.data.Dataset) -> list[str]:
@@ -51,29 +52,33 @@ def describe_pipeline(dataset: tf.data.Dataset) -> list[str]:
 
 
 def description_of(dataset: tf.data.Dataset) -> Description:
-    """Describe each stage of a dataset, also wherever its files lie; they are asked for their sizes."""
-    found: list[FileNames] = []
+    """Describe each stage of a dataset, also without the names of its files, which are asked for their sizes."""
+    lists: list[list[Any]] = []
+    sizes: list[list[int]] = []
+
+    def is_of_files(names: list[Any]) -> bool:
+        found = file_sizes(names)
+        if found is None:
+            return False
+        lists.append(names)
+        sizes.append(found)
+        return True
 
     def show(tensor: Any) -> str:
         texts = _texts(tensor)
-        names = file_names(texts)
-        if names is None:
-            return _show_tensor(tensor)
-        found.append(names)
-        return f"files[{len(texts)}] {names.below}"
+        return f"files[{len(texts)}]" if is_of_files(texts) else _show_tensor(tensor)
 
     def told(stage: Any) -> list[str]:
-        files, without = getattr(stage, FILES, ([], []))
-        names = file_names(files)
-        if names is None:  # there are none, or they lie at URLs, which are the same everywhere
-            return list(getattr(stage, DESCRIPTION, []))
-        found.append(names)
-        return [f"files[{len(files)}] {names.below}", *without]
+        names, without = getattr(stage, FILES, ([], []))
+        return without if is_of_files(names) else told_whole(stage)
 
+    def told_whole(stage: Any) -> list[str]:
+        names, without = getattr(stage, FILES, ([], []))
+        return [digest_of_names(names), *without] if names else getattr(stage, DESCRIPTION, [])
+
+    whole = short_digest(repr(_lines(dataset, sources, _show_tensor, told_whole)).encode())
     anywhere = _lines(dataset, sources, show, told)
-    directories = sorted({names.directory for names in found})
-    sizes = short_digest(repr([names.sizes for names in found]).encode())
-    return Description(describe_pipeline(dataset), anywhere, directories, sizes)
+    return Description(describe_pipeline(dataset), whole, anywhere, file_names(lists, sizes))
 
 
 def _lines(
@@ -82,6 +87,7 @@ def _lines(
     show: Callable[[Any], str],
     told: Callable[[Any], list[str]],
 ) -> list[str]:
+    """A line for each stage, ahead of it what is told of it besides."""
     lines: list[str] = []
     seen: set[int] = set()
 

@@ -23,8 +23,9 @@ def has_generator(stage: Any) -> bool:
 
 
 def is_ordered_anew(stage: Any) -> bool:
-    """Whether each reading of a stage gives another order."""
-    return has_generator(stage) or order_of(stage) is not None
+    """Whether each reading of a stage gives another order, or other numbers."""
+    is_rerandomized = name_of(stage) == "_Random" and has_each_pass_anew(stage)
+    return has_generator(stage) or is_rerandomized or order_of(stage) is not None
 
 
 def has_random_ops(stage: Any) -> bool:

@@ -7,11 +7,12 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 import tensorflow as tf
 
-from prototrain.data.changes import Changes, changes_of, other_content
+from prototrain.data.changes import Changes, changes_of, other_first_batch
 from prototrain.data.choice import choose_position
 from prototrain.data.digest import digest_of
 from prototrain.data.elements import check_spec, made_up_batch
@@ -268,13 +269,15 @@ class TrainingData:
         place = [meta[key] for key in ("pass", "offset", "behind")]
         if not all(type(value) is int and 0 <= value < 2**31 for value in place):
             raise CheckpointError(f"the data position {prefix} is of pass, batch, distance {place}: no run writes that")
-        refused, weakened = self._changes(meta)
-        if refused or weakened:
-            self.caveat = f"the training data has changed: {'; '.join([*refused, *weakened])}"
+        changes = self._changes(meta)
+        if changes.refused or changes.lost:
+            self.caveat = f"the training data has changed: {'; '.join([*changes.refused, *changes.lost])}"
             self._position.begin(meta["pass"] + 1)
         else:
-            self.caveat = self._position.read(prefix, meta) or other_content(
-                meta["fingerprint"], self.fingerprint(), meta.get("first batch"), self._first
+            self.caveat = (
+                self._position.read(prefix, meta)
+                or other_first_batch(meta.get("first batch"), self._first)
+                or changes.doubt
             )
         self.total = meta.get("total", meta["offset"])
 
@@ -295,14 +298,11 @@ class TrainingData:
             "seed": self._source.seed,
             "mode": self.mode,
             "pipeline": self._pipeline.lines,
+            "whole": self._pipeline.whole,
             "pipeline anywhere": self._pipeline.anywhere,
-            "directories": self._pipeline.directories,
-            "sizes": self._pipeline.sizes,
+            "files": asdict(self._pipeline.files),
             **({"division": self.share.division} if self.share.is_own else {}),
         }
 
     def _changes(self, meta: dict[str, Any]) -> Changes:
-        position = self._position
-        return changes_of(
-            meta["fingerprint"], self.fingerprint(), is_kept=position.keeps_place, names_files=position.names_files
-        )
+        return changes_of(meta["fingerprint"], self.fingerprint(), type(self._position))

@@ -178,7 +178,10 @@ class Estimator:
         measured = self.evaluate(eval_spec.input_fn, eval_spec.steps, eval_spec.name)
         # The run may have been killed when all was done but this.
         checkpoint = str(self._directory.checkpoint().path)
-        return measured, export_all(self, eval_spec.exporters, checkpoint, measured, is_final=True)
+        exported = export_all(self, eval_spec.exporters, checkpoint, measured, is_final=True)
+        if (place := Path(self.model_dir) / "export").is_dir():
+            self._directory.experiment.keep(place)  # with the notes beside exports, and without those that are gone
+        return measured, exported
 
     # -- using what was trained ---------------------------------------------------------------------------------------
 
@@ -205,6 +208,7 @@ class Estimator:
             CheckpointError: there is no checkpoint, or none that fits.
             ConfigError: `steps` is not a positive whole number.
             DataError: the dataset has no end, and there are no `steps`.
+            StorageError: the chart cannot be uploaded, where the `model_dir` is at a URL; what was measured is said.
         """
         steps = positive("steps", steps)
         built = self._built(self._program(ModeKeys.EVAL, input_fn), checkpoint_path)
@@ -218,9 +222,9 @@ class Estimator:
             for scalar, value in scalars(measured).items():
                 tf.summary.scalar(scalar, value)
         writer.close()
-        self._directory.experiment.keep(charts)
         words = ", ".join(f"{scalar} {in_digits(value)}" for scalar, value in scalars(measured).items())
         say(f"evaluated at step {built.step}: {words}")
+        self._directory.experiment.keep(charts)
         return measured
 
     def predict(

@@ -29,15 +29,15 @@ class ModelDirectory:
     """
 
     def __init__(self, *given: str | Path | None) -> None:
-        places = {str(place) for place in given if place}
-        if len(places) > 1:
-            raise ConfigError(f"there are two model directories, {' and '.join(sorted(places))}; give one")
-        directory = next(iter(places), None)
-        if directory is None:
+        found = {one.directory.absolute(): one for one in (Experiment(place) for place in given if place)}
+        if len(found) > 1:
+            names = " and ".join(sorted(map(str, found.values())))
+            raise ConfigError(f"there are two model directories, {names}; give one")
+        if not found:
             directory = tempfile.mkdtemp(prefix="model-")
             say(f"no model_dir was given: the run is kept in the temporary directory {directory}")
         # Programs put files of their own beside those of the run, before it starts.
-        self.experiment = Experiment(directory)
+        self.experiment = next(iter(found.values())) if found else Experiment(directory)
         self.experiment.fetch(whole=True)
         self.path = str(self.experiment.directory)
         try:

@@ -151,11 +151,11 @@ def _lives(holder: str) -> bool:
 
 def is_locked_here(path: Path) -> bool:
     """Whether this process has the lock on a file; see `is_locked`."""
-    if not is_locked(path):
-        return False
-    with _open(path) as file:
+    with suppress(FileNotFoundError), _open(path) as file:
         found = _HOLDER.fullmatch(_content(file).partition("\n")[0])
-    return found is not None and found["host"] == platform.node() and int(found["process"]) == os.getpid()
+        is_own = found is not None and found["host"] == platform.node() and int(found["process"]) == os.getpid()
+        return is_own and is_locked(path)
+    return False
 
 
 def is_locked(path: Path) -> bool:

@@ -181,13 +181,17 @@ _SAID_BY = {
 
 def changes_since(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Name what differs between the provenance of a checkpoint and that of the run which goes on from it, in words."""
-    if "processor" in now:
-        then = {"processor": "not recorded", **then}  # by versions before, which did not see that bits depend on it
+    then = {**unrecorded(now), **then}
     known = {key: value for key, value in now.items() if key in then or key not in _ADDED_LATER}
     length, now_length = then.get(STEPS_PER_EPOCH), known.get(STEPS_PER_EPOCH)
     is_same = length is not None and length == now_length  # whoever has said it, a config or a call of `train`
     found = differences(*(_comparable(_without_length(one, config_too=is_same)) for one in (then, known)))
     return [line.removeprefix("optimizers ") for line in found if not _is_said(line, found)]
+
+
+def unrecorded(now: Mapping[str, Any]) -> dict[str, str]:
+    """What earlier versions did not record, which did not see that bits depend on it, of a provenance."""
+    return {key: "not recorded" for key in ("processor", "GPUs") if key in now}
 
 
 def _without_length(provenance: Mapping[str, Any], *, config_too: bool) -> dict[str, Any]:

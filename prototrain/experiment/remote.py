@@ -15,7 +15,7 @@ from prototrain.experiment.downloading import download
 from prototrain.experiment.lease import Lease
 from prototrain.experiment.lock import LOCK, is_locked, is_locked_here
 from prototrain.experiment.mirror import Mirror, local_copy
-from prototrain.experiment.uploading import clear
+from prototrain.experiment.uploading import clear, upload_changes
 from prototrain.experiment.uploads import Say, Uploads
 from prototrain.system.forks import tell_of_forks
 from prototrain.system.storage import Storage
@@ -214,7 +214,7 @@ class Remote:
             self._mirror.remember()
 
     def keep(self, path: Path) -> None:
-        """Upload what was added to the directory beside a run, a file or a directory of files.
+        """Upload what was changed in the directory beside a run: a file or a directory of files.
 
         A run of this process that works in it uploads that itself, and goes on where the storage fails.
 
@@ -223,9 +223,9 @@ class Remote:
         """
         if is_locked_here(self.directory / LOCK):
             return
-        files = [one for one in path.rglob("*") if one.is_file()] if path.is_dir() else [path]
-        with announcing(f"uploading to {self}"):
-            self.storage.upload({one.relative_to(self.directory).as_posix(): one for one in files})
+        with self._alone(), announcing(f"uploading to {self}"):
+            self._mirror.recall()
+            upload_changes(self._mirror, path)
 
 
 def _to_stderr(text: str) -> None:

@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from prototrain.errors import StorageError
 from prototrain.experiment.lease import is_lease
@@ -125,6 +126,18 @@ def _upload_checkpoint(mirror: Mirror, step: int, check: Callable[[], object]) -
             mirror.same[f"{folder}/{name}"] = Same(here.st_size, here.st_mtime_ns, None)
     finally:
         shutil.rmtree(held, ignore_errors=True)
+
+
+def upload_changes(mirror: Mirror, path: Path) -> None:
+    """Upload a file, or those of a directory, as far as they have changed, and delete what is gone of them there."""
+    files = [one for one in path.rglob("*") if one.is_file()] if path.is_dir() else [path]
+    names = {one.relative_to(mirror.directory).as_posix(): one for one in files}
+    changed = {name: (one, one.stat()) for name, one in names.items() if mirror.is_changed(name)}
+    mirror.storage.upload({name: one for name, (one, _) in changed.items()})
+    mirror.same |= {name: Same(found.st_size, found.st_mtime_ns, None) for name, (_, found) in changed.items()}
+    folder = path.relative_to(mirror.directory).as_posix() + "/"
+    mirror.delete([name for name in mirror.same if name.startswith(folder) and name not in names])
+    mirror.remember()
 
 
 def clear(mirror: Mirror) -> None:

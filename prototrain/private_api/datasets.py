@@ -141,11 +141,17 @@ def is_seeded(stage: Any) -> bool:
 
 @needs(
     f"{_DATASETS}.shuffle_op:_ShuffleDataset._reshuffle_each_iteration",
+    f"{_DATASETS}.random_op:_RandomDataset._rerandomize",
     without="a shuffle counts as one that gives each pass another order",
     instead=lambda stage: True,
 )
 def has_each_pass_anew(stage: Any) -> bool:
-    """Whether a shuffle gives each pass another order: `reshuffle_each_iteration`, by default True."""
+    """Whether a shuffle gives each pass another order, or a stage of random numbers other numbers.
+
+    The arguments `reshuffle_each_iteration`, by default True, and `rerandomize_each_iteration`, by default False.
+    """
+    if hasattr(stage, "_rerandomize"):
+        return bool(stage._rerandomize)
     return getattr(stage, "_reshuffle_each_iteration", None) is not False
 
 

@@ -92,6 +92,7 @@ def random_order(
     *,
     about: str,
     files: list[str],
+    paths: list[str] | None = None,
     each: float | None,
 ) -> tf.data.Dataset:
     """Examples in an order.
@@ -101,6 +102,7 @@ def random_order(
         read: the examples of many numbers at once, with an axis more, or the example of one number; traced.
         about: what the examples are, in a word.
         files: that they are read from: with others, it is other data.
+        paths: of these on this machine, where they have other names.
         each: the bytes of an example, more or less, that are read many at once; None to read one by one.
     """
 
@@ -115,7 +117,7 @@ def random_order(
     source = tf.data.Dataset.range(1)
     what, seed = f"shuffle by index({order.length} {about}", f"seed {order.seed})"
     setattr(source, DESCRIPTION, [f"{what} of {digest_of_names(files)}, {seed}"])
-    setattr(source, FILES, (files, [f"{what}, {seed}"]))
+    setattr(source, FILES, (files if paths is None else paths, [f"{what}, {seed}"]))
     numbers = source.flat_map(_as_it_is(places))
     numbers = numbers.unbatch() if each is None else numbers
     examples = numbers.map(_as_it_is(read), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)

@@ -47,7 +47,7 @@ def dataset_of(
         return _in_memory(chunks(), columns)
     check_shuffle(shuffle)
     table = table_of(kind, files, columns, chunks, settings)
-    return _shuffled(table, columns, [name for name, _ in files], seed)
+    return _shuffled(table, columns, files, seed)
 
 
 def _in_memory(chunks: Iterator[Arrays], columns: list[Column]) -> tf.data.Dataset:
@@ -60,7 +60,7 @@ def _in_memory(chunks: Iterator[Arrays], columns: list[Column]) -> tf.data.Datas
         return tf.data.Dataset.from_tensor_slices(arrays)
 
 
-def _shuffled(table: Table, columns: list[Column], files: list[str], seed: int | None) -> tf.data.Dataset:
+def _shuffled(table: Table, columns: list[Column], files: Files, seed: int | None) -> tf.data.Dataset:
     def read(rows: tf.Tensor) -> dict[str, tf.Tensor]:
         values = tf.numpy_function(table.take, [rows], [column.dtype for column in columns])
         return {
@@ -69,4 +69,5 @@ def _shuffled(table: Table, columns: list[Column], files: list[str], seed: int |
         }
 
     each = table.size / len(table)
-    return random_order(Order(len(table), seed), read, about="rows", files=files, each=each)
+    names, paths = ([*each_kind] for each_kind in zip(*files, strict=True))
+    return random_order(Order(len(table), seed), read, about="rows", files=names, paths=paths, each=each)

@@ -16,7 +16,7 @@ from prototrain.errors import ConfigError, ExperimentError
 from prototrain.experiment import Experiment
 from prototrain.experiment.copies import ModuleCopy
 from prototrain.experiment.data_files import file_changes
-from prototrain.experiment.provenance import differences
+from prototrain.experiment.provenance import differences, unrecorded
 from prototrain.experiment.record import read_attempts
 from prototrain.experiment.rows import Row, rows_of
 from prototrain.system.tables import plain_table
@@ -114,7 +114,7 @@ class Repeat:
             config: that run's.
         """
         then, now = self._environment, environment
-        found = differences(_settings(then), _settings(now))
+        found = differences({**unrecorded(now["provenance"]), **_settings(then)}, _settings(now))
         changed = differing([read_object(self._experiment.directory / "config.json"), config])
         found += [f"config {key} was {was} and is {value}" for key, (was, value) in changed if key not in LOCATION_KEYS]
         found += file_changes(then["data"].get("files", {}), now["data"]["files"])

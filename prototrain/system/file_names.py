@@ -5,45 +5,67 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from prototrain.system.graphs import short_digest
+from prototrain.system.urls import cache_home
 
-_LOOKED_AT = 20_000  # each is asked for its size, which takes long on a network disk
+LOOKED_AT = 20_000
+"""So many of the names in a list are looked at on the disk: on a network it takes long."""
 
 
-class FileNames(NamedTuple):
-    """What names of files say.
+@dataclass(frozen=True)
+class FileNames:
+    """What lists of names of files say.
 
     Attributes:
-        directory: that all of the files lie in, directly or further below, as it stands in their names.
+        directory: that all of the files lie in, directly or further below; that of files that were downloaded is the
+            cache, below which other content has another name.
         below: a digest of their names below it, in this order.
-        sizes: theirs, in bytes.
+        sizes: a digest of theirs.
     """
 
     directory: str
     below: str
-    sizes: list[int]
+    sizes: str
 
 
-def file_names(texts: Sequence[str | bytes]) -> FileNames | None:
-    """What some texts say as names of files; None if one of them is none, or if they are very many."""
-    if not 0 < len(texts) <= _LOOKED_AT:
-        return None
-    paths = []
+def file_sizes(names: Sequence[str | bytes]) -> list[int] | None:
+    """The sizes of files, in bytes, as far as they are looked at; None if there is no name, or not of a file."""
     sizes = []
-    for text in texts:
+    for name in names[:LOOKED_AT]:
         try:
-            status = os.stat(text)
+            status = os.stat(name)
         except (OSError, ValueError):  # a zero byte
             return None
         if not stat.S_ISREG(status.st_mode):
             return None
-        paths.append(os.fsdecode(text))
         sizes.append(status.st_size)
+    return sizes or None
+
+
+def file_names(lists: Sequence[Sequence[str | bytes]], sizes: Sequence[Sequence[int]]) -> FileNames:
+    """What lists of names of files say.
+
+    Args:
+        lists: of the names.
+        sizes: of the files, for each list.
+    """
+    paths = [[os.fsdecode(name) for name in names] for names in lists]
+    directory = _common_directory({os.path.dirname(path) for group in paths for path in group})
+    below = [[os.path.relpath(path, directory) if directory else path for path in group] for group in paths]
+    return FileNames(directory, _digest(below), _digest(sizes))
+
+
+def _common_directory(directories: set[str]) -> str:
+    """The longest one that all are in; nothing if there is none, such as where only some begin at the root."""
     try:
-        directory = os.path.commonpath([os.path.dirname(path) for path in paths])
-    except ValueError:  # some names begin at the root, and others do not
-        return None
-    below = "\0".join(os.path.relpath(path, directory) for path in paths)
-    return FileNames(directory, short_digest(below.encode(errors="surrogateescape")), sizes)
+        common = os.path.commonpath(directories)
+    except ValueError:
+        return ""
+    cache = str(cache_home())
+    return cache if os.path.join(common, "").startswith(os.path.join(cache, "")) else common
+
+
+def _digest(found: object) -> str:
+    return short_digest(repr(found).encode(errors="surrogateescape"))

@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from prototrain.experiment import Experiment
 from prototrain.step.compiled_call import CompiledCall
-from prototrain.step.kept_values import KeptValues
 from prototrain.step.loop import CompiledLoop
 from prototrain.step.packing import Packing
 from prototrain.step.plan import Batch, StepPlan
 from prototrain.step.result import Outcome
+from prototrain.step.snapshot import Snapshot
 from prototrain.step.stop_variable import StopVariable
 from prototrain.step.watched import Seen
 from prototrain.towers import choose_devices, in_words
@@ -43,7 +43,7 @@ class LoopsInThreads:
         self._plan = plan
         self._stop = stop
         self._completed = 0
-        self._kept = KeptValues(plan.changed_early)
+        self._snapshot = Snapshot(plan.changed_early)
         towers = len(placement.devices)
         self._pool = ThreadPoolExecutor(towers, thread_name_prefix="tower")
 
@@ -64,7 +64,7 @@ class LoopsInThreads:
         # One after the other: the towers' names and seeds must not depend on which thread is faster.
         for loop, quota in zip(self._loops, quotas, strict=True):
             loop.trace(iterator, quota)
-        self._kept.keep()
+        self._snapshot.take()
         futures = []
         for index, (loop, quota) in enumerate(zip(self._loops, quotas, strict=True)):
             loop.completed.assign(np.int64(start + index))
@@ -74,12 +74,12 @@ class LoopsInThreads:
         self._stop.set(self._plan.stop_requested())
         made = [int(loop.completed) - start - index for index, loop in enumerate(self._loops)]
         self._completed = start + sum(made)
-        if errors:
-            raise errors[0]
-        outcomes = [future.result() for future in futures]
+        outcomes = [future.result() for future in futures if not future.exception()]
         bad = [outcome for outcome in outcomes if not outcome.finite]
         if bad:
-            self._kept.mend()
+            self._snapshot.put_back()
+        if errors:
+            raise errors[0]
         shown = bad or [outcome for outcome in outcomes if outcome.done] or outcomes
         return Outcome(
             done=sum(made),

@@ -21,10 +21,10 @@ from prototrain.experiment import Experiment
 from prototrain.private_api.runtime import is_ready
 from prototrain.step.compiled_call import CompiledCall
 from prototrain.step.iteration import Iteration
-from prototrain.step.kept_values import KeptValues
 from prototrain.step.packing import Packing
 from prototrain.step.plan import StepPlan
 from prototrain.step.result import Outcome, StepFailure, StepResult
+from prototrain.step.snapshot import Snapshot
 from prototrain.step.watched import Seen
 from prototrain.trainers.own_pace import OwnPaceTrainer
 from prototrain.trainers.placement import Placement
@@ -77,13 +77,13 @@ class ScheduledSteps:
         self._clock = clock
         self._completed = 0
         self._iteration = Iteration(plan)
-        self._kept = KeptValues(plan.changed_early)
+        self._snapshot = Snapshot(plan.changed_early)
         self._on_worker = tf.function(self._run_on_worker, autograph=False)
 
     def run(self, iterator: Any, n: int, start: int) -> Outcome:
         results: list[Any] = []
         self._completed, ended = start, False
-        self._keep()
+        self._asking(self._snapshot.take)
         try:
             while len(results) < n and not ended and not self._plan.stop_requested():
                 batch = iterator.get_next_as_optional()
@@ -103,19 +103,20 @@ class ScheduledSteps:
                 made = [values for result in results if (values := _get(result)) is not None]
                 good = [values for values in made if values[0]]
                 self._completed = start + len(good)
+                if len(good) < len(made):
+                    self._asking(self._snapshot.put_back)
         if stuck is not None and not self._plan.stop_requested():
             raise StepFailure(ClusterError(stuck), StepResult(steps=len(good)), is_whole=True)
         self._count_updates(self._completed)
         bad = [values for values in made if not values[0]]
-        if bad:
-            self._kept.mend()
         nothing = (True, tf.zeros([0]), tf.zeros([0], tf.float64))
         _, single, double = (bad or good or [nothing])[-1]
         return Outcome(done=len(good), finite=not bad, ended=ended, waited=0.0, single=single, double=double)
 
-    def _keep(self) -> None:
+    def _asking(self, read_or_write: Callable[[], None]) -> None:
+        """Do something with variables, which parameter servers have."""
         try:
-            self._kept.keep()
+            read_or_write()
         except tf.errors.OpError:
             self._cluster.require_alive()
             raise

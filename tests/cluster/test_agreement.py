@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -94,6 +95,26 @@ def test_files_that_differ() -> None:
     table.agreement.require_same_data(one)
     with pytest.raises(ConfigError, match=r"file train\.csv bytes was 10 and is 20"):
         table.agreement.require_same_data(other)
+
+
+def test_files_of_the_same_names_in_another_directory(tmp_path: Path) -> None:
+    table = Table()
+
+    def of(name: str) -> Any:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "lines.txt").write_text("1\n2\n")
+
+        def datasets() -> dict[str, tf.data.Dataset]:
+            lines = tf.data.TextLineDataset(str(tmp_path / name / "lines.txt"))
+            return {"trn": lines.map(lambda line: {"x": line}).batch(1)}
+
+        data = TrainingData(datasets, seed=1, announce=lambda text: None)
+        return SimpleNamespace(data=data, data_files=dict)
+
+    table.agreement.require_same_data(of("one"))
+    # A place that the chief saves may have the names of its files.
+    with pytest.raises(ConfigError, match="given have other names, or lie in another directory"):
+        table.agreement.require_same_data(of("other"))
 
 
 def test_configs_that_differ() -> None:

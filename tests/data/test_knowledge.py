@@ -101,6 +101,12 @@ REPLAYED: dict[str, tuple[Make, str]] = {
     ),
     "symbolic checkpoints": (lambda: with_options(experimental_symbolic_checkpoint=True), "symbolic_checkpoint"),
 }
+
+
+def drawn_anew() -> tf.data.Dataset:
+    return D.random(seed=1, rerandomize_each_iteration=True)
+
+
 RESTARTED: dict[str, tuple[Make, str]] = {
     "any order": (
         lambda: numbers().map(lambda x: x, num_parallel_calls=2, deterministic=False),
@@ -130,6 +136,10 @@ RESTARTED: dict[str, tuple[Make, str]] = {
     "a shuffle that is repeated ahead of an early end": (
         lambda: numbers().shuffle(3, seed=1).repeat().map(lambda x: x + 1).take(4).repeat(8),
         r"Shuffle draws random numbers .*; call repeat\(\) once, behind what ends it early",
+    ),
+    "other random numbers each time ahead of an early end": (
+        lambda: drawn_anew().take(3).repeat().map(lambda x: x + 1).prefetch(9).take(4).repeat(10),
+        r"Random draws random numbers .*; call repeat\(\) once, behind what ends it early",
     ),
     "a shuffle below a map that TensorFlow makes parallel": (
         lambda: read_twice(lambda d: d.repeat(), lambda d: d.repeat().map(lambda x: x + 1)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from collections.abc import Callable
@@ -105,11 +106,19 @@ def resumed(make: Make, there: Path, here: Path, tmp_path: Path) -> tuple[Traini
     return after, expected
 
 
-@pytest.mark.parametrize("make", [shuffled_files, rows_by_index, records_by_index])
-def test_the_place_is_exact_where_it_has_no_names_of_files(make: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [rows_by_index, records_by_index])
+def test_a_place_among_numbers_is_exact(make: Make, tmp_path: Path) -> None:
     after, expected = resumed(make, write(tmp_path / "there"), tmp_path / "a" / "here", tmp_path)
     assert after.caveat is None
     assert batches(after, 20) == expected and after.caveat is None
+
+
+def test_a_place_that_is_read_up_to_is_said_not_to_be_exact(tmp_path: Path) -> None:
+    there, here = write(tmp_path / "there"), tmp_path / "here"
+    after, expected = resumed(shuffled_files, there, here, tmp_path)
+    assert after.mode == "replay"
+    assert after.caveat == f"its files lie in {here} and not in {there}: what depends on their paths may differ"
+    assert batches(after, 20) == expected
 
 
 @pytest.mark.parametrize("make", [one_after_the_other, in_turns, one_of_each])
@@ -137,19 +146,81 @@ def test_other_names_are_other_data(make: Make, tmp_path: Path) -> None:
     there = write(tmp_path / "there")
     meta = place(training(make, there), tmp_path)
     (there / "2.csv").rename(there / "3.csv")
-    with pytest.raises(CheckpointError, match="training data has changed: the pipeline's stage"):
+    with pytest.raises(CheckpointError, match="training data has changed: the names of its files"):
         training(make, there).read(str(tmp_path / "place"), meta)
+
+
+def one_by_one(lists: list[list[str]]) -> tf.data.Dataset:
+    parts = [tf.data.Dataset.from_tensor_slices(part).flat_map(tf.data.TextLineDataset) for part in lists]
+    return of_lines(joined(parts))
+
+
+def joined(parts: list[tf.data.Dataset]) -> tf.data.Dataset:
+    return functools.reduce(lambda one, other: one.concatenate(other), parts)
+
+
+def of_readers(lists: list[list[str]]) -> tf.data.Dataset:
+    return of_lines(joined([tf.data.TextLineDataset(part) for part in lists]))
+
+
+@pytest.mark.parametrize("make", [one_by_one, of_readers])
+def test_directories_that_trade_places_are_other_data(
+    make: Callable[[list[list[str]]], tf.data.Dataset], tmp_path: Path
+) -> None:
+    years = [[str(write(tmp_path / name) / "0.csv")] for name in ("2019", "2020", "2021")]
+    meta = place(training(lambda _: make(years), tmp_path), tmp_path)
+    swapped = [years[0], years[2], years[1]]
+    with pytest.raises(CheckpointError, match="the names of its files, or the directories that they lie in below"):
+        training(lambda _: make(swapped), tmp_path).read(str(tmp_path / "place"), meta)
+
+
+def test_files_that_are_gone_behind_a_cache_are_not_missed(tmp_path: Path) -> None:
+    there = write(tmp_path / "there")
+    named = files(there)
+
+    def make(_: Path) -> tf.data.Dataset:
+        lines = tf.data.Dataset.from_tensor_slices(named).interleave(tf.data.TextLineDataset)
+        return of_lines(lines).cache(str(tmp_path / "cache"))
+
+    before = training(make, there)
+    batches(before, 16)  # the cache is whole
+    meta, expected = place(before, tmp_path), batches(before, 20)
+    shutil.rmtree(there)
+    after = training(make, there)
+    after.read(str(tmp_path / "place"), meta)
+    assert batches(after, 20) == expected and after.caveat is None
+
+
+@pytest.mark.parametrize("shuffle", ["index", None])
+def test_a_file_at_a_url_that_was_replaced_is_other_data(
+    shuffle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "cache"))
+    url = f"memory://{tmp_path.name}/0.tfrecord"
+    write(tmp_path / "one")
+    write(tmp_path / "other", 21)
+
+    def make(directory: Path) -> tf.data.Dataset:
+        with fsspec.open(url, "wb") as file:
+            file.write((directory / "0.tfrecord").read_bytes())
+        return readers.tfrecords(url, features=X, shuffle=shuffle).take(20)
+
+    data = training(make, tmp_path / "one")
+    meta = place(data, tmp_path)
+    with pytest.raises(CheckpointError, match="training data has changed"):
+        training(make, tmp_path / "other").read(str(tmp_path / "place"), meta)
 
 
 def test_within_a_run_a_directory_tells_data_apart(tmp_path: Path) -> None:
     one, other = (in_turns(write(tmp_path / name)) for name in ("one", "other"))
     assert describe_pipeline(one) != describe_pipeline(other)
     assert description_of(one).anywhere == description_of(other).anywhere
-    assert description_of(other).directories == [str(tmp_path / "other")]
+    assert description_of(other).files.directory == str(tmp_path / "other")
 
 
 def test_texts_are_no_names(tmp_path: Path) -> None:
     write(tmp_path / "there")
     for texts in (["a", "b"], [str(tmp_path / "there")], [*files(tmp_path / "there"), "none"], ["\0"]):
         found = description_of(tf.data.Dataset.from_tensor_slices(texts))
-        assert found.lines == found.anywhere and not found.directories
+        assert found.lines == found.anywhere and not found.files.directory

@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from prototrain import estimator
 from prototrain.errors import ModelError
-from prototrain.estimator import EvalSpec, FinalExporter, TrainSpec, feature_column
+from prototrain.estimator import BestExporter, EvalSpec, FinalExporter, TrainSpec, feature_column
+from prototrain.experiment import Experiment
 from prototrain.system.storage import Storage
-from tests.estimator.programs import classifier, endless, named
+from tests.estimator.programs import classifier, endless, linear_fn, named
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -57,6 +58,36 @@ def test_all_of_a_run_is_there(url: str, tmp_path: Path, monkeypatch: pytest.Mon
     other = classifier(tmp_path / "other", warm_start_from=run).train(endless, steps=1)
     kernel = classifier(run).get_variable_value("logits/kernel")
     assert np.abs(other.get_variable_value("logits/kernel") - kernel).max() < 0.5
+
+
+def test_what_is_exported_behind_a_run_is_there_once(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = f"{url}/run"
+    classifier(run).train(endless, steps=20)
+
+    def evaluate_only() -> None:
+        exporter = BestExporter("best", RECEIVE, exports_to_keep=1)
+        spec = EvalSpec(named, start_delay_secs=0, throttle_secs=0, exporters=exporter)
+        estimator.train_and_evaluate(classifier(run), TrainSpec(endless, max_steps=20), spec)
+
+    def exports() -> tuple[set[str], set[str]]:
+        return {name.split("/")[0] for name in Storage(f"{run}/export").listing()}, names(run, "export/best")
+
+    evaluate_only()
+    there = exports()
+    assert there[0] == {"best", "best.json"} and len(there[1]) == 1
+    monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "second"))  # another machine
+    evaluate_only()
+    assert exports() == there  # it was not better than it had been
+    Path(f"{Experiment(run).directory}/export/best.json").unlink()
+    Storage(f"{run}/export").delete(["best.json"])
+    evaluate_only()
+    assert len(exports()[1]) == 1 and exports() != there
+
+
+def test_two_names_of_one_model_directory(url: str) -> None:
+    one = classifier(f"{url}/run")
+    copied = estimator.Estimator(linear_fn, f"{url}/run/", config=one.config)
+    assert copied.model_dir == one.model_dir
 
 
 def test_vocabularies(url: str) -> None:

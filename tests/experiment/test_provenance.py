@@ -29,3 +29,12 @@ def test_a_digest_of_an_earlier_form_says_nothing(tmp_path: Path) -> None:
     assert changes_since({"model code": "text 0123456789ab"}, now) == [
         f"model code was text 0123456789ab and is {now['model code']}"
     ]
+
+
+def test_what_earlier_versions_did_not_record_is_not_claimed() -> None:
+    now = {"processor": "x86_64", "GPUs": ["A100"], "towers": 1}
+    assert changes_since({"towers": 1}, now) == [
+        "processor was not recorded and is x86_64",
+        "GPUs was not recorded and is ['A100']",
+    ]
+    assert changes_since({"towers": 1, "processor": "x86_64"}, {"towers": 1, "processor": "x86_64"}) == []

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 
 from prototrain.cluster import servers as server_cluster
 from prototrain.cluster.hub import Limits
@@ -97,6 +99,42 @@ def test_steps_that_do_not_end(
     assert lines == [f"waiting for {name}, of which nothing is heard" for name in silent]
     assert codes == ([1] if "parameter server" in said else [])  # nothing can be saved without it
     assert [call[-1] for call in at_exit] == ([] if code is None else [code])
+
+
+class Result:
+    """What a worker has given, as the coordinator has it."""
+
+    _status = RemoteValueStatus.READY
+
+    def __init__(self, *values: Any) -> None:
+        self._values = values
+
+    def get(self) -> tuple[Any, ...]:
+        return self._values
+
+
+def test_statistics_that_a_step_has_spoilt_are_put_back() -> None:
+    statistics = tf.Variable([1.0, 2.0])
+    batches = tf.data.Dataset.range(3)
+    numbers = itertools.count()
+
+    def schedule(step: Any, arguments: Any) -> Result:
+        is_bad = next(numbers) == 1
+        statistics.assign_add([np.nan if is_bad else 0.5, 1.0])  # nobody puts back what another step has read
+        return Result(not is_bad, tf.zeros([0]), tf.zeros([0], tf.float64))
+
+    steps = ScheduledSteps(
+        SimpleNamespace(changed_early=lambda: [statistics], stop_requested=lambda: False),  # type: ignore[arg-type]
+        Packing(),
+        SimpleNamespace(schedule=schedule, done=lambda: True),
+        SimpleNamespace(),  # type: ignore[arg-type]
+        lambda completed: None,
+        Limits(silence=10, stall=50),
+        lambda: None,
+    )
+    outcome = steps.run(iter(batches), 3, 0)
+    assert (outcome.done, outcome.finite) == (2, False)
+    assert statistics.numpy().tolist() == [1.0, 2.0]
 
 
 class TestCluster:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from prototrain.towers import components
 
 
-class KeptValues:
+class Snapshot:
     """Puts back what steps at the same time have spoilt for each other.
 
     A step that is not finite puts back the moving statistics that it has changed, but another one may have read them
@@ -24,16 +24,16 @@ class KeptValues:
         self._variables = variables
         self._kept: list[tuple[tf.Variable, tf.Tensor]] = []
 
-    def keep(self) -> None:
-        """Remember the values of now."""
+    def take(self) -> None:
+        """Keep the values of now."""
         self._kept = []
         for variable in (copy for one in self._variables() for copy in components(one)):
             if variable.dtype.is_floating:
                 with tf.device(variable.device):
                     self._kept.append((variable, tf.identity(variable)))
 
-    def mend(self) -> None:
-        """Give those that are not finite the values back that they had."""
+    def put_back(self) -> None:
+        """Give those variables that are not finite the values that they had."""
         for variable, value in self._kept:
             if not bool(tf.reduce_all(tf.math.is_finite(variable))):
                 variable.assign(value)
