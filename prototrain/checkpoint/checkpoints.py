@@ -23,6 +23,7 @@ from prototrain.checkpoint.files import (
     start_snapshot,
     verify,
 )
+from prototrain.checkpoint.values import lost_in
 from prototrain.errors import CheckpointError
 from prototrain.experiment import checkpoint_steps
 from prototrain.system.files import sync
@@ -89,6 +90,8 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
             write_rest = start_snapshot(temporary, snapshot)
+        for reason in lost_in(snapshot.meta.get("values", {})):
+            self._announce(f"WARNING: {reason}; the checkpoint of step {snapshot.step} is without it")
 
         def finish() -> Path:
             with _whole_or_not_at_all(temporary, final):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -26,6 +25,7 @@ from prototrain.checkpoint.files import (
     prefix_of,
 )
 from prototrain.checkpoint.generators import GENERATORS, GeneratorState
+from prototrain.checkpoint.values import LOST, OBJECT, STORED, decode, encode, fits_bundle, has_tag, tagged
 from prototrain.errors import CheckpointError
 from prototrain.private_api.graphs import trackable_kinds
 from prototrain.private_api.of_keras import KerasVariable
@@ -41,7 +41,7 @@ _CURE = f"use {FRESH}, another trainer.experiment_name, or model.weights_load_pa
 
 @runtime_checkable
 class HasStateDict(Protocol):
-    """An object that gives and takes its state as values that JSON can hold."""
+    """An object that gives and takes its state as plain values."""
 
     def state_dict(self) -> Any: ...
 
@@ -70,6 +70,7 @@ class StateEntries:
     Variables, NumPy arrays and Keras's seed generators are saved by name; a Keras layer, model or optimizer and a
     `tf.Module` as its variables, named ``<key>/<path>``; a `Saveable` and any other trackable in files of its own; what
     has `state_dict` and `load_state_dict`, random generators of NumPy and Python, and plain values, in meta.json.
+    Plain values and arrays are data: what they are, and of which shape, may be another when they are restored.
 
     Args:
         state: `trainer.state`.
@@ -84,12 +85,15 @@ class StateEntries:
         self.saveables: dict[str, Saveable] = {}
         self._objects: dict[str, HasStateDict] = {}
         self._values: list[str] = []
+        self._arrays: dict[str, str] = {}  # their names among the variables, by key
         for key, entry in state.items():
             self._add(key, entry)
 
     def _add(self, key: str, entry: Any) -> None:
-        if isinstance(entry, (tf.Variable, KerasVariable, np.ndarray)):
+        if isinstance(entry, (tf.Variable, KerasVariable)):
             self._add_variable(key, entry)
+        elif isinstance(entry, np.ndarray) and fits_bundle(entry):
+            self._arrays[key] = self._add_variable(key, entry)
         elif isinstance(entry, keras.random.SeedGenerator):
             self._add_variable(key, entry.state)
         elif isinstance(entry, (keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, tf.Module)):
@@ -113,22 +117,34 @@ class StateEntries:
         else:
             self._values.append(key)
 
-    def _add_variable(self, name: str, variable: Any) -> None:
+    def _add_variable(self, name: str, variable: Any) -> str:
         unique, number = name, 0
         while unique in self.variables:
             number += 1
             unique = f"{name}_{number}"
         self.variables[unique] = variable
+        return unique
 
     def values(self) -> dict[str, Any]:
-        """The entries that meta.json holds.
+        """What meta.json holds of the entries.
 
-        Raises:
-            CheckpointError: JSON cannot hold one of them.
+        One that has become something which cannot be saved must not cost the others: why it is not there stands in its
+        place.
         """
-        found = {key: self._state[key] for key in self._values}
-        found.update({key: entry.state_dict() for key, entry in self._objects.items()})
-        return {key: plain(value, f"state[{key!r}]") for key, value in found.items()}
+        found: dict[str, Any] = {}
+        for key in (*self._values, *self._arrays, *self._objects):
+            try:
+                found[key] = self._coded(key)
+            except CheckpointError as error:
+                found[key] = tagged(LOST, str(error))
+        return found
+
+    def _coded(self, key: str) -> Any:
+        if key in self._arrays:
+            return tagged(STORED, self._arrays[key])
+        if key in self._objects:
+            return tagged(OBJECT, encode(self._objects[key].state_dict(), f"state[{key!r}]", loose=True))
+        return encode(self._state[key], f"state[{key!r}]")
 
     def check(self) -> None:
         """Check that a checkpoint can hold all of it, before there is anything to lose.
@@ -136,7 +152,8 @@ class StateEntries:
         Raises:
             CheckpointError: it names an entry that cannot be saved, and why.
         """
-        self.values()
+        for key in (*self._values, *self._objects):
+            self._coded(key)
         for key in self.saveables:
             name = Path(prefix_of(Path(), key)).name
             if len(name) > _LONGEST_PREFIX:
@@ -161,30 +178,83 @@ class StateEntries:
             CheckpointError: the checkpoint does not fit, or cannot be read.
         """
         saved = checkpoint.variables() if checkpoint.meta["variables"] else {}
+        values = checkpoint.meta["values"]
+        data = self._data(values, saved)
         # A callback that is new starts without a state, and that of one that is gone is not used.
         mine = {name: v for name, v in self.variables.items() if not name.startswith(OF_CALLBACKS) or name in saved}
+        known = {name for key, name in self._arrays.items() if key in data or has_tag(LOST, values.get(key))}
+        mine = {name: v for name, v in mine.items() if name not in known}
         saved = {name: v for name, v in saved.items() if not name.startswith(OF_CALLBACKS) or name in mine}
         saved = match_towers(mine, saved)
         check_fit(mine, saved, str(checkpoint.path))
-        values = checkpoint.meta["values"]
-        missing = [key for key in (*self._values, *self._objects) if key not in values]
+        missing = [key for key in self._values if key not in data and not has_tag(LOST, values.get(key))]
+        missing += [key for key in self._objects if key not in values]
         missing += [key for key in self.saveables if key not in checkpoint.meta["parts"]]
         if missing:
             raise CheckpointError(f"checkpoint {checkpoint.path} has no state for {', '.join(map(repr, missing))}")
         for key, entry in self.saveables.items():
             entry.read(checkpoint.prefix_of(key), checkpoint.meta["parts"][key])
         for key, holder in self._objects.items():
-            with taking(f"state[{key!r}]"):
-                holder.load_state_dict(values[key])
+            if not has_tag(LOST, values[key]):
+                coded = values[key][OBJECT] if has_tag(OBJECT, values[key]) else values[key]  # of an earlier version
+                with taking(f"state[{key!r}]"):
+                    holder.load_state_dict(decode(coded))
         beside()
-        for key in self._values:
-            self._state[key] = values[key]
+        self._put(data)
         for name, variable in mine.items():
             value = saved.pop(name)  # given back at once: a large model must not be in memory three times
             if isinstance(variable, np.ndarray):
                 np.copyto(variable, value)
             else:
                 variable.assign(value)
+
+    def _data(self, values: Mapping[str, Any], saved: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+        """Take plain values and arrays out of a checkpoint, also those that are not in the state dict yet.
+
+        Args:
+            values: what meta.json holds.
+            saved: the variables; arrays that are taken out are removed.
+        """
+        late = [key for key in values if key not in self._state and not key.startswith(OF_CALLBACKS)]
+        found: dict[str, Any] = {}
+        for key in (*self._values, *self._arrays, *late):
+            coded: Any = values.get(key)
+            if key not in values and isinstance(self._state[key], np.ndarray):  # of an earlier version
+                coded = tagged(STORED, self._arrays.get(key, key))
+            elif key not in values or has_tag(LOST, coded) or has_tag(OBJECT, coded):
+                continue
+            if not has_tag(STORED, coded):
+                with taking(f"state[{key!r}]"):
+                    found[key] = decode(coded)
+            elif coded[STORED] in saved:
+                found[key] = np.require(saved.pop(coded[STORED]), requirements="W")
+        return found
+
+    def _put(self, data: Mapping[str, Any]) -> None:
+        """Put plain values and arrays into the state dict: where it can be, in the objects that are there already."""
+        filled: list[Any] = []
+        for key, value in data.items():
+            old = self._state.get(key)
+            if any(old is one for one in filled) or not _fill(old, value):
+                self._state[key] = value
+            else:
+                filled.append(old)
+
+
+def _fill(old: Any, value: Any) -> bool:
+    """Give a list, dict or array its content back, which the trainer may also have in an attribute, if that fits."""
+    if type(old) is list and type(value) is list:
+        old[:] = value
+    elif type(old) is dict and type(value) is dict:
+        old.clear()
+        old.update(value)
+    elif isinstance(old, np.ndarray) and isinstance(value, np.ndarray) and old.flags.writeable:
+        if (old.dtype, old.shape) != (value.dtype, value.shape):
+            return False
+        np.copyto(old, value)
+    else:
+        return False
+    return True
 
 
 def _try_to_save(saveable: Saveable, where: str) -> None:
@@ -283,27 +353,12 @@ def describe_variable(variable: Any) -> str:
 
 
 def plain(value: Any, where: str) -> Any:
-    """Turn NumPy and TensorFlow scalars and arrays inside a value into what JSON can hold.
+    """Turn what is not in the state dict into what JSON can hold and `decode` turns back; tensors become arrays.
 
     Raises:
         CheckpointError: there is something else in it; `where` says whose it is.
     """
-    if isinstance(value, (np.generic, np.ndarray)):
-        return value.tolist()
-    if isinstance(value, (tf.Tensor, tf.Variable)):
-        return value.numpy().tolist()
-    if isinstance(value, Mapping):
-        odd = [key for key in value if not isinstance(key, str)]
-        if odd:
-            raise CheckpointError(f"{where} cannot be saved: the key {odd[0]!r} is no text, as JSON wants it")
-        return {key: plain(item, where) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item, where) for item in value]
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{where} cannot be saved: {type(value).__name__} is neither tensor nor JSON") from error
-    return value
+    return encode(value, where, loose=True)
 
 
 def random_state() -> dict[str, Any]:

@@ -94,7 +94,8 @@ class Agreement:
             what differs although the data is described in the same way, in words.
         """
         fingerprint, files = built.data.fingerprint(), built.data_files()
-        del fingerprint["pipeline anywhere"]  # a saved place, which all come back to, may have the names of files
+        # What is left has the names of files, which may stand in a saved place that all come back to.
+        del fingerprint["pipeline anywhere"], fingerprint["captured"]
         if built.data.share.is_own:  # of which nobody but its owner knows how much there is
             fingerprint |= {"pipeline": [], "whole": "", "batches per pass": None}
             files = files if built.data.share.sharding == "files" else {}

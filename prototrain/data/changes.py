@@ -14,7 +14,8 @@ OTHER_DATA = (
 )
 OTHER_SIZES = "files of the training data have other sizes than they had"
 OTHER_NAMES = "the names of its files, or the directories that they lie in below {directory}, are not what they were"
-_DESCRIPTION = ("pipeline", "whole", "pipeline anywhere", "files")
+OTHER_CONSTANTS = "tensors that the functions of the training data use are not what they were"
+_DESCRIPTION = ("pipeline", "whole", "pipeline anywhere", "files", "captured")
 
 
 class Changes(NamedTuple):
@@ -52,6 +53,8 @@ def changes_of(then: Mapping[str, Any], now: Mapping[str, Any], position: type[P
     refused = [key for key in found if key == "elements" or (key not in ("mode", "files") and position.keeps_place)]
     lost = [words for key, words in found.items() if key not in refused]
     doubt = f"{moved}: what depends on their paths may differ" if moved and position.may_follow_paths else None
+    if then.get("captured", now["captured"]) != now["captured"]:
+        doubt = doubt or OTHER_CONSTANTS
     return Changes([found[key] for key in refused], lost, doubt or _other_sizes(then, now))
 
 

@@ -14,7 +14,7 @@ from prototrain.private_api.datasets import stage_functions, stage_inputs, stage
 from prototrain.readers.order import DESCRIPTION, FILES
 from prototrain.readers.paths import digest_of_names
 from prototrain.system.file_names import FileNames, file_names, file_sizes
-from prototrain.system.graphs import graph_digest, short_digest
+from prototrain.system.graphs import graph_digest, short_digest, whole_digest
 
 _LOOKED_AT = 100_000
 _LONGEST_PATH = 4096
@@ -30,12 +30,14 @@ class Description(NamedTuple):
         anywhere: the same without names of files, as far as they are known to be such. Those in the code of a function
             stay.
         files: these names.
+        captured: a digest of the other constants that the functions of the stages use from outside.
     """
 
     lines: list[str]
     whole: str
     anywhere: list[str]
     files: FileNames
+    captured: str
 
 
 def describe_pipeline(dataset: tf.data.Dataset) -> list[str]:
@@ -48,7 +50,7 @@ def describe_pipeline(dataset: tf.data.Dataset) -> list[str]:
         lines such as ``Shuffle(2000, 1337)``; a stage with a function ends in a digest of the function's graph. The
         same code over the same data gives the same lines in every process.
     """
-    return _lines(dataset, stage_inputs, _show_tensor, lambda stage: getattr(stage, DESCRIPTION, []))
+    return _lines(dataset, stage_inputs, _show_tensor, lambda stage: getattr(stage, DESCRIPTION, []), graph_digest)
 
 
 def description_of(dataset: tf.data.Dataset) -> Description:
@@ -76,9 +78,24 @@ def description_of(dataset: tf.data.Dataset) -> Description:
         names, without = getattr(stage, FILES, ([], []))
         return [digest_of_names(names), *without] if names else getattr(stage, DESCRIPTION, [])
 
-    whole = short_digest(repr(_lines(dataset, sources, _show_tensor, told_whole)).encode())
-    anywhere = _lines(dataset, sources, show, told)
-    return Description(describe_pipeline(dataset), whole, anywhere, file_names(lists, sizes))
+    digests: dict[int, str] = {}  # of functions' graphs, which take time
+
+    def digest(graph: Any) -> str:
+        if id(graph) not in digests:
+            digests[id(graph)] = whole_digest(graph)
+        return digests[id(graph)]
+
+    whole = short_digest(repr(_lines(dataset, sources, _show_tensor, told_whole, digest)).encode())
+    anywhere = _lines(dataset, sources, show, told, digest)
+    functions = (function for stage in stages(dataset) for function in stage_functions(stage))
+    captured = [show(tensor) for function in functions for tensor in function.captured_inputs]
+    return Description(
+        lines=describe_pipeline(dataset),
+        whole=whole,
+        anywhere=anywhere,
+        files=file_names(lists, sizes),
+        captured=short_digest(repr(captured).encode()),
+    )
 
 
 def _lines(
@@ -86,6 +103,7 @@ def _lines(
     below: Callable[[Any], list[Any]],
     show: Callable[[Any], str],
     told: Callable[[Any], list[str]],
+    digest: Callable[[Any], str],
 ) -> list[str]:
     """A line for each stage, ahead of it what is told of it besides."""
     lines: list[str] = []
@@ -99,7 +117,7 @@ def _lines(
             visit(source)
         values = [value for _, value in sorted(stage_settings(stage).items())]
         settings = [shown for value in values if (shown := _show(value, show)) is not None]
-        functions = [f"function {graph_digest(function.graph)}" for function in stage_functions(stage)]
+        functions = [f"function {digest(function.graph)}" for function in stage_functions(stage)]
         name = type(stage).__name__.strip("_").removesuffix("Dataset")
         lines.extend(told(stage))
         lines.append(f"{name}({', '.join(settings + functions)})")

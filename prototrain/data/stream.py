@@ -301,6 +301,7 @@ class TrainingData:
             "whole": self._pipeline.whole,
             "pipeline anywhere": self._pipeline.anywhere,
             "files": asdict(self._pipeline.files),
+            "captured": self._pipeline.captured,
             **({"division": self.share.division} if self.share.is_own else {}),
         }
 

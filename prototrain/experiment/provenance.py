@@ -160,6 +160,9 @@ def source_digest(source: Path | None) -> str | None:
 
 
 _OF_A_FILE = "text "
+_OF_A_GRAPH = "v2 "
+_OF_SOME_OF_IT = re.compile("[0-9a-f]{8}(, [0-9a-f]{8})*")  # as earlier versions wrote it
+_OF_A_LAMBDA = re.compile(r"4w\S{18}\.\.\. \([0-9a-f]{8}\)")  # as earlier versions wrote it, with where it lies in it
 _WITH_ITS_NAME = re.compile("[0-9a-f]{12}")  # of a file, as earlier versions wrote it, which says nothing of its text
 
 
@@ -168,7 +171,7 @@ STEPS_PER_EPOCH = "steps per epoch"
 says it."""
 
 # Which checkpoints of earlier versions do not say.
-_ADDED_LATER = ("layers", "model graph", "optimizers", "schedule", STEPS_PER_EPOCH)
+_ADDED_LATER = ("flags", "imports", "layers", "model graph", "optimizers", "schedule", STEPS_PER_EPOCH)
 # What is seen in two ways is said once, in the words that are nearer to what was edited.
 _SAID_BY = {
     "compiled with optimizer ": ("optimizers optimizer ",),
@@ -181,12 +184,15 @@ _SAID_BY = {
 
 def changes_since(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Name what differs between the provenance of a checkpoint and that of the run which goes on from it, in words."""
-    then = {**unrecorded(now), **then}
+    then, now = {**unrecorded(now), **then}, dict(now)
+    imports = [{} if one.get("imports") is None else one.pop("imports") for one in (then, now)]
+    changed = [name for name in imports[1] if imports[0].get(name, imports[1][name]) != imports[1][name]]
     known = {key: value for key, value in now.items() if key in then or key not in _ADDED_LATER}
     length, now_length = then.get(STEPS_PER_EPOCH), known.get(STEPS_PER_EPOCH)
     is_same = length is not None and length == now_length  # whoever has said it, a config or a call of `train`
     found = differences(*(_comparable(_without_length(one, config_too=is_same)) for one in (then, known)))
-    return [line.removeprefix("optimizers ") for line in found if not _is_said(line, found)]
+    said = [line.removeprefix("optimizers ") for line in found if not _is_said(line, found)]
+    return said + [f"the module {name} is not what it was" for name in changed]
 
 
 def unrecorded(now: Mapping[str, Any]) -> dict[str, str]:
@@ -240,6 +246,10 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _cannot_be_compared(then: Any, now: Any) -> bool:
+    if str(now).startswith(_OF_A_GRAPH):
+        return _OF_SOME_OF_IT.fullmatch(str(then)) is not None
+    if _OF_A_LAMBDA.fullmatch(str(then)):
+        return _WITH_ITS_NAME.fullmatch(str(now)) is not None
     return str(now).startswith(_OF_A_FILE) and _WITH_ITS_NAME.fullmatch(str(then)) is not None
 
 

@@ -28,6 +28,7 @@ from prototrain.experiment import home_of, source_of
 from prototrain.experiment.data_files import describe_files, noting_files
 from prototrain.experiment.provenance import config_provenance, source_digest
 from prototrain.model.evaluation import Evaluation
+from prototrain.model.graph_digest import model_digest, outputs_of
 from prototrain.model.layer_settings import layer_settings
 from prototrain.model.loading import Model, declared_spec
 from prototrain.model.net import check_net, scalars
@@ -36,15 +37,14 @@ from prototrain.model.sharing import VariableStore
 from prototrain.model.variables import select, variable_table
 from prototrain.predictor import Predictor
 from prototrain.step.counter import StepCounter
-from prototrain.step.graph_caveats import graph_caveats
+from prototrain.step.graph_caveats import graph_caveats, resource_caveats
 from prototrain.step.python_summaries import left_out_of_graphs
 from prototrain.step.trace import tower_trace
-from prototrain.system.graphs import graph_digest
 from prototrain.system.signals import StopRequest
 from prototrain.system.tables import Table
 from prototrain.system.tracebacks import out_of_memory
 from prototrain.system.waiting import announcing
-from prototrain.towers import building
+from prototrain.towers import building, components
 
 if TYPE_CHECKING:
     from prototrain.model.loading import ModelProtocol
@@ -77,6 +77,7 @@ class BuiltModel:
         policy: the name of the Keras policy that says in which precision layers compute.
         graph_digest: of what `build` does for training.
         graph_caveats: what of that a resumed run does not repeat, in words.
+        resources: what it does not repeat unless a checkpoint holds it, by handles of TensorFlow.
         counter: the number of completed steps that the variables are of, as `step` has it.
         stop: what ends an evaluation.
 
@@ -151,9 +152,17 @@ class BuiltModel:
         with building(self.placement.towers, True, step=self.counter.read), dtype_policy(self.policy):
             with self._store.creating(self.placement.strategy, self.placement.declare_variable):
                 check(self.model.build(first, True))
-            graph = self._store.adopt(lambda inputs: check(self.model.build(inputs, True)), spec)
-        self.graph_digest = graph_digest(graph)
+
+            def build(inputs: Any) -> list[Any]:
+                net = self.model.build(inputs, True)
+                check(net)
+                return outputs_of(net)
+
+            graph = self._store.adopt(build, spec)
+        handles = {id(part.handle): name for name, one in self._store.variables.items() for part in components(one)}
+        self.graph_digest = model_digest(graph, handles)
         self.graph_caveats = graph_caveats(graph, graph.variables)
+        self.resources = resource_caveats(graph)
 
     def choose_trained(self) -> bool:
         """Choose the variables that are trained and those that decay: layers may have been frozen or thawed.

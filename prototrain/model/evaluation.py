@@ -14,6 +14,7 @@ from prototrain.data.pipeline import prefetched
 from prototrain.data.randomness import reshuffles
 from prototrain.errors import DataError, StepError
 from prototrain.step.compiled import compiled
+from prototrain.step.graph_caveats import graph_caveats
 from prototrain.step.packing import Packing
 from prototrain.step.result import stage
 from prototrain.step.stop_variable import StopVariable
@@ -45,6 +46,7 @@ class CompiledPass:
         self._dtypes = list(dtypes)
         self._stop = StopVariable()
         self._call = compiled(self._run)
+        self._graph: Any = None
 
     def run(self, stop: StopRequest, batches: int = 0) -> tuple[int, list[tf.Tensor]] | None:
         """Go through the data.
@@ -81,11 +83,18 @@ class CompiledPass:
             tf.errors.OpError: reading or measuring failed.
         """
         with random_state_kept():
-            graph = self._call.get_concrete_function(tf.data.IteratorSpec(self._dataset.element_spec)).graph
+            self._graph = graph = self._call.get_concrete_function(
+                tf.data.IteratorSpec(self._dataset.element_spec)
+            ).graph
             if reshuffles(self._dataset):
                 return None
             with values_kept(graph.variables):
                 return self.run(stop, min(batches or REHEARSED, REHEARSED))
+
+    def caveats(self) -> list[str]:
+        """Why another pass would not give the same for the same variables, in words; known once it was rehearsed."""
+        found = [] if self._graph is None else graph_caveats(self._graph, self._graph.variables)
+        return [f"the validation {said.removeprefix('the step ')}" for said in found]
 
     def _run(self, iterator: Any) -> tuple[tf.Tensor, ...]:
         def goes_on(more: Any, *_: Any) -> Any:
@@ -203,6 +212,10 @@ class Evaluation:
             found = self._pass.rehearse(stop, batches)
         if found is not None and not found[0]:
             raise DataError(f"dataset {self._name!r} is empty")
+
+    def caveats(self) -> list[str]:
+        """See `CompiledPass.caveats`."""
+        return self._pass.caveats()
 
     @contextmanager
     def _failing(self, step: int) -> Iterator[None]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import marshal
 from collections.abc import Iterable
 from hashlib import sha256
+from types import CodeType
 from typing import Any
 
 from prototrain.config.json_form import encode
@@ -41,6 +45,8 @@ def _short(value: Any) -> Any:
     """A value as JSON can hold it, without what Keras needs only to make it anew, and with a digest of a long text."""
     if isinstance(value, dict) and value.keys() >= {"class_name", "config"}:
         config = value["config"] if isinstance(value["config"], dict) else {"value": value["config"]}
+        if value["class_name"] == "__lambda__":
+            config = _of_lambda(config)
         return {"class": value["class_name"], **_short({key: item for key, item in config.items() if key != "name"})}
     if isinstance(value, dict):
         return {str(key): _short(item) for key, item in value.items()}
@@ -50,3 +56,27 @@ def _short(value: Any) -> Any:
     if isinstance(plain, str) and len(plain) > _LONGEST:
         return f"{plain[:20]}... ({sha256(plain.encode()).hexdigest()[:8]})"
     return plain
+
+
+def _of_lambda(config: dict[str, Any]) -> dict[str, Any]:
+    """How Keras describes a lambda, with a digest in place of its code, which has the file and the lines in it."""
+    if isinstance(config.get("value"), (list, tuple)) and len(config["value"]) == 3:  # one that is an argument
+        config = dict(zip(("code", "defaults", "closure"), config["value"], strict=True))
+    try:
+        # Keras has made it in this process, of a function that there is.
+        code = marshal.loads(base64.b64decode(config["code"]))
+    except (KeyError, TypeError, ValueError, EOFError, binascii.Error):  # another version of Keras has another form
+        return config
+    return {**config, "code": f"{sha256(_done_by(code).encode()).hexdigest()[:12]}"}
+
+
+def _done_by(constant: Any) -> str:
+    """What a function's code does, wherever it is written; of its constants the types too, and no order of a set."""
+    if isinstance(constant, CodeType):
+        numbers = constant.co_flags, constant.co_argcount, constant.co_posonlyargcount, constant.co_kwonlyargcount
+        names = constant.co_names, constant.co_varnames, constant.co_freevars, constant.co_cellvars
+        return f"({constant.co_code!r} {numbers} {names} {_done_by(constant.co_consts)})"
+    if isinstance(constant, (tuple, frozenset)):
+        parts = map(_done_by, constant)
+        return f"{type(constant).__name__}({', '.join(sorted(parts) if isinstance(constant, frozenset) else parts)})"
+    return f"{type(constant).__name__} {constant!r}"

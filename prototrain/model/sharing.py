@@ -118,7 +118,7 @@ class VariableStore:
         call from working shows here, before anything of a run is written.
 
         Args:
-            build: called with one batch.
+            build: called with one batch; what it returns are the graph's outputs.
             inputs: the specification of a batch, as `tf.data.Dataset.element_spec`.
 
         Returns:
@@ -128,9 +128,9 @@ class VariableStore:
             ModelError: as `sharing`; or two layers have one name.
         """
 
-        def traced(batch: Any) -> None:
+        def traced(batch: Any) -> Any:
             with self.sharing():
-                build(batch)
+                return build(batch)
 
         graph = tf.function(traced, autograph=False).get_concrete_function(inputs).graph
         by_handle = {id(variable.handle): variable for variable in graph.variables}

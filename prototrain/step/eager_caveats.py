@@ -26,6 +26,7 @@ _CHANGES = re.compile(
     r"Assign(Add|Sub)?VariableOp|Resource(Scatter|Apply|SparseApply|StridedSliceAssign)\w*"
     r"|RngReadAndSkip|RngSkip|Stateful(Uniform\w*|StandardNormal\w*|TruncatedNormal|RandomBinomial)"
 )
+_CHANGES_TABLE = re.compile(r"LookupTable(Insert|Remove|Import)V2")
 _BUILDS = re.compile(r"\w*Dataset\w*|\w*Iterator\w*|\w*SeedGenerator\w*|\w*MemoryCache\w*|Delete\w*")
 
 
@@ -43,6 +44,8 @@ def saved_handles(saved: Collection[Any]) -> list[Any]:
                 found += [each.handle for each in components(part)]
             elif isinstance(part, tf.data.Iterator):
                 found.append(iterator_handle(part))
+            elif isinstance(part, tf.lookup.experimental.MutableHashTable | tf.lookup.experimental.DenseHashTable):
+                found.append(part.resource_handle)
     return found
 
 
@@ -103,6 +106,8 @@ _CHOOSE = ("If", "StatelessIf", "Case", "StatelessCase")  # whose first input is
 def _caveat(kind: str, uses_unsaved: bool) -> str | None:
     if _CHANGES.fullmatch(kind):
         what = "changes a variable"
+    elif _CHANGES_TABLE.fullmatch(kind):
+        what = "changes a table"
     elif kind.startswith("IteratorGetNext"):
         what = "reads an iterator"
     elif _BUILDS.fullmatch(kind) or not is_stateful(kind):

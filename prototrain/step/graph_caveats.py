@@ -13,6 +13,7 @@ from typing import Any
 
 from prototrain.step.scratch import is_scratch
 from prototrain.system.graphs import all_operations
+from prototrain.system.resources import is_changing_table, resource_uses
 from prototrain.system.tracebacks import users_own
 
 # Stateful for TensorFlow, and yet they repeat: what they read and write is in variables, or they keep nothing.
@@ -22,10 +23,10 @@ _REPEATS = re.compile(
             r"(Read|Assign|AssignAdd|AssignSub)VariableOp|VarHandleOp|VarIsInitializedOp|VariableShape|DestroyResourceOp",
             r"Resource(Gather|Scatter|Apply|SparseApply|StridedSlice)\w*|DisableCopyOnRead|GuaranteeConst|Empty",
             r"(Stateful)?PartitionedCall|RemoteCall|If|While|Case|TensorArray\w*|Stack\w*|DeviceIndex",
-            r"Assert|CheckNumerics\w*|Print\w*|Timestamp|\w*Summary\w*",
+            r"Assert|CheckNumerics\w*|Print\w*|\w*Summary\w*",
             r"Iterator\w*|MakeIterator",
             r"Collective\w*|Nccl\w*|CrossReplicaSum|SyncDevice|Xla\w*",
-            r"HashTableV2|AnonymousHashTable|InitializeTable\w*|LookupTable(Find|Size|Export)V2",
+            r"HashTableV2|AnonymousHashTable|InitializeTable\w*|LookupTable\w+",
             r"StatelessRandomGetAlg|CudnnRNN\w*|(Add|Take)Many\w*TensorsMap",
         )
     )
@@ -42,6 +43,8 @@ _DRAWS = {
     "RandomGamma": "tf.random.gamma",
     "RandomPoissonV2": "tf.random.poisson",
 }
+OWN_CLOCK = "prototrain_clock"
+"""The name of ops that measure how long a step waits, and have no part in what it computes."""
 _CURE = "use keras.random with a SeedGenerator, or a tf.random.stateless_* function of the step"
 
 
@@ -64,7 +67,34 @@ def graph_caveats(graph: Any, saved: Collection[Any]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def resource_caveats(graph: Any) -> list[tuple[Any, str]]:
+    """Say of each iterator and changing table that a graph uses from outside what it means if nobody saves it.
+
+    Returns:
+        its handle, and the words.
+    """
+    found: dict[int, tuple[Any, str]] = {}
+    for handle, op in resource_uses(graph):
+        if op.type.startswith("IteratorGetNext"):
+            what = "reads an iterator"
+        elif op.type.startswith("LookupTable") and _is_changing(handle, op):
+            what = "uses a table that can change"
+        else:
+            continue
+        said = f"the step {what}{users_place(op.traceback)} that no checkpoint holds; put it into trainer.state"
+        found.setdefault(id(handle), (handle, said))
+    return list(found.values())
+
+
+def _is_changing(handle: Any, op: Any) -> bool:
+    if op.type == "LookupTableFindV2":
+        return is_changing_table(handle, op)
+    return str(op.type) != "LookupTableSizeV2"
+
+
 def _caveat(op: Any) -> str | None:
+    if op.name.rpartition("/")[2].startswith(OWN_CLOCK):
+        return None
     return caveat_of(op.type, op.traceback) if op.graph.op_def_for_type(op.type).is_stateful else None
 
 
@@ -79,6 +109,8 @@ def caveat_of(kind: str, traceback: Iterable[Any]) -> str | None:
         return None  # a generator's state is a variable, which is looked for as such
     frames = list(traceback)
     where = users_place(frames)
+    if kind == "Timestamp":
+        return f"the step asks for the time{where}"
     if kind in _DRAWS:
         dropout = any(frame.name.startswith("dropout") for frame in frames)
         return f"the step draws from {'tf.nn.dropout' if dropout else _DRAWS[kind]}{where}; {_CURE}"

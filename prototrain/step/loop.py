@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.step.direct_call import DirectCall
+from prototrain.step.graph_caveats import OWN_CLOCK
 from prototrain.step.iteration import Iteration
 from prototrain.step.packing import Packing
 from prototrain.step.plan import Batch, StepPlan
@@ -150,4 +151,4 @@ def _outcome(state: State) -> Outcome:
 
 def _time_after(tensors: list[Any]) -> tf.Tensor:
     with tf.device("CPU:0"), tf.control_dependencies(tensors):
-        return tf.timestamp()
+        return tf.timestamp(name=OWN_CLOCK)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -54,8 +54,25 @@ def all_operations(graph: Any) -> Iterator[Any]:
             yield from all_operations(function)
 
 
+def whole_digest(graph: Any, captured: Mapping[str, str] | None = None) -> str:
+    """As `graph_digest`, also of which outputs of ops are used, and of the outputs of the graph.
+
+    Args:
+        graph: of a traced function.
+        captured: what stands for what the graph uses from outside, by the names of its placeholders.
+    """
+    return _digest(graph, captured or {}, is_whole=True)
+
+
 def graph_digest(graph: Any) -> str:
-    """A digest of a graph's ops, their attributes and constants; names, which count up by process, are left out."""
+    """A digest of a graph's ops, their attributes and constants; names, which count up by process, are left out.
+
+    Positions in data that earlier versions have saved are compared by it.
+    """
+    return _digest(graph, {}, is_whole=False)
+
+
+def _digest(graph: Any, captured: Mapping[str, str], *, is_whole: bool) -> str:
     parts: list[str] = []
     order: dict[str, int] = {}
     for op in graph.get_operations():
@@ -65,14 +82,24 @@ def graph_digest(graph: Any) -> str:
             functions = [attribute.func] if attribute.HasField("func") else attribute.list.func
             if functions:
                 nested = [_function(graph, function.name) for function in functions]
-                digests = [graph_digest(function.graph) if function is not None else "" for function in nested]
+                digests = [
+                    _digest(function.graph, {}, is_whole=is_whole) if function is not None else ""
+                    for function in nested
+                ]
                 attributes.append(f"{name}={','.join(digests)}")
             elif not name.startswith("_") and name not in ("token", "shared_name", "container"):
                 attributes.append(f"{name}={short_digest(attribute.SerializeToString(deterministic=True))}")
-        inputs = [str(order.get(tensor.op.name, "captured")) for tensor in op.inputs]
+        inputs = [_origin(tensor, order, is_whole=is_whole) for tensor in op.inputs]
         order[op.name] = len(order)
-        parts.append(f"{op.type}({','.join(inputs)}) {' '.join(attributes)}")
+        parts.append(f"{op.type}({','.join(inputs)}) {' '.join(attributes)}{captured.get(op.name, '')}")
+    if is_whole:
+        parts.append(",".join(_origin(tensor, order, is_whole=True) for tensor in graph.outputs))
     return short_digest("\n".join(parts).encode())
+
+
+def _origin(tensor: Any, order: Mapping[str, int], *, is_whole: bool) -> str:
+    number = str(order.get(tensor.op.name, "captured"))
+    return f"{number}:{tensor.value_index}" if is_whole else number
 
 
 def short_digest(content: bytes) -> str:

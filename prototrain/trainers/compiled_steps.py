@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from prototrain.checkpoint.state import variables_in
+from prototrain.checkpoint.state import trackables, variables_in
 from prototrain.step.compiled_call import CompiledCall
-from prototrain.step.graph_caveats import graph_caveats
+from prototrain.step.eager_caveats import saved_handles
+from prototrain.step.graph_caveats import graph_caveats, resource_caveats
 from prototrain.step.result import StepFailure, StepResult
 from prototrain.towers import components
 from prototrain.trainers.python_steps import NOT_RECORDED
@@ -79,7 +80,9 @@ class CompiledSteps:
         """Once the step is traced, say what of it a resumed run will not repeat, as far as that was not known."""
         trainer = self._trainer
         copies = [copy for variable in variables_in(trainer.state) for copy in components(variable)]
-        trainer.session.weaken(graph_caveats(self.call.graph, copies))
+        held = set(map(id, saved_handles(trackables(trainer.state))))
+        unsaved = [said for handle, said in resource_caveats(self.call.graph) if id(handle) not in held]
+        trainer.session.weaken(graph_caveats(self.call.graph, copies) + unsaved)
         self._look()
         if self.call.leaves_summaries and not trainer.callbacks.has_watchers:
             trainer.session.say_once(NOT_RECORDED)

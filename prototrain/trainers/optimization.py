@@ -15,7 +15,7 @@ from prototrain.callbacks.proxies import innermost
 from prototrain.config import Config
 from prototrain.config.json_form import encode
 from prototrain.errors import ConfigError, PrototrainError
-from prototrain.system.graphs import graph_digest
+from prototrain.model.graph_digest import model_digest
 
 UNSET_RATE = 0.0
 """The learning rate of an optimizer for which the config has none, until a callback sets it."""
@@ -108,6 +108,6 @@ def _digest(schedule: Any) -> str:
     step = tf.TensorSpec([], tf.int64)
     try:
         traced = tf.function(lambda step: tf.convert_to_tensor(schedule(step)), autograph=False)
-        return graph_digest(traced.get_concrete_function(step).graph)
+        return model_digest(traced.get_concrete_function(step).graph)
     except (PrototrainError, tf.errors.OperatorNotAllowedInGraphError, TypeError, ValueError):
         return "not known"  # the step, which is traced next, has the better word for what is wrong with it

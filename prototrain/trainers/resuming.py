@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from prototrain.checkpoint import Checkpoint
 from prototrain.checkpoint.state import StateEntries, set_random_state, taking
+from prototrain.checkpoint.values import decode, lost_in
 from prototrain.errors import CheckpointError
 from prototrain.experiment.provenance import changes_since
 from prototrain.system.waiting import announcing
@@ -95,11 +96,14 @@ class Resume:
             # An epoch's last step belongs to that epoch.
             epoch_num = max(checkpoint.step - 1, 0) // trainer.steps_per_epoch + 1
             trainer.go_to(checkpoint.step, epoch_num=epoch_num)
-            self.inexact = trainer.callbacks.load_state_dict(meta["callbacks"])
+            self.inexact = lost_in(meta["values"])
+            with taking("the callbacks' state"):
+                states = decode(meta["callbacks"])
+            self.inexact += trainer.callbacks.load_state_dict(states)
             with taking("the scalars' history"):
                 trainer.monitors.load_state_dict(meta["monitors"])
             with taking("the last step's outputs"):
-                trainer.go_to(checkpoint.step, outputs=dict(meta["outputs"]))
+                trainer.go_to(checkpoint.step, outputs=dict(decode(meta["outputs"])))
             self.inexact += trainer.resume_caveats()
             with taking("the record of versions and settings"):
                 self.inexact += changes_since(dict(meta["provenance"]), trainer.provenance())

@@ -54,6 +54,7 @@ class Session:
         own = type(trainer).__module__
         # Now, before anyone edits what this process has imported.
         self._trainer_code = None if own.startswith("prototrain.") else source_digest(source_of(trainer))
+        self._imported: dict[str, str] | None = None  # of a run; nobody reads a module again that is edited meanwhile
         self._said: set[str] = set()
         self.stopped_by: str | None = None
         self._record: RunRecord | None = None
@@ -304,6 +305,12 @@ class Session:
         """Whether, from where and how exactly this run goes on, in one line."""
         return self.resume.line()
 
+    def _imports(self) -> dict[str, str]:
+        if self._imported is None:
+            known = [source for source in self._trainer.sources() if source is not None]
+            self._imported = import_digests(known)
+        return self._imported
+
     def provenance(self) -> dict[str, Any]:
         """Versions, threads and code; see `Trainer.provenance`."""
         trainer, config = self._trainer, self._trainer.config
@@ -312,6 +319,7 @@ class Session:
             **versions(),
             "trainer": type(trainer).__name__,
             "trainer code": self._trainer_code,
+            "imports": self._imports(),
             STEPS_PER_EPOCH: of_config if trainer.given_steps_per_epoch is None else trainer.given_steps_per_epoch,
         }
 

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from prototrain.checkpoint.best import best_checkpoint
+from prototrain.checkpoint.state import trackables
 from prototrain.data.batches import check_divides
 from prototrain.data.shares import Share
 from prototrain.errors import CheckpointError, ConfigError
@@ -22,7 +23,7 @@ from prototrain.model.placement import Placement
 from prototrain.optimizers import make_optimizer, processors_from_config
 from prototrain.step import update
 from prototrain.step.compiled_call import CompiledCall
-from prototrain.step.eager_caveats import unwatched
+from prototrain.step.eager_caveats import saved_handles, unwatched
 from prototrain.step.loss_scale import LossScale
 from prototrain.step.micro_batches import over_micro_batches
 from prototrain.step.stop_variable import StopVariable
@@ -400,6 +401,7 @@ class TowerTrainer(Trainer):
         if type(self).evaluate is TowerTrainer.evaluate:
             self.built.stop = self.stop
             self.built.rehearse(dataset, batches)
+            self.session.weaken(self.built.evaluation(dataset).caveats())
 
     def load_weights(
         self,
@@ -484,7 +486,8 @@ class TowerTrainer(Trainer):
 
     def resume_caveats(self) -> list[str]:
         self.data.catch_up(lambda: self.stop.signum is not None)  # which may find that the data did not repeat
-        return self.built.resume_caveats()
+        held = set(map(id, saved_handles(trackables(self.state))))
+        return self.built.resume_caveats() + [said for handle, said in self.built.resources if id(handle) not in held]
 
     def sources(self) -> list[Path]:
         source = self.built.source

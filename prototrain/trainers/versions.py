@@ -12,6 +12,18 @@ import tensorflow as tf
 from prototrain.experiment.environment import version_of
 from prototrain.system.processor import processor
 
+# Variables of the environment by which TensorFlow computes in another way.
+_FLAGS = (
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_NUM_THREADS",
+    "TF_DETERMINISTIC_OPS",
+    "TF_ENABLE_ONEDNN_OPTS",
+    "TF_NUM_INTEROP_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+    "TF_XLA_FLAGS",
+    "XLA_FLAGS",
+)
+
 
 def versions() -> dict[str, Any]:
     """Versions, processors, threads and, if there are any, GPUs by name, as far as a run's bits may depend on them."""
@@ -22,10 +34,11 @@ def versions() -> dict[str, Any]:
         "tensorflow": tf.__version__,
         "keras": version_of("keras"),
         "processor": processor(),
-        "processors": os.cpu_count(),
+        "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "intra-op threads": tf.config.threading.get_intra_op_parallelism_threads(),
         "inter-op threads": tf.config.threading.get_inter_op_parallelism_threads(),
         **({"GPUs": list(gpus)} if gpus else {}),
+        "flags": {name: os.environ[name] for name in _FLAGS if name in os.environ},
     }
 
 

@@ -103,6 +103,9 @@ REPLAYED: dict[str, tuple[Make, str]] = {
 }
 
 
+CHANGING = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
+
+
 def drawn_anew() -> tf.data.Dataset:
     return D.random(seed=1, rerandomize_each_iteration=True)
 
@@ -162,6 +165,10 @@ RESTARTED: dict[str, tuple[Make, str]] = {
         "several stages read the same Shuffle, some of them ahead",
     ),
     "a variable": (lambda: numbers().map(lambda x: x + VARIABLE), "reads a variable"),
+    "a table that can change": (
+        lambda: numbers().map(lambda x: x + CHANGING.lookup(x)),
+        "the function of Map looks into a table that can change",
+    ),
     "the time": (lambda: numbers().map(lambda x: tf.timestamp()), "op Timestamp, of which nothing is known"),
     "a snapshot": (lambda: numbers().snapshot("nowhere"), "nothing is known of its stage Snapshot"),
     "two shuffles made before": (lambda: EARLIER_TWICE, "made before it was called"),

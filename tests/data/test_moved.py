@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import readers
-from prototrain.data.changes import OTHER_SIZES
+from prototrain.data.changes import OTHER_CONSTANTS, OTHER_SIZES
 from prototrain.data.pipeline import describe_pipeline, description_of
 from prototrain.data.stream import TrainingData
 from prototrain.errors import CheckpointError
@@ -210,6 +210,18 @@ def test_a_file_at_a_url_that_was_replaced_is_other_data(
     meta = place(data, tmp_path)
     with pytest.raises(CheckpointError, match="training data has changed"):
         training(make, tmp_path / "other").read(str(tmp_path / "place"), meta)
+
+
+def test_constants_of_functions_are_compared(tmp_path: Path) -> None:
+    def made(factor: float) -> Make:
+        table = tf.constant([0.0] * 300 + [factor] * 300)  # the first batch has nothing of the second half
+        return lambda _: tf.data.Dataset.range(600).map(lambda x: {"x": table[x]})
+
+    meta = place(training(made(1.0), tmp_path), tmp_path)
+    for factor, caveat in ((1.0, None), (2.0, OTHER_CONSTANTS)):
+        after = training(made(factor), tmp_path)
+        after.read(str(tmp_path / "place"), meta)
+        assert after.caveat == caveat and after.offset == 6
 
 
 def test_within_a_run_a_directory_tells_data_apart(tmp_path: Path) -> None:

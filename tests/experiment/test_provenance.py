@@ -38,3 +38,18 @@ def test_what_earlier_versions_did_not_record_is_not_claimed() -> None:
         "GPUs was not recorded and is ['A100']",
     ]
     assert changes_since({"towers": 1, "processor": "x86_64"}, {"towers": 1, "processor": "x86_64"}) == []
+
+
+def test_modules_are_compared_as_far_as_both_have_them() -> None:
+    then = {"imports": {"helper": "text 1", "gone": "text 2", "same": "text 3"}}
+    now = {"imports": {"helper": "text 4", "new": "text 5", "same": "text 3"}}
+    assert changes_since(then, now) == ["the module helper is not what it was"]
+    assert changes_since({}, now) == []
+
+
+def test_a_graph_is_not_compared_with_what_earlier_versions_saw_of_it() -> None:
+    now = {"model graph": "v2 01234567", "schedule": "v2 01234567"}
+    assert changes_since({"model graph": "89abcdef", "schedule": "89abcdef, 01234567"}, now) == []
+    assert changes_since({**now, "model graph": "v2 89abcdef"}, now) == [
+        "model graph was v2 89abcdef and is v2 01234567"
+    ]

@@ -12,8 +12,16 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Callback, SimpleTrainer
-from prototrain.callbacks import EnableCallbackIf, ExponentialMovingAverage, SaveOnExit, StopOnNaN, Summaries
-from prototrain.step.graph_caveats import graph_caveats
+from prototrain.callbacks import (
+    EnableCallbackIf,
+    ExponentialMovingAverage,
+    SaveOnExit,
+    StopOnNaN,
+    Summaries,
+    Validation,
+)
+from prototrain.step.eager_caveats import saved_handles
+from prototrain.step.graph_caveats import graph_caveats, resource_caveats
 from tests.tiny import Losses, tiny_build, tiny_model
 
 generator = tf.random.Generator.from_seed(3)
@@ -37,6 +45,7 @@ INEXACT: dict[str, tuple[Callable[[Any], Any], str]] = {
     "py_function": (lambda x: tf.py_function(lambda y: y, [x], tf.float32), "calls Python code"),
     "generator": (lambda x: x + generator.normal([2]), "uses the variable 'StateVar'"),
     "variable": (lambda x: x * unsaved, "uses the variable 'unsaved'"),
+    "the time": (lambda x: x + tf.cast(tf.timestamp(), tf.float32), "asks for the time .*test_graph_caveats.py, line"),
     "candidates": (
         lambda x: tf.cast(tf.random.uniform_candidate_sampler([[1]], 1, 1, True, 5)[0], tf.float32),
         "has the op UniformCandidateSampler",
@@ -49,6 +58,81 @@ EXACT: dict[str, Callable[[Any], Any]] = {
     "python without a state": lambda x: tf.numpy_function(lambda y: y, [x], tf.float32, stateful=False),
     "check": lambda x: tf.debugging.check_numerics(x, "x"),
 }
+
+
+constant = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0], [1.0]), 0.0)
+changing = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+numbers = iter(tf.data.Dataset.range(9).repeat())
+
+
+def first_of_a_loop(x: Any) -> Any:
+    def add(i: Any, y: Any) -> Any:
+        return i + 1, y + tf.cast(next(numbers), tf.float32)
+
+    return tf.while_loop(lambda i, _: i < 2, add, (0, x))[1]
+
+
+RESOURCES: dict[str, tuple[Callable[[Any], Any], Any, str | None]] = {
+    "a table": (lambda x: constant.lookup(tf.cast(x, tf.int32)), constant, None),
+    "a table that can change": (
+        lambda x: changing.lookup(tf.cast(x, tf.int64)),
+        changing,
+        "uses a table that can change",
+    ),
+    "a table that is changed": (
+        lambda x: (changing.insert(tf.cast(x, tf.int64), x), x)[1],
+        changing,
+        "uses a table that can change",
+    ),
+    "an iterator": (lambda x: x + tf.cast(next(numbers), tf.float32), numbers, "reads an iterator"),
+    "an iterator in a loop": (first_of_a_loop, numbers, "reads an iterator"),
+    "an iterator in a branch": (
+        lambda x: tf.cond(x[0] > 0, lambda: x + tf.cast(next(numbers), tf.float32), lambda: x),
+        numbers,
+        "reads an iterator",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RESOURCES)
+def test_what_is_neither_a_variable_nor_saved_is_named(name: str) -> None:
+    function, resource, words = RESOURCES[name]
+    graph = traced(function)
+    assert graph_caveats(graph, []) == []
+    found = resource_caveats(graph)
+    if words is None:
+        assert found == []
+        return
+    ((handle, said),) = found
+    assert re.search(words + r" \(.*test_graph_caveats.py, line \d+\) that no checkpoint holds", said)
+    assert handle in [each for each in saved_handles([resource]) if each is handle]
+
+
+class Reads(SimpleTrainer):
+    def train_step(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        return super().train_step({**inputs, "x": inputs["x"] + tf.cast(next(numbers), tf.float32)})
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_a_second_iterator_repeats_if_it_is_saved(
+    is_saved: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for steps in (3, 6):
+        trainer = Reads(tiny_model(), experiment=tmp_path)
+        if is_saved:
+            trainer.state["numbers"] = numbers
+        trainer.train([SaveOnExit()], max_steps=steps)
+    assert ("the step reads an iterator" in capsys.readouterr().out) == (not is_saved)
+    assert ("not bit-exact" in trainer.session.resume_line()) == (not is_saved)
+
+
+def test_a_validation_that_draws_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def build(inputs: Any, train_phase: bool) -> Any:
+        noise = 0.0 if train_phase else tf.random.normal([])
+        return tiny_build({**inputs, "x": inputs["x"] + noise}, train_phase)
+
+    SimpleTrainer(tiny_model(build=build), experiment=tmp_path).train([Validation()], max_steps=2)
+    assert "will not be bit-exact, because the validation draws from tf.random.normal" in capsys.readouterr().out
 
 
 def traced(function: Callable[[Any], Any]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +12,11 @@ import keras
 import numpy as np
 
 from prototrain.callbacks.base import Callback
-from prototrain.config.json_form import decode, encode
-from prototrain.errors import CallbackError, ConfigError, StopTraining
-from prototrain.private_api.of_keras import CALLBACK_SCRATCH
+from prototrain.callbacks.helping.attributes import decoded, encoded, inside_of, mark
+from prototrain.checkpoint.state import taking, trackables
+from prototrain.config import json_form
+from prototrain.errors import CallbackError, CheckpointError, ConfigError, StopTraining
+from prototrain.private_api.of_keras import CALLBACK_SCRATCH, KerasVariable
 from prototrain.system.files import write_atomic
 
 if TYPE_CHECKING:
@@ -38,8 +39,10 @@ class KerasCallback(Callback):
     A callback that overrides a batch hook is called after every step, which makes each compiled call one step long;
     one with ``save_freq="epoch"`` or ``update_freq="epoch"`` is not.
 
-    The attributes that change along the way are part of every checkpoint as far as JSON can hold them; where it cannot,
-    such as the weights that `keras.callbacks.EarlyStopping` keeps, a resumed run says that it is not exact.
+    The attributes that change along the way are part of every checkpoint: numbers, texts, containers, arrays, and
+    what is inside of random generators and variables that are made before training; up to 16 MB each, as JSON. Where
+    another one has changed, such as the weights of a large model that `keras.callbacks.EarlyStopping` keeps, or it
+    cannot be known whether it has, a resumed run says that it is not exact.
     `on_train_end` is called when the run has reached its end, not when a signal or an error ended it. `on_epoch_end` is
     not called for an epoch that the end of the run cuts short.
 
@@ -72,7 +75,7 @@ class KerasCallback(Callback):
 
     def setup(self) -> None:
         trainer = self.trainer
-        self._restored: dict[str, Any] = {"changed": {}, "lost": [], "begun": -1, "ended": 0, "stopped": False}
+        self._restored: dict[str, Any] = {"values": {}, "lost": [], "begun": -1, "ended": 0, "stopped": False}
         self._at_begin: dict[str, Any] | None = None
         self._model = _NoModel(self.name, trainer) if trainer.keras_model is None else trainer.keras_model
         self.callback.set_params({"epochs": trainer.max_epoch, "steps": trainer.steps_per_epoch, "verbose": 0})
@@ -89,9 +92,15 @@ class KerasCallback(Callback):
             self.callback.append = True
             _forget_rows(self.callback, self._ended)
         self._call("on_train_begin", None)
-        self._at_begin = {name: _mark(value) for name, value in vars(self.callback).items()}
-        for name, (coded, marks) in restored["changed"].items():
-            setattr(self.callback, name, decode(coded, name, marks))
+        elsewhere = self._elsewhere()
+        self._at_begin = {name: mark(value, elsewhere) for name, value in vars(self.callback).items()}
+        for name, (coded, marks) in restored.get("changed", {}).items():  # of an earlier version
+            setattr(self.callback, name, json_form.decode(coded, name, marks))
+        for name, coded in restored.get("values", {}).items():
+            setattr(self.callback, name, decoded(*coded))
+        for name, coded in restored.get("inside", {}).items():
+            with taking(f"{self.name}.{name}"):
+                inside_of(getattr(self.callback, name, None)).load_state_dict(decoded(*coded))
         if self._stopped:
             raise StopTraining(f"{self.name} had stopped the run")
 
@@ -119,24 +128,35 @@ class KerasCallback(Callback):
     def state_dict(self) -> dict[str, Any]:
         if self._at_begin is None:
             return self._restored
-        changed, lost = {}, []
+        values, inside, lost = {}, {}, []
+        elsewhere = self._elsewhere()
         for name, value in vars(self.callback).items():
-            if name in CALLBACK_SCRATCH or (name in self._at_begin and _mark(value) == self._at_begin[name]):
+            now = mark(value, elsewhere)
+            if name in CALLBACK_SCRATCH or (now is not None and now == self._at_begin.get(name)):
                 continue
-            marks: list[str] = []
-            coded = encode(value, name, marks)
+            holder = inside_of(value) if name in self._at_begin else None
             try:
-                decode(coded, name, marks)
-                changed[name] = [coded, marks]
-            except ConfigError:
+                if holder is None:
+                    values[name] = encoded(value)
+                else:
+                    inside[name] = encoded(holder.state_dict())
+            except (CheckpointError, ConfigError):
                 lost.append(name)
-        return {"changed": changed, "lost": lost, "begun": self._begun, "ended": self._ended, "stopped": self._stopped}
+        of_hooks = {"begun": self._begun, "ended": self._ended, "stopped": self._stopped}
+        return {"values": values, "inside": inside, "lost": lost, **of_hooks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._restored = state
 
     def resume_caveats(self) -> list[str]:
         return [f"no checkpoint can hold {self.name}.{name}" for name in self._restored["lost"]]
+
+    def _elsewhere(self) -> set[int]:
+        """The identities of what a checkpoint holds anyway, and of what is there anew in every run."""
+        held = trackables(self.trainer.state)
+        held += [variable.value for variable in held if isinstance(variable, KerasVariable)]
+        metrics = [] if self.trainer.keras_model is None else self.trainer.keras_model.metrics
+        return set(map(id, [self.callback, self.trainer, self._model, *metrics, *held]))
 
     # -- how Keras callbacks are called -------------------------------------------------------------------------------
 
@@ -201,19 +221,6 @@ class _NoModel:
 def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
     method = getattr(callback, hook)  # of the instance, where keras.callbacks.LambdaCallback puts its functions
     return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, hook)
-
-
-def _mark(value: Any) -> Any:
-    """Something that differs when an attribute has changed."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, np.ndarray):
-        return value.shape, value.tobytes()
-    if isinstance(value, dict):
-        return [(name, _mark(part)) for name, part in value.items()]
-    if isinstance(value, (list, tuple, set, deque)):
-        return [_mark(part) for part in value]
-    return id(value)
 
 
 def _forget_rows(logger: keras.callbacks.CSVLogger, epochs: int) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+import enum
+import logging
+import random
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +144,7 @@ def test_a_callback_stops_the_run_and_it_stays_stopped(tmp_path: Path) -> None:
     assert run(stopping(), steps=20, experiment=tmp_path / "run").global_step == 6
 
 
-def test_state_goes_on_and_what_is_lost_is_said(tmp_path: Path) -> None:
+def test_state_goes_on(tmp_path: Path) -> None:
     class Recent(keras.callbacks.Callback):
         def __init__(self) -> None:
             super().__init__()
@@ -166,8 +171,161 @@ def test_state_goes_on_and_what_is_lost_is_said(tmp_path: Path) -> None:
     assert parts.all == whole.all and parts.pair == (1, 2)
     # A sign turned once must not be turned back, and the patience is that of the present list.
     assert (stopping.wait, stopping.best, stopping.min_delta, stopping.patience) == (1, 1.0, -0.5, 9)
-    assert trainer.storage.resume_line().endswith("because no checkpoint can hold Recent.last")
+    assert trainer.storage.resume_line().endswith(", exact") and parts.last == whole.last and parts.last.maxlen == 3
     assert (tmp_path / "parts.csv").read_text() == (tmp_path / "whole.csv").read_text()
+
+
+@dataclass
+class Count:
+    """Changes inside, and nobody can tell how to save it."""
+
+    number: int = 0
+
+
+class Holder(keras.callbacks.Callback):
+    """Has a value and changes it at each epoch: to what `change` returns, or inside where that is None."""
+
+    def __init__(self, value: Any, change: Callable[[Any], Any] = lambda value: None) -> None:
+        super().__init__()
+        self.value, self.change = value, change
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        changed = self.change(self.value)
+        self.value = self.value if changed is None else changed
+
+
+def add_one(variable: Any) -> None:
+    variable.assign(variable + 1)
+
+
+def content(value: Any) -> Any:
+    """What two values are compared by, such as the next number of a random generator."""
+    if isinstance(value, (random.Random, np.random.Generator, np.random.RandomState)):
+        return value.normal(0, 1) if hasattr(value, "normal") else value.gauss(0, 1)
+    if isinstance(value, keras.random.SeedGenerator):
+        return value.next().numpy().tolist()
+    if isinstance(value, keras.metrics.Metric):
+        return float(value.result())
+    return value.numpy().tolist() if hasattr(value, "numpy") else (type(value), repr(value))
+
+
+def resumed(tmp_path: Path, made: Callable[[], Holder]) -> tuple[Holder, Holder, str]:
+    """A callback of a whole run, that of one in two parts, and how the second part began."""
+    whole, second = made(), made()
+    run(whole, steps=7)
+    run(made(), steps=3, experiment=tmp_path / "run")
+    line = run(second, steps=7, experiment=tmp_path / "run").storage.resume_line()
+    return whole, second, line
+
+
+SAVED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "tuple": (tuple, lambda value: (*value, len(value))),
+    "float32": (lambda: np.float32(0.1), lambda value: value * 1.1 + 0.1),
+    "not a number": (lambda: 0.0, lambda value: value + float("inf")),
+    "array": (lambda: np.zeros((2, 3), np.int8, order="F"), lambda value: value + np.int8(1)),
+    "array, changed inside": (lambda: np.zeros(2), lambda value: np.add(value, 1, out=value)),
+    "texts": (lambda: np.array(["a"]), lambda value: np.append(value, "bc")),
+    "nested": (dict, lambda value: {**value, len(value): [(1, np.float32(2)), {"a": None}, np.ones(2)]}),
+    "set": (lambda: {1, 2}, lambda value: {*value, len(value) + 1}),
+    "deque": (lambda: deque(maxlen=2), lambda value: value.append(len(value))),
+    "function": (lambda: len, lambda value: add_one if value is len else content),
+    "tensor": (lambda: tf.constant(1.5), lambda value: value * 2),
+    "generator": (lambda: np.random.default_rng(3), lambda value: value.random() and None),
+    "bit generator of another kind": (
+        lambda: np.random.Generator(np.random.MT19937(3)),
+        lambda value: value.standard_normal() and None,
+    ),
+    "random state": (lambda: np.random.RandomState(3), lambda value: value.normal() and None),
+    "Python's generator": (lambda: random.Random(3), lambda value: value.gauss(0, 1) and None),
+    "variable": (lambda: tf.Variable([1.0, 2.0]), add_one),
+    "Keras variable": (lambda: keras.Variable(1.0), add_one),
+    "seed generator": (lambda: keras.random.SeedGenerator(3), lambda value: value.next() is None or None),
+    "metric": (keras.metrics.Mean, lambda value: value.update_state(float(value.count) + 1.0) and None),
+}
+
+
+@pytest.mark.parametrize("kind", SAVED)
+def test_what_can_be_saved_exactly_comes_back_with_its_type(tmp_path: Path, kind: str) -> None:
+    value, change = SAVED[kind]
+    whole, second, line = resumed(tmp_path, lambda: Holder(value(), change))
+    assert line.endswith(", exact")
+    assert content(second.value) == content(whole.value) != content(value())
+
+
+LOST: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "dataclass": (Count, lambda value: setattr(value, "number", value.number + 1)),
+    "class of its own": (lambda: defaultdict(int), lambda value: value.update(a=value["a"] + 1)),
+    "generators in a list": (lambda: [random.Random(3)], lambda value: value[0].random() and None),
+    "bound to a generator": (lambda: random.Random(3).gauss, lambda value: value(0, 1) and None),
+    "iterator": (lambda: (number for number in range(9)), lambda value: None),  # of which cannot be known
+    "shuffled": (lambda: tf.data.Dataset.range(3).shuffle(3), lambda value: None),
+    "large": (lambda: np.zeros(1 << 21), lambda value: value + 1),
+    "large together": (lambda: [np.zeros(1 << 18)] * 8, lambda value: [part + 1 for part in value]),
+    "objects": (lambda: np.array([None]), lambda value: np.append(value, Count())),
+    "lambda": (lambda: len, lambda value: lambda: 0),
+}
+
+
+@pytest.mark.parametrize("kind", LOST)
+def test_what_cannot_be_saved_is_named(tmp_path: Path, kind: str) -> None:
+    value, change = LOST[kind]
+    line = resumed(tmp_path, lambda: Holder(value(), change))[2]
+    assert line.endswith("not bit-exact, because no checkpoint can hold Holder.value")
+
+
+class Kind(enum.Enum):
+    ONE = 1
+
+
+@dataclass
+class Parts:
+    """Objects of many kinds that nothing changes."""
+
+    parts: tuple[Any, ...]
+
+
+def test_what_does_not_change_is_no_reason(tmp_path: Path) -> None:
+    file = (tmp_path / "log.txt").open("w")
+    around = Parts((Count(), threading.Lock(), logging.getLogger("a"), Path("a"), Kind.ONE, np.less, lambda: 0, keras))
+    unchanged = [around, around.parts, np.ones(9), file, tf.data.Dataset.range(3).batch(2), print, around.__repr__]
+    unchanged += [keras.losses.MeanSquaredError(), keras.optimizers.Adam(), keras.layers.Dense(1), Kind, {}.get]
+    unchanged += [tf.function(lambda: 0), tf.summary.create_file_writer(str(tmp_path))]
+    for number, value in enumerate(unchanged):
+        assert resumed(tmp_path / str(number), lambda value=value: Holder(value))[2].endswith(", exact"), value
+    file.close()
+
+
+@ALLOWED
+def test_what_the_checkpoint_holds_anyway_is_no_reason(tmp_path: Path) -> None:
+    def part(steps: int) -> KerasTrainer:
+        model = line()
+        model.compile(keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 9)), "mse", metrics=["mae"])
+        trainer = KerasTrainer(model, data(), experiment=tmp_path / "run")
+        held = [model, model.optimizer, model.layers[0], model.layers[0].kernel, trainer, model.metrics]
+        held += [model.layers[0].kernel.value, model.fit, {"inside": model}]
+        own = [keras.callbacks.EarlyStopping("loss", restore_best_weights=True, patience=9), keras.callbacks.History()]
+        own += [keras.callbacks.TensorBoard(tmp_path / "board")]
+        own += [keras.callbacks.ModelCheckpoint(tmp_path / "a.weights.h5", save_weights_only=True)]
+        wrapped = [KerasCallback(Holder(value), state_key=str(number)) for number, value in enumerate(held)]
+        trainer.train([*wrapped, *map(KerasCallback, own), SaveOnExit()], max_steps=steps)
+        return trainer
+
+    part(4)
+    assert part(9).storage.resume_line().endswith(", exact")
+
+
+def test_state_of_an_earlier_version_is_taken(tmp_path: Path) -> None:
+    callback = KerasCallback(Holder(1))
+    callback.load_state_dict(
+        {"changed": {"value": [[5, "nan"], ["value/1"]]}, "lost": ["a"], "begun": 2, "ended": 1, "stopped": False}
+    )
+    assert callback.resume_caveats() == ["no checkpoint can hold Holder.a"]
+    state = callback._restored
+    callback.trainer = Measured()
+    callback.setup()
+    callback.load_state_dict(state)
+    callback.before_train()
+    assert repr(callback.callback.value) == "[5, nan]"
 
 
 def test_the_end_is_told_only_when_it_is_the_end() -> None:

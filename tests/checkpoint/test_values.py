@@ -1,0 +1,164 @@
+"""Plain values on their way into JSON and back: of the same type, to the bit, or refused."""
+
+from __future__ import annotations
+
+import enum
+import json
+import random
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain.checkpoint.values import decode, encode
+from prototrain.errors import CheckpointError
+
+SCALARS = [
+    *(np.dtype(name).type(3) for name in ("int8", "uint8", "int16", "uint32", "int64", "uint64", "float16", "float32")),
+    *(np.float64(0.1), np.longdouble("1.1"), np.complex64(1 - 2j), np.bool_(True), np.str_("äb"), np.bytes_(b"a\0b")),
+    *(np.datetime64("2020-01-01T10"), np.timedelta64(3, "s"), tf.bfloat16.as_numpy_dtype(1.5), np.float32("-nan")),
+]
+ARRAYS = [
+    *(np.array([scalar, scalar]) for scalar in SCALARS),
+    *(np.zeros([0]), np.zeros([2, 0], np.int8), np.array(3.5), np.array([1.5], ">f8"), np.array(["ab", "c"])),
+    *(np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.arange(10)[::3], np.zeros(0, "U3")),
+]
+PLAIN: list[Any] = [
+    *(
+        None,
+        True,
+        1,
+        -0.0,
+        0.1,
+        float("inf"),
+        "text",
+        "a\ud800\u2028",
+        [1, [2.5, None]],
+        {"a": {"b": []}},
+        [],
+        {},
+        10**40,
+    ),
+]
+TAGGED: list[Any] = [
+    *((), (1, (2, [3])), [(1, 2)], {"a": (1,)}, b"a\0\xff", 1 - 2j, 10**5000, -(10**5000)),
+    *({1: "a", 0: "b"}, {(1, "x"): 2}, {None: 1, True: 2, 2.5: 3}, {np.int64(3): 1}, {"z": 1, "a": np.float32(2)}),
+    *({"prototrain:tuple": [1]}, {"prototrain:lost": {"prototrain:array": 1}}, {1: {"prototrain:int": "0x1"}}),
+    *({"mean": np.zeros(3), "n": [np.uint8(1)]}, [np.zeros([2, 2], np.float16)]),
+]
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """The same types and values all the way down, to the bit, in the same order."""
+    assert type(found) is type(expected)
+    if isinstance(expected, np.ndarray | np.generic):
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        assert found.tobytes() == expected.tobytes()
+    elif isinstance(expected, dict):
+        assert len(found) == len(expected)
+        for one, other in zip(found.items(), expected.items(), strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    else:
+        assert found == expected and (expected != 0 or str(found) == str(expected))
+
+
+def through_json(value: Any) -> Any:
+    return decode(json.loads(json.dumps(encode(value, "x"))))
+
+
+@pytest.mark.parametrize("value", [*SCALARS, *ARRAYS, *PLAIN, *TAGGED], ids=lambda value: type(value).__name__)
+def test_a_value_comes_back_as_it_was(value: Any) -> None:
+    assert_same(through_json(value), value)
+    assert_same(through_json({"in": [value]}), {"in": [value]})
+
+
+@pytest.mark.parametrize("value", ARRAYS)
+def test_an_array_can_be_changed_and_lies_in_memory_as_it_did(value: np.ndarray[Any, Any]) -> None:
+    found = through_json(value)
+    assert found.flags.writeable and found.flags.fnc == value.flags.fnc
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=repr)
+def test_what_json_can_hold_is_written_as_it_is(value: Any) -> None:
+    assert encode(value, "x") == value
+
+
+def test_what_an_earlier_version_wrote_comes_as_it_is() -> None:
+    assert decode({"a": [1, {"b": None}], "tuple": [1], "$": 2}) == {"a": [1, {"b": None}], "tuple": [1], "$": 2}
+
+
+class Kind(enum.IntEnum):
+    ONE = 1
+
+
+Point = namedtuple("Point", "x y")
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+REFUSED = [
+    (tf.zeros([2]), "x cannot be saved: no checkpoint brings back a EagerTensor as it was; use a tf.Variable"),
+    (tf.Variable(1.0), "a ResourceVariable as it was; make it an entry of its own"),
+    (random.Random(1), "a Random as it was; make it an entry of its own"),
+    (defaultdict(int), "a defaultdict as it was; use a dict"),
+    (OrderedDict(a=1), "a OrderedDict as it was; use a dict"),
+    (Counter("ab"), "a Counter as it was; use a dict"),
+    ({1, 2}, "a set as it was; use a list or a tuple"),
+    (frozenset({1}), "a frozenset as it was; use a list or a tuple"),
+    (deque([1]), "a deque as it was; use a list or a tuple"),
+    (Point(1, 2), "a Point as it was; use a list or a tuple"),
+    (Kind.ONE, "a Kind as it was; use its value"),
+    (np.array([None, 1]), "a ndarray of dtype object as it was; use arrays of numbers, dates or text of fixed width"),
+    (np.zeros(2, [("a", "f4")]), "use arrays of numbers, dates or text of fixed width"),
+    (np.ma.masked_array([1.0], [True]), "a MaskedArray of dtype float64 as it was; use arrays"),
+    (object(), "a object as it was; use plain values, or give it state_dict"),
+    (CYCLE, "x cannot be saved: it holds itself, or is nested too deeply"),
+]
+
+
+@pytest.mark.parametrize(("value", "said"), REFUSED, ids=[type(value).__name__ for value, _ in REFUSED])
+def test_what_would_come_back_as_something_else_is_refused(value: Any, said: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        encode(value, "x")
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_is_refused_is_named_with_its_place() -> None:
+    with pytest.raises(CheckpointError, match=r"^state\['x'\]\['a'\]\[1\] cannot be saved"):
+        encode({"a": [1, {2}]}, "state['x']")
+    with pytest.raises(CheckpointError, match=r"^the key <Kind\.ONE: 1> of x cannot be saved"):
+        encode({Kind.ONE: 1}, "x")
+
+
+@pytest.mark.parametrize(
+    ("value", "near"),
+    [
+        (tf.constant([1.5]), np.array([1.5], np.float32)),
+        (tf.constant(2), np.int32(2)),
+        (tf.Variable([1.0]), np.array([1.0], np.float32)),
+        (defaultdict(int, a=(1,)), {"a": (1,)}),
+        (Point(1, np.float32(2)), [1, np.float32(2)]),
+        (Kind.ONE, 1),
+        (np.array([None, "a"]), [None, "a"]),
+    ],
+)
+def test_what_is_near_to_a_plain_value_can_be_taken_as_that(value: Any, near: Any) -> None:
+    assert_same(decode(encode(value, "x", loose=True)), near)
+
+
+def test_nothing_else_is_near() -> None:
+    with pytest.raises(CheckpointError, match="x cannot be saved: set is neither tensor nor JSON"):
+        encode({1}, "x", loose=True)
+
+
+@pytest.mark.parametrize(
+    "coded", [["O", [1], "C", "AAAAAAAAAAA="], ["<f4", [sys.maxsize], "C", ""], ["<f4"], [1, 2, 3, 4]]
+)
+def test_an_array_that_no_run_writes_is_an_error(coded: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        decode({"prototrain:array": coded})
