@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import signal
 import sys
 import time
@@ -150,7 +151,8 @@ class GroupWatch:
                 seat.signal(signal.SIGKILL if self._stops >= _ENOUGH else signum)
 
     def _kill_who_is_late(self, now: float) -> None:
-        chief_ended, any_ended = self._ended.get(0), min(self._ended.values(), default=None)
+        chief_ended, any_ended = self._ended.get(0), min(self._ended.values(), default=math.inf)
+        has_failed = any(state.has_ended and state.code != 0 for state in self.states)
         for index, state in enumerate(self.states):
             if state.has_ended or index in self.killed:
                 continue
@@ -159,7 +161,10 @@ class GroupWatch:
                 why = f"has given no sign of life for {silence:g} seconds"
             elif chief_ended is not None and now - chief_ended > END_SECONDS:
                 why = f"did not end within {END_SECONDS:g} seconds after the chief"
-            elif any_ended is not None and now - any_ended > self._limits.stall:
+            elif has_failed and state.step is None and now - any_ended > END_SECONDS:
+                # It may be waiting for the other one in code of TensorFlow's, which hears of nothing.
+                why = f"did not end within {END_SECONDS:g} seconds after another worker failed, ahead of its first step"
+            elif now - any_ended > self._limits.stall:
                 why = f"did not end within {self._limits.stall:g} seconds after another worker"
             else:
                 continue

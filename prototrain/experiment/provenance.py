@@ -21,8 +21,8 @@ provenance      what must not change between a run and its  meta.json of a check
                 (`Trainer.provenance`): versions, threads,  environment.json: provenance    `runs.repeat`; all by
                 towers, config (`config_provenance`), code                                  `differences`
                 (`source_digest`)
-import digests  short hashes of the imported modules of     environment.json: imports       `runs.repeat`
-                the user's own that no copy is kept of
+import digests  short hashes of the imported modules of     environment.json: imports;      a resume, as far as both
+                the user's own that no copy is kept of      meta.json: provenance           have them; `runs.repeat`
                 (`import_digests`)
 data files      size and hash of each file that the data    environment.json: data.files    `runs.repeat`
                 comes from (`data_files.describe_files`)                                    (`data_files.file_changes`)

@@ -169,7 +169,9 @@ def _at_the_same_steps(one: Path, other: Path) -> Iterator[tuple[int, Row, Row]]
 def _settings(environment: dict[str, Any]) -> dict[str, Any]:
     names = {"platform": "platform", "devices": "devices", "working directory": "directory"}
     other = {name: environment.get(key) for name, key in names.items()}
-    return {**environment["versions"], **environment["provenance"], **other}
+    # Versions before did not record flags; imports are compared by themselves.
+    provenance = {key: value for key, value in environment["provenance"].items() if key != "imports"}
+    return {"flags": {}, **environment["versions"], **provenance, **other}
 
 
 def _as_option(towers: Any) -> str | None:

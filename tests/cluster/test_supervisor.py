@@ -148,7 +148,10 @@ class _Forked:
         self._process = _CONTEXT.Process(target=_work, args=(line, environment))
         self._process.start()
         line.close()
-        self.send_signal = self._process.kill
+
+    def send_signal(self, signum: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, signum)
 
     def poll(self) -> int | None:
         return self._process.exitcode
