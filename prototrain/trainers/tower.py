@@ -469,7 +469,7 @@ class TowerTrainer(Trainer):
     # -- what it says of itself ----------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
-        batch, caveats = self.global_batch, "; ".join(self.built.graph_caveats)
+        batch, caveats = self.global_batch, "; ".join([*self.built.graph_caveats, *self._unsaved_resources()])
         return {
             "model": self.built.name,
             **super().describe(),
@@ -486,8 +486,11 @@ class TowerTrainer(Trainer):
 
     def resume_caveats(self) -> list[str]:
         self.data.catch_up(lambda: self.stop.signum is not None)  # which may find that the data did not repeat
+        return self.built.resume_caveats() + self._unsaved_resources()
+
+    def _unsaved_resources(self) -> list[str]:
         held = set(map(id, saved_handles(trackables(self.state))))
-        return self.built.resume_caveats() + [said for handle, said in self.built.resources if id(handle) not in held]
+        return [said for handle, said in self.built.resources if id(handle) not in held]
 
     def sources(self) -> list[Path]:
         source = self.built.source

@@ -126,6 +126,20 @@ def test_a_second_iterator_repeats_if_it_is_saved(
     assert ("not bit-exact" in trainer.session.resume_line()) == (not is_saved)
 
 
+def test_an_iterator_of_the_model_is_named_from_the_first_run_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def build(inputs: Any, train_phase: bool) -> Any:
+        return tiny_build({**inputs, "x": inputs["x"] + tf.cast(next(numbers), tf.float32)}, train_phase)
+
+    for steps, line in (
+        (2, "steps on resume  not exact: the step reads an iterator"),
+        (4, "not bit-exact, because the"),
+    ):
+        SimpleTrainer(tiny_model(build=build), experiment=tmp_path).train([SaveOnExit()], max_steps=steps)
+        assert line in capsys.readouterr().out
+
+
 def test_a_validation_that_draws_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def build(inputs: Any, train_phase: bool) -> Any:
         noise = 0.0 if train_phase else tf.random.normal([])
