@@ -22,11 +22,11 @@ def resource_uses(graph: Any) -> Iterator[tuple[Any, Any]]:
     of_variables = {id(variable.handle) for variable in graph.variables}
     for outside, inside in graph.captures:
         if str(inside.dtype.name) == "resource" and id(outside) not in of_variables:
-            for op in _users(graph, inside):
+            for op in _users(inside):
                 yield outside, op
 
 
-def _users(graph: Any, tensor: Any) -> Iterator[Any]:
+def _users(tensor: Any) -> Iterator[Any]:
     for op in tensor.consumers():
         functions = called(op)
         if not functions:
@@ -36,7 +36,7 @@ def _users(graph: Any, tensor: Any) -> Iterator[Any]:
         for function in functions:
             for place in places:
                 if 0 <= place < len(function.inputs):
-                    yield from _users(function, function.inputs[place])
+                    yield from _users(function.inputs[place])
 
 
 def is_changing_table(handle: Any, lookup: Any) -> bool:
