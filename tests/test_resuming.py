@@ -6,14 +6,22 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
 import pytest
 import tensorflow as tf
 
-from prototrain import Callback, SimpleTrainer
-from prototrain.callbacks import SaveOnExit
+from prototrain import Callback, SimpleTrainer, Trainer
+from prototrain.callbacks import (
+    HyperParam,
+    KerasCallback,
+    SaveOnExit,
+    ScalarPrinter,
+    ScheduledHyperParamSetter,
+    StopOnNaN,
+)
 from prototrain.errors import CheckpointError
 from tests.conftest import ROOT
 from tests.tiny import tiny_arrays, tiny_build, tiny_model, values
@@ -193,6 +201,151 @@ def test_callbacks_that_are_new_or_gone_are_named(tmp_path: Path) -> None:
     line = train(tmp_path, END, kept, new).storage.resume_line()
     assert "new starts without a saved state" in line and "the saved state of gone is not used" in line
     assert (kept.count, new.count) == (END, END - STOP)
+
+
+class Sets(Callback):
+    """May change what is trained, as far as anybody knows."""
+
+    def __init__(self, rate: float = 0.5) -> None:
+        self.rate = rate
+
+    def trigger(self) -> None:
+        pass
+
+
+class SetsOtherwise(Sets):
+    """What the other class is edited to."""
+
+    name = "Sets"
+
+    def trigger(self) -> None:
+        self.rate *= 2
+
+
+class SaysSo(Sets):
+    changes_training = True
+
+
+class LooksOn(Sets):
+    changes_training = False
+
+
+class LooksOnOtherwise(SetsOtherwise):
+    changes_training = False
+    name = "LooksOn"
+
+
+def setter(value: float) -> Callback:
+    return ScheduledHyperParamSetter(HyperParam(SimpleNamespace(x=0.0), "x"), [(1, value)])
+
+
+def of_keras(factor: float, form: int = 0) -> Callback:
+    functions = (lambda epoch, logs: factor), (lambda epoch, logs: 2 * factor)
+    return KerasCallback(keras.callbacks.LambdaCallback(on_epoch_end=functions[form]))
+
+
+def csv_logger(path: str) -> Callback:
+    return KerasCallback(keras.callbacks.CSVLogger(path))
+
+
+# Callbacks of the first part of a run and of the second -> the words for what is not the same; nothing if it is exact.
+LISTS: dict[str, tuple[list[Callback], list[Callback], str]] = {
+    "a setter's argument": (
+        [setter(0.5)],
+        [setter(0.25)],
+        "the callback ScheduledHyperParamSetter points was [[1, 0.5]] and is [[1, 0.25]]",
+    ),
+    "code": ([Sets()], [SetsOtherwise()], "the callback Sets code was "),
+    "a function": ([of_keras(0.5)], [of_keras(0.25, 1)], "the callback LambdaCallback code was "),
+    "an argument": ([SaysSo(0.5)], [SaysSo(0.25)], "the callback SaysSo rate was 0.5 and is 0.25"),
+    "an interval": ([SaysSo().every(steps=2)], [SaysSo().every(steps=3)], "the callback SaysSo when was "),
+    "one that is new": ([], [SaysSo()], "the callback SaysSo is new"),
+    "one that is gone": ([SaysSo()], [], "the callback SaysSo is gone"),
+    "nothing": ([SaysSo(), setter(0.5), of_keras(1)], [SaysSo(), setter(0.5), of_keras(1)], ""),
+    "an argument of one that may look on": ([Sets(0.5).every(steps=2)], [Sets(0.25).every(steps=1)], ""),
+    "one that may look on is new": ([], [Sets(), ScalarPrinter().every(steps=2)], ""),
+    "one that may look on is gone": ([Sets()], [], ""),
+    "code of one that says that it looks on": ([LooksOn()], [LooksOnOtherwise()], ""),
+    "when the run ends": ([StopOnNaN()], [StopOnNaN(ignore="x")], ""),
+    "where Keras logs to": ([csv_logger("one.csv")], [csv_logger("other.csv")], ""),
+}
+
+
+class Nothing(Trainer):
+    """Has no model."""
+
+    def run_step(self) -> dict[str, float]:
+        return {"x": 1.0}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_callbacks_that_may_change_training_are_compared(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second, words = LISTS[name]
+    Nothing(experiment="run").train([*first, SaveOnExit()], steps_per_epoch=2, max_steps=4)
+    resumed = Nothing(experiment="run")
+    resumed.train([*second, SaveOnExit()], steps_per_epoch=2, max_steps=8)
+    expected = f"not bit-exact, because {words}" if words else "exact"
+    assert resumed.session.resume_line().startswith(f"resumed at step 4, {expected}")
+
+
+class Changing(SetsOtherwise):
+    changes_training = True
+    name = "Changing"
+
+
+def test_a_callback_is_compared_as_it_was_made(tmp_path: Path) -> None:
+    """Not as a run has left it, which the next one is given."""
+    changing = Changing()
+    trainer = Nothing(experiment=tmp_path)
+    for steps in 4, 8:
+        trainer.train([changing, SaveOnExit()], steps_per_epoch=2, max_steps=steps)
+    assert changing.rate != 0.5
+    resumed = Nothing(experiment=tmp_path)
+    resumed.train([Changing()], steps_per_epoch=2, max_steps=12)
+    assert resumed.session.resume_line() == "resumed at step 8, exact"
+
+
+class Draws(Nothing):
+    """Has a step that does not repeat."""
+
+    def run_step(self) -> dict[str, float]:
+        return {"x": float(tf.random.normal([]))}
+
+
+def test_what_a_step_has_shown_is_said_at_the_start_of_a_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Draws(experiment=tmp_path).train([SaveOnExit()], max_steps=2)
+    capsys.readouterr()
+    Draws(experiment=tmp_path).train([SaveOnExit()], max_steps=4)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "start resumed at step 2, not bit-exact, because the step draws from tf.random.normal" in printed
+    assert "WARNING" not in printed  # once is enough
+    for steps, expected in (6, "not bit-exact, because trainer was Draws and is Nothing; the step"), (8, "exact"):
+        mended = Nothing(experiment=tmp_path)
+        mended.train([SaveOnExit()], max_steps=steps)
+        assert mended.session.resume_line().startswith(f"resumed at step {steps - 2}, {expected}")
+
+
+class MakesLate(Nothing):
+    """Has a variable that the first step makes."""
+
+    def run_step(self) -> dict[str, float]:
+        self.state.setdefault("late", tf.Variable(1.0))
+        return {"x": 1.0}
+
+
+def test_a_variable_that_a_step_makes_is_named_while_it_can_be_mended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    MakesLate(experiment=tmp_path).train([SaveOnExit()], max_steps=2)
+    words = "'late' came into trainer.state after the run had begun: make it before train()"
+    assert f"WARNING: {words}" in capsys.readouterr().out
+    with pytest.raises(CheckpointError, match=re.escape(words)):
+        MakesLate(experiment=tmp_path).train([SaveOnExit()], max_steps=4)
 
 
 def test_the_table_in_the_documentation_has_these_rows() -> None:

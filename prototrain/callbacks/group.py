@@ -14,6 +14,7 @@ from prototrain.callbacks.describe import describe
 from prototrain.callbacks.listing import checked, labels, state_keys
 from prototrain.callbacks.monitor import Monitor
 from prototrain.callbacks.proxies import innermost
+from prototrain.callbacks.settings import callback_settings
 from prototrain.checkpoint.state import taking
 from prototrain.errors import StopTraining
 from prototrain.step.python_summaries import PythonSummaries
@@ -43,6 +44,7 @@ class CallbackGroup:
         self._state_keys = state_keys(self.callbacks)
         self._labels = labels(self.callbacks)
         self._agenda = Agenda(trainer, self._labels)
+        self.settings: dict[str, Any] = {}  # what they were made with, once they are set up
         self._set_up: list[Callback] = []
         self._stepped = False
         self._in_epoch = False
@@ -81,6 +83,7 @@ class CallbackGroup:
 
     def setup(self) -> None:
         """Give every callback its trainer and let it prepare."""
+        self.settings = callback_settings(self._labels, self._state_keys)
         inner = map(innermost, self.callbacks)
         self._trainer.monitors.attach(callback for callback in inner if isinstance(callback, Monitor))
         for callback in self.callbacks:

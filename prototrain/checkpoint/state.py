@@ -6,7 +6,7 @@ import os
 import random
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -146,6 +146,16 @@ class StateEntries:
             return tagged(OBJECT, encode(self._objects[key].state_dict(), f"state[{key!r}]", loose=True))
         return encode(self._state[key], f"state[{key!r}]")
 
+    def late(self, registered: Collection[str]) -> list[str]:
+        """The variables that have come in since the run began; those of callbacks may, and data may.
+
+        Args:
+            registered: the names of those that were there then.
+        """
+        arrays = self._arrays.values()
+        mine = [name for name in self.variables if not name.startswith(OF_CALLBACKS) and name not in arrays]
+        return [name for name in mine if name not in registered]
+
     def check(self) -> None:
         """Check that a checkpoint can hold all of it, before there is anything to lose.
 
@@ -186,6 +196,8 @@ class StateEntries:
         mine = {name: v for name, v in mine.items() if name not in known}
         saved = {name: v for name, v in saved.items() if not name.startswith(OF_CALLBACKS) or name in mine}
         saved = match_towers(mine, saved)
+        if late := [name for name in checkpoint.meta.get("late", []) if name in saved and name not in mine]:
+            raise CheckpointError(f"checkpoint {checkpoint.path} cannot be taken back: {late_words(late)}")
         check_fit(mine, saved, str(checkpoint.path))
         missing = [key for key in self._values if key not in data and not has_tag(LOST, values.get(key))]
         missing += [key for key in self._objects if key not in values]
@@ -265,6 +277,12 @@ def _try_to_save(saveable: Saveable, where: str) -> None:
             raise CheckpointError(f"{where} cannot be saved: {first_line(error)}") from error
         if any(map(file_holds_graph, Path(scratch).iterdir())):
             raise CheckpointError(f"{where} cannot be saved: {HOLDS_DATASETS}")
+
+
+def late_words(names: list[str]) -> str:
+    """What is wrong with variables that a step has put into the state, and what to do."""
+    shown = ", ".join(map(repr, names[:3])) + ", ..." * (len(names) > 3)
+    return f"{shown} came into trainer.state after the run had begun: make it before train(), where a resume finds it"
 
 
 def model_variables(state: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ OTHER_DATA = (
 OTHER_SIZES = "files of the training data have other sizes than they had"
 OTHER_NAMES = "the names of its files, or the directories that they lie in below {directory}, are not what they were"
 OTHER_CONSTANTS = "tensors that the functions of the training data use are not what they were"
-_DESCRIPTION = ("pipeline", "whole", "pipeline anywhere", "files", "captured")
+OTHER_TABLES = "lookup tables that the functions of the training data use have other entries than they had"
+_DESCRIPTION = ("pipeline", "whole", "pipeline anywhere", "files", "captured", "tables")
 
 
 class Changes(NamedTuple):
@@ -55,6 +56,8 @@ def changes_of(then: Mapping[str, Any], now: Mapping[str, Any], position: type[P
     doubt = f"{moved}: what depends on their paths may differ" if moved and position.may_follow_paths else None
     if then.get("captured", now["captured"]) != now["captured"]:
         doubt = doubt or OTHER_CONSTANTS
+    if then.get("tables", now["tables"]) != now["tables"]:
+        doubt = doubt or OTHER_TABLES
     return Changes([found[key] for key in refused], lost, doubt or _other_sizes(then, now))
 
 

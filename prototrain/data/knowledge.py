@@ -38,7 +38,7 @@ from prototrain.private_api.datasets import (
 )
 from prototrain.readers import is_live
 from prototrain.readers.order import order_of
-from prototrain.system.resources import is_changing_table, resource_uses
+from prototrain.system.resources import LOOKUP, is_changing_table, resource_uses
 
 STATELESS = (
     "draw them with tf.random.stateless_* or tf.image.stateless_random_*, and a seed made of the index that "
@@ -154,7 +154,7 @@ def _of_functions(stage: Any) -> Iterator[_Finding]:
             if tensor.dtype == tf.variant:
                 yield _Finding(NOT_KNOWN, f"the function of {shown(stage)} uses a dataset from outside of it")
         for table, op in resource_uses(function.graph):
-            if op.type == "LookupTableFindV2" and is_changing_table(table, op):
+            if op.type == LOOKUP and is_changing_table(table, op):
                 why = f"the function of {shown(stage)} looks into a table that can change"
                 yield _Finding(Worth(Saved.NOT_WHOLE, Again.NO), why)
     for op in operations(stage):

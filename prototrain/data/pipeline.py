@@ -15,6 +15,7 @@ from prototrain.readers.order import DESCRIPTION, FILES
 from prototrain.readers.paths import digest_of_names
 from prototrain.system.file_names import FileNames, file_names, file_sizes
 from prototrain.system.graphs import graph_digest, short_digest, whole_digest
+from prototrain.system.resources import table_digest
 
 _LOOKED_AT = 100_000
 _LONGEST_PATH = 4096
@@ -31,6 +32,7 @@ class Description(NamedTuple):
             stay.
         files: these names.
         captured: a digest of the other constants that the functions of the stages use from outside.
+        tables: a digest of the entries of the lookup tables that they use, or None.
     """
 
     lines: list[str]
@@ -38,6 +40,7 @@ class Description(NamedTuple):
     anywhere: list[str]
     files: FileNames
     captured: str
+    tables: str | None
 
 
 def describe_pipeline(dataset: tf.data.Dataset) -> list[str]:
@@ -87,7 +90,7 @@ def description_of(dataset: tf.data.Dataset) -> Description:
 
     whole = short_digest(repr(_lines(dataset, sources, _show_tensor, told_whole, digest)).encode())
     anywhere = _lines(dataset, sources, show, told, digest)
-    functions = (function for stage in stages(dataset) for function in stage_functions(stage))
+    functions = [function for stage in stages(dataset) for function in stage_functions(stage)]
     captured = [show(tensor) for function in functions for tensor in function.captured_inputs]
     return Description(
         lines=describe_pipeline(dataset),
@@ -95,6 +98,7 @@ def description_of(dataset: tf.data.Dataset) -> Description:
         anywhere=anywhere,
         files=file_names(lists, sizes),
         captured=short_digest(repr(captured).encode()),
+        tables=table_digest(function.graph for function in functions),
     )
 
 

@@ -302,6 +302,7 @@ class TrainingData:
             "pipeline anywhere": self._pipeline.anywhere,
             "files": asdict(self._pipeline.files),
             "captured": self._pipeline.captured,
+            "tables": self._pipeline.tables,
             **({"division": self.share.division} if self.share.is_own else {}),
         }
 

@@ -24,6 +24,7 @@ from prototrain.private_api.of_keras import KerasVariable
 from prototrain.step import update
 from prototrain.towers import components
 from prototrain.trainers.base import Trainer
+from prototrain.trainers.optimization import equal_optimizer
 from prototrain.trainers.replicated import SyncReplicatedTrainer
 from prototrain.trainers.tower import SimpleTrainer, TowerTrainer
 
@@ -110,7 +111,7 @@ class Part:
         if spec.variables is None and not alone:
             raise ModelError("train_op: say what each of several optimizers trains, OptimizerSpec(variables=...)")
         clipping = [] if spec.clip_norm is None else [ClipByGlobalNorm(spec.clip_norm)]
-        own = type(spec.optimizer).from_config(spec.optimizer.get_config())
+        own = equal_optimizer(spec.optimizer)
         return cls(spec, own, chosen, [*clipping, *spec.processors])
 
 

@@ -171,10 +171,23 @@ STEPS_PER_EPOCH = "steps per epoch"
 says it."""
 
 # Which checkpoints of earlier versions do not say.
-_ADDED_LATER = ("flags", "imports", "layers", "model graph", "optimizers", "schedule", STEPS_PER_EPOCH)
+_ADDED_LATER = (
+    "callbacks",
+    "flags",
+    "gradient processors",
+    "imports",
+    "layers",
+    "model graph",
+    "code of",
+    "optimizers",
+    "schedule",
+    "tables",
+    STEPS_PER_EPOCH,
+)
 # What is seen in two ways is said once, in the words that are nearer to what was edited.
 _SAID_BY = {
     "compiled with optimizer ": ("optimizers optimizer ",),
+    "gradient processors ": ("config", "towers"),
     "layers ": ("config",),
     "model graph ": ("model code", "trainer code", "config", "layers", "compiled with"),
     "optimizers ": ("config model.optimizer", "config model.lr_schedule"),
@@ -185,14 +198,35 @@ _SAID_BY = {
 def changes_since(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Name what differs between the provenance of a checkpoint and that of the run which goes on from it, in words."""
     then, now = {**unrecorded(now), **then}, dict(now)
-    imports = [{} if one.get("imports") is None else one.pop("imports") for one in (then, now)]
-    changed = [name for name in imports[1] if imports[0].get(name, imports[1][name]) != imports[1][name]]
+    imports, callbacks = ([one.pop(key, None) for one in (then, now)] for key in ("imports", "callbacks"))
+    said_of_others = _module_changes(*(one or {} for one in imports))
+    if None not in callbacks:  # as of a checkpoint of an earlier version
+        said_of_others += _callback_changes(*callbacks)
     known = {key: value for key, value in now.items() if key in then or key not in _ADDED_LATER}
     length, now_length = then.get(STEPS_PER_EPOCH), known.get(STEPS_PER_EPOCH)
     is_same = length is not None and length == now_length  # whoever has said it, a config or a call of `train`
     found = differences(*(_comparable(_without_length(one, config_too=is_same)) for one in (then, known)))
     said = [line.removeprefix("optimizers ") for line in found if not _is_said(line, found)]
-    return said + [f"the module {name} is not what it was" for name in changed]
+    return said + said_of_others
+
+
+def _module_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return [f"the module {name} is not what it was" for name in now if then.get(name, now[name]) != now[name]]
+
+
+def _callback_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between callbacks. Whether one with a state is new or gone, the state says; and one of the user's
+    own of which nothing but code is known may only look on."""
+    both = [{name: one[name] for name in then if name in now} for one in (then, now)]
+    changed = [f"the callback {line}" for line in differences(*both)]
+    for one, other, what in (now, then, "new"), (then, now, "gone"):
+        alone = {name: settings for name, settings in one.items() if name not in other}
+        changed += [
+            f"the callback {name} is {what}"
+            for name in alone
+            if alone[name].keys() - {"code"} and "state" not in alone[name]
+        ]
+    return changed
 
 
 def unrecorded(now: Mapping[str, Any]) -> dict[str, str]:

@@ -40,6 +40,7 @@ from prototrain.step.counter import StepCounter
 from prototrain.step.graph_caveats import graph_caveats, resource_caveats
 from prototrain.step.python_summaries import left_out_of_graphs
 from prototrain.step.trace import tower_trace
+from prototrain.system.resources import table_digest
 from prototrain.system.signals import StopRequest
 from prototrain.system.tables import Table
 from prototrain.system.tracebacks import out_of_memory
@@ -163,6 +164,7 @@ class BuiltModel:
         self.graph_digest = model_digest(graph, handles)
         self.graph_caveats = graph_caveats(graph, graph.variables)
         self.resources = resource_caveats(graph)
+        self._tables = table_digest([graph])
 
     def choose_trained(self) -> bool:
         """Choose the variables that are trained and those that decay: layers may have been frozen or thawed.
@@ -359,6 +361,7 @@ class BuiltModel:
             "model code": self.code,
             "model graph": self.graph_digest,
             "layers": self._layer_settings,
+            "tables": self._tables,
             "data mode": self.data.mode,
         }
 

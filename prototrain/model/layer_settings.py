@@ -7,12 +7,12 @@ import binascii
 import marshal
 from collections.abc import Iterable
 from hashlib import sha256
-from types import CodeType
 from typing import Any
 
 from prototrain.config.json_form import encode
 from prototrain.model.keras_hooks import automatic_name
 from prototrain.private_api.of_keras import layers_within
+from prototrain.system.own_code import done_by
 
 _LONGEST = 200  # characters of a text that is shown
 
@@ -67,16 +67,4 @@ def _of_lambda(config: dict[str, Any]) -> dict[str, Any]:
         code = marshal.loads(base64.b64decode(config["code"]))
     except (KeyError, TypeError, ValueError, EOFError, binascii.Error):  # another version of Keras has another form
         return config
-    return {**config, "code": f"{sha256(_done_by(code).encode()).hexdigest()[:12]}"}
-
-
-def _done_by(constant: Any) -> str:
-    """What a function's code does, wherever it is written; of its constants the types too, and no order of a set."""
-    if isinstance(constant, CodeType):
-        numbers = constant.co_flags, constant.co_argcount, constant.co_posonlyargcount, constant.co_kwonlyargcount
-        names = constant.co_names, constant.co_varnames, constant.co_freevars, constant.co_cellvars
-        return f"({constant.co_code!r} {numbers} {names} {_done_by(constant.co_consts)})"
-    if isinstance(constant, (tuple, frozenset)):
-        parts = map(_done_by, constant)
-        return f"{type(constant).__name__}({', '.join(sorted(parts) if isinstance(constant, frozenset) else parts)})"
-    return f"{type(constant).__name__} {constant!r}"
+    return {**config, "code": f"{sha256(done_by(code).encode()).hexdigest()[:12]}"}

@@ -231,6 +231,17 @@ def adam_slots(optimizer: Any, variable: Any) -> tuple[Any, Any] | None:
     return optimizer._momentums[index], optimizer._velocities[index]
 
 
+@needs(
+    "keras:optimizers.Adam._learning_rate",
+    without="other code of a learning-rate schedule of your own that an optimizer is made with is not seen by a resume",
+    instead=lambda optimizer: None,
+)
+def learning_rate_source(optimizer: Any) -> Any:
+    """The schedule or function that an optimizer has its learning rate from; None if it has a number."""
+    found = optimizer._learning_rate
+    return found if callable(found) and not isinstance(found, KerasVariable) else None
+
+
 def _cannot_average(optimizer: Any) -> None:
     raise ModelError(
         f"several towers need a Keras that adds up their gradients where prototrain can keep it from doing so, and "

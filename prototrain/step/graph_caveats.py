@@ -13,7 +13,7 @@ from typing import Any
 
 from prototrain.step.scratch import is_scratch
 from prototrain.system.graphs import all_operations
-from prototrain.system.resources import is_changing_table, resource_uses
+from prototrain.system.resources import LOOKUP, is_changing_table, resource_uses
 from prototrain.system.tracebacks import users_own
 
 # Stateful for TensorFlow, and yet they repeat: what they read and write is in variables, or they keep nothing.
@@ -87,7 +87,7 @@ def resource_caveats(graph: Any) -> list[tuple[Any, str]]:
 
 
 def _is_changing(handle: Any, op: Any) -> bool:
-    if op.type == "LookupTableFindV2":
+    if op.type == LOOKUP:
         return is_changing_table(handle, op)
     return str(op.type) != "LookupTableSizeV2"
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
 from typing import Any
 
 from prototrain.system.graphs import called
 
+LOOKUP = "LookupTableFindV2"
+_LARGEST = 5_000_000  # entries of a table that are looked at
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")  # whose first input is not for the function
 
 
@@ -57,3 +60,24 @@ def is_changing_table(handle: Any, lookup: Any) -> bool:
     except (tf.errors.OpError, TypeError):
         return True
     return True
+
+
+def table_digest(graphs: Iterable[Any]) -> str | None:
+    """A digest of the entries of the lookup tables from outside of graphs that cannot be changed; None without any."""
+    found = {id(table): (table, op) for graph in graphs for table, op in resource_uses(graph) if op.type == LOOKUP}
+    digests = [_entries(table, op) for table, op in found.values() if not is_changing_table(table, op)]
+    return sha256("".join(digests).encode()).hexdigest()[:12] if digests else None
+
+
+def _entries(table: Any, lookup: Any) -> str:
+    """A digest of the keys of a table and their values, in whatever order it gives them."""
+    import tensorflow as tf
+
+    types = {name: lookup.get_attr(of) for name, of in (("Tkeys", "Tin"), ("Tvalues", "Tout"))}
+    with tf.init_scope():
+        size = int(tf.raw_ops.LookupTableSizeV2(table_handle=table))
+        if size > _LARGEST:
+            return f"{size} entries"
+        pairs = tf.raw_ops.LookupTableExportV2(table_handle=table, **types)
+    keys, values = (part.numpy().tolist() for part in pairs)
+    return sha256(repr(sorted(zip(keys, values, strict=True))).encode()).hexdigest()

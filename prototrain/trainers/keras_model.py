@@ -20,6 +20,7 @@ from prototrain.experiment import source_of
 from prototrain.model.keras_hooks import calling
 from prototrain.step.trace import TowerTrace
 from prototrain.trainers.keras_data import Element, named
+from prototrain.trainers.optimization import optimizer_config
 
 
 class CompiledModel:
@@ -197,6 +198,6 @@ def _settings(model: keras.Model) -> dict[str, Any]:
     given = {"loss": model.loss} if hasattr(model, "loss") else {}
     found = {name: encode(value, name, []) for name, value in given.items()}
     if model.optimizer is not None:
-        config = {name: value for name, value in model.optimizer.get_config().items() if name != "learning_rate"}
+        config = {name: value for name, value in optimizer_config(model.optimizer).items() if name != "learning_rate"}
         found = {"optimizer": encode(config, "optimizer", []), **found}
     return found

@@ -12,10 +12,13 @@ import tensorflow as tf
 from prototrain.callbacks.base import Callback
 from prototrain.callbacks.hyperparameters.learning_rate import LearningRate
 from prototrain.callbacks.proxies import innermost
+from prototrain.checkpoint.files import first_line
 from prototrain.config import Config
 from prototrain.config.json_form import encode
 from prototrain.errors import ConfigError, PrototrainError
 from prototrain.model.graph_digest import model_digest
+from prototrain.private_api.of_keras import learning_rate_source
+from prototrain.system.own_code import digest_of, is_own
 
 UNSET_RATE = 0.0
 """The learning rate of an optimizer for which the config has none, until a callback sets it."""
@@ -36,19 +39,55 @@ def require_rate(config: Config, optimizer: Any, callbacks: Iterable[Callback]) 
     method = config.get("model.optimizer.method")
     if not isinstance(method, str) or config.get("model.lr_schedule.method") is not None or optimizer is None:
         return
-    scheduled = any(isinstance(innermost(callback), LearningRate) for callback in callbacks)
-    if not scheduled and rate(optimizer) == UNSET_RATE:
+    if not _schedules(callbacks) and rate(optimizer) == UNSET_RATE:
         raise ConfigError(
             f"model.lr_schedule.method is not set; the optimizer {method!r} needs a learning rate, of the config or of "
             "a callback such as LearningRate or ScheduledHyperParamSetter"
         )
 
 
+def unused_schedule(config: Config, optimizer: Any, callbacks: Iterable[Callback]) -> str | None:
+    """What to say of a schedule in the config that no `LearningRate` follows; None if there is nothing to say."""
+    method = config.get("model.lr_schedule.method")
+    is_constant = method == "constant" and not config["model.lr_schedule.warmup_steps"]
+    if method is None or is_constant or optimizer is None or _schedules(callbacks):
+        return None
+    return (
+        f"WARNING: no LearningRate is among the callbacks, so that model.lr_schedule ({method}) is not followed: the "
+        f"learning rate stays at {rate(optimizer):.6g} unless another callback sets it; "
+        "add LearningRate(schedules.from_config(config))"
+    )
+
+
 def own_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """An equal optimizer that belongs to the present strategy: one made before knows of a single device only."""
     if not tf.distribute.has_strategy():
         return optimizer
-    return type(optimizer).from_config(optimizer.get_config())
+    return equal_optimizer(optimizer)
+
+
+def equal_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """An optimizer that is made with the same as another one.
+
+    Raises:
+        ConfigError: that one cannot say what it was made with.
+    """
+    try:
+        return type(optimizer).from_config(optimizer.get_config())
+    except NotImplementedError as error:
+        raise ConfigError(f"{type(optimizer).__name__} cannot be made a second time: {first_line(error)}") from error
+
+
+def optimizer_config(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """What an optimizer says that it was made with; of one that cannot, as with a schedule without a `get_config`, its
+    public attributes that are plain values."""
+    with warnings.catch_warnings(action="ignore"):  # of functions that Keras could not load again
+        try:
+            config: dict[str, Any] = optimizer.get_config()
+        except NotImplementedError:
+            public = {name: value for name, value in vars(optimizer).items() if not name.startswith("_")}
+            config = {name: value for name, value in public.items() if isinstance(value, bool | int | float | str)}
+    return config
 
 
 def decay_losses(config: Config, variables: Iterable[Any]) -> dict[str, tf.Tensor]:
@@ -77,8 +116,7 @@ def optimizer_settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     Without its name, which Keras counts up by process, and with the learning rate that it has at present: that of a
     run changes, so this is asked before the first step.
     """
-    with warnings.catch_warnings(action="ignore"):  # of functions that Keras could not load again
-        config = {name: value for name, value in optimizer.get_config().items() if name != "name"}
+    config = {name: value for name, value in optimizer_config(optimizer).items() if name != "name"}
     settings: dict[str, Any] = encode(config, "optimizer", [])
     rate = settings.get("learning_rate")
     if isinstance(rate, float):
@@ -88,20 +126,40 @@ def optimizer_settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     return {"class": type(optimizer).__name__, **settings}
 
 
-def optimization(settings: Mapping[str, dict[str, Any]], callbacks: Iterable[Callback]) -> dict[str, Any]:
+def optimization(
+    settings: Mapping[str, dict[str, Any]],
+    callbacks: Iterable[Callback],
+    processors: Iterable[Any],
+) -> dict[str, Any]:
     """What must not change of the optimization between a run and its bit-exact continuation.
 
     Args:
         settings: of the optimizers, by the names that they are saved under.
         callbacks: of the run; with a `LearningRate` among them the schedule counts in place of the first rate.
+        processors: of gradients, which count with what they were made with and what they do.
     """
-    schedules = [cb.schedule for cb in map(innermost, callbacks) if isinstance(cb, LearningRate)]
+    schedules = _schedules(callbacks)
     found: dict[str, Any] = {"schedule": ", ".join(map(_digest, schedules)) or None}
     optimizers = {}
     for name, of_one in settings.items():
         hidden = "learning_rate" if schedules and isinstance(of_one.get("learning_rate"), float) else None
         optimizers[name] = {key: value for key, value in of_one.items() if key != hidden}
-    return {**found, "optimizers": optimizers}
+    return {**found, "optimizers": optimizers, "gradient processors": list(map(digest_of, processors))}
+
+
+def optimizer_code(optimizer: keras.optimizers.Optimizer) -> dict[str, str]:
+    """Digests of what is the user's own of an optimizer: its class, and what its learning rate comes from."""
+    found = {}
+    if is_own(type(optimizer)):
+        found["class"] = digest_of(type(optimizer))
+    source = learning_rate_source(optimizer)
+    if source is not None and (is_own(source) or is_own(type(source))):
+        found["learning rate"] = digest_of(source)
+    return found
+
+
+def _schedules(callbacks: Iterable[Callback]) -> list[Any]:
+    return [cb.schedule for cb in map(innermost, callbacks) if isinstance(cb, LearningRate)]
 
 
 def _digest(schedule: Any) -> str:

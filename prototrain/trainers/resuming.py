@@ -40,6 +40,7 @@ class Resume:
         self.inexact: list[str] = []
         self.began_at = 0
         self._known: list[str] = []  # of what was said
+        self._foretold: list[str] = []  # what an earlier part of the run has seen of its steps
 
     def restore(self, resume: bool) -> None:
         """Restore the newest checkpoint; without `resume`, move older ones out of the way.
@@ -52,7 +53,7 @@ class Resume:
                 any; or something in the trainer's state could not be saved.
         """
         self.checkpoint, self.inexact = None, []
-        self._known = []
+        self._known, self._foretold = [], []
         trainer = self._trainer
         self.began_at = trainer.global_step
         self._saving.forget()
@@ -66,7 +67,9 @@ class Resume:
         self._finite.begin()
         if trainer.experiment is None:
             return
-        StateEntries(trainer.state).check()
+        entries = StateEntries(trainer.state)
+        entries.check()
+        self._saving.registered = entries.variables.keys()
         checkpoints = self._saving.checkpoints
         if trainer.is_chief:
             checkpoints.sweep()
@@ -107,6 +110,8 @@ class Resume:
             self.inexact += trainer.resume_caveats()
             with taking("the record of versions and settings"):
                 self.inexact += changes_since(dict(meta["provenance"]), trainer.provenance())
+            self._foretold = list(meta.get("caveats", []))
+            self.inexact += [reason for reason in self._foretold if reason not in self.inexact]
             with taking("the state of the random generators"):
                 set_random_state(meta["random"])
 
@@ -118,6 +123,12 @@ class Resume:
         except BaseException:
             trainer.go_to(step, epoch_num=epoch_num, outputs=outputs, is_whole=is_whole)
             raise
+
+    @property
+    def caveats(self) -> list[str]:
+        """Why a run that goes on from this one will not be exact, as far as only its steps have shown it."""
+        has_looked = self._trainer.global_step > self.began_at
+        return list(dict.fromkeys([*self._known, *([] if has_looked else self._foretold)]))
 
     def weaken(self, reasons: list[str]) -> bool:
         """Take note of why a resume is not exact that shows only while the run goes on, and say so; each once.
@@ -133,9 +144,11 @@ class Resume:
         if self.checkpoint is None:
             self._trainer.log(f"a run that goes on from this one will not be bit-exact, because {'; '.join(new)}")
             return False
-        self.inexact += new
-        self._trainer.log(f"WARNING: {self.line()}")
-        return True
+        unsaid = [reason for reason in new if reason not in self.inexact]
+        self.inexact += unsaid
+        if unsaid:
+            self._trainer.log(f"WARNING: {self.line()}")
+        return bool(unsaid)
 
     def line(self) -> str:
         """Whether, from where and how exactly this run goes on, in one line."""

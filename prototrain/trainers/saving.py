@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prototrain.checkpoint import Checkpoints, Snapshot
-from prototrain.checkpoint.state import StateEntries, plain, random_state
+from prototrain.checkpoint.state import StateEntries, late_words, plain, random_state
 from prototrain.errors import CheckpointError, NonFiniteError
 from prototrain.trainers.finite import FiniteRun
 
@@ -23,12 +23,16 @@ class Saving:
     Args:
         trainer: whose state is saved.
         finite: looks for what is not finite in it, before it gets a name that a resume takes.
+
+    Attributes:
+        registered: the variables that were in the trainer's state when the run began, by name.
     """
 
     def __init__(self, trainer: Trainer, finite: FiniteRun) -> None:
         self._trainer = trainer
         self._finite = finite
         self._protected: dict[str, set[int]] = {}
+        self.registered: Collection[str] = ()
         self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -125,14 +129,19 @@ class Saving:
     def _snapshot(self) -> Snapshot:
         trainer = self._trainer
         entries = StateEntries(trainer.state)
+        late = entries.late(self.registered)
+        if late:
+            trainer.session.say_once(f"WARNING: {late_words(late)}, or this run cannot be resumed")
         meta = {
             "run_id": trainer.experiment.run_id if trainer.experiment else None,
             "values": entries.values(),
+            "late": late,
             "callbacks": plain(trainer.callbacks.state_dict(), "the callbacks' state"),
             "monitors": trainer.monitors.state_dict(),
             # Callbacks that a stop has kept from this step read them after the resume.
             "outputs": plain(trainer.outputs, "what run_step() returned"),
             "random": random_state(),
             "provenance": trainer.provenance(),
+            "caveats": trainer.session.resume.caveats,
         }
         return Snapshot(trainer.global_step, entries.variables, entries.saveables, meta, self._finite.checking())

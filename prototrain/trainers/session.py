@@ -320,6 +320,7 @@ class Session:
             "trainer": type(trainer).__name__,
             "trainer code": self._trainer_code,
             "imports": self._imports(),
+            "callbacks": trainer.callbacks.settings,
             STEPS_PER_EPOCH: of_config if trainer.given_steps_per_epoch is None else trainer.given_steps_per_epoch,
         }
 

@@ -35,10 +35,12 @@ from prototrain.trainers.compiled_steps import CompiledSteps
 from prototrain.trainers.optimization import (
     UNSET_RATE,
     decay_losses,
+    equal_optimizer,
     optimization,
     own_optimizer,
     rate_in_words,
     require_rate,
+    unused_schedule,
 )
 from prototrain.trainers.registered_optimizers import RegisteredOptimizers
 from prototrain.trainers.run_length import RunLength
@@ -138,10 +140,7 @@ class TowerTrainer(Trainer):
     def create_optimizers(self) -> None:
         """Make `self.optimizer` (or several of your own) and register its variables in `state`."""
         made = self.optimizer  # by an earlier call, for other variables
-        if made is None:
-            equal = make_optimizer(self.config, without_schedule=UNSET_RATE)
-        else:
-            equal = type(made).from_config(made.get_config())
+        equal = make_optimizer(self.config, without_schedule=UNSET_RATE) if made is None else equal_optimizer(made)
         self.optimizer = own_optimizer(equal)
         self.register_optimizer("optimizer", self.optimizer, self.trainable.values())
 
@@ -341,6 +340,8 @@ class TowerTrainer(Trainer):
     def run_steps(self, n: int) -> int:
         if self.counter.step == self.session.resume.began_at:  # by now, callbacks have set what they set
             require_rate(self.config, self.optimizer, self.callbacks)
+            if (unused := unused_schedule(self.config, self.optimizer, self.callbacks)) is not None:
+                self.session.say_once(unused)
         if not self.is_compiled:
             done = super().run_steps(n)
             self._say_of_gradients()
@@ -372,7 +373,8 @@ class TowerTrainer(Trainer):
                 self.create_optimizers()
         self._optimizers.adopt(vars(self), self.trainable.values())
         self._steps.forget()  # traced callbacks belong to one list
-        self._optimization = optimization(self._optimizers.settings, self.callbacks)
+        found = optimization(self._optimizers.settings, self.callbacks, self.gradient_processors)
+        self._optimization = {**found, "code of": self._optimizers.code}
         # A step in Python is a call of one step, which is as short as it can be.
         before, self.data.allow_changes = self.data.allow_changes, self.data.allow_changes or self.allow_changed_data
         try:

@@ -1,0 +1,203 @@
+"""What code and objects of the user's are, by their contents."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain.system.own_code import attributes, code_of, digest_of, is_own
+
+Module = Callable[[str], Any]
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Iterator[Module]:
+    """Make modules of the user's own from their text; each comes in place of the one before."""
+
+    def made(text: str) -> ModuleType:
+        found = ModuleType("edited")
+        found.__file__ = str(tmp_path / "edited.py")
+        sys.modules["edited"] = found
+        exec(compile(text, "edited.py", "exec"), vars(found))
+        return found
+
+    yield made
+    sys.modules.pop("edited", None)
+
+
+CLASS = "import math\nclass thing:\n    RATE = {rate}\n    def __init__(self, a=1):\n        self.a = a{more}\n"
+SAME = {
+    "moved": ("def thing(x):\n    return x * 2", "import os\n\n\n\ndef other(): pass\ndef thing(x):\n    return x * 2"),
+    "comment": ("def thing(x):\n    return x * 2", "def thing(x):\n    # twice\n\n    return x * 2"),
+    "another global": ("STEPS = 1\ndef thing(x): return x", "STEPS = 2\ndef thing(x): return x"),
+    "attribute of that name": ("steps = 1\ndef thing(x): return x.steps", "steps = 2\ndef thing(x): return x.steps"),
+    "set of constants": ("def thing(x): return x in {'a', 'b', 'c'}", "def thing(x): return x in {'c', 'b', 'a'}"),
+    "class": (CLASS.format(rate=1, more=""), "\n\n" + CLASS.format(rate=1, more="")),
+    "recursion": ("def thing(x): return thing(x - 1)", "\ndef thing(x): return thing(x - 1)"),
+    "path": ("def thing(x, at='/a/b'): return x", "def thing(x, at='/c/d'): return x"),
+}
+OTHER = {
+    "constant": ("def thing(x): return x * 2", "def thing(x): return x * 3"),
+    "type of a constant": ("def thing(x): return x * 2", "def thing(x): return x * 2.0"),
+    "default": ("def thing(x, y=1): return x", "def thing(x, y=2): return x"),
+    "keyword default": ("def thing(x, *, y=1): return x", "def thing(x, *, y=2): return x"),
+    "closure": ("def make(n): return lambda x: n\nthing = make(1)", "def make(n): return lambda x: n\nthing = make(2)"),
+    "global": ("RATE = 1\ndef thing(x): return RATE", "RATE = 2\ndef thing(x): return RATE"),
+    "global in a nested function": (
+        "RATE = 1\ndef thing(x): return lambda: RATE",
+        "RATE = 2\ndef thing(x): return lambda: RATE",
+    ),
+    "helper of a helper": (
+        "def a(x): return 1\ndef b(x): return a(x)\ndef thing(x): return b(x)",
+        "def a(x): return 2\ndef b(x): return a(x)\ndef thing(x): return b(x)",
+    ),
+    "partial": (
+        "import functools\nthing = functools.partial(lambda x, y: x, y=1)",
+        "import functools\nthing = functools.partial(lambda x, y: x, y=2)",
+    ),
+    "method": (CLASS.format(rate=1, more=""), CLASS.format(rate=1, more=" + 1")),
+    "class attribute": (CLASS.format(rate=1, more=""), CLASS.format(rate=2, more="")),
+    "base": (
+        "class Base:\n    def f(self): return 1\nclass thing(Base): pass",
+        "class Base:\n    def f(self): return 2\nclass thing(Base): pass",
+    ),
+    "property": (
+        "class thing:\n    @property\n    def a(self): return 1",
+        "class thing:\n    @property\n    def a(self): return 2",
+    ),
+    "static method": (
+        "class thing:\n    @staticmethod\n    def a(): return 1",
+        "class thing:\n    @staticmethod\n    def a(): return 2",
+    ),
+    "global object": (
+        "class A:\n    def __init__(self, n): self.n = n\na = A(1)\ndef thing(): return a.n",
+        "class A:\n    def __init__(self, n): self.n = n\na = A(2)\ndef thing(): return a.n",
+    ),
+    "object's class": (
+        "class A:\n    def f(self): return 1\na = A()\ndef thing(): return a.f()",
+        "class A:\n    def f(self): return 2\na = A()\ndef thing(): return a.f()",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_the_same_code_elsewhere_is_the_same(module: Module, name: str) -> None:
+    first, second = (digest_of(module(text).thing) for text in SAME[name])
+    assert first == second
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_other_code_is_another(module: Module, name: str) -> None:
+    first, second = (digest_of(module(text).thing) for text in OTHER[name])
+    assert first != second
+
+
+def test_whose_something_is(module: Module) -> None:
+    assert is_own(module("def thing(): pass").thing)
+    assert is_own(test_whose_something_is)
+    assert not is_own(np.ndarray)
+    assert not is_own(len)
+    assert not is_own(keras.layers.Dense)
+    assert not is_own(attributes)
+
+
+class Holder:
+    """Has what it is given as an attribute."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+
+def decay(rate: float) -> Any:
+    return keras.optimizers.schedules.ExponentialDecay(rate, 10, 0.9)
+
+
+KEPT: list[tuple[Any, Any]] = [
+    (0.5, 0.5),
+    ([[1, 0.1]], [[1, 0.1]]),
+    (float("nan"), "nan"),
+    ("/some/place", "a place or a time"),
+    (Path("place"), "a place or a time"),
+]
+
+
+@pytest.mark.parametrize(("value", "kept"), KEPT, ids=[str(value) for value, _ in KEPT])
+def test_a_short_attribute_is_kept_as_it_is(value: Any, kept: Any) -> None:
+    assert attributes(Holder(value))["value"] == kept
+
+
+def test_when_something_was_made_does_not_count() -> None:
+    for clock in time.time, time.monotonic, time.perf_counter:
+        is_small = clock() < 1000  # of a machine that has just been started
+        assert is_small or attributes(Holder(clock() + 0.123))["value"] == "a place or a time"
+
+
+SAME_VALUES = [
+    lambda: np.arange(3.0),
+    lambda: tf.constant([1.0, 2.0]),
+    lambda: {"b", "a", "c"},
+    lambda: threading.Lock(),
+    lambda: np.random.default_rng(),
+    lambda: [np.float32(1.5), b"text", 1j, None],
+    lambda: {"key": (1, 2), 3: Holder(4)},
+    lambda: decay(0.1),
+    lambda: tf.function(lambda x: x + 1),
+    lambda: keras.layers.Dense(3),
+]
+
+
+@pytest.mark.parametrize("make", SAME_VALUES)
+def test_equal_attributes_are_the_same(make: Callable[[], Any]) -> None:
+    assert attributes(Holder(make())) == attributes(Holder(make()))
+
+
+OTHER_VALUES: list[tuple[Any, Any]] = [
+    (np.arange(3.0), np.arange(4.0)),
+    (tf.constant([1.0]), tf.constant([2.0])),
+    ({"a"}, {"b"}),
+    ({"key": Holder(1)}, {"key": Holder(2)}),
+    (tf.function(lambda x: x + 1), tf.function(lambda x: x + 2)),
+    (decay(0.1), decay(0.2)),
+    (1, True),
+    (np.float32(1), np.float64(1)),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), OTHER_VALUES)
+def test_other_attributes_are_others(one: Any, other: Any) -> None:
+    first, second = (str(attributes(Holder(value))) for value in (one, other))
+    assert first != second
+
+
+def test_what_holds_itself_comes_to_an_end() -> None:
+    cycle: list[Any] = [1]
+    cycle.append(cycle)
+    holder = Holder(cycle)
+    cycle.append(holder)
+    assert attributes(holder) == attributes(holder)
+    assert digest_of(holder) != digest_of(Holder([1]))
+
+
+VALUES = ["default", "keyword default", "closure", "class attribute", "global object", "partial"]
+VALUES += ["global", "global in a nested function"]
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_code_alone_is_told_without_values(module: Module, name: str) -> None:
+    first, second = (code_of(Holder([module(text).thing])) for text in OTHER[name])
+    assert (first == second) is (name in VALUES)
+
+
+def test_an_object_without_code_of_the_users_own_has_none() -> None:
+    assert code_of(keras.callbacks.CSVLogger("x.csv")) is None
+    assert code_of(keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None)) is not None

@@ -1,0 +1,91 @@
+"""What must not change of the optimization between a run and its continuation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import KerasTrainer, SimpleTrainer
+from prototrain.errors import ConfigError
+from prototrain.gradient_processors import ClipByValue
+from prototrain.trainers.optimization import equal_optimizer, optimization, optimizer_code, optimizer_settings
+from tests.tiny import tiny_model
+
+
+class Rate(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """Cannot say what it was made with."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def __call__(self, step: Any) -> Any:
+        return self.rate
+
+
+class Halved(keras.optimizers.SGD):  # type: ignore[misc]
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(gradient * 0.5, variable, learning_rate)
+
+
+class Quartered(keras.optimizers.SGD):  # type: ignore[misc]
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(gradient * 0.25, variable, learning_rate)
+
+
+DIFFERENT = {
+    "class": (lambda: Halved(0.1), lambda: Quartered(0.1)),
+    "schedule": (lambda: keras.optimizers.SGD(Rate(0.1)), lambda: keras.optimizers.SGD(Rate(0.2))),
+    "function": (lambda: keras.optimizers.SGD(lambda: 0.1), lambda: keras.optimizers.SGD(lambda: 0.2)),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_code_of_the_users_own_counts(name: str) -> None:
+    one, other = DIFFERENT[name]
+    assert optimizer_code(one()) == optimizer_code(one())
+    assert optimizer_code(one()) != optimizer_code(other())
+
+
+NOT_OWN: list[Callable[[], Any]] = [
+    lambda: keras.optimizers.Adam(0.1),
+    lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)),
+]
+
+
+@pytest.mark.parametrize("make", NOT_OWN)
+def test_code_of_keras_does_not_count(make: Callable[[], Any]) -> None:
+    assert optimizer_code(make()) == {}
+
+
+def test_gradient_processors_count_with_what_they_are_made_with() -> None:
+    def of(*processors: Any) -> Any:
+        return optimization({}, [], processors)["gradient processors"]
+
+    assert of(ClipByValue(-1, 1)) == of(ClipByValue(-1, 1)) != of(ClipByValue(-2, 1))
+    assert of(lambda pairs: pairs) != of(lambda pairs: pairs[:1])
+
+
+def test_a_schedule_that_cannot_say_what_it_was_made_with_trains_as_in_keras() -> None:
+    optimizer = keras.optimizers.SGD(Rate(0.25), momentum=0.5)
+    assert optimizer_settings(optimizer)["momentum"] == 0.5
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+    model.compile(optimizer, "mse")
+    data = tf.data.Dataset.from_tensors((np.ones((1, 1)), np.zeros((1, 1))))
+    KerasTrainer(model, data).train(max_steps=1)
+    assert float(model.layers[0].kernel[0, 0]) == 0.5
+    with pytest.raises(ConfigError, match=r"SGD cannot be made a second time: .*get_config"):
+        equal_optimizer(optimizer)
+
+
+def test_a_schedule_that_nothing_follows_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = {"model__lr_schedule__method": "step", "model__lr_schedule__step__boundaries": [1]}
+    values = {"model__lr_schedule__step__values": [0.1, 0.01]}
+    for change, is_said in ({**steps, **values}, True), ({}, False):  # a constant one needs nobody
+        SimpleTrainer(tiny_model(**change)).train(max_steps=2)
+        said = "model.lr_schedule (step) is not followed: the learning rate stays at 0.1"
+        assert (said in capsys.readouterr().out) is is_said
