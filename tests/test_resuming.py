@@ -226,6 +226,15 @@ class SaysSo(Sets):
     changes_training = True
 
 
+class Flag(Callback):
+    """Has no attributes of its own."""
+
+    changes_training = True
+
+    def trigger(self) -> None:
+        pass
+
+
 class LooksOn(Sets):
     changes_training = False
 
@@ -235,8 +244,8 @@ class LooksOnOtherwise(SetsOtherwise):
     name = "LooksOn"
 
 
-def setter(value: float) -> Callback:
-    return ScheduledHyperParamSetter(HyperParam(SimpleNamespace(x=0.0), "x"), [(1, value)])
+def setter(value: float, now: float = 0.0) -> Callback:
+    return ScheduledHyperParamSetter(HyperParam(SimpleNamespace(x=now), "x"), [(1, value)])
 
 
 def of_keras(factor: float, form: int = 0) -> Callback:
@@ -253,14 +262,22 @@ LISTS: dict[str, tuple[list[Callback], list[Callback], str]] = {
     "a setter's argument": (
         [setter(0.5)],
         [setter(0.25)],
-        "the callback ScheduledHyperParamSetter points was [[1, 0.5]] and is [[1, 0.25]]",
+        "the callback ScheduledHyperParamSetter: points was [[1, 0.5]] and is [[1, 0.25]]",
     ),
-    "code": ([Sets()], [SetsOtherwise()], "the callback Sets code was "),
-    "a function": ([of_keras(0.5)], [of_keras(0.25, 1)], "the callback LambdaCallback code was "),
-    "an argument": ([SaysSo(0.5)], [SaysSo(0.25)], "the callback SaysSo rate was 0.5 and is 0.25"),
-    "an interval": ([SaysSo().every(steps=2)], [SaysSo().every(steps=3)], "the callback SaysSo when was "),
+    "code": ([Sets()], [SetsOtherwise()], "the callback Sets: its code was "),
+    "a function": ([of_keras(0.5)], [of_keras(0.25, 1)], "the callback LambdaCallback: its code was "),
+    "an argument": ([SaysSo(0.5)], [SaysSo(0.25)], "the callback SaysSo: rate was 0.5 and is 0.25"),
+    "an interval": (
+        [SaysSo().every(steps=2)],
+        [SaysSo().every(steps=3)],
+        "the callback SaysSo: its interval was steps=2 and is steps=3",
+    ),
     "one that is new": ([], [SaysSo()], "the callback SaysSo is new"),
     "one that is gone": ([SaysSo()], [], "the callback SaysSo is gone"),
+    "a flag is new": ([], [Flag()], "the callback Flag is new"),
+    "a flag is gone": ([Flag()], [], "the callback Flag is gone"),
+    "a flag's interval": ([Flag()], [Flag().every(epochs=2)], "the callback Flag: its interval was not set and is"),
+    "the value that is set": ([setter(0.5)], [setter(0.5, now=0.1)], ""),
     "nothing": ([SaysSo(), setter(0.5), of_keras(1)], [SaysSo(), setter(0.5), of_keras(1)], ""),
     "an argument of one that may look on": ([Sets(0.5).every(steps=2)], [Sets(0.25).every(steps=1)], ""),
     "one that may look on is new": ([], [Sets(), ScalarPrinter().every(steps=2)], ""),

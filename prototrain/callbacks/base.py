@@ -55,8 +55,9 @@ class Callback:
         at_end: whether the end of a run counts as due although the interval or the epoch is not over. A callback whose
             `trigger` changes how training goes on says False: a run that ends here and is then extended must not
             differ from one that never ended.
-        changes_training: whether it may change what is trained. Then a resume with another argument, interval or code
-            of it, or without it, is not called exact. None: of one of the user's own, other code is not.
+        changes_training: whether it may change what is trained. True: a resume with other arguments, another interval
+            or other code of it, or without it, is not called exact. None, if nobody says: only other code of a class
+            of the user's own makes it so. False: nothing does.
         chief_only: run only on the chief of several workers.
         priority: when it runs among those of the same hook, see `Priority`.
         state_key: the name of this callback's state in a checkpoint; the class's name if None. Two callbacks with state

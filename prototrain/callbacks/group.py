@@ -44,7 +44,7 @@ class CallbackGroup:
         self._state_keys = state_keys(self.callbacks)
         self._labels = labels(self.callbacks)
         self._agenda = Agenda(trainer, self._labels)
-        self.settings: dict[str, Any] = {}  # what they were made with, once they are set up
+        self.settings: dict[str, Any] = {}  # what they were made with
         self._set_up: list[Callback] = []
         self._stepped = False
         self._in_epoch = False

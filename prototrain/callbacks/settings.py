@@ -8,12 +8,14 @@ from typing import Any
 import keras
 
 from prototrain.callbacks.base import Callback, ProxyCallback
+from prototrain.callbacks.proxies import innermost
+from prototrain.callbacks.trigger import PeriodicTrigger
+from prototrain.experiment.provenance import CHANGES_TRAINING, STATE
 from prototrain.private_api.of_keras import CALLBACK_SCRATCH
-from prototrain.system.own_code import attributes, code_of, is_own
+from prototrain.system.contents import is_own
+from prototrain.system.own_code import attributes, code_of, digest_of, noted
 
-_NOTED = "_prototrain_settings"  # with the object itself, which a run changes, and a second run is given again
-_OF_CALLBACK = {_NOTED, "state_key", "trainer"}
-_OF_PROXY = {_NOTED, "at_end", "callback", "chief_only", "priority", "state_key"}
+_OF_RUN = {"_due", "_enabled", "at_end", "callback", "chief_only", "priority", "state_key", "trainer"}
 # Keras's own that change what is trained.
 _SETTERS = (
     keras.callbacks.LearningRateScheduler,
@@ -30,39 +32,43 @@ def callback_settings(labels: Mapping[Callback, str], state_keys: Mapping[str, C
 
     Args:
         labels: of the callbacks.
-        state_keys: those that have a state, by its name in a checkpoint; it is noted as "state".
+        state_keys: those that have a state, by its name in a checkpoint.
     """
     keys = {callback: key for key, callback in state_keys.items()}
     found = {}
     for callback, label in labels.items():
         settings = _settings(callback)
         if settings:
-            found[label] = settings | ({"state": keys[callback]} if callback in keys else {})
+            found[label] = settings | ({STATE: keys[callback]} if callback in keys else {})
     return found
 
 
 def _settings(callback: Callback) -> dict[str, Any]:
-    if isinstance(callback, ProxyCallback):
-        inner = _settings(callback.callback)
-        if inner.keys() <= {"code"}:
-            return inner
-        return {**inner, "when": [inner.get("when"), attributes(callback, besides=_OF_PROXY)]}
-    of_keras = getattr(callback, "callback", None)
-    if isinstance(of_keras, keras.callbacks.Callback):
-        changes = getattr(of_keras, "changes_training", None)
-        if changes is None and isinstance(of_keras, _SETTERS) and not is_own(type(of_keras)):
-            changes = True
-        return _noted(of_keras, changes, {_NOTED, *CALLBACK_SCRATCH})
-    return _noted(callback, callback.changes_training, _OF_CALLBACK)
+    inner = innermost(callback)
+    of_keras = getattr(inner, "callback", None)
+    thing: Any = of_keras if isinstance(of_keras, keras.callbacks.Callback) else inner
+    changes = getattr(thing, "changes_training", None)
+    if changes is None and isinstance(thing, _SETTERS):
+        changes = True
+    found: dict[str, Any] = noted(thing, lambda: _made_with(thing, changes))
+    if found.get(CHANGES_TRAINING) and callback is not inner:
+        found = {**found, "its interval": _interval(callback)}
+    return found
 
 
-def _noted(thing: Any, changes_training: bool | None, besides: set[str]) -> dict[str, Any]:
-    if _NOTED not in vars(thing):
-        found: dict[str, Any] = {}
-        if changes_training:
-            found = attributes(thing, besides=besides)
-        elif changes_training is None and (code := code_of(thing, besides=besides)) is not None:
-            found = {"code": code}
-        vars(thing)[_NOTED] = found
-    noted: dict[str, Any] = vars(thing)[_NOTED]
-    return noted
+def _made_with(thing: Any, changes_training: bool | None) -> dict[str, Any]:
+    besides = _OF_RUN | CALLBACK_SCRATCH
+    if changes_training:
+        code = {"its code": digest_of(type(thing))} if is_own(type(thing)) else {}
+        return {CHANGES_TRAINING: True, **attributes(thing, besides=besides), **code}
+    code_alone = None if changes_training is False else code_of(thing, besides=besides)
+    return {} if code_alone is None else {"its code": code_alone}
+
+
+def _interval(proxy: Callback) -> Any:
+    """When a callback runs, by those around it."""
+    found: list[Any] = []
+    while isinstance(proxy, ProxyCallback):
+        found.append(proxy.schedule if isinstance(proxy, PeriodicTrigger) else attributes(proxy, besides=_OF_RUN))
+        proxy = proxy.callback
+    return found[0] if len(found) == 1 else found

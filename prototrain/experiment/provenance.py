@@ -170,6 +170,10 @@ STEPS_PER_EPOCH = "steps per epoch"
 """What a provenance calls the length of an epoch, be it from the config or from an argument of `train`; None if neither
 says it."""
 
+# Of the callbacks: whether one is known to change what is trained, and what its state is called.
+CHANGES_TRAINING = "changes training"
+STATE = "its state"
+
 # Which checkpoints of earlier versions do not say.
 _ADDED_LATER = (
     "callbacks",
@@ -216,16 +220,13 @@ def _module_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str
 
 def _callback_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What differs between callbacks. Whether one with a state is new or gone, the state says; and one of the user's
-    own of which nothing but code is known may only look on."""
-    both = [{name: one[name] for name in then if name in now} for one in (then, now)]
-    changed = [f"the callback {line}" for line in differences(*both)]
+    own of which only the code is known may only look on."""
+    both = [name for name in then if name in now]
+    changed = [f"the callback {name}: {line}" for name in both for line in differences(then[name], now[name])]
     for one, other, what in (now, then, "new"), (then, now, "gone"):
         alone = {name: settings for name, settings in one.items() if name not in other}
-        changed += [
-            f"the callback {name} is {what}"
-            for name in alone
-            if alone[name].keys() - {"code"} and "state" not in alone[name]
-        ]
+        counting = [name for name, settings in alone.items() if CHANGES_TRAINING in settings and STATE not in settings]
+        changed += [f"the callback {name} is {what}" for name in counting]
     return changed
 
 

@@ -73,11 +73,15 @@ def _entries(table: Any, lookup: Any) -> str:
     """A digest of the keys of a table and their values, in whatever order it gives them."""
     import tensorflow as tf
 
+    # Of a table that is filled somewhere else, as in a function of the data, there is nothing to be seen here.
     types = {name: lookup.get_attr(of) for name, of in (("Tkeys", "Tin"), ("Tvalues", "Tout"))}
     with tf.init_scope():
-        size = int(tf.raw_ops.LookupTableSizeV2(table_handle=table))
-        if size > _LARGEST:
-            return f"{size} entries"
-        pairs = tf.raw_ops.LookupTableExportV2(table_handle=table, **types)
+        try:
+            size = int(tf.raw_ops.LookupTableSizeV2(table_handle=table))
+            if size > _LARGEST:
+                return f"{size} entries"
+            pairs = tf.raw_ops.LookupTableExportV2(table_handle=table, **types)
+        except tf.errors.OpError:
+            return "not known"
     keys, values = (part.numpy().tolist() for part in pairs)
     return sha256(repr(sorted(zip(keys, values, strict=True))).encode()).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
+from prototrain.callbacks.hyperparameters.hyper_param_setter import HyperParamSetter
 from prototrain.callbacks.hyperparameters.learning_rate import LearningRate
 from prototrain.callbacks.proxies import innermost
 from prototrain.checkpoint.files import first_line
@@ -18,7 +20,8 @@ from prototrain.config.json_form import encode
 from prototrain.errors import ConfigError, PrototrainError
 from prototrain.model.graph_digest import model_digest
 from prototrain.private_api.of_keras import learning_rate_source
-from prototrain.system.own_code import digest_of, is_own
+from prototrain.system.contents import is_own
+from prototrain.system.own_code import attributes, digest_of, noted
 
 UNSET_RATE = 0.0
 """The learning rate of an optimizer for which the config has none, until a callback sets it."""
@@ -51,6 +54,9 @@ def unused_schedule(config: Config, optimizer: Any, callbacks: Iterable[Callback
     method = config.get("model.lr_schedule.method")
     is_constant = method == "constant" and not config["model.lr_schedule.warmup_steps"]
     if method is None or is_constant or optimizer is None or _schedules(callbacks):
+        return None
+    setters = [cb for cb in map(innermost, callbacks) if isinstance(cb, HyperParamSetter)]
+    if learning_rate_source(optimizer) is not None or any(cb.param.name == "learning_rate" for cb in setters):
         return None
     return (
         f"WARNING: no LearningRate is among the callbacks, so that model.lr_schedule ({method}) is not followed: the "
@@ -144,14 +150,18 @@ def optimization(
     for name, of_one in settings.items():
         hidden = "learning_rate" if schedules and isinstance(of_one.get("learning_rate"), float) else None
         optimizers[name] = {key: value for key, value in of_one.items() if key != hidden}
-    return {**found, "optimizers": optimizers, "gradient processors": list(map(digest_of, processors))}
+    digests = [noted(processor, functools.partial(digest_of, processor)) for processor in processors]
+    return {**found, "optimizers": optimizers, "gradient processors": digests}
 
 
 def optimizer_code(optimizer: keras.optimizers.Optimizer) -> dict[str, str]:
     """Digests of what is the user's own of an optimizer: its class, and what its learning rate comes from."""
     found = {}
     if is_own(type(optimizer)):
-        found["class"] = digest_of(type(optimizer))
+        public = {name: value for name, value in vars(optimizer).items() if not name.startswith("_")}
+        plain = {name for name, value in public.items() if isinstance(value, bool | int | float | str)}
+        values = attributes(optimizer, besides=vars(optimizer).keys() - plain | {"built", "name"})
+        found["class"] = digest_of([type(optimizer), values])
     source = learning_rate_source(optimizer)
     if source is not None and (is_own(source) or is_own(type(source))):
         found["learning rate"] = digest_of(source)

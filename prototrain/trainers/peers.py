@@ -160,4 +160,4 @@ class Peers:
             known = trainer.data.caveat
             found = [f"worker {index}: {why}" for index, why in enumerate(caveats) if why not in (None, known)]
             if found:
-                trainer.session.weaken(found)
+                trainer.session.weaken(found, lasts=False)

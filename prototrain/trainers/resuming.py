@@ -40,6 +40,7 @@ class Resume:
         self.inexact: list[str] = []
         self.began_at = 0
         self._known: list[str] = []  # of what was said
+        self._lasting: list[str] = []  # of that, what is true of the program
         self._foretold: list[str] = []  # what an earlier part of the run has seen of its steps
 
     def restore(self, resume: bool) -> None:
@@ -53,7 +54,7 @@ class Resume:
                 any; or something in the trainer's state could not be saved.
         """
         self.checkpoint, self.inexact = None, []
-        self._known, self._foretold = [], []
+        self._known, self._lasting, self._foretold = [], [], []
         trainer = self._trainer
         self.began_at = trainer.global_step
         self._saving.forget()
@@ -128,10 +129,14 @@ class Resume:
     def caveats(self) -> list[str]:
         """Why a run that goes on from this one will not be exact, as far as only its steps have shown it."""
         has_looked = self._trainer.global_step > self.began_at
-        return list(dict.fromkeys([*self._known, *([] if has_looked else self._foretold)]))
+        return list(dict.fromkeys([*self._lasting, *([] if has_looked else self._foretold)]))
 
-    def weaken(self, reasons: list[str]) -> bool:
+    def weaken(self, reasons: list[str], *, lasts: bool = True) -> bool:
         """Take note of why a resume is not exact that shows only while the run goes on, and say so; each once.
+
+        Args:
+            reasons: in words.
+            lasts: whether they are as true of whatever goes on from here.
 
         Returns:
             whether `line` has changed.
@@ -139,6 +144,7 @@ class Resume:
         known = [*self._known, *self._trainer.resume_caveats()]  # the tables at the start say what is known by then
         new = [reason for reason in reasons if reason not in known]
         self._known += new
+        self._lasting += new if lasts else []
         if not new:
             return False
         if self.checkpoint is None:

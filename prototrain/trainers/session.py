@@ -296,9 +296,9 @@ class Session:
 
         return self.saving.start(written)
 
-    def weaken(self, reasons: list[str]) -> None:
+    def weaken(self, reasons: list[str], *, lasts: bool = True) -> None:
         """See `Resume.weaken`; run.json says so as well."""
-        if self.resume.weaken(reasons) and self._record is not None:
+        if self.resume.weaken(reasons, lasts=lasts) and self._record is not None:
             self._record.begin(first_step=self.resume.began_at, start=self.resume_line())
 
     def resume_line(self) -> str:
@@ -320,7 +320,8 @@ class Session:
             "trainer": type(trainer).__name__,
             "trainer code": self._trainer_code,
             "imports": self._imports(),
-            "callbacks": trainer.callbacks.settings,
+            # Of several workers the chief has all of them, and it alone saves.
+            "callbacks": trainer.callbacks.settings if trainer.is_chief else None,
             STEPS_PER_EPOCH: of_config if trainer.given_steps_per_epoch is None else trainer.given_steps_per_epoch,
         }
 

@@ -340,7 +340,8 @@ class TowerTrainer(Trainer):
     def run_steps(self, n: int) -> int:
         if self.counter.step == self.session.resume.began_at:  # by now, callbacks have set what they set
             require_rate(self.config, self.optimizer, self.callbacks)
-            if (unused := unused_schedule(self.config, self.optimizer, self.callbacks)) is not None:
+            unused = unused_schedule(self.config, self.optimizer, self.callbacks)
+            if unused is not None and self.is_chief:
                 self.session.say_once(unused)
         if not self.is_compiled:
             done = super().run_steps(n)

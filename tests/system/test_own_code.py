@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain.system.own_code import attributes, code_of, digest_of, is_own
+from prototrain.system.contents import NOTED, is_own
+from prototrain.system.own_code import attributes, code_of, digest_of, noted
 
 Module = Callable[[str], Any]
 
@@ -44,6 +48,19 @@ SAME = {
     "set of constants": ("def thing(x): return x in {'a', 'b', 'c'}", "def thing(x): return x in {'c', 'b', 'a'}"),
     "class": (CLASS.format(rate=1, more=""), "\n\n" + CLASS.format(rate=1, more="")),
     "recursion": ("def thing(x): return thing(x - 1)", "\ndef thing(x): return thing(x - 1)"),
+    "docstring": ("def thing(x):\n    'One.'\n    return x", "def thing(x):\n    'Other.'\n    return x"),
+    "another setting": (
+        "from types import SimpleNamespace as N\na = N(lr=1, steps=2)\ndef thing(): return a.lr",
+        "from types import SimpleNamespace as N\na = N(lr=1, steps=3)\ndef thing(): return a.lr",
+    ),
+    "another item": (
+        "def make(o): return lambda: o['lr']\nthing = make({'lr': 1, 'steps': 2})",
+        "def make(o): return lambda: o['lr']\nthing = make({'lr': 1, 'steps': 3})",
+    ),
+    "what a run fills": (
+        "log = []\ndef thing(): log.append(1)",
+        "log = [1, 2]\ndef thing(): log.append(1)",
+    ),
     "path": ("def thing(x, at='/a/b'): return x", "def thing(x, at='/c/d'): return x"),
 }
 OTHER = {
@@ -78,6 +95,26 @@ OTHER = {
     "static method": (
         "class thing:\n    @staticmethod\n    def a(): return 1",
         "class thing:\n    @staticmethod\n    def a(): return 2",
+    ),
+    "setting": (
+        "from types import SimpleNamespace as N\na = N(lr=1, steps=2)\ndef thing(): return a.lr",
+        "from types import SimpleNamespace as N\na = N(lr=2, steps=2)\ndef thing(): return a.lr",
+    ),
+    "item": (
+        "def make(o): return lambda: o['lr']\nthing = make({'lr': 1, 'steps': 2})",
+        "def make(o): return lambda: o['lr']\nthing = make({'lr': 2, 'steps': 2})",
+    ),
+    "bound object": (
+        "class A:\n    def __init__(self, n): self.n = n\n    def f(self): return self.n\nthing = A(1).f",
+        "class A:\n    def __init__(self, n): self.n = n\n    def f(self): return self.n\nthing = A(2).f",
+    ),
+    "cached": (
+        "import functools\n@functools.lru_cache\ndef thing(): return 1",
+        "import functools\n@functools.lru_cache\ndef thing(): return 2",
+    ),
+    "slots": (
+        "class A:\n    __slots__ = ('n',)\n    def __init__(self, n): self.n = n\na = A(1)\ndef thing(): return a",
+        "class A:\n    __slots__ = ('n',)\n    def __init__(self, n): self.n = n\na = A(2)\ndef thing(): return a",
     ),
     "global object": (
         "class A:\n    def __init__(self, n): self.n = n\na = A(1)\ndef thing(): return a.n",
@@ -189,6 +226,7 @@ def test_what_holds_itself_comes_to_an_end() -> None:
 
 
 VALUES = ["default", "keyword default", "closure", "class attribute", "global object", "partial"]
+VALUES += ["setting", "item", "bound object", "slots"]
 VALUES += ["global", "global in a nested function"]
 
 
@@ -201,3 +239,79 @@ def test_code_alone_is_told_without_values(module: Module, name: str) -> None:
 def test_an_object_without_code_of_the_users_own_has_none() -> None:
     assert code_of(keras.callbacks.CSVLogger("x.csv")) is None
     assert code_of(keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None)) is not None
+
+
+class Refuses:
+    """Raises at whatever it is asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+def linked(length: int) -> Any:
+    found: Any = None
+    for _ in range(length):
+        found = Holder(found)
+    return found
+
+
+def nested(depth: int) -> Any:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+def gone() -> Any:
+    return weakref.proxy(Holder(1))
+
+
+STRANGE: list[Callable[[], Any]] = [
+    lambda: tf.data.Dataset.range(3).map(lambda x: x + 1),
+    lambda: iter(tf.data.Dataset.range(3)),
+    lambda: tf.Variable([1.0]),
+    lambda: keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]),
+    lambda: keras.optimizers.Adam(),
+    lambda: tf.constant([1.0, 2.0]),
+    lambda: np.ones(3, tf.bfloat16.as_numpy_dtype),
+    Refuses,
+    gone,
+    lambda: linked(1000),
+    lambda: nested(2000),
+    lambda: Mock(spec=dict),
+    lambda: 10**5000,
+    lambda: type("Nameless", (), {"__module__": None})(),
+    lambda: list(range(100_000)),
+]
+
+
+@pytest.mark.parametrize("make", STRANGE)
+def test_nothing_costs_a_run(make: Callable[[], Any]) -> None:
+    value = make()
+    assert attributes(Holder(value)) == attributes(Holder(value))
+    assert code_of(Holder(value)) == code_of(Holder(value))
+    digest_of(lambda: value)
+
+
+def test_a_model_that_is_trained_is_no_other_code() -> None:
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    before = code_of(Holder(model)), attributes(Holder(model))
+    model.fit(np.ones((2, 1)), np.ones((2, 1)), verbose=0)
+    assert (code_of(Holder(model)), attributes(Holder(model))) == before
+
+
+def test_sets_have_no_order(module: Module) -> None:
+    text = "def a(): return 1\ndef b(): return a()\nclass C:\n    def f(self): return b()\n"
+    first, second = module(text), module(text)
+    assert digest_of({first.a, first.b, first.C}) == digest_of({second.C, second.b, second.a})
+
+
+def test_what_is_noted_is_what_was_first() -> None:
+    one = Holder(1)
+    assert noted(one, lambda: one._value) == 1
+    one._value = 2
+    assert noted(one, lambda: one._value) == 1
+    other = copy.copy(one)
+    assert noted(other, lambda: other._value) == 2
+    assert NOTED not in attributes(one)

@@ -11,8 +11,9 @@ import pytest
 import tensorflow as tf
 
 from prototrain import KerasTrainer, SimpleTrainer
+from prototrain.callbacks import ScheduledHyperParamSetter
 from prototrain.errors import ConfigError
-from prototrain.gradient_processors import ClipByValue
+from prototrain.gradient_processors import ClipByValue, ScaleGradient
 from prototrain.trainers.optimization import equal_optimizer, optimization, optimizer_code, optimizer_settings
 from tests.tiny import tiny_model
 
@@ -68,6 +69,10 @@ def test_gradient_processors_count_with_what_they_are_made_with() -> None:
 
     assert of(ClipByValue(-1, 1)) == of(ClipByValue(-1, 1)) != of(ClipByValue(-2, 1))
     assert of(lambda pairs: pairs) != of(lambda pairs: pairs[:1])
+    scale = ScaleGradient([("a.*", 2.0)])
+    before = of(scale)
+    scale.unmatched.clear()  # as tracing does
+    assert of(scale) == before == of(ScaleGradient([("a.*", 2.0)])) != of(ScaleGradient([("b.*", 2.0)]))
 
 
 def test_a_schedule_that_cannot_say_what_it_was_made_with_trains_as_in_keras() -> None:
@@ -85,7 +90,15 @@ def test_a_schedule_that_cannot_say_what_it_was_made_with_trains_as_in_keras() -
 def test_a_schedule_that_nothing_follows_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     steps = {"model__lr_schedule__method": "step", "model__lr_schedule__step__boundaries": [1]}
     values = {"model__lr_schedule__step__values": [0.1, 0.01]}
-    for change, is_said in ({**steps, **values}, True), ({}, False):  # a constant one needs nobody
-        SimpleTrainer(tiny_model(**change)).train(max_steps=2)
+    own = {"model__optimizer__method": lambda: keras.optimizers.SGD(0.1)}
+    setter = ScheduledHyperParamSetter("learning_rate", [(1, 0.1)])
+    constant: dict[str, Any] = {}  # which needs nobody
+    for change, callbacks, is_said in (
+        ({**steps, **values}, [], True),
+        ({**steps, **values, **own}, [], True),
+        ({**steps, **values}, [setter], False),
+        (constant, [], False),
+    ):
+        SimpleTrainer(tiny_model(**change)).train(callbacks, max_steps=2)
         said = "model.lr_schedule (step) is not followed: the learning rate stays at 0.1"
         assert (said in capsys.readouterr().out) is is_said

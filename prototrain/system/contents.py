@@ -1,0 +1,273 @@
+"""What values, objects and code hold, described the same in every process and wherever a file lies.
+
+A function counts with all that it reaches: its defaults, what it closes over, and the globals of its module that it
+names. What somebody has installed counts by its name, since versions are compared elsewhere. Nothing here may cost a
+run: what cannot be looked into is "not known".
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from datetime import date
+from decimal import Decimal
+from hashlib import sha256
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from prototrain.system.code_paths import is_installed
+from prototrain.system.function_code import done_by, found_as, uses_of
+
+NOTED = "_prototrain_noted"
+"""The attribute of an object in which `noted` keeps what it was like before a run changed it."""
+
+_MOST = 20_000  # values that are looked into, and members of each of them
+_DEEPEST = 60  # of them in each other
+_HASHED_BYTES = 64 * 2**20  # of an array; of a larger one only the shape counts
+_FILLED = {"add", "append", "appendleft", "clear", "extend", "insert", "pop", "setdefault", "update"}  # methods
+_PLACE_OR_TIME = "a place or a time"
+# Modules whose classes keep nothing in objects that the user has not put there.
+_PLAIN = {
+    "abc",
+    "argparse",
+    "builtins",
+    "collections",
+    "collections.abc",
+    "enum",
+    "prototrain.callbacks.hyperparameters.hyper_param",
+    "prototrain.gradient_processors",
+    "prototrain.schedules",
+    "types",
+    "typing",
+}
+
+
+def is_own(thing: Any) -> bool:
+    """Whether a class or a function is the user's own: nobody has installed the module that it is from."""
+    name = getattr(thing, "__module__", None) or "builtins"
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return name == "__main__" if file is None else not is_installed(file)
+
+
+class _Contents:
+    """Describes values as JSON can hold them; objects, functions and classes of the user's once each."""
+
+    unknown: Any = "not known"
+
+    def __init__(self) -> None:
+        self._met: dict[int, Any] = {}  # with the things themselves, or another one could get the same id
+        self._open: set[int] = set()  # what is being described
+        self._number = 0
+
+    def of(self, value: Any) -> Any:
+        """What a value is, or `unknown`."""
+        self._number += 1
+        if id(value) in self._open or self._number > _MOST or len(self._open) > _DEEPEST:
+            return self.unknown
+        self._open.add(id(value))
+        try:
+            return self.describe(value)
+        except Exception:  # whatever an object of the user's own raises that is not made to be looked into
+            return self.unknown
+        finally:
+            self._open.discard(id(value))
+
+    def describe(self, value: Any) -> Any:
+        if isinstance(value, (MethodType, staticmethod, classmethod, functools.partial, functools.partialmethod)):
+            return self.parts(_parts_of(value))
+        if isinstance(value, (property, functools.cached_property)):
+            return self.parts([getattr(value, name, None) for name in ("fget", "fset", "func")])
+        if hasattr(type(value), "python_function"):  # a `tf.function`
+            return self.of(value.python_function)
+        if type(value).__name__ == "_lru_cache_wrapper":
+            return self.of(value.__wrapped__)
+        if isinstance(value, (ModuleType, BuiltinFunctionType)):
+            return self.name(value.__name__)
+        is_code = isinstance(value, (FunctionType, type))
+        if id(value) in self._met or (is_code and not is_own(value)):
+            return self.name(_name(value if is_code else type(value)))
+        self._met[id(value)] = value
+        if isinstance(value, FunctionType):
+            return self.of_function(value)
+        return self._of_class(value) if isinstance(value, type) else self.of_object(value)
+
+    def _of_class(self, kind: type) -> Any:
+        members = [
+            [name, self.of(member)]
+            for name, member in sorted(vars(kind).items())
+            if not name.startswith("__") or isinstance(member, (FunctionType, staticmethod, classmethod))
+        ]
+        return ["class", members, list(map(self.of, kind.__bases__))]
+
+    def parts(self, values: Iterable[Any]) -> Any:
+        raise NotImplementedError
+
+    def name(self, name: str) -> Any:
+        raise NotImplementedError
+
+    def of_function(self, function: FunctionType) -> Any:
+        raise NotImplementedError
+
+    def of_object(self, value: Any) -> Any:
+        raise NotImplementedError
+
+
+class Values(_Contents):
+    """Describes all that values are made of."""
+
+    def describe(self, value: Any) -> Any:
+        if _is_place_or_time(value):
+            return _PLACE_OR_TIME
+        if value is None or isinstance(value, (bool, str)):
+            return value
+        if isinstance(value, (int, float)):
+            return value if math.isfinite(value) else repr(value)
+        if isinstance(value, (bytes, complex, np.generic, range, Decimal)):
+            return f"{type(value).__name__} {value!r}"
+        if isinstance(value, re.Pattern):
+            return f"pattern {value.pattern!r} {value.flags}"
+        if isinstance(value, np.ndarray):
+            return _of_array(value)
+        if type(value).__name__ == "EagerTensor":
+            return _of_array(value.numpy()) if value.dtype.name not in ("resource", "variant") else value.dtype.name
+        if isinstance(value, dict):
+            pairs = [(self.of(key), self.of(item)) for key, item in list(value.items())[:_MOST]]
+            return dict(pairs) if all(type(key) is str for key, _ in pairs) else [*pairs, len(value)]
+        if isinstance(value, (list, tuple, deque)):
+            return [*map(self.of, list(value)[:_MOST]), *[len(value)] * (len(value) > _MOST)]
+        if isinstance(value, (set, frozenset)):
+            return sorted(digest(type(self)().of(item)) for item in list(value)[:_MOST])
+        return super().describe(value)
+
+    def parts(self, values: Iterable[Any]) -> Any:
+        return list(map(self.of, values))
+
+    def name(self, name: str) -> Any:
+        return name
+
+    def of_function(self, function: FunctionType) -> Any:
+        reached = [self.of(function.__defaults__), self.of(function.__kwdefaults__)]
+        for name, uses in sorted(uses_of(function.__code__).items()):
+            reached.append([name, *self._used(found_as(function, name), uses)])
+        return ["function", done_by(function.__code__), reached]
+
+    def _used(self, value: Any, uses: set[str | None]) -> list[Any]:
+        """What a function uses of a value: some attributes or items of it, or (None) all."""
+        if isinstance(value, (dict, list, set, deque)) and uses <= _FILLED:
+            return []  # what a run fills, not what it is made with
+        kept = value if isinstance(value, dict) else {}
+        if not isinstance(value, (FunctionType, type, ModuleType)) and _is_plain(type(value)):
+            kept = attributes_of(value, ()) or kept
+        if not all(use in kept for use in uses):
+            return [self.of(value)]
+        return [[use, self.of(kept[use])] for use in sorted(map(str, uses))]
+
+    def of_object(self, value: Any) -> Any:
+        kind = type(value)
+        described = [_name(kind), self.of(kind)]
+        # What a framework's object keeps is the framework's own, and changes as it likes.
+        config = None if _is_plain(kind) or not hasattr(kind, "from_config") else _config_of(value)
+        if config is None and (_is_plain(kind) or (is_own(kind) and hasattr(kind, "from_config"))):
+            config = attributes_of(value, ())
+        return [*described, self.of(config)]
+
+
+class Code(_Contents):
+    """Describes the user's own code alone; None stands for what has none in it."""
+
+    unknown = None
+
+    def describe(self, value: Any) -> Any:
+        if isinstance(value, (dict, list, tuple)):
+            items = list(value.values() if isinstance(value, dict) else value)[:_MOST]
+            # Not other objects, which a list of what has happened is filled with.
+            return self.within(item for item in items if callable(item) or isinstance(item, (dict, list, tuple)))
+        if value is None or isinstance(value, (str, bytes, int, float, complex, np.generic, np.ndarray, Path)):
+            return None
+        return super().describe(value)
+
+    def within(self, values: Iterable[Any]) -> list[Any] | None:
+        """What there is of it in values."""
+        return [part for part in map(self.of, values) if part is not None] or None
+
+    def parts(self, values: Iterable[Any]) -> Any:
+        return self.within(values)
+
+    def name(self, name: str) -> Any:
+        return None
+
+    def of_function(self, function: FunctionType) -> Any:
+        reached = [found_as(function, name) for name in sorted(uses_of(function.__code__))]
+        return ["function", done_by(function.__code__), self.within(reached)]
+
+    def of_object(self, value: Any) -> Any:
+        kind = type(value)
+        return self.within([kind, *attributes_of(value, ()).values()] if _is_plain(kind) else [kind])
+
+
+def _parts_of(value: Any) -> list[Any]:
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, (staticmethod, classmethod)):
+        return [value.__func__]
+    return [value.func, value.args, value.keywords]
+
+
+def attributes_of(thing: Any, besides: Iterable[str]) -> dict[str, Any]:
+    """The attributes of an object by name but for some, also where its class has slots for them."""
+    left_out = {NOTED, *besides, *getattr(type(thing), "not_compared", ())}
+    slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ()) if name != "__dict__"]
+    found: Mapping[str, Any] = {name: getattr(thing, name) for name in slots if hasattr(thing, name)}
+    found = {**found, **getattr(thing, "__dict__", {})}
+    return {name: value for name, value in sorted(found.items()) if name not in left_out}
+
+
+def _is_plain(kind: type) -> bool:
+    return all(is_own(base) or base.__module__ in _PLAIN for base in kind.__mro__)
+
+
+def _config_of(value: Any) -> Any:
+    try:
+        return {name: item for name, item in value.get_config().items() if name != "name"}
+    except (AttributeError, NotImplementedError, TypeError, ValueError):  # one that cannot tell
+        return None
+
+
+def _of_array(value: np.ndarray[Any, Any]) -> list[Any]:
+    is_known = not value.dtype.hasobject and value.nbytes <= _HASHED_BYTES
+    return [str(value.dtype), list(value.shape), sha256(value.tobytes()).hexdigest() if is_known else None]
+
+
+def _is_place_or_time(value: Any) -> bool:
+    """Whether a value says only where something lies or when it was made."""
+    if isinstance(value, str):
+        return os.path.isabs(value)
+    if not isinstance(value, float) or value.is_integer() or not 1000 < value < math.inf:
+        return isinstance(value, (Path, date))
+    return value > 1e9 or any(abs(value - clock()) < 600 for clock in (time.monotonic, time.perf_counter))
+
+
+def _name(thing: Any) -> str:
+    """What a class or function is called; of the user's own without its module, which may be renamed."""
+    qualified = str(getattr(thing, "__qualname__", ""))
+    return qualified if is_own(thing) else f"{getattr(thing, '__module__', '')}.{qualified}"
+
+
+def digest(value: Any) -> str:
+    """A digest of what a value was described as."""
+    return sha256(as_text(value).encode()).hexdigest()[:12]
+
+
+def as_text(value: Any) -> str:
+    """What a value was described as, in one line."""
+    return json.dumps(value, sort_keys=True)
