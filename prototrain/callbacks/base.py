@@ -168,6 +168,11 @@ class Callback:
         """What messages call this callback."""
         return type(self).__name__
 
+    @property
+    def wraps(self) -> Any:
+        """What this callback calls in place of doing something itself, if it is of another library; else None."""
+        return None
+
     def __repr__(self) -> str:
         return f"{self.name}()"
 

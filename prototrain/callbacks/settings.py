@@ -16,6 +16,7 @@ from prototrain.system.contents import is_own
 from prototrain.system.own_code import attributes, code_of, digest_of, noted
 
 _OF_RUN = {"_due", "_enabled", "at_end", "callback", "chief_only", "priority", "state_key", "trainer"}
+_OF_RUN |= {"_verbose", "verbose"}
 # Keras's own that change what is trained.
 _SETTERS = (
     keras.callbacks.LearningRateScheduler,
@@ -45,8 +46,7 @@ def callback_settings(labels: Mapping[Callback, str], state_keys: Mapping[str, C
 
 def _settings(callback: Callback) -> dict[str, Any]:
     inner = innermost(callback)
-    of_keras = getattr(inner, "callback", None)
-    thing: Any = of_keras if isinstance(of_keras, keras.callbacks.Callback) else inner
+    thing = inner.wraps or inner
     changes = getattr(thing, "changes_training", None)
     if changes is None and isinstance(thing, _SETTERS):
         changes = True

@@ -13,7 +13,6 @@ import math
 import os
 import re
 import sys
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from datetime import date
@@ -27,9 +26,6 @@ import numpy as np
 
 from prototrain.system.code_paths import is_installed
 from prototrain.system.function_code import done_by, found_as, uses_of
-
-NOTED = "_prototrain_noted"
-"""The attribute of an object in which `noted` keeps what it was like before a run changed it."""
 
 _MOST = 20_000  # values that are looked into, and members of each of them
 _DEEPEST = 60  # of them in each other
@@ -146,7 +142,7 @@ class Values(_Contents):
         if isinstance(value, (list, tuple, deque)):
             return [*map(self.of, list(value)[:_MOST]), *[len(value)] * (len(value) > _MOST)]
         if isinstance(value, (set, frozenset)):
-            return sorted(digest(type(self)().of(item)) for item in list(value)[:_MOST])
+            return self._of_set(value)
         return super().describe(value)
 
     def parts(self, values: Iterable[Any]) -> Any:
@@ -161,20 +157,28 @@ class Values(_Contents):
             reached.append([name, *self._used(found_as(function, name), uses)])
         return ["function", done_by(function.__code__), reached]
 
+    def _of_set(self, value: Any) -> Any:
+        """Each member by itself, since they come in any order; all together if that comes to an end."""
+        found = []
+        for item in list(value)[:_MOST]:
+            inner = type(self)()
+            inner._open, inner._number = self._open, self._number
+            found.append(digest(inner.of(item)))
+            self._number = inner._number
+        return sorted(found) if self._number <= _MOST else self.unknown
+
     def _used(self, value: Any, uses: set[str | None]) -> list[Any]:
         """What a function uses of a value: some attributes or items of it, or (None) all."""
         if isinstance(value, (dict, list, set, deque)) and uses <= _FILLED:
             return []  # what a run fills, not what it is made with
-        kept = value if isinstance(value, dict) else {}
-        if not isinstance(value, (FunctionType, type, ModuleType)) and _is_plain(type(value)):
-            kept = attributes_of(value, ()) or kept
+        kept = _settings_of(value)
         if not all(use in kept for use in uses):
             return [self.of(value)]
         return [[use, self.of(kept[use])] for use in sorted(map(str, uses))]
 
     def of_object(self, value: Any) -> Any:
         kind = type(value)
-        described = [_name(kind), self.of(kind)]
+        described = [_name(kind), self.of(kind) if _is_plain(kind) else Code().of(kind)]
         # What a framework's object keeps is the framework's own, and changes as it likes.
         config = None if _is_plain(kind) or not hasattr(kind, "from_config") else _config_of(value)
         if config is None and (_is_plain(kind) or (is_own(kind) and hasattr(kind, "from_config"))):
@@ -225,11 +229,25 @@ def _parts_of(value: Any) -> list[Any]:
 
 def attributes_of(thing: Any, besides: Iterable[str]) -> dict[str, Any]:
     """The attributes of an object by name but for some, also where its class has slots for them."""
-    left_out = {NOTED, *besides, *getattr(type(thing), "not_compared", ())}
+    left_out = {*besides, *getattr(type(thing), "not_compared", ())}
     slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ()) if name != "__dict__"]
     found: Mapping[str, Any] = {name: getattr(thing, name) for name in slots if hasattr(thing, name)}
     found = {**found, **getattr(thing, "__dict__", {})}
     return {name: value for name, value in sorted(found.items()) if name not in left_out}
+
+
+def _settings_of(value: Any) -> dict[str, Any]:
+    """What of a value can be told by a name: the items of a dict, the fields of settings in a class or an object."""
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return dict(value._asdict())
+    kind = value if isinstance(value, type) else type(value)
+    if isinstance(value, (FunctionType, ModuleType)) or not _is_plain(kind):
+        return {}
+    of_classes = {name: item for base in reversed(kind.__mro__) if is_own(base) for name, item in vars(base).items()}
+    fixed = {name: item for name, item in of_classes.items() if not hasattr(item, "__get__")}
+    return fixed if isinstance(value, type) else {**fixed, **attributes_of(value, ())}
 
 
 def _is_plain(kind: type) -> bool:
@@ -238,9 +256,11 @@ def _is_plain(kind: type) -> bool:
 
 def _config_of(value: Any) -> Any:
     try:
-        return {name: item for name, item in value.get_config().items() if name != "name"}
+        config = value.get_config()
     except (AttributeError, NotImplementedError, TypeError, ValueError):  # one that cannot tell
         return None
+    # A name counts up by process, and the rate of an optimizer is in every checkpoint.
+    return {n: item for n, item in config.items() if n != "name" and (n != "learning_rate" or type(item) is not float)}
 
 
 def _of_array(value: np.ndarray[Any, Any]) -> list[Any]:
@@ -252,9 +272,9 @@ def _is_place_or_time(value: Any) -> bool:
     """Whether a value says only where something lies or when it was made."""
     if isinstance(value, str):
         return os.path.isabs(value)
-    if not isinstance(value, float) or value.is_integer() or not 1000 < value < math.inf:
+    if not isinstance(value, float) or value.is_integer() or not value < math.inf:
         return isinstance(value, (Path, date))
-    return value > 1e9 or any(abs(value - clock()) < 600 for clock in (time.monotonic, time.perf_counter))
+    return value > 1e9
 
 
 def _name(thing: Any) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from prototrain.system.contents import NOTED, Code, Values, as_text, attributes_of, digest
+from prototrain.system.contents import Code, Values, as_text, attributes_of, digest
 
 _LONGEST = 60  # characters of an attribute that is kept as it is
+_notes: dict[int, tuple[weakref.ref[Any], Any]] = {}
 
 
 def digest_of(thing: Any) -> str:
@@ -34,19 +36,20 @@ def attributes(thing: Any, *, besides: Iterable[str] = ()) -> dict[str, Any]:
         thing: has a `__dict__`.
         besides: attributes that do not count.
     """
-    values, kept = Values(), attributes_of(thing, besides)
+    kept = attributes_of(thing, besides)
     shown = {name: bare if (bare := name.lstrip("_")) not in kept else name for name in kept}
-    return {shown[name]: _short(values.of(value)) for name, value in kept.items()}
+    return {shown[name]: _short(Values().of(value)) for name, value in kept.items()}
 
 
 def noted(thing: Any, make: Callable[[], Any]) -> Any:
     """What `make` gave when it was first asked of this object: before a run has changed it."""
-    kept = getattr(thing, "__dict__", None)
-    if type(kept) is not dict:
-        return make()
-    if NOTED not in kept or kept[NOTED][0] != id(thing):  # a copy of another object has its note, too
-        kept[NOTED] = id(thing), make()
-    return kept[NOTED][1]
+    key = id(thing)
+    if key not in _notes or _notes[key][0]() is not thing:
+        try:
+            _notes[key] = weakref.ref(thing, lambda _: _notes.pop(key, None)), make()
+        except TypeError:  # of a class that has no place for it
+            return make()
+    return _notes[key][1]
 
 
 def _short(value: Any) -> Any:

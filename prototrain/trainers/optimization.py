@@ -128,7 +128,7 @@ def optimizer_settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     if isinstance(rate, float):
         settings["learning_rate"] = float(f"{rate:.7g}")  # it was kept as a float32
     elif isinstance(rate, dict) and rate.get("class_name") in ("__lambda__", "function"):
-        del settings["learning_rate"]  # the code of a function is seen where its file is compared
+        del settings["learning_rate"]  # `optimizer_code` has it
     return {"class": type(optimizer).__name__, **settings}
 
 

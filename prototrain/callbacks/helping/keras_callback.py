@@ -73,6 +73,10 @@ class KerasCallback(Callback):
     def name(self) -> str:
         return type(self.callback).__name__
 
+    @property
+    def wraps(self) -> keras.callbacks.Callback:
+        return self.callback
+
     def setup(self) -> None:
         trainer = self.trainer
         self._restored: dict[str, Any] = {"values": {}, "lost": [], "begun": -1, "ended": 0, "stopped": False}
