@@ -265,7 +265,6 @@ LISTS: dict[str, tuple[list[Callback], list[Callback], str]] = {
         "the callback ScheduledHyperParamSetter: points was [[1, 0.5]] and is [[1, 0.25]]",
     ),
     "code": ([Sets()], [SetsOtherwise()], "the callback Sets: its code was "),
-    "a function": ([of_keras(0.5)], [of_keras(0.25, 1)], "the callback LambdaCallback: its code was "),
     "an argument": ([SaysSo(0.5)], [SaysSo(0.25)], "the callback SaysSo: rate was 0.5 and is 0.25"),
     "an interval": (
         [SaysSo().every(steps=2)],
@@ -280,6 +279,7 @@ LISTS: dict[str, tuple[list[Callback], list[Callback], str]] = {
     "the value that is set": ([setter(0.5)], [setter(0.5, now=0.1)], ""),
     "nothing": ([SaysSo(), setter(0.5), of_keras(1)], [SaysSo(), setter(0.5), of_keras(1)], ""),
     "an argument of one that may look on": ([Sets(0.5).every(steps=2)], [Sets(0.25).every(steps=1)], ""),
+    "a function that is given": ([of_keras(0.5)], [of_keras(0.25, 1)], ""),
     "one that may look on is new": ([], [Sets(), ScalarPrinter().every(steps=2)], ""),
     "one that may look on is gone": ([Sets()], [], ""),
     "code of one that says that it looks on": ([LooksOn()], [LooksOnOtherwise()], ""),

@@ -61,8 +61,9 @@ def _made_with(thing: Any, changes_training: bool | None) -> dict[str, Any]:
     if changes_training:
         code = {"its code": digest_of(type(thing))} if is_own(type(thing)) else {}
         return {CHANGES_TRAINING: True, **attributes(thing, besides=besides), **code}
-    code_alone = None if changes_training is False else code_of(thing, besides=besides)
-    return {} if code_alone is None else {"its code": code_alone}
+    if changes_training is None and is_own(type(thing)):
+        return {"its code": code_of(type(thing))}
+    return {}
 
 
 def _interval(proxy: Callback) -> Any:

@@ -21,6 +21,7 @@ from prototrain.system.signals import LeavingAtOnce
 
 POLL_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0
+_LOOKS, _BETWEEN_LOOKS = 10, 0.1  # how often, and seconds
 _EXAMPLE = (
     '{"cluster": {"chief": ["host1:2222"], "worker": ["host2:2222", "host3:2222"], "ps": ["host4:2222"]}, '
     '"task": {"type": "worker", "index": 0}}'
@@ -60,6 +61,17 @@ class ServerCluster:
             raise StepError(f"parameter server {silent[0]} is gone, and with it the variables that it held")
         if not any(map(_answers, self.addresses["worker"])):
             raise StepError(f"none of the {self.workers} workers is left")
+
+    def require_alive_after(self, error: Exception) -> None:
+        """As `require_alive`, once something has failed; a process that is being killed may answer for a moment more.
+
+        Args:
+            error: what has failed.
+        """
+        is_of_network = isinstance(error, tf.errors.UnavailableError | tf.errors.UnknownError | tf.errors.AbortedError)
+        for _ in range(_LOOKS if is_of_network else 1):
+            self.require_alive()
+            time.sleep(_BETWEEN_LOOKS if is_of_network else 0)
 
     def silent(self) -> list[str]:
         """The workers and parameter servers that do not answer, in words; whoever is stopped lets others call only."""

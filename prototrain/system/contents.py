@@ -27,6 +27,8 @@ import numpy as np
 from prototrain.system.code_paths import is_installed
 from prototrain.system.function_code import done_by, found_as, uses_of
 
+_WRAPPED: tuple[type, ...] = (MethodType, classmethod, staticmethod, property)
+_WRAPPED += (functools.cached_property, functools.partial, functools.partialmethod, type(functools.cache(len)))
 _MOST = 20_000  # values that are looked into, and members of each of them
 _DEEPEST = 60  # of them in each other
 _HASHED_BYTES = 64 * 2**20  # of an array; of a larger one only the shape counts
@@ -79,14 +81,10 @@ class _Contents:
             self._open.discard(id(value))
 
     def describe(self, value: Any) -> Any:
-        if isinstance(value, (MethodType, staticmethod, classmethod, functools.partial, functools.partialmethod)):
+        if isinstance(value, _WRAPPED):
             return self.parts(_parts_of(value))
-        if isinstance(value, (property, functools.cached_property)):
-            return self.parts([getattr(value, name, None) for name in ("fget", "fset", "func")])
         if hasattr(type(value), "python_function"):  # a `tf.function`
             return self.of(value.python_function)
-        if type(value).__name__ == "_lru_cache_wrapper":
-            return self.of(value.__wrapped__)
         if isinstance(value, (ModuleType, BuiltinFunctionType)):
             return self.name(value.__name__)
         is_code = isinstance(value, (FunctionType, type))
@@ -187,44 +185,33 @@ class Values(_Contents):
 
 
 class Code(_Contents):
-    """Describes the user's own code alone; None stands for what has none in it."""
+    """Describes the user's own functions and classes alone; None stands for what is none."""
 
     unknown = None
 
     def describe(self, value: Any) -> Any:
-        if isinstance(value, (dict, list, tuple)):
-            items = list(value.values() if isinstance(value, dict) else value)[:_MOST]
-            # Not other objects, which a list of what has happened is filled with.
-            return self.within(item for item in items if callable(item) or isinstance(item, (dict, list, tuple)))
-        if value is None or isinstance(value, (str, bytes, int, float, complex, np.generic, np.ndarray, Path)):
-            return None
-        return super().describe(value)
-
-    def within(self, values: Iterable[Any]) -> list[Any] | None:
-        """What there is of it in values."""
-        return [part for part in map(self.of, values) if part is not None] or None
+        is_code = isinstance(value, (*_WRAPPED, FunctionType, type)) or hasattr(type(value), "python_function")
+        return super().describe(value) if is_code else None
 
     def parts(self, values: Iterable[Any]) -> Any:
-        return self.within(values)
+        return [part for part in map(self.of, values) if part is not None] or None
 
     def name(self, name: str) -> Any:
         return None
 
     def of_function(self, function: FunctionType) -> Any:
-        reached = [found_as(function, name) for name in sorted(uses_of(function.__code__))]
-        return ["function", done_by(function.__code__), self.within(reached)]
+        # What it closes over is given to it like an argument.
+        named = [function.__globals__.get(name) for name in sorted(uses_of(function.__code__))]
+        return ["function", done_by(function.__code__), self.parts(named)]
 
     def of_object(self, value: Any) -> Any:
-        kind = type(value)
-        return self.within([kind, *attributes_of(value, ()).values()] if _is_plain(kind) else [kind])
+        return None
 
 
 def _parts_of(value: Any) -> list[Any]:
-    if isinstance(value, MethodType):
-        return [value.__self__, value.__func__]
-    if isinstance(value, (staticmethod, classmethod)):
-        return [value.__func__]
-    return [value.func, value.args, value.keywords]
+    """What a function is wrapped up with, by what stands for it in a class or is called in place of it."""
+    names = ("__self__", "__func__", "func", "args", "keywords", "fget", "fset", "__wrapped__")
+    return [getattr(value, name, None) for name in names]
 
 
 def attributes_of(thing: Any, besides: Iterable[str]) -> dict[str, Any]:
@@ -240,8 +227,8 @@ def _settings_of(value: Any) -> dict[str, Any]:
     """What of a value can be told by a name: the items of a dict, the fields of settings in a class or an object."""
     if isinstance(value, dict):
         return value
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return dict(value._asdict())
+    if isinstance(value, tuple):
+        return {name: getattr(value, name) for name in getattr(value, "_fields", ())}
     kind = value if isinstance(value, type) else type(value)
     if isinstance(value, (FunctionType, ModuleType)) or not _is_plain(kind):
         return {}

@@ -17,16 +17,10 @@ def digest_of(thing: Any) -> str:
     return digest(Values().of(thing))
 
 
-def code_of(thing: Any, *, besides: Iterable[str] = ()) -> str | None:
-    """A digest of what an object's class and the functions that it was given do, without any values; None if none of
-    it is the user's own.
-
-    Args:
-        thing: has a `__dict__`.
-        besides: attributes that do not count.
-    """
-    found = Code().within([type(thing), *attributes_of(thing, besides).values()])
-    return None if found is None else digest(found)
+def code_of(kind: type) -> str:
+    """A digest of what the code of a class does, and that of the functions and classes that it names in its module,
+    without any values."""
+    return digest(Code().of(kind))
 
 
 def attributes(thing: Any, *, besides: Iterable[str] = ()) -> dict[str, Any]:

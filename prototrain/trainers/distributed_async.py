@@ -96,8 +96,8 @@ class ScheduledSteps:
             stuck = None
             try:
                 stuck = self._wait()
-            except tf.errors.OpError:
-                self._cluster.require_alive()  # has a clearer word than the network, if that is what failed
+            except tf.errors.OpError as error:
+                self._cluster.require_alive_after(error)  # has a clearer word than the network, if that failed
                 raise
             finally:
                 made = [values for result in results if (values := _get(result)) is not None]
@@ -117,8 +117,8 @@ class ScheduledSteps:
         """Do something with variables, which parameter servers have."""
         try:
             read_or_write()
-        except tf.errors.OpError:
-            self._cluster.require_alive()
+        except tf.errors.OpError as error:
+            self._cluster.require_alive_after(error)
             raise
 
     def _wait(self) -> str | None:

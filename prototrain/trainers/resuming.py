@@ -111,7 +111,7 @@ class Resume:
             self.inexact += trainer.resume_caveats()
             with taking("the record of versions and settings"):
                 self.inexact += changes_since(dict(meta["provenance"]), trainer.provenance())
-            self._foretold = list(meta.get("caveats", []))
+            self._foretold = [reason for reason in meta.get("caveats", []) if isinstance(reason, str)]
             self.inexact += [reason for reason in self._foretold if reason not in self.inexact]
             with taking("the state of the random generators"):
                 set_random_state(meta["random"])
