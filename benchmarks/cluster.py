@@ -173,9 +173,12 @@ class Disturbing:
             return
         self._reached = int(found[1])
         time.sleep(self._random.uniform(0, 1.0))
+        workers = self._workers()
+        if not workers:  # the line is of a group that is just being started again
+            return
         what = self._left.pop(0)
         self.kinds[what] = self.kinds.get(what, 0) + 1
-        victim = self._random.choice(self._workers())
+        victim = self._random.choice(workers)
         if self._hit is None:
             self._hit, self._is_new = time.monotonic(), False
         victim.send_signal(signal.SIGSTOP if what == "stop" else signal.SIGKILL)
