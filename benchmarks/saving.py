@@ -43,7 +43,13 @@ class Holds(Trainer):
         for number in range(variables):
             self.state[f"v{number}"] = tf.Variable(tf.fill([size], float(number)))
         changed = list(self.state.values())
-        self._change = tf.function(lambda: [variable.assign_add(tf.ones_like(variable)) for variable in changed])
+
+        @tf.function
+        def change() -> None:
+            for variable in changed:
+                variable.assign_add(tf.ones_like(variable))
+
+        self._change = change
 
     def run_step(self) -> None:
         self._change()

@@ -1,9 +1,10 @@
 """Steps per second on several towers: prototrain, Keras `fit` and a loop by hand, under the same strategy, in turns.
 
     python -m benchmarks.towers --towers cpu:2 --steps 1000 --rounds 5
+    python -m benchmarks.towers --workload resnet --steps 10
 
-All train the same three-layer network with Adam on the same data, with the same batch per tower. The last column is
-the median over the rounds of how much longer a round took than that of the replicated trainer.
+All train the same network with Adam on the same data, with the same batch per tower. The last column is the median over
+the rounds of how much longer a round took than that of the replicated trainer.
 """
 
 from __future__ import annotations
@@ -44,13 +45,14 @@ def prototrain_runner(make: Callable[..., Any], workload: Workload, *, guarded: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--towers", default="cpu:2")
+    parser.add_argument("--workload", choices=WORKLOADS, default="mlp")
     parser.add_argument("--batch", type=int, default=32, help="examples per step, over all towers")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     devices = choose_devices(options.towers)
     cpu = all(name.startswith("CPU") for name in devices)
-    workload = dataclasses.replace(WORKLOADS["mlp"], batch=options.batch)
+    workload = dataclasses.replace(WORKLOADS[options.workload], batch=options.batch)
 
     def strategy() -> tf.distribute.Strategy:
         return tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice() if cpu else None)
@@ -58,6 +60,7 @@ def main() -> None:
     def replicated(model: Any) -> SyncReplicatedTrainer:
         return SyncReplicatedTrainer(model, devices)
 
+    at_once = min(50, options.steps)
     runners = {
         "prototrain, 1 tower": prototrain_runner(SimpleTrainer, workload),
         "prototrain, replicated": prototrain_runner(replicated, workload),
@@ -67,17 +70,18 @@ def main() -> None:
         ),
         "hand-written loop": loop_under(strategy(), workload),
         "Keras fit": fit_under(strategy(), workload),
-        "Keras fit, 50 steps per execution": fit_under(strategy(), workload, steps_per_execution=50),
+        f"Keras fit, {at_once} steps per execution": fit_under(strategy(), workload, steps_per_execution=at_once),
     }
     rates: dict[str, list[float]] = {name: [] for name in runners}
     for run in runners.values():
-        run(100)  # tracing, and learning how long a call may be
+        run(min(100, options.steps))  # tracing, and learning how long a call may be
     for _ in range(options.rounds):
         for name, run in runners.items():
             begin = time.perf_counter()
             run(options.steps)
             rates[name].append(options.steps / (time.perf_counter() - begin))
-    print(f"{len(devices)} towers ({', '.join(devices)}), batch {options.batch}, steps/s, median of {options.rounds}")
+    towers = f"{len(devices)} towers ({', '.join(devices)})"
+    print(f"{workload.title}, {towers}, batch {options.batch}, steps/s, median of {options.rounds}")
     for name, found in rates.items():
         ratio = statistics.median(base / one for base, one in zip(rates["prototrain, replicated"], found, strict=True))
         print(f"{name:36s} {statistics.median(found):8.0f}   ({min(found):.0f} to {max(found):.0f})   {ratio:.2f}")

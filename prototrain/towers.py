@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import ConfigError, ModelError
@@ -216,10 +217,10 @@ def seed_of_tower(state: Any, index: int) -> Any:
     """The seed state of a tower that stands where the first one stands.
 
     Args:
-        state: the first tower's [seed, counter], an array of uint32.
+        state: the first tower's [seed, counter], of uint32.
         index: the tower's.
     """
-    derived = state.copy()
+    derived = np.array(state)
     derived[0] = (int(state[0]) + index * _GOLDEN) % 2**32
     return derived
 

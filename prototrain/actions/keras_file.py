@@ -9,12 +9,12 @@ import keras
 import numpy as np
 
 from prototrain.actions.restore import Restored
-from prototrain.checkpoint import first_line
 from prototrain.errors import ExperimentError, ModelError
 from prototrain.model.built import BuiltModel
 from prototrain.system.files import sync
 from prototrain.system.tables import plain_table
 from prototrain.system.terminal import say
+from prototrain.system.tracebacks import first_line
 
 
 def export_keras(restored: Restored) -> None:

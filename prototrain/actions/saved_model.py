@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.actions import reload_export
-from prototrain.checkpoint import first_line, read_bundle
-from prototrain.checkpoint.state import describe_variable
+from prototrain.checkpoint import read_bundle
+from prototrain.checkpoint.fit import describe_variable
 from prototrain.data.elements import at_path, by_path, from_paths, has_path
 from prototrain.errors import ExperimentError, ModelError
 from prototrain.model.built import BuiltModel
@@ -26,7 +26,7 @@ from prototrain.model.sharing import base_name
 from prototrain.private_api.runtime import owner
 from prototrain.step.compiled import compiled
 from prototrain.system.graphs import needed, needed_everywhere
-from prototrain.system.tracebacks import cause
+from prototrain.system.tracebacks import cause, first_line
 from prototrain.towers import is_seed
 
 Tensors = dict[str, tf.Tensor]

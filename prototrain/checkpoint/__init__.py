@@ -1,16 +1,13 @@
 """A checkpoint: a directory that appears whole or not at all, is verified, and holds what a trainer has in `state`."""
 
+from prototrain.checkpoint.bundle import BUNDLE, READ_ERRORS, read_bundle
 from prototrain.checkpoint.checkpoints import Checkpoints
 from prototrain.checkpoint.files import (
-    BUNDLE,
     META,
-    READ_ERRORS,
     Checkpoint,
     Saveable,
     Snapshot,
-    first_line,
     holds_graph,
-    read_bundle,
     verify,
 )
 
@@ -22,7 +19,6 @@ __all__ = [
     "Checkpoints",
     "Saveable",
     "Snapshot",
-    "first_line",
     "holds_graph",
     "read_bundle",
     "verify",

@@ -19,7 +19,6 @@ from prototrain.checkpoint.files import (
     Checkpoint,
     Snapshot,
     UnknownFormatError,
-    first_line,
     start_snapshot,
     verify,
 )
@@ -27,7 +26,7 @@ from prototrain.checkpoint.values import lost_in
 from prototrain.errors import CheckpointError
 from prototrain.experiment import checkpoint_steps
 from prototrain.system.files import sync
-from prototrain.system.tracebacks import cause
+from prototrain.system.tracebacks import cause, first_line
 from prototrain.system.wording import FRESH
 
 _FRESH = f"put one back, or start anew with {FRESH}"

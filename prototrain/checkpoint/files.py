@@ -22,16 +22,15 @@ import numpy as np
 import tensorflow as tf
 import xxhash
 
+from prototrain.checkpoint.bundle import AT_ONCE, BUNDLE, read_tensors, write_bundle
 from prototrain.errors import CheckpointError
 from prototrain.experiment import STEP
 from prototrain.experiment.names import META as META
 from prototrain.system.files import sync
 
 FORMAT = 1
-BUNDLE = "model"
 DIGEST = "xxh3"  # of a file, 128 bits: against damage, not against forgery
 _PART = 2**22  # bytes that are read at once
-READ_ERRORS = (OSError, ValueError, IndexError, KeyError, TypeError, RuntimeError, AssertionError, tf.errors.OpError)
 _TYPES = {"step": int, "variables": dict, "parts": dict, "files": dict}
 _OF_SOME_BUNDLE = re.compile(r".*\.(index|data-\d+-of-\d+)")
 HOLDS_DATASETS = "it is an iterator that holds datasets, and their graphs would have to be run to restore it"
@@ -97,13 +96,13 @@ class Checkpoint:
     def step(self) -> int:
         return int(self.meta["step"])
 
-    def variables(self) -> dict[str, np.ndarray[Any, Any]]:
+    def variables(self) -> dict[str, tf.Tensor]:
         """Read every variable.
 
         Raises:
             CheckpointError: the bundle cannot be read.
         """
-        return read_bundle(self.path / BUNDLE)
+        return read_tensors(self.path / BUNDLE)
 
     def prefix_of(self, name: str) -> str:
         """What the names of a saveable's files start with, its directory included."""
@@ -141,21 +140,17 @@ def start_snapshot(directory: Path, snapshot: Snapshot) -> Callable[[], None]:
             snapshot.check(tensors)
         parts = {name: rest() if callable(rest) else rest for name, rest in written.items()}
         if tensors:
-            with tf.device("CPU:0"):
-                tf.raw_ops.SaveV2(
-                    prefix=str(directory / BUNDLE),
-                    tensor_names=list(tensors),
-                    shape_and_slices=[""] * len(tensors),
-                    tensors=list(tensors.values()),
-                )
+            write_bundle(directory / BUNDLE, tensors)
         files = sorted(directory.iterdir())
         for path in files:
             if file_holds_graph(path):
                 raise CheckpointError(f"the state in {path.name} cannot be saved: {HOLDS_DATASETS}")
-        with ThreadPoolExecutor(1) as syncing:  # the disk is busy with the files while they are read for their digests
-            synced = syncing.submit(_sync_all, files)
-            digests = {path.name: {"size": path.stat().st_size, DIGEST: _digest(path)} for path in files}
+        with ThreadPoolExecutor(AT_ONCE) as pool:  # the disk is busy with a file while it is read for its digest
+            found = [(pool.submit(_digest, path), pool.submit(sync, path)) for path in files]
+        digests = {}
+        for path, (digest, synced) in zip(files, found, strict=True):
             synced.result()
+            digests[path.name] = {"size": path.stat().st_size, DIGEST: digest.result()}
         meta = {
             "format": FORMAT,
             "step": snapshot.step,
@@ -187,8 +182,9 @@ def verify(path: Path, *, run_id: str | None = None) -> Checkpoint:
     """
     try:
         meta = _read_meta(path)
-        for name, expected in meta["files"].items():
-            _check_file(path, name, expected)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for checked in [pool.submit(_check_file, path, *file) for file in meta["files"].items()]:
+                checked.result()
         for file in path.iterdir():
             if file.name not in meta["files"] and _OF_SOME_BUNDLE.fullmatch(file.name):
                 raise CheckpointError(f"checkpoint {path} is damaged: {file.name} does not belong to it")
@@ -256,46 +252,15 @@ def holds_graph(content: bytes | mmap.mmap) -> bool:
 
 def file_holds_graph(path: Path) -> bool:
     """Whether a file in a checkpoint holds a dataset as a graph; one with variables never does."""
-    if _is_of_bundle(path.name) or not path.stat().st_size:
+    if path.name.startswith(f"{BUNDLE}.") or not path.stat().st_size:
         return False
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return holds_graph(content)
 
 
-def _is_of_bundle(name: str) -> bool:
-    return name.startswith(f"{BUNDLE}.")
-
-
-def read_bundle(prefix: Path | str) -> dict[str, np.ndarray[Any, Any]]:
-    """Read all tensors of a TensorFlow checkpoint by name.
-
-    Raises:
-        CheckpointError: there is none, or it cannot be read.
-    """
-    try:
-        reader = tf.train.load_checkpoint(str(prefix))
-        dtypes = reader.get_variable_to_dtype_map()
-        # Variants and resources are not values; decoding them is left alone.
-        names = [name for name, dtype in dtypes.items() if dtype not in (tf.variant, tf.resource)]
-        return {name: reader.get_tensor(name) for name in names}
-    except READ_ERRORS as error:
-        raise CheckpointError(f"cannot read the checkpoint {prefix}: {first_line(error)}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type if it has none."""
-    text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
-    return text.strip().splitlines()[0] if text.strip() else type(error).__name__
-
-
 def checksum(meta: Any) -> str:
     """The checksum of what meta.json holds, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(meta, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _sync_all(files: list[Path]) -> None:
-    for path in files:
-        sync(path)
 
 
 def _digest(path: Path) -> str:

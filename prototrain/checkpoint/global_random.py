@@ -1,16 +1,37 @@
-"""Python's, NumPy's, TensorFlow's and Keras's global random generators, left as they were."""
+"""Python's, NumPy's, TensorFlow's and Keras's global random generators: kept, put back, left as they were."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from prototrain.checkpoint.state import random_state, set_random_state
+import numpy as np
+
 from prototrain.private_api.of_keras import keras_globals_kept
 from prototrain.private_api.of_keras import keras_seed as global_seed
 from prototrain.private_api.runtime import drawing_seeds, set_tensorflow_seed, tensorflow_seed
 
-__all__ = ["global_random_kept", "global_seed", "tensorflow_seeded"]
+__all__ = ["global_random_kept", "global_seed", "random_state", "set_random_state", "tensorflow_seeded"]
+
+
+def random_state() -> dict[str, Any]:
+    """The state of Python's and NumPy's global random generators."""
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [str(kind), np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Put back what `random_state` returned."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
 
 
 @contextmanager

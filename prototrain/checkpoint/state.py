@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import re
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,28 +13,26 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from prototrain.checkpoint.bundle import READ_ERRORS
 from prototrain.checkpoint.files import (
     HOLDS_DATASETS,
-    READ_ERRORS,
     Checkpoint,
     Saveable,
     file_holds_graph,
-    first_line,
     prefix_of,
 )
+from prototrain.checkpoint.fit import check_fit, match_towers
 from prototrain.checkpoint.generators import GENERATORS, GeneratorState
 from prototrain.checkpoint.values import LOST, OBJECT, STORED, decode, encode, fits_bundle, has_tag, tagged
 from prototrain.errors import CheckpointError
 from prototrain.private_api.graphs import trackable_kinds
 from prototrain.private_api.of_keras import KerasVariable
-from prototrain.system.wording import FRESH
-from prototrain.towers import OF_TOWER, is_seed, seed_of_tower
+from prototrain.system.tracebacks import first_line
 
 OF_CALLBACKS = "callbacks/"
 """What the names of variables that callbacks add to `trainer.state` start with."""
 
 _LONGEST_PREFIX = 200  # bytes; TensorFlow adds up to 30
-_CURE = f"use {FRESH}, another trainer.experiment_name, or model.weights_load_path to take over what matches"
 
 
 @runtime_checkable
@@ -220,7 +216,7 @@ class StateEntries:
             else:
                 variable.assign(value)
 
-    def _data(self, values: Mapping[str, Any], saved: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+    def _data(self, values: Mapping[str, Any], saved: dict[str, tf.Tensor]) -> dict[str, Any]:
         """Take plain values and arrays out of a checkpoint, also those that are not in the state dict yet.
 
         Args:
@@ -239,7 +235,7 @@ class StateEntries:
                 with taking(f"state[{key!r}]"):
                     found[key] = decode(coded)
             elif coded[STORED] in saved:
-                found[key] = np.require(saved.pop(coded[STORED]), requirements="W")
+                found[key] = np.array(saved.pop(coded[STORED]))
         return found
 
     def _put(self, data: Mapping[str, Any]) -> None:
@@ -317,59 +313,6 @@ def taking(what: str) -> Iterator[None]:
         raise CheckpointError(f"{what} cannot be taken back: {type(error).__name__}: {first_line(error)}") from error
 
 
-def match_towers(
-    variables: Mapping[str, Any], saved: Mapping[str, np.ndarray[Any, Any]]
-) -> dict[str, np.ndarray[Any, Any]]:
-    """Give each tower's own values to the towers that there are now, where there were more or fewer of them.
-
-    Args:
-        variables: those to be restored, by name.
-        saved: what a checkpoint holds, by name.
-    """
-    matched = {name: value for name, value in saved.items() if OF_TOWER not in name or name in variables}
-    for name in variables:
-        first, separator, index = name.partition(OF_TOWER)
-        if separator and name not in saved and first in saved:
-            value = saved[first]
-            matched[name] = seed_of_tower(value, int(index)) if is_seed(first, value) else value
-    return matched
-
-
-def check_fit(
-    variables: Mapping[str, Any], saved: Mapping[str, np.ndarray[Any, Any]], where: str, *, cure: str = _CURE
-) -> None:
-    """Check that a checkpoint has exactly these variables.
-
-    Args:
-        variables: those to be restored, by name.
-        saved: what the checkpoint holds, by name.
-        where: what the checkpoint is called.
-        cure: what to do if it does not fit.
-
-    Raises:
-        CheckpointError: it names the ones that only one side has, or whose shapes or dtypes differ.
-    """
-    problems = [f"{name} is new in the model" for name in variables if name not in saved]
-    problems += [f"{name} is no longer in the model" for name in saved if name not in variables]
-    for name in variables.keys() & saved.keys():
-        here, there = (describe_variable(side[name]) for side in (variables, saved))
-        if here != there:
-            problems.append(f"{name} is {there} there and {here} here")
-    if problems:
-        mine, theirs = ({re.sub(r"_\d+", "", name) for name in names} for names in (variables, saved))
-        numbered = mine == theirs and variables.keys() != saved.keys()
-        hint = "Keras numbers unnamed layers by process, so give them names; else " if numbered else ""
-        more = f" (and {len(problems) - 4} more)" if len(problems) > 4 else ""
-        raise CheckpointError(
-            f"checkpoint {where} does not fit this model: {'; '.join(sorted(problems)[:4])}{more}; {hint}{cure}"
-        )
-
-
-def describe_variable(variable: Any) -> str:
-    """Dtype and shape in a few characters, such as ``float32[64,128]``."""
-    return f"{tf.as_dtype(variable.dtype).name}[{','.join(str(size) for size in variable.shape)}]"
-
-
 def plain(value: Any, where: str) -> Any:
     """Turn what is not in the state dict into what JSON can hold and `decode` turns back; tensors become arrays.
 
@@ -377,21 +320,3 @@ def plain(value: Any, where: str) -> Any:
         CheckpointError: there is something else in it; `where` says whose it is.
     """
     return encode(value, where, loose=True)
-
-
-def random_state() -> dict[str, Any]:
-    """The state of Python's and NumPy's global random generators."""
-    version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    return {
-        "python": [version, list(words), gauss],
-        "numpy": [str(kind), np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
-    }
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    """Put back what `random_state` returned."""
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))

@@ -14,13 +14,15 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
+from prototrain.checkpoint.bundle import BUNDLE, read_bundle
 from prototrain.checkpoint.checkpoints import Checkpoints
-from prototrain.checkpoint.files import BUNDLE, META, first_line, read_bundle, verify
+from prototrain.checkpoint.files import META, verify
 from prototrain.errors import CheckpointError
 from prototrain.experiment import STEP
 from prototrain.experiment.fetching import fetched
 from prototrain.private_api.graphs import names_in_checkpoint
 from prototrain.system.contained import special
+from prototrain.system.tracebacks import first_line
 
 Source = str | Path | Mapping[str, Any]
 """A path, or arrays by name."""

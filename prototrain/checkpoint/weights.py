@@ -13,12 +13,13 @@ import numpy as np
 import tensorflow as tf
 from tabulate import tabulate
 
-from prototrain.checkpoint.files import first_line
 from prototrain.checkpoint.finite import NAN, in_words, not_finite
-from prototrain.checkpoint.state import OF_CALLBACKS, describe_variable
+from prototrain.checkpoint.fit import describe_variable
+from prototrain.checkpoint.state import OF_CALLBACKS
 from prototrain.checkpoint.weight_sources import Source, read_weights
 from prototrain.errors import CheckpointError
 from prototrain.system.files import write_atomic
+from prototrain.system.tracebacks import first_line
 
 AVERAGES = f"{OF_CALLBACKS}ExponentialMovingAverage/"
 """What the names of the variables start with in which `ExponentialMovingAverage` keeps its averages."""

@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from prototrain.checkpoint import READ_ERRORS, first_line
+from prototrain.checkpoint import READ_ERRORS
 from prototrain.data.iterator_state import mapped, read_state, restore_state, size_of_state, take_state, write_state
 from prototrain.data.knowledge import Knowledge
 from prototrain.data.position import Meta, Position, iterate
 from prototrain.data.source import Source
 from prototrain.errors import CheckpointError
 from prototrain.private_api.datasets import holds_generator
+from prototrain.system.tracebacks import first_line
 
 LARGE_STATE = 100 * 2**20  # bytes
 FORGOTTEN = "TensorFlow had forgotten how the training data is shuffled in its next pass"

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from prototrain.checkpoint import first_line
 from prototrain.errors import CheckpointError, ConfigError, DataError
 from prototrain.experiment import checkpoint_steps
 from prototrain.private_api.datasets import divided_by_files
+from prototrain.system.tracebacks import first_line
 
 if TYPE_CHECKING:
     from prototrain.data.stream import TrainingData

@@ -313,7 +313,7 @@ class Estimator:
 
     def get_variable_names(self) -> list[str]:
         """The names of all variables in the newest checkpoint, and "global_step"."""
-        return sorted([*self._directory.checkpoint().variables(), "global_step"])
+        return sorted([*self._directory.checkpoint().meta["variables"], "global_step"])
 
     def get_variable_value(self, name: str) -> np.ndarray[Any, Any]:
         """The value of a variable in the newest checkpoint, by its name there.
@@ -327,7 +327,7 @@ class Estimator:
         variables = checkpoint.variables()
         if name not in variables:
             raise CheckpointError(f"there is no variable {name!r}; get_variable_names() has all of them")
-        return variables[name]
+        return np.asarray(variables[name])
 
     # -- models -------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from prototrain.actions.export import write_export
 from prototrain.actions.saved_model import ServedModel
-from prototrain.checkpoint.files import first_line
 from prototrain.errors import ModelError
 from prototrain.estimator.program import calling
 from prototrain.estimator.serving import ServingInputReceiver
@@ -22,6 +21,7 @@ from prototrain.estimator.trainers import BuiltProgram
 from prototrain.experiment import Experiment
 from prototrain.system.storage import Storage
 from prototrain.system.terminal import say
+from prototrain.system.tracebacks import first_line
 from prototrain.system.urls import local_path, url_of
 from prototrain.system.waiting import announcing
 

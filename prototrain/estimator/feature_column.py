@@ -12,7 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from prototrain.checkpoint.files import first_line
 from prototrain.errors import ModelError
 from prototrain.estimator import columns
 from prototrain.estimator.columns import (
@@ -35,6 +34,7 @@ from prototrain.estimator.columns import (
     sequence_input_layer,
 )
 from prototrain.estimator.vocabulary import UNREADABLE, read_vocabulary
+from prototrain.system.tracebacks import first_line
 
 __all__ = [
     "bucketized_column",

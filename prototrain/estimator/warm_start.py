@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from prototrain.checkpoint.files import first_line
 from prototrain.errors import CheckpointError, ConfigError, ModelError
 from prototrain.estimator.specs import VocabInfo, WarmStartSettings
 from prototrain.estimator.vocabulary import UNREADABLE, read_vocabulary
 from prototrain.model.built import BuiltModel
+from prototrain.system.tracebacks import first_line
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from prototrain.checkpoint.files import Checkpoint
-from prototrain.checkpoint.state import check_fit
+from prototrain.checkpoint.fit import check_fit
 from prototrain.checkpoint.weight_sources import Source
 from prototrain.checkpoint.weights import averaged_weights, dump_weights, load_report_table, load_weights
 from prototrain.data.batches import first_part

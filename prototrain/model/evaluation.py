@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from prototrain.checkpoint.state import random_state, set_random_state
+from prototrain.checkpoint.global_random import random_state, set_random_state
 from prototrain.data.elements import batch_size
 from prototrain.data.pipeline import prefetched
 from prototrain.data.randomness import reshuffles

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.checkpoint.state import describe_variable
+from prototrain.checkpoint.fit import describe_variable
 from prototrain.errors import ModelError
 from prototrain.model import table_hooks  # noqa: F401 - has lookup tables made once
 from prototrain.model.build_call import BuildCall, Objects, assigns_in_every_step, is_named

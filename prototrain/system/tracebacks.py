@@ -98,6 +98,12 @@ def in_one_line(error: BaseException) -> str:
     return " ".join(said.split())
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    text = getattr(error, "strerror", None) or getattr(error, "message", None) or str(error)
+    return text.strip().splitlines()[0] if text.strip() else type(error).__name__
+
+
 def out_of_memory(error: BaseException | None) -> str | None:
     """What was asked for and where, in one line, if memory that there is not has led to an error; else None."""
     text = None

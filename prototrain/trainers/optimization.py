@@ -14,7 +14,6 @@ from prototrain.callbacks.base import Callback
 from prototrain.callbacks.hyperparameters.hyper_param_setter import HyperParamSetter
 from prototrain.callbacks.hyperparameters.learning_rate import LearningRate
 from prototrain.callbacks.proxies import innermost
-from prototrain.checkpoint.files import first_line
 from prototrain.config import Config
 from prototrain.config.json_form import encode
 from prototrain.errors import ConfigError, PrototrainError
@@ -22,6 +21,7 @@ from prototrain.model.graph_digest import model_digest
 from prototrain.private_api.of_keras import learning_rate_source
 from prototrain.system.contents import is_own
 from prototrain.system.own_code import attributes, digest_of, noted
+from prototrain.system.tracebacks import first_line
 
 UNSET_RATE = 0.0
 """The learning rate of an optimizer for which the config has none, until a callback sets it."""

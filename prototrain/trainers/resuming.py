@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prototrain.checkpoint import Checkpoint
-from prototrain.checkpoint.state import StateEntries, set_random_state, taking
+from prototrain.checkpoint.global_random import set_random_state
+from prototrain.checkpoint.state import StateEntries, taking
 from prototrain.checkpoint.values import decode, lost_in
 from prototrain.errors import CheckpointError
 from prototrain.experiment.provenance import changes_since

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prototrain.checkpoint import Checkpoints, Snapshot
-from prototrain.checkpoint.state import StateEntries, late_words, plain, random_state
+from prototrain.checkpoint.global_random import random_state
+from prototrain.checkpoint.state import StateEntries, late_words, plain
 from prototrain.errors import CheckpointError, NonFiniteError
 from prototrain.trainers.finite import FiniteRun
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain.checkpoint import META, Checkpoints, Snapshot, read_bundle, verify
+from prototrain.checkpoint import META, Checkpoints, Snapshot, verify
 from prototrain.checkpoint.files import UnknownFormatError, checksum, prefix_of
 from prototrain.errors import CheckpointError
 from prototrain.system import files
@@ -273,13 +273,6 @@ def test_only_damaged_ones_left_is_an_error_for_ever(tmp_path: Path) -> None:
             checkpoints.newest()
 
 
-def test_reading_what_is_no_bundle(tmp_path: Path) -> None:
-    (tmp_path / "x.index").write_text("not an index")
-    for name in ("nothing", "x"):
-        with pytest.raises(CheckpointError, match=f"cannot read the checkpoint .*{name}: "):
-            read_bundle(tmp_path / name)
-
-
 def test_a_checkpoints_directory_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("")
     checkpoints = Checkpoints(tmp_path / "checkpoints")
@@ -307,7 +300,7 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monke
     monkeypatch.setattr(os, "rename", noting_rename)
     Checkpoints(tmp_path / "checkpoints").save(snapshot(1))
     temporary = f".tmp-step-0000000001-{os.getpid()}"
-    assert order == [
+    assert [order[0], *sorted(order[1:3]), *order[3:]] == [
         f"fsync {tmp_path.name}",
         "fsync model.data-00000-of-00001",
         "fsync model.index",

@@ -16,7 +16,7 @@ import tensorflow as tf
 from prototrain.callbacks import Callback, SaveOnExit
 from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
 from prototrain.checkpoint.generators import GeneratorState
-from prototrain.checkpoint.state import StateEntries, check_fit, random_state, set_random_state, taking
+from prototrain.checkpoint.state import StateEntries, taking
 from prototrain.errors import CheckpointError
 from tests.checkpoint.test_values import assert_same
 from tests.tiny import CountingTrainer
@@ -305,13 +305,6 @@ def test_what_callbacks_and_steps_return_comes_back(value: Any, expected: Any, e
     assert_same(trainer.outputs, first.outputs)
 
 
-def test_random_state_comes_back() -> None:
-    state = random_state()
-    expected = random.random(), np.random.random()
-    set_random_state(state)
-    assert (random.random(), np.random.random()) == expected
-
-
 @pytest.mark.parametrize(
     "error", [KeyError("x"), IndexError(), TypeError("t"), AttributeError("a"), OverflowError("o")]
 )
@@ -320,14 +313,6 @@ def test_taking_turns_errors_into_one_line(error: Exception) -> None:
         raise error
     with pytest.raises(RuntimeError, match="mine"), taking("it"):
         raise RuntimeError("mine")
-
-
-def test_the_numbers_of_layers_are_only_named_where_they_differ() -> None:
-    one, other = {"dense_1/kernel": np.zeros([2])}, {"dense_1/kernel": np.zeros([3])}
-    with pytest.raises(CheckpointError, match=r"float64\[3\] there and float64\[2\] here; do this$"):
-        check_fit(one, other, "x", cure="do this")
-    with pytest.raises(CheckpointError, match="Keras numbers unnamed layers by process"):
-        check_fit(one, {"dense_2/kernel": np.zeros([2])}, "x")
 
 
 BITS = [np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64]

@@ -22,9 +22,9 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, Sessi
 
 from prototrain.callbacks.monitor import Monitor
 from prototrain.callbacks.pictures import text_summary
-from prototrain.checkpoint import first_line
 from prototrain.config.json_form import as_text
 from prototrain.config.schema import LOCATION_KEYS
+from prototrain.system.tracebacks import first_line
 
 _EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 
@@ -47,6 +47,11 @@ class TensorBoardWriter(Monitor):
         self._clock = clock
         self._sub_runs: dict[str, _SubRun] | None = None
         self._failing = False
+        # The last scalars' names, their events by prefix, and where in these each one's number stands: to make a
+        # message takes longer than all else, and most often only the numbers are others.
+        self._names: list[str] = []
+        self._events: dict[str, Event] = {}
+        self._slots: list[Any] = []
 
     def setup(self) -> None:
         self._directory = self.trainer.require_experiment("TensorBoardWriter").summaries
@@ -67,15 +72,18 @@ class TensorBoardWriter(Monitor):
         TensorBoardWriter.put_scalars(self, {name: value}, step)
 
     def put_scalars(self, values: Mapping[str, float], step: int) -> None:
-        events: dict[str, Event] = {}
-        for name, value in values.items():
-            prefix, _, tag = name.partition("/")
-            if not tag:
-                prefix, tag = "", name
-            if prefix not in events:
-                events[prefix] = Event(step=step)
-            events[prefix].summary.value.add(tag=tag, simple_value=value)
-        for prefix, event in events.items():
+        names = list(values)
+        if names != self._names:
+            self._names, self._events, self._slots = names, {}, []
+            for name in names:
+                prefix, _, tag = name.partition("/")
+                if not tag:
+                    prefix, tag = "", name
+                self._slots.append(self._events.setdefault(prefix, Event()).summary.value.add(tag=tag))
+        for slot, value in zip(self._slots, values.values(), strict=True):
+            slot.simple_value = value
+        for prefix, event in self._events.items():
+            event.step = step
             self.add_event(prefix, event)
 
     def put_event(self, prefix: str, event: Event) -> None:

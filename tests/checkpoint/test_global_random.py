@@ -1,0 +1,16 @@
+"""The global random generators."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from prototrain.checkpoint.global_random import random_state, set_random_state
+
+
+def test_random_state_comes_back() -> None:
+    state = random_state()
+    expected = random.random(), np.random.random()
+    set_random_state(state)
+    assert (random.random(), np.random.random()) == expected
