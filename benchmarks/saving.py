@@ -56,10 +56,13 @@ class Holds(Trainer):
 
 
 class Memory:
-    """The highest resident memory of this process while it is watched, in megabytes above what it was before."""
+    """The highest resident memory of this process while it is watched, in megabytes.
+
+    TensorFlow keeps what it has been given, so that only the first save shows what one needs.
+    """
 
     def __enter__(self) -> Memory:
-        self.before = self.most = self._now()
+        self.most = self.now()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
@@ -71,10 +74,10 @@ class Memory:
 
     def _watch(self) -> None:
         while not self._over.wait(0.01):
-            self.most = max(self.most, self._now())
+            self.most = max(self.most, self.now())
 
     @staticmethod
-    def _now() -> float:
+    def now() -> float:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
 
@@ -131,7 +134,7 @@ def measure(home: Path, megabytes: int, variables: int, rounds: int) -> str:
             note("the next step takes, seconds", _seconds(trainer.run_step))
             finish()
             note("save, whole and synced", time.perf_counter() - begin)
-        note("memory for a save, shares of the state", (memory.most - memory.before) / megabytes)
+        note("memory for saves, shares of the state", (memory.most - before) / megabytes)
         note("write and sync by hand", _seconds(write))
         note("verify and restore", _seconds(lambda: trainer.session.resume.restore(True)))
         note("read by hand", _seconds(read))
@@ -139,6 +142,7 @@ def measure(home: Path, megabytes: int, variables: int, rounds: int) -> str:
 
     with trainer.session:
         note("a step, seconds", min(_seconds(trainer.run_step) for _ in range(4)))
+        before = Memory.now()
         for number in range(1, rounds + 1):
             one(number)
     rows = [(name, statistics.median(values)) for name, values in found.items()]
