@@ -251,6 +251,9 @@ def main(arguments: list[str] | None = None) -> None:
         child(options.child, options.workload, options.data, options.steps, options.rounds)
         return
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
+    if options.output is not None:
+        import matplotlib  # noqa: F401  # that it is missing must show before anything is measured
+
     from benchmarks.steps import chart
     from benchmarks.workloads import SIDE_BY_SIDE
 
