@@ -109,6 +109,8 @@ class KerasCallback(Callback):
             raise StopTraining(f"{self.name} had stopped the run")
 
     def before_epoch(self) -> None:
+        if self.trainer.callbacks.unfinished:  # a resumed run has to finish the step first in which it was stopped
+            return
         if self.trainer.local_step == 0 and self._begun < self.trainer.global_step:
             self._call("on_epoch_begin", self.trainer.epoch_num - 1, None)
         self._begin_batch()

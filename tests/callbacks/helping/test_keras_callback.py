@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 import random
+import signal
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
@@ -196,6 +197,56 @@ class Holder(keras.callbacks.Callback):
 
 def add_one(variable: Any) -> None:
     variable.assign(variable + 1)
+
+
+class Interrupt(Callback):
+    """Presses Ctrl-C at a step, or at the end of the epoch that it ends."""
+
+    def __init__(self, step: int, *, at_epoch: bool) -> None:
+        self.step, self.at_epoch = step, at_epoch
+
+    def _press(self, at_epoch: bool) -> None:
+        if self.trainer.global_step == self.step and at_epoch is self.at_epoch:
+            signal.raise_signal(signal.SIGINT)
+
+    def trigger_step(self) -> None:
+        self._press(at_epoch=False)
+
+    def trigger_epoch(self) -> None:
+        self._press(at_epoch=True)
+
+
+@pytest.mark.parametrize("batches", [False, True])
+@pytest.mark.parametrize(("step", "at_epoch"), [(3, False), (4, False), (4, True)])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_stop_amid_the_callbacks_costs_no_hook(
+    tmp_path: Path, first: bool, step: int, at_epoch: bool, batches: bool
+) -> None:
+    class Notes(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls: list[Any] = []
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.calls.append(("epoch begins", epoch))
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.calls.append(("epoch ends", epoch))
+
+    class Batches(Notes):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self.calls.append(("batch begins", batch))
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.calls.append(("batch ends", batch))
+
+    whole, begun, parts = ((Batches if batches else Notes)() for _ in range(3))
+    run(whole)
+    stop = Interrupt(step, at_epoch=at_epoch)
+    with pytest.raises(KeyboardInterrupt):
+        run(*([stop, begun] if first else [begun, stop]), experiment=tmp_path / "run")
+    run(parts, Interrupt(0, at_epoch=False), experiment=tmp_path / "run")
+    assert parts.calls == whole.calls
 
 
 def content(value: Any) -> Any:
