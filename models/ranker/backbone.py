@@ -7,9 +7,9 @@ import inspect
 import keras
 import tensorflow as tf
 
-from prototrain.checkpoint import first_line
 from prototrain.config.schema import nearest
 from prototrain.errors import ConfigError
+from prototrain.system.tracebacks import first_line
 
 from .config import backbone_name, config, picture_size
 

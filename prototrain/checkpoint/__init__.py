@@ -10,6 +10,7 @@ from prototrain.checkpoint.files import (
     holds_graph,
     verify,
 )
+from prototrain.system.tracebacks import first_line
 
 __all__ = [
     "BUNDLE",
@@ -19,6 +20,7 @@ __all__ = [
     "Checkpoints",
     "Saveable",
     "Snapshot",
+    "first_line",
     "holds_graph",
     "read_bundle",
     "verify",

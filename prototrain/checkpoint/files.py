@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 import xxhash
 
-from prototrain.checkpoint.bundle import AT_ONCE, BUNDLE, read_tensors, write_bundle
+from prototrain.checkpoint.bundle import AT_ONCE, BUNDLE, read_bundle, read_tensors, write_bundle
 from prototrain.errors import CheckpointError
 from prototrain.experiment import STEP
 from prototrain.experiment.names import META as META
@@ -96,12 +96,16 @@ class Checkpoint:
     def step(self) -> int:
         return int(self.meta["step"])
 
-    def variables(self) -> dict[str, tf.Tensor]:
+    def variables(self) -> dict[str, np.ndarray[Any, Any]]:
         """Read every variable.
 
         Raises:
             CheckpointError: the bundle cannot be read.
         """
+        return read_bundle(self.path / BUNDLE)
+
+    def tensors(self) -> dict[str, tf.Tensor]:
+        """Read every variable, without the copies that arrays are; as `variables`."""
         return read_tensors(self.path / BUNDLE)
 
     def prefix_of(self, name: str) -> str:

@@ -183,7 +183,7 @@ class StateEntries:
         Raises:
             CheckpointError: the checkpoint does not fit, or cannot be read.
         """
-        saved = checkpoint.variables() if checkpoint.meta["variables"] else {}
+        saved = checkpoint.tensors() if checkpoint.meta["variables"] else {}
         values = checkpoint.meta["values"]
         data = self._data(values, saved)
         # A callback that is new starts without a state, and that of one that is gone is not used.

@@ -327,7 +327,7 @@ class Estimator:
         variables = checkpoint.variables()
         if name not in variables:
             raise CheckpointError(f"there is no variable {name!r}; get_variable_names() has all of them")
-        return np.asarray(variables[name])
+        return variables[name]
 
     # -- models -------------------------------------------------------------------------------------------------------
 

@@ -315,7 +315,7 @@ class BuiltModel:
         Raises:
             CheckpointError: it is damaged, or of another model.
         """
-        saved = checkpoint.variables() if checkpoint.meta["variables"] else {}
+        saved = checkpoint.tensors() if checkpoint.meta["variables"] else {}
         averages = averaged_weights(saved)
         self.assign({**saved, **averages}, str(checkpoint.path), cure=cure)
         self.counter.step = checkpoint.step

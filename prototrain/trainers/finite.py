@@ -72,7 +72,7 @@ class FiniteRun:
         if not self._trainer.check_finite or not checkpoint.meta["variables"]:
             return
         mine = StateEntries(self._trainer.state).variables
-        saved = checkpoint.variables().items()
+        saved = checkpoint.tensors().items()
         found = self._state.find({name: v for name, v in saved if name in mine or not name.startswith(OF_CALLBACKS)})
         if found:
             raise CheckpointError(f"checkpoint {checkpoint.path} is not gone on from: {in_words(found)}; {_CURE}")
