@@ -40,6 +40,17 @@ SOURCES = (
     "D.from_tensor_slices(fixed_files).shuffle(9{seed}).interleave(fixed, cycle_length={few})",
     "D.from_tensor_slices(tf.sparse.eye({size})).map(lambda x: tf.cast(tf.sparse.reduce_sum(x), tf.int64))",
     "D.range(8).apply(tf.data.experimental.assert_cardinality(8))",
+    "D.load(saved)",
+    "D.load(saved, reader_func=lambda shards: shards.flat_map(lambda shard: shard))",
+    "D.load(saved, reader_func=lambda shards: shards.interleave(lambda shard: shard, cycle_length={few}))",
+    "D.load(saved, reader_func=lambda shards: shards.shuffle(4{seed}).flat_map(lambda shard: shard.shuffle(3{seed})))",
+    "csv(table_files[:{few}], {few}, shuffle_buffer_size={buffer}{shuffle_seed}, num_epochs={few})",
+    "csv(table_files, {few}, shuffle=False, num_epochs=1, num_parallel_reads={few})",
+    "csv(table_files, {few}, shuffle_buffer_size={buffer}{shuffle_seed})",
+    "csv(table_files, {few}, num_epochs=1, num_parallel_reads=3, sloppy=True)",
+    "examples(example_files[:{few}], {few}, shuffle_buffer_size={buffer}{shuffle_seed}, num_epochs=1)",
+    "D.list_files(csv_files{seed}).interleave(lambda f: tf.data.experimental.CsvDataset(f, [tf.int64])"
+    ".map(lambda x: x), cycle_length={few}, num_parallel_calls={parallel})",
 )
 STAGES = (
     ".shuffle({buffer}{seed})",
@@ -84,6 +95,17 @@ STAGES = (
     ".window({few}).flat_map(lambda d: d.batch(9)).unbatch()",
     ".group_by_window(lambda x: x % 2, lambda key, d: d.batch({few}), window_size={few}).unbatch()",
     ".ignore_errors()",
+    ".rejection_resample(lambda x: tf.cast(x % 2, tf.int32), [0.5, 0.5]{seed}).map(lambda c, x: x)",
+    ".rejection_resample(lambda x: tf.cast(x % 2, tf.int32), [0.8, 0.2], [0.5, 0.5]{seed}).map(lambda c, x: x)",
+    ".map(lambda x: tf.fill([3], x)).sparse_batch({few}, [3]).map(lambda x: tf.sparse.reduce_max(x, 1)).unbatch()"
+    ".map(lambda x: tf.ensure_shape(x, []))",
+    ".apply(tf.data.experimental.map_and_batch(lambda x: x + 1, {few}, num_parallel_calls={few})).unbatch()",
+    ".apply(tf.data.experimental.group_by_reducer(lambda x: x % {few}, reducer))",
+    ".map(lambda x: D.range(x % 4).reduce(x, lambda y, z: y + z))",
+    ".flat_map(lambda x: D.range(9).shard(2, x % 2).take_while(lambda y: y < 7))",
+    ".flat_map(lambda x: D.range(4).scan(x, lambda y, z: (y + z, y + z)))",
+    ".flat_map(lambda x: D.random(seed={few}).take(2).map(lambda y: (x + y) % 100))",
+    ".interleave(lambda x: D.range(4).interleave(lambda y: D.range(2), num_parallel_calls=2), cycle_length={few})",
     ".flat_map(lambda x: D.from_tensors(x).repeat(2))",
     ".flat_map(lambda x: D.from_tensor_slices([x, x + 1]).batch(1).unbatch())",
     ".flat_map(lambda x: D.zip(D.range(3), D.range(x, x + 9)).map(lambda y, z: y + z))",
@@ -105,6 +127,7 @@ PAIRS = (
     "D.sample_from_datasets([{one}, {other}], weights=[0.4, 0.6]{seed})",
     "D.choose_from_datasets([{one}, {other}], D.range(2).repeat({size}))",
     "D.choose_from_datasets([{one}, {other}], D.range(2).repeat({size}), stop_on_empty_dataset=False)",
+    "D.choose_from_datasets([{one}, {other}], {choices}.map(lambda x: x % 2))",
 )
 TWICE = (  # stages that read one dataset in two places
     "(lambda d: D.zip(d, d).map(lambda x, y: x * 100 + y))({one})",
@@ -122,11 +145,23 @@ BATCHES = (
 )
 AFTER = ("", "", ".prefetch(tf.data.AUTOTUNE)", ".shuffle({buffer}{seed})", ".repeat(2)", ".cache()", ".repeat()")
 HOLES: dict[str, tuple[Any, ...]] = {
+    "choices": (  # first, since they have holes of their own
+        "D.range(8).shuffle(8{seed})",
+        "D.range(4).shuffle(4{seed}).repeat(3)",
+        "D.range(2).shuffle(2{seed}).repeat(9).map(lambda x: x + 1).shuffle(3{seed})",
+        "D.random(seed={few})",
+        "D.random(seed={few}, rerandomize_each_iteration=True).take(9)",
+        "D.range(9).map(lambda x: tf.random.uniform([], 0, 9, tf.int64))",
+        "D.from_generator(shuffled, output_signature=number)",
+        "D.from_generator(anything, output_signature=number)",
+        "D.range(9).interleave(lambda x: D.range(3), cycle_length=2).cache()",
+    ),
     "size": (3, 5, 8, 12),
     "few": (1, 2, 3, 4),
     "bit": (0, 1),
     "buffer": (2, 3, 8, 100),
     "parallel": (2, 3, "tf.data.AUTOTUNE"),
+    "shuffle_seed": ("", ", shuffle_seed=1", ", shuffle_seed=2"),
     "seed": ("", ", seed=1", ", seed=2"),
     "optimization": (
         "map_fusion",
@@ -209,6 +244,22 @@ def _fixed(files: Any) -> tf.data.Dataset:
     return read.map(lambda record: tf.reshape(tf.io.decode_raw(record, tf.int64), []))
 
 
+def _csv(files: Any, batch_size: int, **settings: Any) -> tf.data.Dataset:
+    made = tf.data.experimental.make_csv_dataset(files, batch_size, column_defaults=[tf.int64] * 2, **settings)
+    return made.unbatch().map(lambda row: row["a"] * 10 + row["b"])
+
+
+def _examples_of(files: Any, batch_size: int, **settings: Any) -> tf.data.Dataset:
+    features = {"x": tf.io.FixedLenFeature([], tf.int64)}
+    made = tf.data.experimental.make_batched_features_dataset(files, batch_size, features, **settings)
+    return made.unbatch().map(lambda row: row["x"])
+
+
+def _example(value: int) -> bytes:
+    feature = tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
+    return bytes(tf.train.Example(features=tf.train.Features(feature={"x": feature})).SerializeToString())
+
+
 class Workshop:
     """Where the code of pipelines is run: its names, and files to read.
 
@@ -220,6 +271,7 @@ class Workshop:
         files: dict[str, list[str]] = {
             kind: [str(directory / f"{number}.{kind}") for number in range(4)] for kind in ("txt", "record", "bytes")
         }
+        tables, examples, saved = ([str(directory / f"{number}.{kind}") for number in range(4)] for kind in "tes")
         for number, (text, record, fixed) in enumerate(zip(*files.values(), strict=True)):
             values = [10 * number + line for line in range(number + 1)]
             Path(text).write_text("".join(f"{value}\n" for value in values))
@@ -227,6 +279,12 @@ class Workshop:
             with tf.io.TFRecordWriter(record) as writer:
                 for value in values:
                     writer.write(tf.io.serialize_tensor(tf.constant(value, tf.int64)).numpy())
+            Path(tables[number]).write_text("a,b\n" + "".join(f"{number},{line}\n" for line in range(number + 1)))
+            with tf.io.TFRecordWriter(examples[number]) as writer:
+                for value in values:
+                    writer.write(_example(value))
+        tf.data.Dataset.range(9).save(saved[0], shard_func=lambda x: x // 4)
+        reducer = tf.data.experimental.Reducer(lambda _: np.int64(0), lambda s, x: s + x, lambda s: s)
         keys = tf.range(5, dtype=tf.int64)
         table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, keys * 7), 0)
         self._directory = directory
@@ -246,6 +304,12 @@ class Workshop:
             "anything": _anything,
             "options": _options,
             "table": table,
+            "table_files": tables,
+            "csv": _csv,
+            "example_files": examples,
+            "examples": _examples_of,
+            "saved": saved[0],
+            "reducer": reducer,
         }
 
     def maker(self, code: str) -> Callable[[], dict[str, tf.data.Dataset]]:

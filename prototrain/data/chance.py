@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from prototrain.data.randomness import draws, has_random_ops, is_ordered_anew
+from prototrain.data.randomness import draws, draws_hidden, has_random_ops, is_ordered_anew
 from prototrain.data.stages import name_of, operations, shown, sources
 from prototrain.data.worth import AHEAD, ENDS_EARLY, PASSED_OVER
 
@@ -25,6 +25,8 @@ def drawn_by_chance(stage: Any, ahead: bool, depth: int) -> Any | None:
     """
     depth = 3 if depth == 2 and ahead else depth
     if (depth >= 3 and has_random_ops(stage)) or (depth == 4 and is_ordered_anew(stage)):
+        return stage
+    if depth >= 2 and draws_hidden(stage):  # behind what reads ahead, for all that is known
         return stage
     name = name_of(stage)
     depth += (

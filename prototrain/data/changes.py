@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from prototrain.data.pipeline import first_difference
-from prototrain.data.position import Position
+from prototrain.data.position import Position, RestartedPosition
 
 OTHER_DATA = (
     "the training data did not repeat: its first batch is another one (have its files changed, or does its code draw "
@@ -50,6 +50,9 @@ def changes_of(then: Mapping[str, Any], now: Mapping[str, Any], position: type[P
     moved = None if difference else _moved(then, now)
     if moved is not None and position.names_files:
         found["files"] = f"{moved}, and the saved place has their names"
+    if then.get("mode") == RestartedPosition.mode and position.keeps_place:
+        # By an earlier version, which knew less of the stages and saved no place.
+        found = {key: words for key, words in found.items() if key in ("elements", "mode")}
     # Where a resume starts a new pass in any case, all but another form of the batches is harmless.
     refused = [key for key in found if key == "elements" or (key not in ("mode", "files") and position.keeps_place)]
     lost = [words for key, words in found.items() if key not in refused]

@@ -9,13 +9,16 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from prototrain.data.chance import drawn_by_chance, drawn_by_several, is_endless
-from prototrain.data.randomness import has_generator, has_random_ops, is_shuffle
+from prototrain.data.hidden import has_hidden_seed, hidden_constant, hidden_nodes
+from prototrain.data.randomness import draws_hidden, has_generator, has_random_ops, is_shuffle
 from prototrain.data.stages import graphs, name_of, nodes, operations, shown, sources, stages
 from prototrain.data.worth import (
     AHEAD_IN_FUNCTIONS,
     DATASETS_IN_FUNCTIONS,
+    FIRST_SEEDS,
     HARMLESS_OPTIONS,
     HIDDEN,
+    HIDDEN_AND_SAVED,
     IN_PARALLEL,
     IN_WORDS,
     NOT_KNOWN,
@@ -36,6 +39,7 @@ from prototrain.private_api.datasets import (
     stage_functions,
     tells_stages,
 )
+from prototrain.private_api.graphs import is_stateful
 from prototrain.readers import is_live
 from prototrain.readers.order import order_of
 from prototrain.system.resources import LOOKUP, is_changing_table, resource_uses
@@ -45,6 +49,7 @@ STATELESS = (
     "Dataset.enumerate() gives"
 )
 REPEATED_ONCE = "call repeat() once, behind what ends it early"
+_A_HIDDEN_STAGE = "a hidden stage (what choose_from_datasets() chooses by is one)"
 _UNNAMED = "(its name is computed)"
 
 
@@ -99,11 +104,12 @@ def _findings(dataset: tf.data.Dataset) -> Iterator[_Finding]:
         name = shown(stage)
         if is_live(stage):
             yield _Finding(Worth(Saved.NOT_WHOLE, Again.NO), "it is made while the run goes on (live=True)")
+        if name == "Variant":
+            yield from _of_hidden(stage)
+            continue
         worth = STAGES.get(name_of(stage), NOT_KNOWN)
-        if name_of(stage) == "_Variant" and {node.op for node in nodes(stage)} <= {*HIDDEN} and nodes(stage):
-            worth = PLAIN
         if worth == NOT_KNOWN:
-            why = "its stage is hidden" if name == "Variant" else f"nothing is known of its stage {name}"
+            why = f"nothing is known of its stage {name}"
         else:
             why = WHY.get(name_of(stage), f"TensorFlow does not save all of its stage {name}")
         yield _Finding(worth, why)
@@ -123,7 +129,7 @@ def _findings(dataset: tf.data.Dataset) -> Iterator[_Finding]:
         yield _Finding(
             Worth(Saved.NOT_WHOLE, Again.NO),
             f"several stages read the same {shared}, some of them ahead: threads decide which one draws its random "
-            "numbers first (build it once for each)",
+            "numbers first (build it once for each; shuffle() behind rejection_resample())",
         )
     for depth, again in ((0, Again.NO), (1, Again.YES)):  # a pass that is built anew draws from the start
         drawing = None if depth and is_endless(dataset) else drawn_by_chance(dataset, optimized, depth)
@@ -131,12 +137,20 @@ def _findings(dataset: tf.data.Dataset) -> Iterator[_Finding]:
             yield _Finding(
                 Worth(Saved.NOT_WHOLE, again),
                 f"{_named(drawing)} draws random numbers for what is read ahead, by chance more or less, when a part "
-                f"that is repeated is ended early; {STATELESS if has_random_ops(drawing) else REPEATED_ONCE}",
+                f"that is repeated is ended early; {_cure(drawing)}",
             )
 
 
 def _named(stage: Any) -> str:
+    if draws_hidden(stage):
+        return _A_HIDDEN_STAGE
     return shown(stage) if order_of(stage) is None else 'the order of shuffle="index"'
+
+
+def _cure(drawing: Any) -> str:
+    if draws_hidden(drawing):
+        return "leave out the repeat() behind it: the data begins anew by itself"
+    return STATELESS if has_random_ops(drawing) else REPEATED_ONCE
 
 
 def _of_options(options: tf.data.Options) -> Iterator[_Finding]:
@@ -158,24 +172,50 @@ def _of_functions(stage: Any) -> Iterator[_Finding]:
                 why = f"the function of {shown(stage)} looks into a table that can change"
                 yield _Finding(Worth(Saved.NOT_WHOLE, Again.NO), why)
     for op in operations(stage):
-        if "Dataset" in op.type and op.type in DATASETS_IN_FUNCTIONS:
-            worth = DATASETS_IN_FUNCTIONS[op.type]
-        elif "Dataset" in op.type:
-            worth = NOT_KNOWN
-        elif op.op_def is None or not op.op_def.is_stateful:
+        found = _of_kind(op.type, f"the function of {shown(stage)}", op.op_def is None or op.op_def.is_stateful)
+        if found is None:
             continue
-        else:
-            worth = STATEFUL_OPERATIONS.get(op.type, NOT_KNOWN)
-        what = IN_WORDS.get(op.type, f"runs the op {op.type}")
-        what += ", of which nothing is known" if worth == NOT_KNOWN and op.type not in IN_WORDS else ""
-        why = f"the function of {shown(stage)} {what}" + (f"; {STATELESS}" if op.type in RANDOM_OPERATIONS else "")
-        yield _Finding(worth, why)
+        yield found
         if op.type in RANDOM_OPERATIONS and (parallel or not (op.get_attr("seed") or op.get_attr("seed2"))):
             how = "in parallel" if parallel else "without a seed"
             why = f"{shown(stage)} draws random numbers {how}; {STATELESS}"
             yield _Finding(Worth(Saved.NOT_WHOLE, Again.NO), why)
-        if op.type == "ShuffleDatasetV3" and not any(tf.get_static_value(seed) for seed in op.inputs[2:4]):
-            yield _Finding(Worth(Saved.NOT_WHOLE, Again.NO), f"{shown(stage)} shuffles without a seed")
+        first = FIRST_SEEDS.get(op.type)
+        if first is not None and not any(tf.get_static_value(seed) for seed in op.inputs[first : first + 2]):
+            yield _Finding(Worth(Saved.NOT_WHOLE, Again.NO), f"{shown(stage)} shuffles or draws without a seed")
+
+
+def _of_kind(kind: str, where: str, is_stateful: bool) -> _Finding | None:
+    """What the tables say of an op in a function, or in what is hidden; None if there is nothing to say."""
+    if "Dataset" not in kind and not is_stateful:
+        return None
+    worth = (DATASETS_IN_FUNCTIONS if "Dataset" in kind else STATEFUL_OPERATIONS).get(kind, NOT_KNOWN)
+    what = IN_WORDS.get(kind, f"runs the op {kind}")
+    what += ", of which nothing is known" if worth == NOT_KNOWN and kind not in IN_WORDS else ""
+    return _Finding(worth, f"{where} {what}" + (f"; {STATELESS}" if kind in RANDOM_OPERATIONS else ""))
+
+
+def _of_hidden(stage: Any) -> Iterator[_Finding]:
+    where = _A_HIDDEN_STAGE
+    found = list(hidden_nodes(stage))
+    kinds = {node.op for node, _ in found} - {*HIDDEN}
+    if not found:
+        yield _Finding(NOT_KNOWN, "nothing is known of a stage that is hidden")
+    elif not kinds <= {*HIDDEN_AND_SAVED}:
+        yield _Finding(Worth(Saved.NOT_WHOLE, Again.YES), "one of its stages is hidden")
+        yield from filter(None, (_of_kind(kind, where, is_stateful(kind)) for kind in sorted(kinds)))
+    for node, among in found:
+        how = None
+        if not has_hidden_seed(node, among):
+            how = "is shuffled or drawn without a seed"
+        elif node.op in RANDOM_OPERATIONS and not kinds.isdisjoint(AHEAD_IN_FUNCTIONS):
+            how = f"draws random numbers in parallel; {STATELESS}"
+        elif node.op in RANDOM_OPERATIONS and not (node.attr["seed"].i or node.attr["seed2"].i):
+            how = f"draws random numbers without a seed; {STATELESS}"
+        elif node.attr["deterministic"].s == b"false":
+            how = "may give another order (deterministic=False)"
+        if how is not None:
+            yield _Finding(Worth(Saved.NOT_WHOLE, Again.NO), f"{where} {how}")
 
 
 def _may_reorder(stage: Any) -> bool:
@@ -225,6 +265,10 @@ def file_caches(dataset: tf.data.Dataset) -> list[str]:
     for stage in stages(dataset):
         if name_of(stage) == "Cache":
             found.add("" if cache_file(stage) is None else _text(cache_file(stage)))
+        for node, among in hidden_nodes(stage):
+            if node.op.startswith("CacheDataset"):
+                name = hidden_constant(node, 1, among)
+                found.add(_UNNAMED if name is None else name.item().decode(errors="replace"))
         for graph in graphs(stage):
             found.update(_text(op.inputs[1]) for op in graph.get_operations() if op.type.startswith("CacheDataset"))
     return sorted(found - {""})  # a cache in memory has an empty name

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from prototrain.data.hidden import hidden_digest
 from prototrain.data.stages import graphs, name_of, sources, stages
-from prototrain.private_api.datasets import stage_functions, stage_inputs, stage_settings
+from prototrain.private_api.datasets import saved_in, stage_functions, stage_inputs, stage_settings
 from prototrain.readers.order import DESCRIPTION, FILES
 from prototrain.readers.paths import digest_of_names
 from prototrain.system.file_names import FileNames, file_names, file_sizes
-from prototrain.system.graphs import graph_digest, short_digest, whole_digest
+from prototrain.system.graphs import graph_digest, short_digest, value_digest, whole_digest
 from prototrain.system.resources import table_digest
 
 _LOOKED_AT = 100_000
@@ -43,21 +45,27 @@ class Description(NamedTuple):
     tables: str | None
 
 
-def describe_pipeline(dataset: tf.data.Dataset) -> list[str]:
+def describe_pipeline(dataset: tf.data.Dataset, digest: Callable[[Any], str] = value_digest) -> list[str]:
     """Describe each stage of a dataset, from its source to its end.
 
     Args:
         dataset: any dataset.
+        digest: what to call the graph of a function.
 
     Returns:
         lines such as ``Shuffle(2000, 1337)``; a stage with a function ends in a digest of the function's graph. The
         same code over the same data gives the same lines in every process.
     """
-    return _lines(dataset, stage_inputs, _show_tensor, lambda stage: getattr(stage, DESCRIPTION, []), graph_digest)
+    return _lines(dataset, stage_inputs, _show_tensor, _told_as_made if digest is graph_digest else _told, digest)
 
 
-def description_of(dataset: tf.data.Dataset) -> Description:
-    """Describe each stage of a dataset, also without the names of its files, which are asked for their sizes."""
+def description_of(dataset: tf.data.Dataset, *, as_made: bool = False) -> Description:
+    """Describe each stage of a dataset, also without the names of its files, which are asked for their sizes.
+
+    Args:
+        dataset: any dataset.
+        as_made: whether the ops of functions count in the order in which they were made, as earlier versions have it.
+    """
     lists: list[list[Any]] = []
     sizes: list[list[int]] = []
 
@@ -74,32 +82,63 @@ def description_of(dataset: tf.data.Dataset) -> Description:
         return f"files[{len(texts)}]" if is_of_files(texts) else _show_tensor(tensor)
 
     def told(stage: Any) -> list[str]:
-        names, without = getattr(stage, FILES, ([], []))
+        names, without = _files_of(stage)
         return without if is_of_files(names) else told_whole(stage)
 
     def told_whole(stage: Any) -> list[str]:
-        names, without = getattr(stage, FILES, ([], []))
-        return [digest_of_names(names), *without] if names else getattr(stage, DESCRIPTION, [])
+        names, without = _files_of(stage)
+        return [digest_of_names(names), *without] if names else (_told_as_made if as_made else _told)(stage)
 
     digests: dict[int, str] = {}  # of functions' graphs, which take time
 
     def digest(graph: Any) -> str:
         if id(graph) not in digests:
-            digests[id(graph)] = whole_digest(graph)
+            digests[id(graph)] = whole_digest(graph) if as_made else value_digest(graph)
         return digests[id(graph)]
 
     whole = short_digest(repr(_lines(dataset, sources, _show_tensor, told_whole, digest)).encode())
     anywhere = _lines(dataset, sources, show, told, digest)
     functions = [function for stage in stages(dataset) for function in stage_functions(stage)]
-    captured = [show(tensor) for function in functions for tensor in function.captured_inputs]
+    if as_made:
+        captured = [show(tensor) for function in functions for tensor in function.captured_inputs]
+    else:
+        captured = [_with_captured(function.graph, show) for function in functions if function.graph.captures]
     return Description(
-        lines=describe_pipeline(dataset),
+        lines=describe_pipeline(dataset, graph_digest if as_made else digest),
         whole=whole,
         anywhere=anywhere,
         files=file_names(lists, sizes),
         captured=short_digest(repr(captured).encode()),
-        tables=table_digest(function.graph for function in functions),
+        tables=table_digest((function.graph for function in functions), as_found=as_made),
     )
+
+
+def _with_captured(graph: Any, show: Callable[[Any], str]) -> str:
+    """A digest of a function's graph, with the values that it uses from outside where it uses them."""
+    return value_digest(graph, {inside.op.name: show(outside) for outside, inside in graph.captures})
+
+
+def _files_of(stage: Any) -> tuple[list[str], list[str]]:
+    """The names of the files that a stage was not given as a tensor, and what is told of it without them."""
+    directory = saved_in(stage)
+    if directory is None:
+        named: tuple[list[str], list[str]] = getattr(stage, FILES, ([], []))
+        return named
+    files = sorted(str(file) for file in Path(directory).rglob("*") if file.is_file())
+    return files, [f"files[{len(files)}]"]
+
+
+def _told_as_made(stage: Any) -> list[str]:
+    """What a reader tells of what it has made."""
+    lines: list[str] = getattr(stage, DESCRIPTION, [])
+    return lines
+
+
+def _told(stage: Any) -> list[str]:
+    """The same, and what TensorFlow keeps no tensors of: what is hidden, what is loaded, how examples are parsed."""
+    hidden, directory = hidden_digest(stage), saved_in(stage)
+    features = f"{stage_settings(stage)['_features']!r}" if name_of(stage) == "_ParseExample" else None
+    return _told_as_made(stage) + [str(one) for one in (hidden, directory, features) if one is not None]
 
 
 def _lines(
@@ -131,9 +170,10 @@ def _lines(
 
 
 def describe_sources(dataset: tf.data.Dataset) -> list[str]:
-    """Describe only where a dataset's data comes from, as in `describe_pipeline`: what no seed has to do with."""
+    """Describe only where a dataset's data comes from, as in `describe_pipeline`: what no seed has to do with. So what
+    is hidden and what functions do is left out, since there may be seeds in it."""
     found = (stage for stage in stages(dataset) if not sources(stage) and name_of(stage) != "_Random")
-    return [line for stage in found for line in describe_pipeline(stage)]
+    return [line for one in found for line in _lines(one, stage_inputs, _show_tensor, _told_as_made, lambda graph: "")]
 
 
 def prefetched(dataset: Any, batches: int) -> tf.data.Dataset:
@@ -150,6 +190,7 @@ def named_files(datasets: Iterable[tf.data.Dataset]) -> set[str]:
     for part in stages(*datasets):
         values = [item for value in vars(part).values() for item in (value if isinstance(value, list) else [value])]
         tensors = [value for value in values if tf.is_tensor(value)]
+        found.update(map(os.path.abspath, _files_of(part)[0]))
         for function in stage_functions(part):
             tensors += function.captured_inputs
         tensors += [tensor for graph in graphs(part) for tensor in _constants(graph)]

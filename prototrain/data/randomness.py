@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from prototrain.data.hidden import hidden_nodes, is_hidden_order_anew
 from prototrain.data.stages import name_of, operations, stages
 from prototrain.data.worth import RANDOM_OPERATIONS
 from prototrain.private_api.datasets import has_each_pass_anew, is_seeded
@@ -25,7 +26,8 @@ def has_generator(stage: Any) -> bool:
 def is_ordered_anew(stage: Any) -> bool:
     """Whether each reading of a stage gives another order, or other numbers."""
     is_rerandomized = name_of(stage) == "_Random" and has_each_pass_anew(stage)
-    return has_generator(stage) or is_rerandomized or order_of(stage) is not None
+    is_hidden = any(is_hidden_order_anew(node) for node, _ in hidden_nodes(stage))
+    return has_generator(stage) or is_rerandomized or order_of(stage) is not None or is_hidden
 
 
 def has_random_ops(stage: Any) -> bool:
@@ -33,9 +35,14 @@ def has_random_ops(stage: Any) -> bool:
     return any(op.type in RANDOM_OPERATIONS for op in operations(stage))
 
 
+def draws_hidden(stage: Any) -> bool:
+    """Whether something that is hidden in a stage goes on where it was when the stage is read again."""
+    return any(node.op in RANDOM_OPERATIONS or is_hidden_order_anew(node) for node, _ in hidden_nodes(stage))
+
+
 def draws(stage: Any) -> bool:
     """Whether a stage has a random generator, of its own or in its functions."""
-    own = is_ordered_anew(stage) or name_of(stage) == "_Random" or has_random_ops(stage)
+    own = is_ordered_anew(stage) or name_of(stage) == "_Random" or has_random_ops(stage) or draws_hidden(stage)
     return own or any(op.type == "ShuffleDatasetV3" for op in operations(stage))
 
 

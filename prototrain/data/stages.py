@@ -11,7 +11,7 @@ from prototrain.private_api.datasets import stage_functions, stage_inputs, stood
 from prototrain.private_api.datasets import stage_name as name_of
 from prototrain.private_api.graphs import nested_functions
 
-__all__ = ["graphs", "name_of", "nodes", "operations", "shown", "sources", "stages"]
+__all__ = ["graph_of", "graphs", "name_of", "nodes", "operations", "shown", "sources", "stages"]
 
 _IGNORE = 1  # state outside of the graph, which is not wanted here
 
@@ -58,6 +58,12 @@ def operations(stage: Any) -> Iterator[Any]:
 
 def nodes(dataset: Any) -> list[Any]:
     """A dataset as the nodes of a graph, with all its data in them; none if TensorFlow cannot tell."""
+    graph = graph_of(dataset)
+    return [] if graph is None else list(graph.node)
+
+
+def graph_of(dataset: Any) -> Any:
+    """A dataset as a graph, a `GraphDef` with all its data in it; None if TensorFlow cannot tell."""
     try:
         graph = tf.raw_ops.DatasetToGraphV2(
             input_dataset=tf.data.experimental.to_variant(dataset),
@@ -65,5 +71,5 @@ def nodes(dataset: Any) -> list[Any]:
             strip_device_assignment=True,
         )
     except tf.errors.OpError:
-        return []
-    return list(tf.compat.v1.GraphDef.FromString(graph.numpy()).node)
+        return None
+    return tf.compat.v1.GraphDef.FromString(graph.numpy())

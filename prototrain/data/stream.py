@@ -20,12 +20,15 @@ from prototrain.data.pipeline import description_of
 from prototrain.data.reading_again import read_again
 from prototrain.data.shares import OwnPlaces, Share
 from prototrain.data.source import Source
+from prototrain.data.splits import mixed_parts
 from prototrain.data.stages import stages
 from prototrain.errors import CheckpointError, StopTraining
 from prototrain.private_api.datasets import iterator_handle
 from prototrain.readers import is_live
 from prototrain.system.wording import ALLOW_CHANGED_DATA, FRESH
 
+_FORM = 2
+"""Of a fingerprint: earlier versions, which say no form, counted the ops of functions in the order of their making."""
 SAME_DATA = "each worker reads all the training data"
 
 _alive: weakref.WeakSet[TrainingData] = weakref.WeakSet()
@@ -111,6 +114,8 @@ class TrainingData:
         self.datasets = self._source.datasets
         self.element_spec = self._source.training.element_spec
         self._pipeline = description_of(self._source.training)
+        for line in mixed_parts(self.datasets, is_built_anew=not (self.endless or self._is_single_pass)):
+            announce(line)
         _alive.add(self)
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -290,21 +295,28 @@ class TrainingData:
         self._position.rewind()
         self._reads_ahead = False
 
-    def fingerprint(self) -> dict[str, Any]:
-        """What must be the same for a saved position to mean the same batches."""
+    def fingerprint(self, *, as_made: bool = False) -> dict[str, Any]:
+        """What must be the same for a saved position to mean the same batches.
+
+        Args:
+            as_made: whether to say it as earlier versions did.
+        """
+        pipeline = description_of(self._source.training, as_made=True) if as_made else self._pipeline
         return {
+            **({} if as_made else {"form": _FORM}),
             "elements": {name: f"{spec!r}" for name, spec in sorted(self.element_spec.items())},
             "batches per pass": self.cardinality,
             "seed": self._source.seed,
             "mode": self.mode,
-            "pipeline": self._pipeline.lines,
-            "whole": self._pipeline.whole,
-            "pipeline anywhere": self._pipeline.anywhere,
-            "files": asdict(self._pipeline.files),
-            "captured": self._pipeline.captured,
-            "tables": self._pipeline.tables,
+            "pipeline": pipeline.lines,
+            "whole": pipeline.whole,
+            "pipeline anywhere": pipeline.anywhere,
+            "files": asdict(pipeline.files),
+            "captured": pipeline.captured,
+            "tables": pipeline.tables,
             **({"division": self.share.division} if self.share.is_own else {}),
         }
 
     def _changes(self, meta: dict[str, Any]) -> Changes:
-        return changes_of(meta["fingerprint"], self.fingerprint(), type(self._position))
+        then = meta["fingerprint"]
+        return changes_of(then, self.fingerprint(as_made="form" not in then), type(self._position))

@@ -48,6 +48,7 @@ PLAIN = Worth(Saved.WHOLE, Again.YES, holds=True)
 SPREAD = Worth(Saved.WHOLE, Again.YES)  # reads ahead of what it gives, or from several places
 REPEATED = Worth(Saved.NOT_WHOLE, Again.YES)
 DRAWN = Worth(Saved.NOT_WHOLE, Again.WITH_A_SEED)
+GIVEN_UP = Worth(Saved.NOT_WHOLE, Again.NO)
 NOT_KNOWN = Worth()
 
 STAGES: dict[str, Worth] = {
@@ -61,12 +62,16 @@ STAGES: dict[str, Worth] = {
     "TFRecord": PLAIN,
     "FixedLengthRecord": PLAIN,
     "Csv": PLAIN,
+    "_Load": PLAIN,
     # One batch or example after the other.
     "_Map": PLAIN,
     "_ParallelMap": PLAIN,
     "_Filter": PLAIN,
     "_Batch": PLAIN,
     "_ParallelBatch": PLAIN,
+    "_MapAndBatch": PLAIN,
+    "_ParseExample": PLAIN,
+    "_DenseToSparseBatch": PLAIN,
     "_PaddedBatch": PLAIN,
     "_Unbatch": PLAIN,
     "_DenseToRagged": PLAIN,
@@ -91,7 +96,8 @@ STAGES: dict[str, Worth] = {
     "_ParallelInterleave": SPREAD,
     "Cache": SPREAD,
     "_GroupByWindow": SPREAD,
-    "_DataService": Worth(Saved.NOT_WHOLE, Again.NO),
+    "_GroupByReducer": SPREAD,
+    **dict.fromkeys(("_DataService", "_Snapshot", "Sql", "_CopyToDevice", "_ShuffleAndRepeat"), GIVEN_UP),
     # What a state does not hold.
     "_Shuffle": Worth(Saved.EXCEPT_BETWEEN_PASSES, Again.WITH_A_SEED),
     "_Random": DRAWN,
@@ -117,7 +123,7 @@ RANDOM_OPERATIONS = (
 )
 STATEFUL_OPERATIONS: dict[str, Worth] = {
     # Called stateful because they must be run, or run one after the other.
-    **dict.fromkeys(("Assert", "PrintV2", "If", "While", "Case", "StatefulPartitionedCall"), PLAIN),
+    **dict.fromkeys(("Assert", "Print", "PrintV2", "If", "While", "Case", "StatefulPartitionedCall"), PLAIN),
     **dict.fromkeys(("LookupTableFindV2", "LookupTableSizeV2", "AnonymousIteratorV3"), PLAIN),
     **dict.fromkeys(("CheckNumerics", "CheckNumericsV2", "StatelessRandomGetAlg", "DeviceIndex"), PLAIN),
     **dict.fromkeys(RANDOM_OPERATIONS, DRAWN),
@@ -126,8 +132,11 @@ STATEFUL_OPERATIONS: dict[str, Worth] = {
     **dict.fromkeys(("DummySeedGenerator", "DummyMemoryCache"), Worth(Saved.NOT_WHOLE, Again.YES)),
 }
 
-AHEAD_IN_FUNCTIONS = ("ParallelMapDatasetV2", "ParallelBatchDataset", "PrefetchDataset")
+AHEAD_IN_FUNCTIONS = (
+    *("ParallelMapDatasetV2", "ParallelBatchDataset", "ParallelInterleaveDatasetV4", "PrefetchDataset"),
+)
 
+# Of functions, and of what is hidden.
 DATASETS_IN_FUNCTIONS: dict[str, Worth] = {
     **dict.fromkeys(
         (
@@ -138,6 +147,7 @@ DATASETS_IN_FUNCTIONS: dict[str, Worth] = {
             "TFRecordDataset",
             "TFRecordDatasetV2",
             "FixedLengthRecordDatasetV2",
+            "CSVDatasetV2",
             "MapDataset",
             "FilterDataset",
             "BatchDatasetV2",
@@ -149,14 +159,19 @@ DATASETS_IN_FUNCTIONS: dict[str, Worth] = {
             "ZipDataset",
             "FlatMapDataset",
             "InterleaveDataset",
+            "ScanDataset",
+            "ShardDataset",
+            "TakeWhileDataset",
+            "UnbatchDataset",
         ),
         PLAIN,
     ),
-    **dict.fromkeys(AHEAD_IN_FUNCTIONS, REPEATED),
+    **dict.fromkeys((*AHEAD_IN_FUNCTIONS, "ReduceDataset"), REPEATED),
     "CacheDatasetV2": REPEATED,
-    "ShuffleDatasetV3": DRAWN,
+    **dict.fromkeys(("ShuffleDatasetV3", "RandomDataset", "RandomDatasetV2"), DRAWN),
     "GeneratorDataset": PYTHON,
 }
+FIRST_SEEDS = {"ShuffleDatasetV3": 2, "RandomDataset": 0, "RandomDatasetV2": 0}  # which input is the first of the two
 
 IN_WORDS = {
     **dict.fromkeys(
@@ -166,11 +181,19 @@ IN_WORDS = {
     **dict.fromkeys(("DummySeedGenerator", "ShuffleDatasetV3"), "has a shuffle in it"),
     **dict.fromkeys(("DummyMemoryCache", "CacheDatasetV2"), "has a cache in it"),
 }
-WHY = {"_DataService": "a tf.data service gives the batches as its workers come to them"}
+WHY = {
+    "_DataService": "a tf.data service gives the batches as its workers come to them",
+    "_Snapshot": "what snapshot() gives, and in which order, depends on the run that has written it; Dataset.save() it "
+    "ahead of the run, and Dataset.load() it",
+    "Sql": "a database gives what is in it then, in an order of its own; export it into files",
+    "_CopyToDevice": "what prefetch_to_device() and copy_to_device() have sent ahead is not saved; leave them out",
+    "_ShuffleAndRepeat": "shuffle_and_repeat() is no longer looked into; write shuffle(), and repeat() behind it",
+}
 """What is said of a stage in place of TensorFlow not saving all of it."""
-IN_PARALLEL = ("_ParallelMap", "_ParallelInterleave", "ParallelInterleave")
+IN_PARALLEL = ("_ParallelMap", "_MapAndBatch", "_ParseExample", "_ParallelInterleave", "ParallelInterleave")
 AHEAD = ("_Prefetch", "_ParallelBatch", *IN_PARALLEL)
 PASSED_OVER = ("_Options", "_Repeat", "_Shard", "_Skip", "_Take")  # that TensorFlow removes where they do nothing
 ENDS_EARLY = ("_Take", "_TakeWhile", "_Zip", "_DirectedInterleave")  # before what they read from has ended
-HIDDEN = ("RangeDataset", "TensorDataset", "RewriteDataset", "Const", "_Retval", "_Arg", "Identity", "NoOp")
+HIDDEN = ("Const", "_Retval", "_Arg", "Identity", "NoOp")  # what holds the datasets in one that is hidden
+HIDDEN_AND_SAVED = ("RangeDataset", "TensorDataset", "RewriteDataset")
 HARMLESS_OPTIONS = ("autotune", "deterministic", "threading", "experimental_distribute", "dataset_name")

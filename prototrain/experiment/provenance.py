@@ -160,8 +160,8 @@ def source_digest(source: Path | None) -> str | None:
 
 
 _OF_A_FILE = "text "
-_OF_A_GRAPH = "v2 "
-_OF_SOME_OF_IT = re.compile("[0-9a-f]{8}(, [0-9a-f]{8})*")  # as earlier versions wrote it
+_OF_A_GRAPH = "v3 "  # or of several lookup tables in one
+_IN_ANOTHER_WAY = re.compile("(v2 )?[0-9a-f]{8}(, (v2 )?[0-9a-f]{8})*|[0-9a-f]{12}")  # as earlier versions wrote it
 _OF_A_LAMBDA = re.compile(r"4w\S{18}\.\.\. \([0-9a-f]{8}\)")  # as earlier versions wrote it, with where it lies in it
 _WITH_ITS_NAME = re.compile("[0-9a-f]{12}")  # of a file, as earlier versions wrote it, which says nothing of its text
 
@@ -282,7 +282,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _cannot_be_compared(then: Any, now: Any) -> bool:
     if str(now).startswith(_OF_A_GRAPH):
-        return _OF_SOME_OF_IT.fullmatch(str(then)) is not None
+        return _IN_ANOTHER_WAY.fullmatch(str(then)) is not None
     if _OF_A_LAMBDA.fullmatch(str(then)):
         return _WITH_ITS_NAME.fullmatch(str(now)) is not None
     return str(now).startswith(_OF_A_FILE) and _WITH_ITS_NAME.fullmatch(str(then)) is not None

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from prototrain.system.graphs import short_digest, whole_digest
+from prototrain.system.graphs import short_digest, value_digest
 
-_FORM = "v2 "
-"""Ahead of a digest, since earlier versions saw less."""
+_FORM = "v3 "
+"""Ahead of a digest, since earlier versions saw less, or more."""
 _HASHED_BYTES = 64 * 2**20  # of a constant; of a larger one only the shape counts
 
 
@@ -24,7 +24,7 @@ def model_digest(graph: Any, variables: Mapping[int, str] | None = None) -> str:
     """
     names = variables or {}
     captured = {inside.op.name: _captured(outside, names) for outside, inside in graph.captures}
-    return _FORM + whole_digest(graph, captured)
+    return _FORM + value_digest(graph, captured)
 
 
 def _captured(outside: Any, names: Mapping[int, str]) -> str:

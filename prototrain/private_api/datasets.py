@@ -117,8 +117,24 @@ def stood_for(stage: Any) -> Any:
     instead=lambda stage: [],
 )
 def stage_functions(stage: Any) -> list[Any]:
-    """The concrete functions that a stage calls. It relies on `_functions`, whose items have one each."""
-    return [function.function for function in stage._functions()]
+    """The concrete functions that a stage calls.
+
+    It relies on `_functions`, whose items have one each, and on the `_reader_func` of `Dataset.load`, which is not
+    among them.
+    """
+    functions = stage._functions() or [getattr(stage, "_reader_func", None)]
+    return [function.function for function in functions if function is not None]
+
+
+@needs(
+    f"{_DATASETS}.load_op:_LoadDataset._path",
+    f"{_DATASETS}.load_op:_LoadDataset._reader_func",
+    without="what Dataset.load() reads, and how, is not compared with what it was",
+    instead=lambda stage: None,
+)
+def saved_in(stage: Any) -> str | None:
+    """The directory that `Dataset.load` reads; None of any other stage. It relies on `_path`."""
+    return str(getattr(stage, "_path", "")) if stage_name(stage) == "_Load" else None
 
 
 def stage_settings(stage: Any) -> dict[str, Any]:

@@ -118,8 +118,9 @@ class Repeat:
         changed = differing([read_object(self._experiment.directory / "config.json"), config])
         found += [f"config {key} was {was} and is {value}" for key, (was, value) in changed if key not in LOCATION_KEYS]
         found += file_changes(then["data"].get("files", {}), now["data"]["files"])
-        stages = first_difference(then["data"].get("pipeline", []), now["data"]["pipeline"])
-        found += [stages] if stages is not None and "pipeline" in then["data"] else []
+        if "stages" in then["data"]:  # which earlier versions told in another way
+            stages = first_difference(then["data"]["stages"], now["data"]["stages"])
+            found += [] if stages is None else [stages]
         imports = {name: digest for name, digest in then.get("imports", {}).items() if name in now["imports"]}
         found += [f"{name} is not what it was" for name in imports if imports[name] != now["imports"][name]]
         found += [f"callback {name} is missing" for name in then["callbacks"] if name not in now["callbacks"]]

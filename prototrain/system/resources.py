@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from typing import Any
 
-from prototrain.system.graphs import called
+from prototrain.system.graphs import called, value_digest
 
 LOOKUP = "LookupTableFindV2"
+SEVERAL = "v3 "
+"""Ahead of a digest of several tables, since earlier versions had them in another order."""
 _LARGEST = 5_000_000  # entries of a table that are looked at
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")  # whose first input is not for the function
 
@@ -62,11 +64,26 @@ def is_changing_table(handle: Any, lookup: Any) -> bool:
     return True
 
 
-def table_digest(graphs: Iterable[Any]) -> str | None:
-    """A digest of the entries of the lookup tables from outside of graphs that cannot be changed; None without any."""
-    found = {id(table): (table, op) for graph in graphs for table, op in resource_uses(graph) if op.type == LOOKUP}
-    digests = [_entries(table, op) for table, op in found.values() if not is_changing_table(table, op)]
-    return sha256("".join(digests).encode()).hexdigest()[:12] if digests else None
+def table_digest(graphs: Iterable[Any], *, as_found: bool = False) -> str | None:
+    """A digest of the entries of the lookup tables from outside of graphs that cannot be changed; None without any.
+
+    Args:
+        graphs: of traced functions.
+        as_found: whether several tables count in the order in which their first uses were made, as earlier versions
+            have it; otherwise it is that of what is made of them.
+    """
+    looking = list(graphs)
+    uses = {id(table): (table, op) for graph in looking for table, op in resource_uses(graph) if op.type == LOOKUP}
+    found = {key: _entries(*use) for key, use in uses.items() if not is_changing_table(*use)}
+    if not found:
+        return None
+    if as_found or len(found) == 1:
+        return sha256("".join(found.values()).encode()).hexdigest()[:12]
+    digests = []
+    for graph in looking:
+        names = {inside.op.name: found[id(outside)] for outside, inside in graph.captures if id(outside) in found}
+        digests += sorted(value_digest(graph, {name: "this"}) + entries for name, entries in names.items())
+    return SEVERAL + sha256("".join(digests).encode()).hexdigest()[:12]
 
 
 def _entries(table: Any, lookup: Any) -> str:

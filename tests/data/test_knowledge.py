@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain.data.knowledge import file_caches, knowledge_of
+from prototrain.data.pipeline import description_of
 from prototrain.data.stream import TrainingData
 
 D = tf.data.Dataset
@@ -56,6 +57,31 @@ def read_twice(one: Callable[[Any], Any], other: Callable[[Any], Any]) -> tf.dat
     return D.zip(one(shuffled), other(shuffled)).map(lambda x, y: x * 100 + y)
 
 
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def loaded(reader: Callable[[Any], Any] | None = None) -> tf.data.Dataset:
+    if not Path("saved").exists():
+        numbers().save("saved", shard_func=lambda x: x % 3)
+    return D.load("saved", reader_func=reader)
+
+
+def from_csv(**settings: Any) -> tf.data.Dataset:
+    Path("rows.csv").write_text("x\n" + "".join(f"{number}\n" for number in range(12)))
+    made = tf.data.experimental.make_csv_dataset("rows.csv", 3, num_epochs=1, **settings)
+    return made.unbatch().map(lambda row: row["x"])
+
+
+def chosen(choices: tf.data.Dataset) -> tf.data.Dataset:
+    return D.choose_from_datasets([numbers(), numbers()], choices)
+
+
+def resampled(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    return dataset.rejection_resample(lambda x: tf.cast(x % 2, tf.int32), [0.5, 0.5]).map(lambda _, x: x)
+
+
 SAVED: dict[str, Make] = {
     "slices": lambda: D.from_tensor_slices(np.arange(12)),
     "one shuffle": lambda: numbers().shuffle(3),
@@ -70,6 +96,9 @@ SAVED: dict[str, Make] = {
     "a shuffle that is repeated for ever": lambda: numbers().shuffle(3, seed=1).repeat().map(lambda x: x + 1).take(-1),
     "a shuffle ahead of an early end": lambda: numbers().shuffle(3, seed=1).prefetch(2).take(4).repeat(2),
     "made before it is called": lambda: EARLIER,
+    "loaded, one shard after the other": lambda: loaded(lambda shards: shards.flat_map(lambda shard: shard)),
+    "sparse batches": lambda: numbers().map(lambda x: tf.fill([2], x)).sparse_batch(2, [2]).map(tf.sparse.reduce_sum),
+    "a map with its batch": lambda: numbers().apply(tf.data.experimental.map_and_batch(lambda x: x, 2)).unbatch(),
 }
 REPLAYED: dict[str, tuple[Make, str]] = {
     "two shuffles": (lambda: numbers().shuffle(3).shuffle(2), "shuffled in several places"),
@@ -99,6 +128,15 @@ REPLAYED: dict[str, tuple[Make, str]] = {
         lambda: read_twice(lambda d: d, lambda d: d).prefetch(2),
         "shuffled in several places",
     ),
+    "chosen in turns": (lambda: chosen(D.range(2).repeat(6)), "stage DirectedInterleave"),
+    "chosen as a tensor says": (lambda: chosen(D.from_tensor_slices(np.arange(12) % 2)), "stage DirectedInterleave"),
+    "chosen in a random order": (lambda: chosen(D.range(2).shuffle(2).repeat(6)), "stage DirectedInterleave"),
+    "chosen at random": (lambda: chosen(D.random(seed=1).map(lambda x: x % 2)), "stage DirectedInterleave"),
+    "chosen by a cache in a file": (lambda: chosen(D.range(2).cache("kept")), "cached in the file kept"),
+    "resampled": (lambda: resampled(numbers()), "stage DirectedInterleave"),
+    "loaded": (loaded, "the function of Load runs the op ParallelInterleaveDatasetV4"),
+    "tables of text": (lambda: from_csv(shuffle_seed=1), "stage ParallelInterleave"),
+    "random numbers of a function": (lambda: numbers().flat_map(lambda x: D.random(seed=1).take(2)), "RandomDataset"),
     "symbolic checkpoints": (lambda: with_options(experimental_symbolic_checkpoint=True), "symbolic_checkpoint"),
 }
 
@@ -170,7 +208,32 @@ RESTARTED: dict[str, tuple[Make, str]] = {
         "the function of Map looks into a table that can change",
     ),
     "the time": (lambda: numbers().map(lambda x: tf.timestamp()), "op Timestamp, of which nothing is known"),
-    "a snapshot": (lambda: numbers().snapshot("nowhere"), "nothing is known of its stage Snapshot"),
+    "a snapshot": (lambda: numbers().snapshot("nowhere"), r"the run that has written it; Dataset.save\(\) it ahead"),
+    "tables of text in any order": (lambda: from_csv(sloppy=True), "ParallelInterleave may give another order"),
+    "resampled from what is shuffled": (
+        lambda: resampled(numbers().shuffle(3)),
+        r"the same Shuffle, some .*; shuffle\(\) behind rejection_resample\(\)",
+    ),
+    "chosen by a variable": (
+        lambda: chosen(numbers().map(lambda x: x % 2 * VARIABLE)),
+        "a hidden stage .* of which nothing is known",
+    ),
+    "chosen by the time": (
+        lambda: chosen(numbers().map(lambda x: tf.cast(tf.timestamp(), tf.int64) % 2)),
+        r"a hidden stage \(what choose_from_datasets\(\) chooses by is one\) runs the op Timestamp",
+    ),
+    "chosen in any order": (
+        lambda: chosen(numbers().map(lambda x: x % 2, num_parallel_calls=2, deterministic=False)),
+        "a hidden stage .* may give another order",
+    ),
+    "chosen at random in parallel": (
+        lambda: chosen(numbers().map(lambda x: seeded(x) % 2, num_parallel_calls=2)),
+        "a hidden stage .* draws random numbers in parallel",
+    ),
+    "chosen at random ahead of an early end": (
+        lambda: chosen(D.range(2).shuffle(2).repeat(6)).repeat(2),
+        r"a hidden stage .* draws random numbers .*; leave out the repeat\(\) behind it",
+    ),
     "two shuffles made before": (lambda: EARLIER_TWICE, "made before it was called"),
 }
 
@@ -195,12 +258,59 @@ def test_replayed(make: Make, why: str) -> None:
 
 
 @pytest.mark.parametrize(("make", "why"), RESTARTED.values(), ids=RESTARTED)
-def test_restarted(make: Make, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_restarted(make: Make, why: str) -> None:
     data = data_of(make)
     assert data.mode == "restart"
     with pytest.raises(AssertionError, match=why):
         raise AssertionError(data.reason)
+
+
+def test_what_python_chooses_by_is_checked() -> None:
+    def choices() -> tf.data.Dataset:
+        return D.from_generator(lambda: iter([0, 1] * 6), output_signature=tf.TensorSpec([], tf.int64))
+
+    assert knowledge_of(chosen(choices())).is_python and not knowledge_of(chosen(D.range(2))).is_python
+
+
+def test_choices_without_a_seed() -> None:
+    tf.random.set_seed(None)
+    unseeded = chosen(D.range(2).shuffle(2).repeat(6))
+    tf.random.set_seed(1)
+    assert "is shuffled or drawn without a seed" in str(knowledge_of(unseeded).not_repeated)
+
+
+def test_what_is_hidden_is_described() -> None:
+    def described(number: int) -> Any:
+        D.range(3).map(lambda x: x + 1)  # names count up
+        return description_of(chosen(D.range(6).map(lambda x: tf.cond(x > number, lambda: x % 2, lambda: 0 * x))))
+
+    assert described(2) == described(2)
+    assert described(2).lines != described(3).lines and described(2).whole != described(3).whole
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: chosen(D.range(2).shuffle(2).repeat(6)),
+        lambda: loaded(lambda shards: shards.shuffle(3).flat_map(lambda shard: shard)),
+    ],
+)
+def test_seeds_of_another_pass_are_no_other_data(make: Make) -> None:
+    lines: list[str] = []
+    data = TrainingData(lambda: {"trn": make().batch(2).map(lambda x: {"x": x})}, seed=5, announce=lines.append)
+    for _ in range(8):  # six are a pass
+        data.next_batch()
+    assert data.mode == "replay" and not lines
+
+
+def test_what_is_loaded_is_described(tmp_path: Path) -> None:
+    one = description_of(loaded())
+    numbers().save("other")
+    other = description_of(D.load("other"))
+    assert one.whole != other.whole and one.files.below != other.files.below
+    Path("saved").rename("moved")
+    moved = description_of(D.load(str(tmp_path / "moved")))
+    assert moved.anywhere == one.anywhere and moved.files.below == one.files.below
 
 
 def test_a_shuffle_without_a_seed() -> None:

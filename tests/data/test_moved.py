@@ -224,6 +224,29 @@ def test_constants_of_functions_are_compared(tmp_path: Path) -> None:
         assert after.caveat == caveat and after.offset == 6
 
 
+@pytest.mark.parametrize("make", [one_after_the_other, shuffled_files, rows_by_index])
+def test_a_place_that_an_earlier_version_has_saved_is_taken(make: Make, tmp_path: Path) -> None:
+    there = write(tmp_path / "there")
+    before = training(make, there)
+    meta = {**place(before, tmp_path), "fingerprint": json.loads(json.dumps(before.fingerprint(as_made=True)))}
+    expected = batches(before, 20)
+    after = training(make, there)
+    after.read(str(tmp_path / "place"), meta)
+    assert after.caveat is None and batches(after, 20) == expected
+    with pytest.raises(CheckpointError, match="has become Map"):
+        training(lambda files: make(files).map(lambda row: {"x": -row["x"]}), there).read("", meta)
+
+
+def test_a_place_that_an_earlier_version_has_not_saved_is_not_missed(tmp_path: Path) -> None:
+    there = write(tmp_path / "there")
+    meta = place(training(rows_by_index, there), tmp_path)
+    then = {**meta["fingerprint"], "mode": "restart", "whole": "0", "pipeline": [], "pipeline anywhere": []}
+    after = training(rows_by_index, there)
+    after.read(str(tmp_path / "place"), {**meta, "fingerprint": then})
+    assert after.caveat == "the training data has changed: mode was restart and is iterator"
+    assert len(batches(after, 20)) == 20
+
+
 def test_within_a_run_a_directory_tells_data_apart(tmp_path: Path) -> None:
     one, other = (in_turns(write(tmp_path / name)) for name in ("one", "other"))
     assert describe_pipeline(one) != describe_pipeline(other)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from prototrain.data.pipeline import describe_pipeline, first_difference, prefetched
+from prototrain.data.pipeline import describe_pipeline, description_of, first_difference, prefetched
 from prototrain.data.randomness import unseeded
 from tests.tiny import tiny_arrays
 
@@ -63,6 +63,22 @@ def test_branches_are_described_by_what_they_do() -> None:
         return describe_pipeline(tf.data.Dataset.range(9).map(lambda number: choose(tf.cast(number, tf.int32))))
 
     assert described(2) == described(2) != described(3)
+
+
+def of_names(names: tuple[str, ...]) -> tf.data.Dataset:
+    held = {name: tf.constant([number] * 40) for number, name in enumerate("abc")}
+    tables = {
+        name: tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [number]), 0)
+        for number, name in enumerate("abc")
+    }
+    rows = tf.data.Dataset.from_tensor_slices({name: tf.range(5) for name in "abc"})
+    return rows.map(lambda row: {name: held[name] - tables[name].lookup(row[name]) for name in names})
+
+
+def test_the_order_in_which_python_goes_through_names_does_not_count() -> None:
+    one, other = of_names(("a", "b", "c")), of_names(("c", "a", "b"))  # as of a set, in two processes
+    assert description_of(one) == description_of(other)
+    assert description_of(one, as_made=True) != description_of(other, as_made=True)
 
 
 NUMBERS = tf.data.Dataset.range(3)

@@ -63,3 +63,16 @@ def digest(function: Callable[[Any], Any]) -> str:
 def test_a_change_is_seen(name: str) -> None:
     make, before, after = CHANGES[name]
     assert digest(make(before)) == digest(make(before)) != digest(make(after))
+
+
+def test_the_order_in_which_parts_are_made_does_not_count() -> None:
+    def made(names: tuple[str, ...]) -> Callable[[Any], Any]:
+        held = {"one": one, "other": other}
+
+        def compute(x: Any) -> Any:
+            parts = {name: x * held[name] for name in names}
+            return parts["one"] - parts["other"]
+
+        return compute
+
+    assert digest(made(("one", "other"))) == digest(made(("other", "one")))

@@ -30,6 +30,19 @@ def test_the_entries_of_tables_count_in_any_order() -> None:
     assert known != digest(table(["a", "c"], [1, 2]))
 
 
+def test_which_of_several_tables_is_asked_for_what_counts() -> None:
+    one, other = table(["a"], [1]), table(["a"], [2])
+    asked = digest(one, other)
+    assert asked == digest(table(["a"], [1]), other) != digest(other, one)
+
+    @tf.function
+    def looks_up(word: Any) -> Any:
+        second = other.lookup(word)
+        return [one.lookup(word), second]
+
+    assert table_digest([looks_up.get_concrete_function(tf.TensorSpec([], tf.string)).graph]) == asked
+
+
 def test_a_table_that_can_change_does_not_count() -> None:
     assert digest(tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)) is None
     assert digest() is None
