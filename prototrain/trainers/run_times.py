@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from itertools import islice
 
 NAMED_SHARE = 0.01
+NAMED_CALLBACKS = 3  # at most, so that it stays a line of a terminal; run.json has all of them
 INPUT_SHARE = 0.25
 ADVICE = (
     "the steps spent {share:.0%} of their time waiting for input: read several files in turns (interleave), map with "
@@ -54,7 +56,7 @@ class RunTimes:
         steps = f"steps {self.steps / total:.0%}"
         if self.input > NAMED_SHARE * total:
             steps += f" (waiting for input {self.input / total:.0%})"
-        others = {"tracing": self.tracing, **callbacks}
+        others = {"tracing": self.tracing, **dict(islice(callbacks.items(), NAMED_CALLBACKS))}
         named = {name: taken for name, taken in others.items() if taken > NAMED_SHARE * total}
         shares = [f"{name} {taken / total:.0%}" for name, taken in named.items()]
         rest = total - self.steps - sum(named.values())

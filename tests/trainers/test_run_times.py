@@ -23,6 +23,7 @@ class Slow(Callback):
         (70.0, 10.0, 0.0, {"Slow": 15.0, "Quick": 0.5}, "steps 70%, tracing 10%, Slow 15%, the rest 5%"),
         (90.0, 0.0, 5.0, {}, "steps 90% (waiting for input 5%), the rest 10%"),
         (100.0, 0.0, 0.5, {}, "steps 100%, the rest 0%"),
+        (80.0, 0.0, 0.0, {"A": 9.0, "B": 5.0, "C": 3.0, "D": 2.0}, "steps 80%, A 9%, B 5%, C 3%, the rest 3%"),
     ],
 )
 def test_the_shares(steps: float, tracing: float, input_: float, callbacks: dict[str, float], expected: str) -> None:
