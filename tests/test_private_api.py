@@ -259,6 +259,18 @@ def test_the_seed_of_random_ops() -> None:
     assert runtime.tensorflow_seed() is None
 
 
+def test_whether_ops_must_be_deterministic() -> None:
+    from tensorflow.python.framework.config import disable_op_determinism
+
+    both = (runtime.is_deterministic, runtime._tells_no_time)
+    assert [ask() for ask in both] == [False, False]
+    tf.config.experimental.enable_op_determinism()
+    try:
+        assert [ask() for ask in both] == [True, True]
+    finally:
+        disable_op_determinism()
+
+
 def test_variables_are_told_of_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[Any] = []
     from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable

@@ -60,6 +60,29 @@ def drawing_seeds() -> random.Random | None:
     return getattr(_context(), "_rng", None)
 
 
+# -- determinism -----------------------------------------------------------------------------------------------------
+
+
+def _tells_no_time() -> bool:
+    try:
+        tf.timestamp()
+    except tf.errors.FailedPreconditionError:
+        return True
+    return False
+
+
+@needs(
+    "tensorflow.python.framework.config:is_op_determinism_enabled",
+    without="whether tf.config.experimental.enable_op_determinism() is on shows only in a warning of TensorFlow's",
+    instead=_tells_no_time,
+)
+def is_deterministic() -> bool:
+    """Whether ops without a deterministic form fail, after `tf.config.experimental.enable_op_determinism()`."""
+    from tensorflow.python.framework import config
+
+    return bool(config.is_op_determinism_enabled())
+
+
 # -- variables and tables ---------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from prototrain.private_api.runtime import is_deterministic
 from prototrain.step.direct_call import DirectCall
 from prototrain.step.graph_caveats import OWN_CLOCK
 from prototrain.step.iteration import Iteration
@@ -150,5 +151,7 @@ def _outcome(state: State) -> Outcome:
 
 
 def _time_after(tensors: list[Any]) -> tf.Tensor:
+    if is_deterministic():  # TensorFlow refuses to tell the time then, and how long a batch took is not known
+        return tf.zeros([], tf.float64)
     with tf.device("CPU:0"), tf.control_dependencies(tensors):
         return tf.timestamp(name=OWN_CLOCK)

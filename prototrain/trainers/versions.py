@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.experiment.environment import version_of
+from prototrain.private_api.runtime import is_deterministic
 from prototrain.system.processor import processor
 
 # Variables of the environment by which TensorFlow computes in another way.
@@ -38,6 +39,7 @@ def versions() -> dict[str, Any]:
         "intra-op threads": tf.config.threading.get_intra_op_parallelism_threads(),
         "inter-op threads": tf.config.threading.get_inter_op_parallelism_threads(),
         **({"GPUs": list(gpus)} if gpus else {}),
+        **({"op determinism": "on"} if is_deterministic() else {}),
         "flags": {name: os.environ[name] for name in _FLAGS if name in os.environ},
     }
 
