@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from prototrain.callbacks import Callback, LearningRate
 from prototrain.checkpoint.global_random import tensorflow_seeded
+from prototrain.checkpoint.state import OF_CALLBACKS
 from prototrain.data.elements import batch_size
 from prototrain.errors import ConfigError, DataError, ModelError
 from prototrain.estimator.program import Program
@@ -37,7 +38,9 @@ class ProgramTrainer(TowerTrainer):
     takes_other_optimizers = True
 
     def create_optimizers(self) -> None:
-        settle(self.built)
+        for name, variable in settle(self.built).items():
+            for number, copy in enumerate(components(variable)):  # each tower adds up its own
+                self.state[f"{OF_CALLBACKS}metrics/{name}/{number}"] = copy
         specs: tuple[OptimizerSpec, ...] = self.model.spec.train_op
         if len(specs) == 1 and isinstance(specs[0].variables, str):
             self.config["model.trainable_variables.filter_regex"] = specs[0].variables  # for the record
@@ -219,11 +222,18 @@ def make_trainer(program: Program, experiment: str, distribute: Any) -> ProgramT
     return ReplicatedEstimatorTrainer(program, towers, batch="per_tower", experiment=experiment)
 
 
-def settle(built: BuiltModel) -> None:
-    """Complete a model that was built: note the batch size, forget variables of metrics and optimizers."""
+def settle(built: BuiltModel) -> dict[str, tf.Variable]:
+    """Complete a model that was built: note the batch size, forget variables of metrics and optimizers.
+
+    Returns:
+        those of metrics, by name.
+    """
+    metrics: dict[str, tf.Variable] = {}
     for name, variable in list(built.variables.items()):
         is_metric = variable.synchronization == tf.VariableSynchronization.ON_READ
         once = variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
         if is_metric or (once and name.rpartition("/")[2].startswith(("iteration", "learning_rate"))):
+            metrics |= {name: variable} if is_metric else {}
             del built.variables[name]
     built.config["model.batch_size"] = max(1, int(batch_size(built.data.first_batch)) // built.placement.towers)
+    return metrics
