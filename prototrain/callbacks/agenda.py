@@ -14,12 +14,22 @@ if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
 
+HOOKS = {
+    "before_epoch": "before_epoch",
+    "step": "trigger_step",
+    "after_epoch": "after_epoch",
+    "epoch": "trigger_epoch",
+}
+"""The phases of an epoch, and what is called in them."""
+
+
 class Agenda:
     """What the callbacks of one run have asked for, and what of it is still to be done.
 
-    A step goes through up to two phases. In "step" those callbacks run that had asked for it; if it ends an epoch,
-    "epoch" follows, with those that run after one. A checkpoint can be taken, and a run can end, between any two
-    callbacks: what is left then is `pending`, is saved, and is done first when the run goes on.
+    An epoch begins with the phase "before_epoch". A step has one, "step", of those callbacks that had asked for it; if
+    it ends an epoch, "after_epoch" and "epoch" follow, the latter with those that are triggered after one. A checkpoint
+    can be taken, and a run can end, between any two callbacks: what is left then is `pending`, is saved, and is done
+    first when the run goes on. So each of them runs once for an epoch, however often that is stopped.
 
     Args:
         trainer: says at which step the run is.
@@ -28,16 +38,22 @@ class Agenda:
     Attributes:
         is_running: whether `current` is under way: a checkpoint that it takes counts it as done, one taken after its
             failure does not.
+        epoch: how far the present one is: "ahead", "begun", or "cut" short by an end of the run.
     """
 
     def __init__(self, trainer: Trainer, labels: Mapping[Callback, str]) -> None:
         self._trainer = trainer
         self._labels = labels
         self._scheduled = [cb for cb in labels if cb.overrides("trigger_step") or cb.overrides("next_step")]
+        self._around_epoch = {
+            hook: [callback for callback in labels if callback.overrides(hook)]
+            for hook in ("before_epoch", "after_epoch")
+        }
         self._by_epoch = [cb for cb in labels if cb.overrides("trigger_epoch") or cb.overrides("trigger")]
         self._asked: list[tuple[Callback, int]] = []
         self._pending: list[Callback] = []
-        self._phase: str | None = None  # "step" or "epoch" while callbacks of it have still to run
+        self._phase: str | None = None  # while callbacks of it have still to run
+        self.epoch = "ahead"
         self.is_running = False
 
     # -- what comes next ----------------------------------------------------------------------------------------------
@@ -79,7 +95,7 @@ class Agenda:
 
     @property
     def phase(self) -> str | None:
-        """What callbacks have still to run of for the present step, "step" or "epoch"; None if all is done."""
+        """What callbacks have still to run of, a key of `HOOKS`; None if all is done."""
         return self._phase
 
     @property
@@ -93,15 +109,34 @@ class Agenda:
         trainer = self._trainer
         return trainer.counter.step >= min(trainer.end_of_epoch, trainer.total_steps)
 
+    def open_epoch(self) -> None:
+        """Begin the phase of those that run ahead of an epoch's steps, unless that has been or a step is unfinished.
+
+        Where the end of a run has cut the epoch short, it begins again for those that its end was an end for.
+        """
+        if self._phase is None and self.epoch != "begun":
+            mine = self._around_epoch["before_epoch"]
+            self._begin("before_epoch", [one for one in mine if one.at_end] if self.epoch == "cut" else mine)
+
+    def close_epoch(self) -> None:
+        """Begin the phase of those that run right behind an epoch's steps, if it has not begun by itself."""
+        if self._phase is None and self.epoch == "begun":
+            mine = self._around_epoch["after_epoch"]
+            self._begin("after_epoch", [one for one in mine if one.at_end] if self._is_cut else mine)
+
+    @property
+    def _is_cut(self) -> bool:
+        return self._trainer.local_step != self._trainer.steps_per_epoch
+
     def begin_step(self) -> None:
         """Begin the phase of those that asked for this step."""
         step = self._trainer.counter.step
         self._begin("step", [callback for callback, due in self._asked if due == step])
 
-    def begin_epoch(self) -> None:
-        """Begin the phase of those that run after an epoch; after one that is cut short, only those that say so."""
+    def begin_triggers(self) -> None:
+        """Begin the phase of those that are triggered after an epoch; if that is cut short, of those that say so."""
         due = self._by_epoch
-        if self._trainer.local_step != self._trainer.steps_per_epoch:
+        if self._is_cut:
             due = [callback for callback in due if callback.at_end or periodic_trigger(callback) is not None]
         self._begin("epoch", due)
 
@@ -114,11 +149,15 @@ class Agenda:
         self._pending.pop(0)
 
     def end_phase(self) -> None:
-        """Go on to the next phase of this step, if it has one."""
-        if self._phase == "step" and self.epoch_is_over:
-            self.begin_epoch()
-        else:
-            self._phase = None
+        """Go on to the next phase, if one follows by itself."""
+        ended, self._phase = self._phase, None
+        if ended == "before_epoch":
+            self.epoch = "begun"
+        elif ended == "step" and self.epoch_is_over:
+            self.close_epoch()
+        elif ended == "after_epoch":
+            self.epoch = "cut" if self._is_cut else "ahead"
+            self.begin_triggers() if self._trainer.local_step else self.begin_end()
 
     def _begin(self, phase: str, callbacks: Sequence[Callback]) -> None:
         self._phase = phase
@@ -127,7 +166,8 @@ class Agenda:
     # -- what a checkpoint holds --------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The phase, who has still to run in it, and whose periodic trigger has fired at this step, by their labels.
+        """The phase, who has still to run in it, and whose periodic trigger has fired at this step, by their labels;
+        and how far the epoch is.
 
         A callback that saves is done with its step; one that failed is not, and runs again after a resume.
         """
@@ -136,6 +176,7 @@ class Agenda:
         step = self._trainer.global_step
         return {
             "phase": self._phase,
+            "epoch": self.epoch,
             "pending": [self._labels[callback] for callback in pending],
             "fired": [self._labels[callback] for callback, trigger in triggers if trigger and trigger.fired_at(step)],
         }
@@ -143,7 +184,9 @@ class Agenda:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned when the checkpoint was written; labels of no callback are left out."""
         by_label = {label: callback for callback, label in self._labels.items()}
-        self._phase = {None: None, "step": "step", "epoch": "epoch"}[state["phase"]]
+        self._phase = None if state["phase"] is None else {phase: phase for phase in HOOKS}[state["phase"]]
+        begun = self._phase == "step" or (self._phase is None and self._trainer.local_step > 0)
+        self.epoch = str(state.get("epoch", "begun" if begun else "ahead"))  # which earlier versions did not save
         self._pending = [by_label[label] for label in state["pending"] if label in by_label]
         for label in state["fired"]:
             trigger = periodic_trigger(by_label[label]) if label in by_label else None

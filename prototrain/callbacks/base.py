@@ -53,8 +53,8 @@ class Callback:
     Attributes:
         trainer: the trainer, set before `setup`.
         at_end: whether the end of a run counts as due although the interval or the epoch is not over. A callback whose
-            `trigger` changes how training goes on says False: a run that ends here and is then extended must not
-            differ from one that never ended.
+            `trigger` or `after_epoch` changes how training goes on says False: a run that ends here and is then
+            extended must not differ from one that never ended.
         changes_training: whether it may change what is trained. True: a resume with other arguments, another interval
             or other code of it, or without it, is not called exact. None, if nobody says: only other code of a class
             of the user's own makes it so. False: nothing does.
@@ -81,10 +81,10 @@ class Callback:
         """Called once after the last step, on every callback that was set up, even when the run or another failed."""
 
     def before_epoch(self) -> None:
-        """Called right before the steps of an epoch."""
+        """Called right before the steps of an epoch; not again by a run that is resumed amid it."""
 
     def after_epoch(self) -> None:
-        """Called right after the steps of an epoch."""
+        """Called right after the steps of an epoch; if the end of the run cuts it short, unless `at_end` is False."""
 
     def before_run(self) -> None:
         """Add TensorFlow ops that run before each iteration. In a plain-Python trainer: called before `run_step`."""

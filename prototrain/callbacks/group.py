@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from prototrain.callbacks.agenda import Agenda
+from prototrain.callbacks.agenda import HOOKS, Agenda
 from prototrain.callbacks.base import Callback
 from prototrain.callbacks.describe import describe
 from prototrain.callbacks.listing import checked, labels, state_keys
@@ -19,6 +19,7 @@ from prototrain.checkpoint.state import taking
 from prototrain.errors import StopTraining
 from prototrain.step.python_summaries import PythonSummaries
 from prototrain.system.forks import tell_of_forks
+from prototrain.system.waiting import announcing
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
@@ -47,7 +48,6 @@ class CallbackGroup:
         self.settings: dict[str, Any] = {}  # what they were made with
         self._set_up: list[Callback] = []
         self._stepped = False
-        self._in_epoch = False
         self._outer = sys.exception()  # what the caller is handling, which is no failure of this run
         self.has_ended = False  # whether `after_train` has begun
         self.late_failure: BaseException | None = None  # what an `after_train` has failed with first
@@ -88,13 +88,18 @@ class CallbackGroup:
         self._trainer.monitors.attach(callback for callback in inner if isinstance(callback, Monitor))
         for callback in self.callbacks:
             callback.trainer = self._trainer
-            with self._timed(callback, records=False):  # the monitors are not set up yet
+            with self._timed(callback, records=False), self._told("setup", callback):  # no monitor is set up yet
                 callback.setup()
             self._set_up.append(callback)
+            self._trainer.stop.check()
         self._watchers = {callback: names for callback in self.callbacks if (names := callback.watches()) is not None}
 
     def before_train(self) -> None:
-        self._run_all("before_train")
+        for callback in self.callbacks:
+            if callback.overrides("before_train"):
+                with self._timed(callback), self._told("before_train", callback):
+                    callback.before_train()
+                self._trainer.stop.check()
         self._trainer.monitors.flush()
 
     def after_train(self) -> None:
@@ -123,12 +128,16 @@ class CallbackGroup:
         self._set_up = []
 
     def before_epoch(self) -> None:
-        self._in_epoch = True
-        self._run_all("before_epoch")
+        """Run `before_epoch` of those for which this epoch has not begun, in this run or the one that it resumes."""
+        self._agenda.open_epoch()
+        if self._agenda.phase == "before_epoch":
+            self._run_pending()
 
     def after_epoch(self) -> None:
-        self._in_epoch = False
-        self._run_all("after_epoch")
+        """Run `after_epoch` of those for which this epoch is not over."""
+        self._agenda.close_epoch()
+        if self._agenda.phase == "after_epoch":
+            self._run_pending()
 
     # -- along with the iterations ----------------------------------------------------------------------------------
 
@@ -165,33 +174,28 @@ class CallbackGroup:
 
     def trigger_epoch(self) -> None:
         """Run `trigger_epoch` of every callback (of those left, where a resumed run was stopped amid them)."""
-        if self._agenda.phase != "epoch":
-            self._agenda.begin_epoch()
         self._run_pending()
 
     def trigger_last(self) -> None:
         """Run what is due at the end of a run, where it has ended ahead of its end; `total_steps` says so by now."""
         if not self._stepped:
             return
-        with suppress(StopTraining):
-            self._run_pending()
-        between = not self.unfinished and (not self._in_epoch or self._trainer.local_step == 0)
-        if self._in_epoch:
-            self.after_epoch()
-        if between:
+        if self._agenda.phase is None and self._agenda.epoch == "ahead":
             self._agenda.begin_end()
-        with suppress(StopTraining):
-            self.trigger_epoch()
+        self._agenda.close_epoch()
+        while self._agenda.phase is not None:
+            with suppress(StopTraining):
+                self._run_pending()
 
     def finish_step(self) -> None:
         """Complete the step that a restored checkpoint was taken in: run the callbacks that it had not run yet."""
-        if self._agenda.phase == "step" or not self._agenda.epoch_is_over:
+        while self.unfinished and (self._agenda.phase == "step" or not self._agenda.epoch_is_over):
             self._run_pending()
 
     @property
     def unfinished(self) -> bool:
         """Whether callbacks of the current step have still to run."""
-        return self._agenda.phase is not None
+        return self._agenda.phase not in (None, "before_epoch")
 
     def _run_pending(self) -> None:
         """Run what the current phase has left. A stop between two of them leaves the rest pending.
@@ -200,12 +204,14 @@ class CallbackGroup:
         its checkpoint is still saved, then the run ends.
         """
         stop: StopTraining | None = None
+        hook = HOOKS.get(self._agenda.phase or "", "")
         while (callback := self._agenda.current) is not None:
             self._trainer.stop.check()
             self._agenda.is_running = True
+            is_of_start = hook == "before_epoch" and not self._stepped
             try:
-                with self._timed(callback):
-                    callback.trigger_step() if self._agenda.phase == "step" else callback.trigger_epoch()
+                with self._timed(callback), self._told(hook, callback) if is_of_start else nullcontext():
+                    getattr(callback, hook)()
             except StopTraining as request:
                 stop = stop or request
             finally:
@@ -220,7 +226,10 @@ class CallbackGroup:
 
     def state_dict(self) -> dict[str, Any]:
         """The callbacks' states by key, and the agenda's: who has still to run for the current step."""
-        states = {key: callback.state_dict() for key, callback in self._state_keys.items()}
+        states = {}
+        for key, callback in self._state_keys.items():
+            with announcing(f"state_dict of {self._labels[callback]}", self._trainer.log):
+                states[key] = callback.state_dict()
         return {"states": states, **self._agenda.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
@@ -252,11 +261,12 @@ class CallbackGroup:
         longest = sorted(self.seconds.items(), key=lambda item: -item[1])
         return {self._labels[callback]: taken for callback, taken in longest}
 
-    def _run_all(self, hook: str) -> None:
-        for callback in self.callbacks:
-            if callback.overrides(hook):
-                with self._timed(callback):
-                    getattr(callback, hook)()
+    @contextmanager
+    def _told(self, hook: str, callback: Callback) -> Iterator[None]:
+        """Say what a callback is doing, if it takes long, and what a stop waits for meanwhile."""
+        what = f"{hook} of {self._labels[callback]}"
+        with announcing(what, self._trainer.log), self._trainer.stop.waiting_for(what):
+            yield
 
     @contextmanager
     def _timed(self, callback: Callback, *, records: bool = True) -> Iterator[None]:

@@ -31,30 +31,37 @@ _SENT = (signal.SIGINT, signal.SIGTERM)  # by somebody, who may lose patience
 _SYSTEM = (signal.SIGHUP, signal.SIGXCPU)  # sends these by itself, and more than once
 _STOPS = (*_SENT, *_SYSTEM)
 _SAVE = signal.SIGUSR1
+_STEP = "the current step"
 
 
 class StopRequest:
     """Turns signals into flags while it is entered as a context manager: to stop, and to save and go on.
 
-    The first signal asks the run to stop after its step; the second says what is being waited for; the third leaves at
-    once (in an interactive session by KeyboardInterrupt, elsewhere by ending the process). SIGHUP and SIGXCPU count as
-    the first only: terminals send one twice, and the system the other every second. Where they are ignored, as under
-    ``nohup``, they stay so. Off the main thread no handlers are installed, and only `request` and `ask_to_save` set the
-    flags.
+    The first signal asks the run to stop after its step, or after what it does before the first one; the second says
+    what is being waited for; the third leaves at once (in an interactive session by KeyboardInterrupt, elsewhere by
+    ending the process). SIGHUP and SIGXCPU count as the first only: terminals send one twice, and the system the other
+    every second. Where they are ignored, as under ``nohup``, they stay so. Off the main thread no handlers are
+    installed, and only `request` and `ask_to_save` set the flags.
 
     Args:
         announce: called with one line of text for the user.
         saves: whether whoever owns this looks at `take_save`.
+
+    Attributes:
+        announce: as it was given.
+        stage: what a stop waits for.
     """
 
     def __init__(self, announce: Callable[[str], None], *, saves: bool = True) -> None:
         self.signum: int | None = None
-        self.stage = "the current step"
+        self.stage = _STEP
+        self._when: str | None = None  # a stop takes effect, if not after what it waits for
+        self._effect = ""  # when it was to take effect that was requested
         self.listeners: list[Callable[[bool], None]] = []
         self._pausing: list[Callable[[bool], None]] = []
         self._save_asked = self._paused = False
         self._saves = saves
-        self._announce = announce
+        self.announce = announce
         self._count = 0
         self._old_handlers: dict[int, Any] = {}
         self._had_stacks = False
@@ -64,7 +71,7 @@ class StopRequest:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> StopRequest:
-        self.signum, self._count, self.stage = None, 0, "the current step"
+        self.signum, self._count, self.stage, self._when, self._effect = None, 0, _STEP, None, ""
         self._save_asked = self._paused = False
         self._tell(False)
         if threading.current_thread() is threading.main_thread():
@@ -124,9 +131,25 @@ class StopRequest:
             if pauses:
                 self._pausing.remove(listener)
 
+    @contextmanager
+    def waiting_for(self, stage: str, *, when: str | None = None) -> Iterator[None]:
+        """Name what a stop waits for meanwhile.
+
+        Args:
+            stage: such as "setup of Download".
+            when: the stop takes effect, in words, if that is not after it.
+        """
+        before = self.stage, self._when
+        self.stage, self._when = stage, when
+        try:
+            yield
+        finally:
+            self.stage, self._when = before
+
     def request(self, signum: int) -> None:
         """Ask the run to stop after its step, as if `signum` had arrived."""
         if self.signum is None:
+            self._effect = self._says()  # now: the run may be elsewhere when the user is told
             self.signum = signum
             self._tell(True)
 
@@ -222,18 +245,23 @@ class StopRequest:
         if self._count == 1:
             self.request(signum)
             more = "; twice more leaves at once" if signum in _SENT else ""
-            self._announce(f"{name}: stopping after this step and saving{more}")
+            self.announce(f"{name}: stopping {self._effect or self._says()}{more}")
         elif self._count == 2:
-            self._announce(f"{name}: still waiting for {self.stage}; once more leaves at once, without saving")
+            self.announce(f"{name}: still waiting for {self.stage}; once more leaves at once, without saving")
         elif not is_interactive():
             os._exit(128 + signum)
 
+    def _says(self) -> str:
+        """When a stop that is requested now takes effect."""
+        after = "after this step and saving" if self.stage == _STEP else f"after {self.stage}"
+        return self._when or after
+
     def _on_save(self, name: str) -> None:
         if not self._saves:
-            self._announce(f"{name}: there is nothing to save here; going on")
+            self.announce(f"{name}: there is nothing to save here; going on")
         elif self.stage != "saving":
             self._pause()
-            self._announce(f"{name}: saving after this step")
+            self.announce(f"{name}: saving after this step")
 
 
 class LeavingAtOnce(StopRequest):

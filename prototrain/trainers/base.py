@@ -162,13 +162,14 @@ class Trainer:
         self.check_finite = self.record_gradient_norm = False
         with outlasting(), saying_what_is_left(self), self._around_run(), self.session, self.stop:
             try:
-                with self.setup_scope():
-                    self.callbacks.setup()
-                self.session.resume.restore(resume)
-                self.session.record_start(self.measure())
-                self.step_is_whole, self._is_rejected = True, False
-                self.log("\n".join([*lacking(), opening(self)]))
-                self.callbacks.before_train()
+                with self.stop.waiting_for("the start of the run", when="before the first step"):
+                    with self.setup_scope():
+                        self.callbacks.setup()
+                    self.session.resume.restore(resume)
+                    self.session.record_start(self.measure())
+                    self.step_is_whole, self._is_rejected = True, False
+                    self.log("\n".join([*lacking(), opening(self)]))
+                    self.callbacks.before_train()
                 self._run_epochs()
             except StopTraining as reason:
                 self.session.stopped_by = str(reason) or "a callback asked for it"
@@ -197,7 +198,6 @@ class Trainer:
             # A step that a resumed run has to finish first belongs to the epoch that it ends.
             completed = self.global_step - self.callbacks.unfinished
             self.go_to(self.global_step, epoch_num=max(completed, 0) // self.steps_per_epoch + 1)
-            self.callbacks.before_epoch()
             self.callbacks.finish_step()
             while (step := self.counter.step) < min(self.end_of_epoch, self.total_steps):
                 self._advance(self.callbacks.next_step() - step)
@@ -206,6 +206,7 @@ class Trainer:
             self.callbacks.trigger_epoch()
         self._save_if_asked()
 
+            self.callbacks.before_epoch()
     def _save_if_asked(self) -> None:
         """Save where a stop would end the run: between two steps, when no callback has still to run."""
         if self.stop.take_save():

@@ -69,11 +69,14 @@ def test_an_epoch_follows_the_step_that_ends_it() -> None:
     agenda = agenda_at(3, at=at, epoch=AfterEpoch())
     agenda.ask()
     agenda._trainer.counter.step = agenda._trainer.global_step = agenda._trainer.local_step = 4
+    agenda.epoch = "begun"
     agenda.begin_step()
     assert agenda.phase == "step" and agenda.current is at
     agenda.done()
     agenda.end_phase()
-    assert agenda.phase == "epoch" and labels(agenda) == ["epoch"]
+    assert agenda.phase == "after_epoch" and labels(agenda) == []
+    agenda.end_phase()
+    assert agenda.phase == "epoch" and labels(agenda) == ["epoch"] and agenda.epoch == "ahead"
     agenda.done()
     agenda.end_phase()
     assert agenda.phase is None and agenda.current is None
@@ -81,7 +84,7 @@ def test_an_epoch_follows_the_step_that_ends_it() -> None:
 
 def test_who_saves_has_run_and_who_failed_has_not() -> None:
     agenda = agenda_at(4, first=AfterEpoch(), second=AfterEpoch())
-    agenda.begin_epoch()
+    agenda.begin_triggers()
     agenda.is_running = True
     assert labels(agenda) == ["second"]
     agenda.is_running = False
@@ -95,4 +98,4 @@ def test_what_is_left_goes_into_a_checkpoint_and_comes_back() -> None:
     first.trainer = agenda._trainer
     agenda.load_state_dict(saved)
     assert agenda.current is second and first.fired_at(4)
-    assert agenda.state_dict() == {"phase": "epoch", "pending": ["second"], "fired": ["first"]}
+    assert agenda.state_dict() == {"phase": "epoch", "epoch": "ahead", "pending": ["second"], "fired": ["first"]}

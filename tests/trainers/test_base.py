@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,88 @@ def test_a_stop_between_two_epochs_calls_nothing_twice(hook: str) -> None:
     each, last = Recorder(), Recorder()
     CountingTrainer().train([each, Stops(), last.every(steps=4)], steps_per_epoch=3, max_epoch=5)
     assert each.steps("trigger_epoch") == [3, 6] and last.steps("trigger") == [4, 6]
+
+
+class Tally(Callback):
+    """Its state depends on how often and when its hooks are called."""
+
+    at_end = False
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def _note(self, hook: str) -> None:
+        self.calls.append([hook, self.trainer.epoch_num, self.trainer.global_step])
+
+    def before_epoch(self) -> None:
+        self._note("before_epoch")
+
+    def trigger_step(self) -> None:
+        self._note("trigger_step")
+
+    def after_epoch(self) -> None:
+        self._note("after_epoch")
+
+    def trigger_epoch(self) -> None:
+        self._note("trigger_epoch")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls = state["calls"]
+
+
+def failing(hook: str, step: int, error: BaseException) -> Callback:
+    """A callback that raises in one of its hooks at a step, the first time."""
+
+    class Fails(Callback):
+        pass
+
+    def fail(self: Callback) -> None:
+        if self.trainer.global_step == step:
+            raise error
+
+    setattr(Fails, hook, fail)
+    return Fails()
+
+
+EPOCH_HOOKS = ("before_epoch", "trigger_step", "after_epoch", "trigger_epoch")
+
+
+@pytest.mark.parametrize("error", [OSError("disk"), KeyboardInterrupt(), StopTraining("enough")])
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(("hook", "step"), [*itertools.product(EPOCH_HOOKS, (3, 6)), ("trigger_step", 4)])
+def test_each_hook_runs_once_for_an_epoch_that_is_stopped(
+    tmp_path: Path, hook: str, step: int, is_first: bool, error: BaseException
+) -> None:
+    length = {"steps_per_epoch": 3, "max_epoch": 3}
+    straight = Tally()
+    CountingTrainer().train([straight], **length)
+    stop = failing(hook, step, error)
+    with suppress(OSError, KeyboardInterrupt):
+        found = [stop, Tally()] if is_first else [Tally(), stop]
+        CountingTrainer(experiment=tmp_path).train([*found, SaveOnExit()], **length)
+    resumed = Tally()
+    trainer = CountingTrainer(experiment=tmp_path)
+    trainer.train([resumed, SaveOnExit()], **length)
+    assert trainer.session.resume.began_at == step and resumed.calls == straight.calls
+
+
+@pytest.mark.parametrize("end", [2, 3, 4, 6])
+def test_a_run_that_is_extended_begins_no_epoch_twice_for_whom_its_end_was_none(tmp_path: Path, end: int) -> None:
+    straight, extended = Tally(), Tally()
+    CountingTrainer().train([straight], steps_per_epoch=3, max_steps=9)
+    CountingTrainer(experiment=tmp_path).train([Tally(), SaveOnExit()], steps_per_epoch=3, max_steps=end)
+    CountingTrainer(experiment=tmp_path).train([extended, SaveOnExit()], steps_per_epoch=3, max_steps=9)
+    assert extended.calls == straight.calls
+
+
+def test_a_run_that_is_extended_begins_the_epoch_again_for_whom_its_end_was_one(tmp_path: Path) -> None:
+    for end in (5, 9):
+        recorder = Recorder()
+        CountingTrainer(experiment=tmp_path).train([recorder, SaveOnExit()], steps_per_epoch=3, max_steps=end)
+    assert recorder.steps("before_epoch") == [5, 6] and recorder.steps("after_epoch") == [6, 9]
 
 
 def test_a_run_inside_of_an_exception_handler_reports_its_own_failures() -> None:

@@ -18,6 +18,7 @@ from prototrain.config import json_form
 from prototrain.errors import CallbackError, CheckpointError, ConfigError, StopTraining
 from prototrain.private_api.of_keras import CALLBACK_SCRATCH, KerasVariable
 from prototrain.system.files import write_atomic
+from prototrain.system.waiting import announcing
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
@@ -95,7 +96,9 @@ class KerasCallback(Callback):
         if self._begun >= 0 and isinstance(self.callback, keras.callbacks.CSVLogger):
             self.callback.append = True
             _forget_rows(self.callback, self._ended)
-        self._call("on_train_begin", None)
+        what = f"on_train_begin of {self.name}"
+        with announcing(what, self.trainer.log), self.trainer.stop.waiting_for(what):
+            self._call("on_train_begin", None)
         elsewhere = self._elsewhere()
         self._at_begin = {name: mark(value, elsewhere) for name, value in vars(self.callback).items()}
         for name, (coded, marks) in restored.get("changed", {}).items():  # of an earlier version
@@ -107,10 +110,10 @@ class KerasCallback(Callback):
                 inside_of(getattr(self.callback, name, None)).load_state_dict(decoded(*coded))
         if self._stopped:
             raise StopTraining(f"{self.name} had stopped the run")
+        if self.trainer.local_step and not self.trainer.callbacks.unfinished:
+            self._begin_batch()  # amid an epoch, which does not begin again
 
     def before_epoch(self) -> None:
-        if self.trainer.callbacks.unfinished:  # a resumed run has to finish the step first in which it was stopped
-            return
         if self.trainer.local_step == 0 and self._begun < self.trainer.global_step:
             self._call("on_epoch_begin", self.trainer.epoch_num - 1, None)
         self._begin_batch()
