@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
 from prototrain.callbacks.base import Callback, Priority
+from prototrain.callbacks.foreseen import Foreseen
 from prototrain.callbacks.pictures import histogram_summary, image_summary, text_summary
 from prototrain.errors import CallbackError
 from prototrain.system.files import LONGEST_NAME
@@ -66,17 +67,23 @@ class Monitor(Callback):
 
 
 class Monitors:
-    """Fans scalars out to every `Monitor` in the callback list and remembers the last ones of each name."""
+    """Fans scalars out to every `Monitor` in the callback list and remembers the last ones of each name.
+
+    Attributes:
+        foreseen: which of them will come, as far as that is known before the first step.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._history: dict[str, deque[tuple[int, float]]] = {}
         self._attached: list[Monitor] = []
         self._has_warned = False
+        self.foreseen = Foreseen(trainer)
 
     def attach(self, monitors: Iterable[Monitor]) -> None:
         """Send what comes from now on to these monitors, in place of those before."""
         self._attached = list(monitors)
+        self.foreseen.forget()
         self._has_warned = False
 
     def put_scalar(self, name: str, value: Any) -> None:

@@ -259,9 +259,9 @@ class BuiltModel:
         """
         return self.evaluation(dataset).run(self.stop, batches, step=self.step)
 
-    def rehearse(self, dataset: str, batches: int = 0) -> None:
-        """Find out whether `evaluate` would work, see `CompiledPass.rehearse`; raises what it would raise."""
-        self.evaluation(dataset).rehearse(self.stop, batches, step=self.step)
+    def rehearse(self, dataset: str, batches: int = 0) -> list[str]:
+        """Find out whether `evaluate` would work, see `Evaluation.rehearse`; raises what it would raise."""
+        return self.evaluation(dataset).rehearse(self.stop, batches, step=self.step)
 
     def evaluation(self, dataset: str) -> Evaluation:
         """The compiled evaluation of a dataset.

@@ -12,6 +12,7 @@ from prototrain.checkpoint.global_random import random_state, set_random_state
 from prototrain.data.elements import batch_size
 from prototrain.data.pipeline import prefetched
 from prototrain.data.randomness import reshuffles
+from prototrain.data.waiting import patiently
 from prototrain.errors import DataError, StepError
 from prototrain.step.compiled import compiled
 from prototrain.step.graph_caveats import graph_caveats
@@ -20,6 +21,7 @@ from prototrain.step.result import stage
 from prototrain.step.stop_variable import StopVariable
 from prototrain.system.signals import StopRequest
 from prototrain.system.tracebacks import cause
+from prototrain.system.waiting import announcing
 from prototrain.towers import components
 
 Batch = dict[str, Any]
@@ -41,6 +43,7 @@ class CompiledPass:
     def __init__(
         self, dataset: tf.data.Dataset, measure: Callable[[Batch], Sequence[Any]], dtypes: Sequence[tf.DType]
     ) -> None:
+        self._given = dataset
         self._dataset = prefetched(dataset, 1)
         self._measure = measure
         self._dtypes = list(dtypes)
@@ -61,19 +64,22 @@ class CompiledPass:
         Raises:
             tf.errors.OpError: reading or measuring failed.
         """
+        return self._go_through(self._dataset.take(batches) if batches else self._dataset, stop)
+
+    def _go_through(self, dataset: tf.data.Dataset, stop: StopRequest) -> tuple[int, list[tf.Tensor]] | None:
         self._stop.set(stop.signum is not None)
-        dataset = self._dataset.take(batches) if batches else self._dataset
         with stop.telling(self._stop.set):
             count, *sums = self._call(iter(dataset))
         return None if stop.signum is not None else (int(count), sums)
 
-    def rehearse(self, stop: StopRequest, batches: int = 0) -> tuple[int, list[tf.Tensor]] | None:
+    def rehearse(self, name: str, stop: StopRequest, batches: int = 0) -> tuple[int, list[tf.Tensor]] | None:
         """Trace the pass and go through the first two batches at most, so that mistakes show; nothing is changed by it.
 
         Data that is shuffled anew each time is not read, since that would change the order of the next time.
 
         Args:
-            stop: ends the pass when it is requested.
+            name: of the data, for what is said if it takes long.
+            stop: ends the pass, and the wait for its batches, when it is requested.
             batches: as for `run`.
 
         Returns:
@@ -89,7 +95,7 @@ class CompiledPass:
             if reshuffles(self._dataset):
                 return None
             with values_kept(graph.variables):
-                return self.run(stop, min(batches or REHEARSED, REHEARSED))
+                return self._go_through(first_batches(name, self._given, batches, stop), stop)
 
     def caveats(self) -> list[str]:
         """Why another pass would not give the same for the same variables, in words; known once it was rehearsed."""
@@ -114,6 +120,25 @@ class CompiledPass:
         shapes = tuple(tf.TensorShape([] if value.shape.rank == 0 else [None]) for value in first)
         _, *found = tf.while_loop(goes_on, body, first, shape_invariants=shapes)
         return tuple(found)
+
+
+def first_batches(name: str, dataset: tf.data.Dataset, batches: int, stop: StopRequest) -> tf.data.Dataset:
+    """The batches of a dataset that show whether an evaluation of it works, read already.
+
+    Args:
+        name: of the dataset, for what is said if it takes long.
+        dataset: of batches.
+        batches: how many the evaluation is of; 0 for all.
+        stop: ends the wait for them when it is requested.
+
+    Raises:
+        BaseException: what the stop stands for, or what the dataset fails with.
+    """
+    read = dataset.take(min(batches or REHEARSED, REHEARSED)).cache()  # is not read again
+    what = f"the first batches of {name!r}"
+    with announcing(f"waiting for {what}", stop.announce), stop.waiting_for(what, when="before the first step"):
+        patiently(lambda: sum(1 for _ in read), check=stop.check)
+    return read
 
 
 @contextmanager
@@ -201,17 +226,21 @@ class Evaluation:
         self.examples = int(weight)
         return self._packing.unpack((single / tf.cast(weight, tf.float32), double / weight))
 
-    def rehearse(self, stop: StopRequest, batches: int, *, step: int) -> None:
+    def rehearse(self, stop: StopRequest, batches: int, *, step: int) -> list[str]:
         """Evaluate two batches at most and forget it, so that mistakes show; see `CompiledPass.rehearse`.
+
+        Returns:
+            the scalars' names.
 
         Raises:
             DataError: the dataset is empty.
             StepError: reading or evaluating failed.
         """
         with self._failing(step):
-            found = self._pass.rehearse(stop, batches)
+            found = self._pass.rehearse(self._name, stop, batches)
         if found is not None and not found[0]:
             raise DataError(f"dataset {self._name!r} is empty")
+        return self._packing.names
 
     def caveats(self) -> list[str]:
         """See `CompiledPass.caveats`."""

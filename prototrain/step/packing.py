@@ -18,6 +18,12 @@ class Packing:
     def __init__(self) -> None:
         self._names: tuple[list[str], list[str]] = ([], [])
 
+    @property
+    def names(self) -> list[str]:
+        """Those of the scalars, once the vectors are made."""
+        single, double = self._names
+        return [*single, *double]
+
     def pack(self, outputs: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
         """Make the two vectors; traced.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
@@ -291,7 +291,7 @@ class Trainer:
         """
         raise NotImplementedError(f"{type(self).__name__} must define evaluate() to be validated")
 
-    def rehearse(self, dataset: str, batches: int = 0) -> None:
+    def rehearse(self, dataset: str, batches: int = 0) -> Collection[str] | None:
         """Find out before the first step whether `evaluate` would work, and leave everything as it was.
 
         A subclass with an `evaluate` of its own does not have to do anything.
@@ -301,7 +301,11 @@ class Trainer:
         """Build the model on a batch, to be trained on it or not; what predictors and `InferenceRunner` call.
 
         Returns:
+
+        Returns:
+            the names of the scalars that `evaluate` would give, None if they are not known.
             tensors by name.
+        return None
         """
         raise NotImplementedError(f"{type(self).__name__} must define build() for predictors and InferenceRunner")
 

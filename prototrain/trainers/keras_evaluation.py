@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from prototrain.model.evaluation import REHEARSED, random_state_kept
+from prototrain.model.evaluation import first_batches, random_state_kept
 from prototrain.model.kept_values import keeping_values
 from prototrain.system.signals import StopRequest
 
@@ -38,11 +38,22 @@ def evaluated(
     return None if stop.signum is not None else found
 
 
-def rehearsed(model: keras.Model, data: tf.data.Dataset, batches: int) -> None:
-    """Evaluate two batches at most, and leave everything as it was; raises what an evaluation would raise."""
+def rehearsed(model: keras.Model, name: str, data: tf.data.Dataset, batches: int, *, stop: StopRequest) -> list[str]:
+    """Evaluate two batches at most, and leave everything as it was; raises what an evaluation would raise.
+
+    Args:
+        model: compiled.
+        name: of the dataset, for what is said if it takes long.
+        data: batches, as `keras.Model.evaluate` takes them.
+        batches: how many of them an evaluation is of; 0 for all.
+        stop: ends the wait for them when it is requested.
+
+    Returns:
+        the names of the metrics.
+    """
     model.test_function = None  # one that was traced before does not tell which variables it uses
     with random_state_kept(), keeping_values():
-        model.evaluate(data.take(min(batches or REHEARSED, REHEARSED)), verbose=0)
+        return list(model.evaluate(first_batches(name, data, batches, stop), verbose=0, return_dict=True))
 
 
 class _LeaveOff(keras.callbacks.Callback):  # type: ignore[misc]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -267,10 +267,12 @@ class KerasTrainer(SimpleTrainer):
         watching = [cb.callback for cb in map(innermost, self.callbacks) if isinstance(cb, KerasCallback)]
         return evaluated(self.keras_model, data, batches, stop=self.stop, watching=watching)
 
-    def rehearse(self, dataset: str, batches: int = 0) -> None:
+    def rehearse(self, dataset: str, batches: int = 0) -> Collection[str] | None:
         """Evaluate two batches at most and forget it; see `Trainer.rehearse`."""
-        if type(self).evaluate is KerasTrainer.evaluate and not reshuffles(self.datasets[dataset]):
-            rehearsed(self.keras_model, self.datasets[dataset].map(self.model.as_given(dataset)), batches)
+        if type(self).evaluate is not KerasTrainer.evaluate or reshuffles(self.datasets[dataset]):
+            return None
+        data = self.datasets[dataset].map(self.model.as_given(dataset))
+        return rehearsed(self.keras_model, dataset, data, batches, stop=self.stop)
 
     def describe_more(self) -> list[str]:
         shown = {name: variable for name, variable in self.variables.items() if name not in self._of_metrics()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -400,11 +400,13 @@ class TowerTrainer(Trainer):
         self.built.stop = self.stop
         return self.built.evaluate(dataset, batches)
 
-    def rehearse(self, dataset: str, batches: int = 0) -> None:
-        if type(self).evaluate is TowerTrainer.evaluate:
-            self.built.stop = self.stop
-            self.built.rehearse(dataset, batches)
-            self.session.weaken(self.built.evaluation(dataset).caveats())
+    def rehearse(self, dataset: str, batches: int = 0) -> Collection[str] | None:
+        if type(self).evaluate is not TowerTrainer.evaluate:
+            return None
+        self.built.stop = self.stop
+        names = self.built.rehearse(dataset, batches)
+        self.session.weaken(self.built.evaluation(dataset).caveats())
+        return names
 
     def load_weights(
         self,

@@ -6,16 +6,21 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
+import tensorflow as tf
 
-from prototrain.callbacks import SaveOnExit, Validation
+from prototrain import KerasTrainer, SimpleTrainer
+from prototrain.callbacks import InferenceRunner, KerasCallback, SaveOnExit, ScalarStats, Validation
 from prototrain.system.waiting import announcing
 from tests.conftest import ROOT
-from tests.tiny import CountingTrainer, tiny_trainer
+from tests.test_exits import send
+from tests.tiny import CountingTrainer, Recorder, tiny_arrays, tiny_datasets, tiny_model, tiny_trainer
 
 
 class Clock:
@@ -77,6 +82,21 @@ def test_a_failure_goes_on_and_ends_the_timer() -> None:
     assert not clocks[0].running
 
 
+def test_of_two_the_inner_one_says_it_and_the_outer_one_only_when_it_has_ended() -> None:
+    said: list[str] = []
+    with announcing("outer", said.append, timer=Clock):
+        with announcing("inner", said.append, timer=Clock):
+            outer, inner = clocks
+            outer.ring()
+            assert said == []
+            inner.ring()
+        again = clocks[-1]
+        assert again is not outer and again.seconds == 2.0
+        again.ring()
+    assert said == ["inner ...", "outer ..."]
+    assert not again.running
+
+
 @pytest.mark.usefixtures("impatient")
 def test_what_a_start_and_a_resume_do_before_the_first_step(
     experiment: Path, capsys: pytest.CaptureFixture[str]
@@ -84,7 +104,8 @@ def test_what_a_start_and_a_resume_do_before_the_first_step(
     def lines() -> list[str]:
         # Data has words of its own.
         said = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" ...")]
-        return [line for line in said if "read" not in line and "datasets()" not in line]
+        elsewhere = ("read", "datasets()", "setup of", "before_train of", "state_dict of")
+        return [line for line in said if not any(part in line for part in elsewhere)]
 
     tiny_trainer(experiment).train([Validation().every(steps=2), SaveOnExit()], max_steps=2)
     start = [
@@ -92,6 +113,7 @@ def test_what_a_start_and_a_resume_do_before_the_first_step(
         "noting what the run is made from ...",
         "checking the newest checkpoint ...",
         "trying out the validation on 'vld' ...",
+        "waiting for the first batches of 'vld' ...",
         "tracing and compiling the step ...",
     ]
     assert lines() == start
@@ -100,6 +122,119 @@ def test_what_a_start_and_a_resume_do_before_the_first_step(
     assert lines() == [*start[:3], "restoring the checkpoint of step 2 ...", *start[3:]]
     tiny_trainer(experiment).train([SaveOnExit()], max_steps=2, fresh=True)
     assert f"deleting what is in {experiment} ..." in lines()
+
+
+HOOKS = ("setup", "before_train", "before_epoch")
+
+
+class Hooked(Recorder):
+    """Sends SIGTERM in one of its hooks, which all are slow."""
+
+    def __init__(self, hook: str = "") -> None:
+        super().__init__()
+        self.hook = hook
+
+    def _note(self, hook: str) -> None:
+        super()._note(hook)
+        if hook == self.hook:
+            send(signal.SIGTERM)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+class OfKeras(keras.callbacks.Callback):  # type: ignore[misc]
+    def on_train_begin(self, logs: Any = None) -> None:
+        pass
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_hooks_do_before_the_first_step(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    callbacks = [Hooked(), KerasCallback(OfKeras()), SaveOnExit()]
+    CountingTrainer(experiment=experiment).train(callbacks, steps_per_epoch=2, max_epoch=3)
+    said = [line for line in capsys.readouterr().out.splitlines() if line.endswith(("Hooked ...", "of OfKeras ..."))]
+    hooks = [(f"{hook} of Hooked ...", f"{hook} of OfKeras ...") for hook in HOOKS]
+    assert said == [
+        *hooks[0],
+        *hooks[1],
+        "on_train_begin of OfKeras ...",
+        *hooks[2],  # once, and not of each epoch
+        "state_dict of Hooked ...",
+        "state_dict of OfKeras ...",
+    ]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("steps", [0, 2], ids=["at the start", "at a resume"])
+def test_a_signal_in_a_hook_ends_the_run_behind_it(
+    hook: str, steps: int, experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if steps:
+        CountingTrainer(experiment=experiment).train([Hooked(), SaveOnExit()], max_steps=steps)
+    trainer, last = CountingTrainer(experiment=experiment), Recorder()
+    with pytest.raises(SystemExit) as caught:
+        trainer.train([Hooked(hook), last, SaveOnExit()], max_steps=5)
+    assert caught.value.code == 143
+    assert trainer.global_step == (0 if hook == "setup" else steps)  # which comes before the restoring
+    assert last.steps(hook) == []
+    assert f"SIGTERM: stopping after {hook} of Hooked; twice more leaves at once" in capsys.readouterr().out
+    assert trainer.session.checkpoints.steps() == ([steps] if steps else [])
+
+
+def by_the_model(vld: tf.data.Dataset, experiment: Path) -> Any:
+    trainer = SimpleTrainer(tiny_model(datasets=lambda: tiny_datasets() | {"vld": vld}), experiment=experiment)
+    return trainer, Validation()
+
+
+def by_a_runner(vld: tf.data.Dataset, experiment: Path) -> Any:
+    trainer, _ = by_the_model(vld, experiment)
+    return trainer, InferenceRunner("vld", ScalarStats("loss"))
+
+
+def by_keras(vld: tf.data.Dataset, experiment: Path) -> Any:
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    data = [dataset.map(lambda batch: (batch["x"], batch["y"])) for dataset in (tiny_datasets()["trn"], vld)]
+    return KerasTrainer(model, data[0], validation=data[1], experiment=experiment), Validation()
+
+
+@pytest.mark.parametrize("make", [by_the_model, by_a_runner, by_keras], ids=lambda make: make.__name__)
+def test_a_signal_ends_the_wait_for_the_first_batches_of_a_validation(
+    make: Callable[..., Any], experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    is_over = threading.Event()
+
+    def endlessly_slow() -> Any:
+        send(signal.SIGTERM)
+        is_over.wait(60)
+        yield tiny_arrays(8)
+
+    signature = tiny_datasets()["vld"].element_spec
+    trainer, evaluation = make(tf.data.Dataset.from_generator(endlessly_slow, output_signature=signature), experiment)
+    try:
+        with pytest.raises(SystemExit) as caught:
+            trainer.train([evaluation, SaveOnExit()], max_steps=5)
+        assert not is_over.is_set()
+    finally:
+        is_over.set()
+    assert caught.value.code == 143 and trainer.global_step == 0
+    assert "SIGTERM: stopping before the first step; twice more leaves at once" in capsys.readouterr().out
+
+
+def test_the_batches_that_a_rehearsal_has_waited_for_are_read_once() -> None:
+    read: list[int] = []
+
+    def counted() -> Any:
+        for number in range(5):
+            read.append(number)
+            yield tiny_arrays(8)
+
+    signature = tiny_datasets()["vld"].element_spec
+    vld = tf.data.Dataset.from_generator(counted, output_signature=signature)
+    trainer = SimpleTrainer(tiny_model(datasets=lambda: tiny_datasets() | {"vld": vld}))
+    trainer.rehearse("vld")
+    assert read == [0, 1]
+    assert trainer.evaluate("vld") is not None and read == [0, 1, *range(5)]
 
 
 class SignalsWhenRead:

@@ -73,6 +73,7 @@ class InferenceRunner(Callback):
             found = known[found]
         if not self.batches:
             require_end(self.prefix, found, OR_BATCHES)
+        self.trainer.monitors.foreseen.give(self.prefix, None)  # only results say what inferencers call their scalars
         self._counts: list[int] = []
         self._pass = CompiledPass(found, self._look_at, [tf.float64])
 
@@ -82,7 +83,7 @@ class InferenceRunner(Callback):
             return
         # Not inside of the evaluation's scopes: other callbacks must take this for no evaluation.
         with announcing(f"trying out the inference on {self.prefix!r}", trainer.log), self._failing():
-            self._pass.rehearse(trainer.stop, self.batches)
+            self._pass.rehearse(self.prefix, trainer.stop, self.batches)
         for inferencer in self.inferencers:
             inferencer.reset()
         trainer.stop.check()

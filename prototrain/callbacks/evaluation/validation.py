@@ -80,12 +80,13 @@ class Validation(Callback):
 
     def before_train(self) -> None:
         trainer = self.trainer
-        if self._off or not self._rehearse or trainer.global_step >= trainer.total_steps:
-            return
-        # Not inside of the evaluation's scopes: other callbacks must take this for no evaluation.
-        with announcing(f"trying out the validation on {self.dataset!r}", trainer.log):
-            trainer.rehearse(self.dataset, self.batches)
-        trainer.stop.check()
+        names = None
+        if not self._off and self._rehearse and trainer.global_step < trainer.total_steps:
+            # Not inside of the evaluation's scopes: other callbacks must take this for no evaluation.
+            with announcing(f"trying out the validation on {self.dataset!r}", trainer.log):
+                names = trainer.rehearse(self.dataset, self.batches)
+            trainer.stop.check()
+        trainer.monitors.foreseen.give(self.prefix, names)
 
     def trigger(self) -> None:
         if self._off:

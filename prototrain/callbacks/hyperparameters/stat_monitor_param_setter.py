@@ -55,6 +55,10 @@ class StatMonitorParamSetter(HyperParamSetter):
         if self.trainer.global_step == 0:
             self._recent = []
 
+    def before_train(self) -> None:
+        self.trainer.monitors.foreseen.require(self.stat, self)
+        super().before_train()
+
     def new_value(self) -> float | None:
         value = self.trainer.monitors.latest(self.stat, at_step=self.trainer.global_step)
         self._recent = [*self._recent, value][-self._last_k - 1 :]

@@ -56,6 +56,7 @@ class MovingAverageSummary(Callback):
         self.state_key = f"MovingAverageSummary/{decay}" + ("" if pattern is None else f"/{pattern}")
 
     def setup(self) -> None:
+        self.trainer.monitors.foreseen.give(self.prefix, None)
         if self._pattern is None:
             state, key = self.trainer.state, f"{OF_CALLBACKS}{self.state_key}"
             # For each scalar the weighted sum of its values, and behind them the sum of the weights.

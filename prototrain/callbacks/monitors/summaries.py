@@ -22,6 +22,9 @@ class Summaries(Callback):
     def __init__(self, *, prefix: str = "trn") -> None:
         self.prefix = prefix
 
+    def setup(self) -> None:
+        self.trainer.monitors.foreseen.give(self.prefix, None)  # what a step gives shows when it is traced
+
     def watches(self) -> Collection[str] | None:
         return ()
 

@@ -84,6 +84,7 @@ class EarlyStopping(Callback):
         return [(variable, state[mine + name]) for name, variable in model.items()]
 
     def before_train(self) -> None:
+        self.trainer.monitors.foreseen.require(self.stat, self)
         self._is_back = False
         self._stop_if_done()
 
