@@ -28,6 +28,18 @@ from prototrain.towers import components, tower_index
 _ASSIGNS = re.compile(r"Assign(Add|Sub)?VariableOp|ResourceScatter\w*")
 
 
+class MissingVariableError(ModelError):
+    """A later call of `build` wants a variable that the first one has not made.
+
+    Attributes:
+        variable: its name.
+    """
+
+    def __init__(self, variable: str, text: str) -> None:
+        super().__init__(text)
+        self.variable = variable
+
+
 class VariableStore:
     """Lets all calls of `build` use the layers and variables that its first call makes.
 
@@ -255,9 +267,10 @@ class _Given:
             self._call.variables.append(rest[0])
             return rest.pop(0)
         first = f"made it {describe_variable(rest[0])}" if rest else "made no such variable, or not in that place"
-        raise ModelError(
+        raise MissingVariableError(
+            name,
             f"build() asked for {name} ({wanted}), but its first call {first}; it must make the same layers, with the "
-            "same arguments, and the same variables in every call, for training and not"
+            "same arguments, and the same variables in every call, for training and not",
         )
 
 

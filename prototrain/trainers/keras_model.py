@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -16,7 +16,8 @@ from prototrain.config.json_form import encode
 from prototrain.data.elements import batch_size
 from prototrain.errors import ModelError
 from prototrain.experiment import source_of
-from prototrain.model.keras_hooks import calling
+from prototrain.model.keras_hooks import calling, present_call
+from prototrain.model.sharing import MissingVariableError
 from prototrain.step.trace import TowerTrace
 from prototrain.trainers.keras_data import Element, named
 from prototrain.trainers.optimization import optimizer_config
@@ -70,12 +71,16 @@ class CompiledModel:
         return found
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
+        is_first = self._random is not None
         if self._random is not None:
             # Layers that are made only now draw their initial weights as they would in `fit`.
             set_random_state(self._random)
             self._random = None
         if train_phase and self.has_own_step:
-            return self._own_step(inputs)
+            net = self._own_step(inputs)
+            if is_first and _unbuilt(self._model):
+                self._trace_branches(inputs)
+            return net
         x, y, sample_weight = self._element_of(inputs).unpacked(inputs)
         model = self._model
         y_pred = model(x, training=train_phase)
@@ -91,6 +96,15 @@ class CompiledModel:
             net.update(model.compute_metrics(x, y, y_pred, sample_weight=sample_weight))
         return {**net, "loss": loss}
 
+    def _trace_branches(self, inputs: dict[str, Any]) -> None:
+        """Let optimizers be built that are used in a branch (`tf.cond`) which the first step has not taken: tracing
+        meets all branches, as in `fit`."""
+        call = present_call()
+        with nullcontext() if call is None else call.aside():  # or it would be given what that step has made
+            as_given = self._elements["trn"].as_given
+            step = tf.function(lambda batch: self._model.train_step(as_given(batch)), autograph=False)
+            step.get_concrete_function(inputs)
+
     def as_given(self, dataset: str) -> Callable[[dict[str, Any]], Any]:
         """From a batch of a dataset, as a dict, to what the user's own gives."""
         return self._elements[dataset].as_given
@@ -100,8 +114,18 @@ class CompiledModel:
         return like[0] if like else self._elements["trn"]
 
     def _own_step(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        with calling(self._model):
-            logs = self._model.train_step(self._elements["trn"].as_given(inputs))
+        late = {optimizer.name for _, optimizer in named_optimizers(self._model) if not optimizer.built}
+        try:
+            with calling(self._model):
+                logs = self._model.train_step(self._elements["trn"].as_given(inputs))
+        except MissingVariableError as error:
+            if (name := error.variable.partition("/")[0]) not in late:
+                raise
+            raise ModelError(
+                f"{self.name}.train_step uses its optimizer {name!r} for the first time in a branch that the first "
+                "step does not take; build it before, such as in the model's build(), with the variables that it "
+                "updates: self.optimizer.build(self.trainable_variables)"
+            ) from None
         if not isinstance(logs, Mapping):
             raise ModelError(f"{self.name}.train_step must return a dict of scalars, not {type(logs).__name__}")
         return {name: tf.reshape(value, []) for name, value in _flat(logs) if value is not None}
@@ -139,16 +163,34 @@ def check(model: Any) -> None:
 
 
 def optimizers_of(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
-    """The optimizers that a model has as attributes, by their names; "optimizer" is that of `compile`."""
-    found: dict[str, Any] = {}
-    for attribute, value in vars(model).items():
-        name = attribute.lstrip("_")
-        pairs = (
-            enumerate(value) if isinstance(value, list | tuple) else value.items() if isinstance(value, dict) else ()
-        )
-        found |= {name: value} | {f"{name}/{key}": item for key, item in pairs}
-    found = {name: item for name, item in found.items() if isinstance(item, keras.optimizers.Optimizer)}
-    return {name: optimizer for name, optimizer in found.items() if optimizer.built}
+    """The built optimizers that a model has, each once, by its attributes' names; "optimizer" is that of `compile`.
+
+    One in a list or a dict is called after it and its place there, such as ``optimizers/0``.
+    """
+    found: dict[str, keras.optimizers.Optimizer] = {}
+    for name, optimizer in named_optimizers(model):
+        if optimizer.built and not any(optimizer is other for other in found.values()):
+            found[name] = optimizer
+    return found
+
+
+def named_optimizers(model: keras.Model) -> list[tuple[str, keras.optimizers.Optimizer]]:
+    """All names under which a model has optimizers, in containers of Keras's own too: what users call them first."""
+    attributes = {attribute.lstrip("_"): value for attribute, value in vars(model).items()}
+    inside: dict[str, Any] = {}
+    for name, value in attributes.items():
+        is_list, is_dict = isinstance(value, list | tuple), isinstance(value, dict)
+        pairs = enumerate(value) if is_list else value.items() if is_dict else ()
+        inside |= {f"{name}/{key}": item for key, item in pairs}
+    found = sorted(attributes.items(), key=lambda item: item[0] != "optimizer") + list(inside.items())
+    return [(name, item) for name, item in found if isinstance(item, keras.optimizers.Optimizer)]
+
+
+def _unbuilt(model: keras.Model) -> bool:
+    """Whether a model has an optimizer that is not built; that of `compile` counts only if it is the only one."""
+    optimizers = {id(optimizer): optimizer for _, optimizer in named_optimizers(model)}
+    is_only = len(optimizers) == 1
+    return any(not each.built and (is_only or each is not model.optimizer) for each in optimizers.values())
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from prototrain.system.waiting import announcing
 from prototrain.trainers.keras_data import Data, made
 from prototrain.trainers.keras_evaluation import evaluated, rehearsed
 from prototrain.trainers.keras_fit import fit_callbacks, fit_data
-from prototrain.trainers.keras_model import CompiledModel, check, guarded, optimizers_of
+from prototrain.trainers.keras_model import CompiledModel, check, guarded, named_optimizers, optimizers_of
 from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.tower import SimpleTrainer
 
@@ -290,10 +290,16 @@ class KerasTrainer(SimpleTrainer):
 
     @contextmanager
     def fitted_to(self, saved: Mapping[str, Mapping[str, Any]], provenance: Mapping[str, Any]) -> Iterator[None]:
-        """Let metrics come and go: new ones begin to count where the run goes on."""
+        """Let metrics come and go: new ones begin to count where the run goes on.
+
+        Earlier versions have saved an optimizer under each of its names, and all but one of these are gone.
+        """
         then = dict(provenance.get("compiled with") or {}).get("metrics") or []
         new = {name: self.state.pop(name) for name in self._of_metrics() if name not in saved}
-        gone = [name for name in saved if name not in self.state and name.rpartition("/")[0] in then]
+        names = dict(named_optimizers(self.keras_model)).keys() - optimizers_of(self.keras_model).keys()
+        others = tuple(f"{name}/" for name in names)
+        unknown = [name for name in saved if name not in self.state]
+        gone = [name for name in unknown if name.rpartition("/")[0] in then or name.startswith(others)]
         self.state.update({name: np.zeros(saved[name]["shape"], saved[name]["dtype"]) for name in gone})
         try:
             with super().fitted_to(saved, provenance):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from prototrain import KerasTrainer, default_callbacks
 from prototrain.callbacks import KerasCallback, ModelSaver, SaveOnExit, StopOnNaN, Validation
 from prototrain.errors import DataError, ModelError, NonFiniteError, PrototrainError
 from prototrain.experiment.provenance import differences
+from prototrain.trainers import keras_trainer
+from prototrain.trainers.keras_model import named_optimizers, optimizers_of
 from tests.tiny import values
 
 LAYERS = keras.layers
@@ -248,6 +251,108 @@ def test_an_own_train_step_resumes_exactly_with_all_its_optimizers(tmp_path: Pat
     assert parts.session.resume_line() == "resumed at step 4, exact"
     assert values(parts) == values(whole)
     assert {"optimizer/iteration", "of_hidden/iteration", "norm/total"} <= values(parts).keys()
+
+
+class Accumulating(Subclassed):
+    """Updates in every third step, by `optimizer` or by `sparse`, and in the others, if at all, by `dense`."""
+
+    def compile(self, *arguments: Any, **keywords: Any) -> None:
+        super().compile(*arguments, jit_compile=False, **keywords)
+        self.number = tf.Variable(0, trainable=False)
+
+    def update(self, gradients: Any, weights: Any) -> Any:
+        optimizer = getattr(self, "sparse", self.optimizer)
+        optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return tf.constant(0)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        weights = self.trainable_weights
+        gradients = tape.gradient(loss, weights)
+        if hasattr(self, "dense"):
+            self.dense.apply_gradients([(gradients[0], weights[0])])
+        self.number.assign_add(1)
+        tf.cond(self.number % 3 == 0, lambda: self.update(gradients, weights), lambda: tf.constant(0))
+        return {"loss": loss}
+
+
+def accumulating(*others: str) -> keras.Model:
+    model = Accumulating()
+    model.compile(keras.optimizers.Adam(1e-2), "mse")
+    for name in others:
+        setattr(model, name, keras.optimizers.SGD(0.05, momentum=0.9, name=name))
+    return model
+
+
+@pytest.mark.parametrize("others", [(), ("sparse",), ("sparse", "dense")], ids=" ".join)
+def test_an_update_in_a_branch_that_the_first_step_does_not_take(others: tuple[str, ...], tmp_path: Path) -> None:
+    """As in `fit`, with the slots that the update asks for."""
+    data = batches(*KINDS[own_step])
+    expected = made(partial(accumulating, *others))
+    expected.fit(data, epochs=3, shuffle=False, verbose=0)
+    for steps in (4, 9):
+        model = made(partial(accumulating, *others))
+        trainer = KerasTrainer(model, data, experiment=tmp_path)
+        trainer.train([SaveOnExit()], max_steps=steps)
+    assert trainer.session.resume_line() == "resumed at step 4, exact"
+    for mine, theirs in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
+    updating = "/".join([*others[:1], "iteration"]) if others else "optimizer/iteration"
+    assert int(trainer.state[updating]) == 3
+
+
+def test_an_optimizer_that_is_met_too_late_is_named_with_its_cure() -> None:
+    with pytest.raises(
+        ModelError, match=r"uses its optimizer 'adam' .* self.optimizer.build\(self.trainable_variables"
+    ):
+        KerasTrainer(made(partial(accumulating, "dense")), batches(*KINDS[own_step]))
+
+
+def sgd() -> Any:
+    optimizer = keras.optimizers.SGD()
+    optimizer.build([keras.Variable(0.0, name="weight")])
+    return optimizer
+
+
+ONE, OTHER = sgd(), sgd()
+
+
+@pytest.mark.parametrize(
+    ("attributes", "names"),
+    [
+        ({"d_optimizer": ONE, "_g_optimizer": OTHER}, ["d_optimizer", "g_optimizer"]),
+        ({"first": ONE, "second": ONE}, ["first"]),
+        ({"first": ONE, "optimizer": ONE}, ["optimizer"]),
+        ({"all": [ONE, OTHER]}, ["all/0", "all/1"]),
+        ({"all": {"d": ONE, "g": OTHER}, "g": OTHER}, ["g", "all/d"]),
+        ({"unused": keras.optimizers.SGD()}, []),
+    ],
+    ids=["attributes", "two names", "that of compile", "list", "dict", "not built"],
+)
+def test_each_optimizer_of_a_model_has_one_name(attributes: dict[str, Any], names: list[str]) -> None:
+    model = keras.Model()
+    for name, value in attributes.items():
+        setattr(model, name, value)
+    assert list(optimizers_of(model)) == names
+
+
+def test_a_checkpoint_with_an_optimizer_under_two_names_resumes_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(name: str, steps: int) -> KerasTrainer:
+        trainer = KerasTrainer(made(own_step), batches(*KINDS[own_step]), experiment=tmp_path / name)
+        trainer.train([SaveOnExit()], max_steps=steps)
+        return trainer
+
+    whole = run("whole", 5)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(keras_trainer, "optimizers_of", lambda model: dict(named_optimizers(model)))
+        assert "self_unconditional_dependency_names/of_hidden/iteration" in values(run("parts", 4))
+    parts = run("parts", 5)
+    assert parts.session.resume_line() == "resumed at step 4, exact"
+    assert values(parts) == values(whole)
 
 
 def test_what_a_script_has_changed_takes_effect_and_is_named(tmp_path: Path) -> None:
