@@ -23,6 +23,7 @@ from prototrain.checkpoint.files import (
 )
 from prototrain.checkpoint.fit import check_fit, match_towers
 from prototrain.checkpoint.generators import GENERATORS, GeneratorState
+from prototrain.checkpoint.layout import not_kept, order_of
 from prototrain.checkpoint.values import LOST, OBJECT, STORED, decode, encode, fits_bundle, has_tag, tagged
 from prototrain.errors import CheckpointError
 from prototrain.private_api.graphs import trackable_kinds
@@ -137,7 +138,8 @@ class StateEntries:
 
     def _coded(self, key: str) -> Any:
         if key in self._arrays:
-            return tagged(STORED, self._arrays[key])
+            name, order = self._arrays[key], order_of(self._state[key])
+            return tagged(STORED, [name, order] if order == "F" else name)
         if key in self._objects:
             return tagged(OBJECT, encode(self._objects[key].state_dict(), f"state[{key!r}]", loose=True))
         return encode(self._state[key], f"state[{key!r}]")
@@ -151,6 +153,10 @@ class StateEntries:
         arrays = self._arrays.values()
         mine = [name for name in self.variables if not name.startswith(OF_CALLBACKS) and name not in arrays]
         return [name for name in mine if name not in registered]
+
+    def not_kept(self) -> list[str]:
+        """How plain values and arrays lie in memory that no checkpoint keeps, in words."""
+        return not_kept({key: self._state[key] for key in (*self._values, *self._arrays)})
 
     def check(self) -> None:
         """Check that a checkpoint can hold all of it, before there is anything to lose.
@@ -234,8 +240,11 @@ class StateEntries:
             if not has_tag(STORED, coded):
                 with taking(f"state[{key!r}]"):
                     found[key] = decode(coded)
-            elif coded[STORED] in saved:
-                found[key] = np.array(saved.pop(coded[STORED]))
+            else:
+                name, order = coded[STORED] if isinstance(coded[STORED], list) else (coded[STORED], "C")
+                if name in saved:
+                    value = np.array(saved.pop(name))
+                    found[key] = np.asfortranarray(value) if order == "F" else value
         return found
 
     def _put(self, data: Mapping[str, Any]) -> None:
@@ -257,7 +266,7 @@ def _fill(old: Any, value: Any) -> bool:
         old.clear()
         old.update(value)
     elif isinstance(old, np.ndarray) and isinstance(value, np.ndarray) and old.flags.writeable:
-        if (old.dtype, old.shape) != (value.dtype, value.shape):
+        if (old.dtype, old.shape) != (value.dtype, value.shape) or order_of(old) not in (None, order_of(value)):
             return False
         np.copyto(old, value)
     else:

@@ -142,6 +142,8 @@ class Resume:
         Returns:
             whether `line` has changed.
         """
+        if not reasons:  # as at nearly every save
+            return False
         known = [*self._known, *self._trainer.resume_caveats()]  # the tables at the start say what is known by then
         new = [reason for reason in reasons if reason not in known]
         self._known += new

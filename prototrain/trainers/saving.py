@@ -133,6 +133,7 @@ class Saving:
         late = entries.late(self.registered)
         if late:
             trainer.session.say_once(f"WARNING: {late_words(late)}, or this run cannot be resumed")
+        trainer.session.weaken(entries.not_kept())
         meta = {
             "run_id": trainer.experiment.run_id if trainer.experiment else None,
             "values": entries.values(),

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from prototrain.checkpoint import Checkpoints
+from prototrain.checkpoint.state import StateEntries
 from prototrain.errors import ExperimentError, StorageError
 from prototrain.experiment import Experiment, source_of
 from prototrain.experiment.provenance import STEPS_PER_EPOCH, import_digests, source_digest
@@ -181,6 +182,8 @@ class Session:
         if self._record is not None:
             self._record.begin(first_step=self._trainer.global_step, start=self.resume_line(), **measured)
         if (remote := self._remote) is not None:
+        if self._trainer.experiment is not None:
+            self.weaken(StateEntries(self._trainer.state).not_kept())
             remote.begin(self._trainer.log)
 
     @property
