@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import keras
@@ -15,6 +17,7 @@ import tensorflow as tf
 
 from prototrain import Callback, SimpleTrainer, Trainer
 from prototrain.callbacks import (
+    CallbackFactory,
     HyperParam,
     KerasCallback,
     SaveOnExit,
@@ -244,6 +247,26 @@ class LooksOnOtherwise(SetsOtherwise):
     name = "LooksOn"
 
 
+class Assigns(Callback):
+    """Sets what does not belong to it."""
+
+    def __init__(self, rate: float = 0.5) -> None:
+        self._scale = 2 * rate
+
+    def trigger(self, power: int = 2) -> None:
+        self.trainer.scale = self._scale * SCALE**power  # type: ignore[attr-defined]
+
+
+SCALE = 3.0
+
+
+def scaled(value: float) -> Any:
+    def scale(trainer: Any) -> None:
+        trainer.scale = value
+
+    return scale
+
+
 def setter(value: float, now: float = 0.0) -> Callback:
     return ScheduledHyperParamSetter(HyperParam(SimpleNamespace(x=now), "x"), [(1, value)])
 
@@ -283,6 +306,28 @@ LISTS: dict[str, tuple[list[Callback], list[Callback], str]] = {
     "one that may look on is new": ([], [Sets(), ScalarPrinter().every(steps=2)], ""),
     "one that may look on is gone": ([Sets()], [], ""),
     "code of one that says that it looks on": ([LooksOn()], [LooksOnOtherwise()], ""),
+    "an argument of one that assigns": (
+        [Assigns(0.5)],
+        [Assigns(0.25)],
+        "the callback Assigns: rate was 0.5 and is 0.25",
+    ),
+    "an interval of one that assigns": (
+        [Assigns().every(steps=2)],
+        [Assigns().every(steps=1)],
+        "the callback Assigns: its interval was steps=2 and is steps=1",
+    ),
+    "one that assigns is new": ([], [Assigns()], "the callback Assigns is new"),
+    "one that assigns is gone": ([Assigns()], [], "the callback Assigns is gone"),
+    "a function that assigns": (
+        [CallbackFactory(trigger=scaled(0.5))],
+        [CallbackFactory(trigger=scaled(0.25))],
+        "the callback CallbackFactory: its functions was ",
+    ),
+    "a function that looks on": (
+        [CallbackFactory(trigger=lambda callback: print(1))],
+        [CallbackFactory(trigger=lambda callback: print(2))],
+        "",
+    ),
     "when the run ends": ([StopOnNaN()], [StopOnNaN(ignore="x")], ""),
     "where Keras logs to": ([csv_logger("one.csv")], [csv_logger("other.csv")], ""),
 }
@@ -306,6 +351,90 @@ def test_callbacks_that_may_change_training_are_compared(
     resumed.train([*second, SaveOnExit()], steps_per_epoch=2, max_steps=8)
     expected = f"not bit-exact, because {words}" if words else "exact"
     assert resumed.session.resume_line().startswith(f"resumed at step 4, {expected}")
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Callable[[str], Any]]:
+    """Make a trainer of a module of the user's own that is edited, always at the same place."""
+
+    def made(text: str, *arguments: Any) -> Any:
+        module = ModuleType("edited_trainer")
+        module.__file__ = str(tmp_path / "edited_trainer.py")
+        Path(module.__file__).write_text("# says nothing\n")  # what is compared here is not the text
+        sys.modules["edited_trainer"] = module
+        exec(compile(text, "edited_trainer.py", "exec"), vars(module))
+        return module.T(*arguments, experiment=tmp_path / "run")
+
+    yield made
+    sys.modules.pop("edited_trainer", None)
+
+
+TRAINER = """
+import types
+from prototrain import Trainer
+RATE = {rate}
+ARGS = types.SimpleNamespace(lr={lr}, steps={steps})
+def scaled(x, by={by}): return x * by
+class T(Trainer):
+    LEAST = {least}
+    def __init__(self, factor=1.0, **kw):
+        super().__init__(**kw)
+        self._scale = factor * 2
+        self.state["x"] = 0.0
+    def run_step(self):
+        self.state["x"] += max(scaled(RATE * ARGS.lr * self._scale), self.LEAST)
+"""
+IN_SCRIPT = {"rate": 0.5, "lr": 0.1, "steps": 3, "by": 2, "least": 0}
+
+
+@pytest.mark.parametrize(
+    ("change", "factor", "words"),
+    [
+        ({}, 1.0, ""),
+        ({"steps": 4}, 1.0, ""),
+        ({"rate": 0.25}, 1.0, "the trainer's RATE was 0.5 and is 0.25"),
+        ({"lr": 0.2}, 1.0, "the trainer's ARGS.lr was 0.1 and is 0.2"),
+        ({"by": 3}, 1.0, "the trainer's scaled(by) was 2 and is 3"),
+        ({"least": 1}, 1.0, "the trainer's T.LEAST was 0 and is 1"),
+        ({}, 0.5, "the trainer's factor was 1.0 and is 0.5"),
+    ],
+)
+def test_what_a_step_in_python_takes_from_outside_is_compared(
+    script: Any, change: dict[str, float], factor: float, words: str
+) -> None:
+    script(TRAINER.format(**IN_SCRIPT)).train([SaveOnExit()], max_steps=2)
+    resumed = script(TRAINER.format(**{**IN_SCRIPT, **change}), factor)
+    resumed.train([SaveOnExit()], max_steps=3)
+    assert (
+        resumed.session.resume_line()
+        == f"resumed at step 2, {f'not bit-exact, because {words}' * bool(words) or 'exact'}"
+    )
+
+
+class ImportsLate(Nothing):
+    """Imports a module in its second step."""
+
+    def run_step(self) -> dict[str, float]:
+        if self.global_step == 1:
+            importlib.import_module("comes_late")
+        return {"x": 1.0}
+
+
+def test_a_module_that_a_step_imports_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / "comes_late.py"
+    module.write_text("X = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for text, words in (
+        ("X = 1\n", "exact"),
+        ("X = 2\n", "not bit-exact, because the module comes_late is not what it was"),
+    ):
+        directory = tmp_path / words[:3]
+        ImportsLate(experiment=directory).train([SaveOnExit()], max_steps=3)
+        sys.modules.pop("comes_late")
+        module.write_text(text)
+        resumed = ImportsLate(experiment=directory)
+        resumed.train([SaveOnExit()], max_steps=4)
+        assert resumed.session.resume_line() == f"resumed at step 3, {words}"
 
 
 class Changing(SetsOtherwise):

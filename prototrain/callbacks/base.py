@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
+
+from prototrain.system.own_code import keep_arguments
 
 if TYPE_CHECKING:
     from prototrain.callbacks.trigger import PeriodicTrigger
@@ -56,8 +58,9 @@ class Callback:
             `trigger` or `after_epoch` changes how training goes on says False: a run that ends here and is then
             extended must not differ from one that never ended.
         changes_training: whether it may change what is trained. True: a resume with other arguments, another interval
-            or other code of it, or without it, is not called exact. None, if nobody says: only other code of a class
-            of the user's own makes it so. False: nothing does.
+            or other code of it, or without it, is not called exact. False: nothing makes it so. None, if nobody says:
+            as True for a class of the user's own whose code assigns to more than its own attributes; of others of the
+            user's own only the code counts.
         chief_only: run only on the chief of several workers.
         priority: when it runs among those of the same hook, see `Priority`.
         state_key: the name of this callback's state in a checkpoint; the class's name if None. Two callbacks with state
@@ -70,6 +73,11 @@ class Callback:
     state_key: str | None = None
     at_end: bool = True
     trainer: Trainer
+
+    def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
+        made = super().__new__(cls)
+        keep_arguments(made, arguments, keywords)  # a resume compares them
+        return made
 
     def setup(self) -> None:
         """Prepare; the model is built, no step has run and nothing is restored yet."""

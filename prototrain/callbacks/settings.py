@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any
 
 import keras
@@ -13,10 +14,20 @@ from prototrain.callbacks.trigger import PeriodicTrigger
 from prototrain.experiment.provenance import CHANGES_TRAINING, STATE
 from prototrain.private_api.of_keras import CALLBACK_SCRATCH
 from prototrain.system.contents import is_own
-from prototrain.system.own_code import attributes, code_of, digest_of, noted
+from prototrain.system.own_code import (
+    KEPT,
+    arguments,
+    assigns,
+    attributes,
+    code_of,
+    digest_of,
+    given_to,
+    noted,
+    reached,
+)
 
 _OF_RUN = {"_due", "_enabled", "at_end", "callback", "chief_only", "priority", "state_key", "trainer"}
-_OF_RUN |= {"_verbose", "verbose"}
+_OF_RUN |= {KEPT, "_verbose", "verbose"}
 # Keras's own that change what is trained.
 _SETTERS = (
     keras.callbacks.LearningRateScheduler,
@@ -27,7 +38,7 @@ _SETTERS = (
 
 def callback_settings(labels: Mapping[Callback, str], state_keys: Mapping[str, Callback]) -> dict[str, Any]:
     """What counts of the callbacks of a run, as JSON can hold it, by label: of those that change what is trained the
-    attributes, of the user's own the code.
+    attributes, of the user's own the code, and if that may change what is trained its arguments and what it names.
 
     Asked before they are set up, when they are as they were made.
 
@@ -57,13 +68,19 @@ def _settings(callback: Callback) -> dict[str, Any]:
 
 
 def _made_with(thing: Any, changes_training: bool | None) -> dict[str, Any]:
-    besides = _OF_RUN | CALLBACK_SCRATCH
+    if changes_training is False:
+        return {}
+    kind = type(thing)
+    code = {"its code": code_of(kind)} if is_own(kind) else {}
     if changes_training:
-        code = {"its code": digest_of(type(thing))} if is_own(type(thing)) else {}
-        return {CHANGES_TRAINING: True, **attributes(thing, besides=besides), **code}
-    if changes_training is None and is_own(type(thing)):
-        return {"its code": code_of(type(thing))}
-    return {}
+        code |= reached(kind) if code else {}
+        return {CHANGES_TRAINING: True, **attributes(thing, besides=_OF_RUN | CALLBACK_SCRATCH), **code}
+    if code and assigns(kind):
+        return {CHANGES_TRAINING: True, **arguments(thing), **reached(kind), **code}
+    given = [value for value in given_to(thing) if isinstance(value, FunctionType) and is_own(value)]
+    if any(map(assigns, given)):  # a callback that is made of functions
+        return {CHANGES_TRAINING: True, "its functions": digest_of(given)}
+    return code
 
 
 def _interval(proxy: Callback) -> Any:

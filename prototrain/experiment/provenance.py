@@ -40,7 +40,8 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -123,17 +124,23 @@ def config_provenance(config: Config) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in _HARMLESS and not key.startswith("actions.")}
 
 
-def import_digests(besides: Iterable[Path]) -> dict[str, str]:
+def import_digests(besides: Iterable[Path], *, known: Container[str] = ()) -> dict[str, str]:
     """Short hashes of the imported modules that nobody has installed, by name: files of the user's own.
 
     Args:
         besides: files and packages that are left out, since copies of them are kept.
+        known: names of modules that are left out, too.
     """
     kept = list(besides)
     found = {}
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():  # other threads may import meanwhile
+        if name in known:
+            continue
         # Not by getattr, at which modules that are loaded late would load themselves.
-        file = str(getattr(module, "__dict__", {}).get("__file__"))
+        try:
+            file = str(object.__getattribute__(module, "__dict__").get("__file__"))
+        except AttributeError:  # something else that stands among the modules
+            continue
         # Of no interest either: the script, of which there is a copy, and what AutoGraph makes of functions.
         if name.startswith("__") or is_installed(file) or not file.endswith(".py"):
             continue
@@ -166,15 +173,18 @@ _OF_A_LAMBDA = re.compile(r"4w\S{18}\.\.\. \([0-9a-f]{8}\)")  # as earlier versi
 _WITH_ITS_NAME = re.compile("[0-9a-f]{12}")  # of a file, as earlier versions wrote it, which says nothing of its text
 
 
+_ONCE_MORE = "self_unconditional_dependency_names/"  # how earlier versions named an optimizer of a Keras model again
+
 STEPS_PER_EPOCH = "steps per epoch"
 """What a provenance calls the length of an epoch, be it from the config or from an argument of `train`; None if neither
 says it."""
 
+OF_TRAINER = "the trainer's"
+"""What a provenance calls what a trainer in Python was made with, and the values that its code names."""
+
 # Of the callbacks: whether one is known to change what is trained, and what its state is called.
 CHANGES_TRAINING = "changes training"
 STATE = "its state"
-_ONCE_MORE = "self_unconditional_dependency_names/"  # how earlier versions named an optimizer of a Keras model again
-
 
 # Which checkpoints of earlier versions do not say.
 _ADDED_LATER = (
@@ -188,6 +198,7 @@ _ADDED_LATER = (
     "optimizers",
     "schedule",
     "tables",
+    OF_TRAINER,
     STEPS_PER_EPOCH,
 )
 # What is seen in two ways is said once, in the words that are nearer to what was edited.
@@ -198,6 +209,7 @@ _SAID_BY = {
     "model graph ": ("model code", "trainer code", "config", "layers", "compiled with"),
     "optimizers ": ("config model.optimizer", "config model.lr_schedule"),
     "schedule ": ("config model.lr_schedule",),
+    "trainer code ": (f"{OF_TRAINER} ",),
 }
 
 
@@ -217,7 +229,20 @@ def changes_since(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _module_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    return [f"the module {name} is not what it was" for name in now if then.get(name, now[name]) != now[name]]
+    """What differs between modules; those that are not imported yet, as by a step, are looked for."""
+    here = {name: now[name] if name in now else source_digest(_file_of(name)) for name in then}
+    return [f"the module {name} is not what it was" for name in then if here[name] not in (then[name], None)]
+
+
+def _file_of(module: str) -> Path | None:
+    """Where a module that is not imported would come from."""
+    names, path, found = module.split("."), None, None
+    for count in range(len(names)):
+        found = PathFinder.find_spec(".".join(names[: count + 1]), path)
+        if found is None:
+            return None
+        path = found.submodule_search_locations
+    return Path(found.origin) if found is not None and found.has_location and found.origin is not None else None
 
 
 def _callback_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -255,6 +280,9 @@ def _comparable(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """A provenance without what says nothing of the training: names of optimizers, which Keras counts up by process,
     and the rate of one that was given with the config, which a schedule may change and "optimizers" has."""
     found = dict(provenance)
+    for key in ("optimizers", "code of"):
+        if isinstance(found.get(key), Mapping):
+            found[key] = {name: each for name, each in found[key].items() if not name.startswith(_ONCE_MORE)}
     config = dict(found.get("config") or {})
     method = config.get("model.optimizer.method")
     if isinstance(method, Mapping) and isinstance(method.get("config"), Mapping):
@@ -280,9 +308,6 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         elif mine != theirs and not _cannot_be_compared(theirs, mine):
             found.append(f"{key} was {_shown(theirs)} and is {_shown(mine)}")
     return found
-    for key in ("optimizers", "code of"):
-        if isinstance(found.get(key), Mapping):
-            found[key] = {name: each for name, each in found[key].items() if not name.startswith(_ONCE_MORE)}
 
 
 def _cannot_be_compared(then: Any, now: Any) -> bool:

@@ -12,7 +12,9 @@ from typing import Any
 from prototrain.config.json_form import encode
 from prototrain.model.keras_hooks import automatic_name
 from prototrain.private_api.of_keras import layers_within
+from prototrain.system.contents import is_own
 from prototrain.system.function_code import done_by
+from prototrain.system.own_code import digest_of
 
 _LONGEST = 200  # characters of a text that is shown
 
@@ -37,8 +39,16 @@ def layer_settings(layers: Iterable[Any]) -> dict[str, Any]:
             number += 1
             name = f"{own} ({number})"
         of_class = {"class": type(layer).__name__}
-        found[name] = of_class | {key: _short(value) for key, value in config.items() if key not in ("name", "dtype")}
+        settings = {key: _short(value) for key, value in config.items() if key not in ("name", "dtype")}
+        found[name] = of_class | settings | _own_constraints(layer)
     return found
+
+
+def _own_constraints(layer: Any) -> dict[str, str]:
+    """Digests of constraints of the user's own, which act behind the update and are in no graph of the model."""
+    constraints = [getattr(variable, "constraint", None) for variable in layer.variables]
+    own = [constraint for constraint in constraints if constraint is not None and is_own(type(constraint))]
+    return {"constraints": digest_of(own)} if own else {}
 
 
 def _short(value: Any) -> Any:

@@ -152,7 +152,8 @@ class Values(_Contents):
     def of_function(self, function: FunctionType) -> Any:
         reached = [self.of(function.__defaults__), self.of(function.__kwdefaults__)]
         for name, uses in sorted(uses_of(function.__code__).items()):
-            reached.append([name, *self._used(found_as(function, name), uses)])
+            used = self.used(found_as(function, name), uses)
+            reached.append([name, *(item if use is None else [use, item] for use, item in used.items())])
         return ["function", done_by(function.__code__), reached]
 
     def _of_set(self, value: Any) -> Any:
@@ -165,21 +166,22 @@ class Values(_Contents):
             self._number = inner._number
         return sorted(found) if self._number <= _MOST else self.unknown
 
-    def _used(self, value: Any, uses: set[str | None]) -> list[Any]:
-        """What a function uses of a value: some attributes or items of it, or (None) all."""
+    def used(self, value: Any, uses: set[str | None]) -> dict[str | None, Any]:
+        """What a function uses of a value: some attributes or items of it, or all (None)."""
         if isinstance(value, (dict, list, set, deque)) and uses <= _FILLED:
-            return []  # what a run fills, not what it is made with
+            return {}  # what a run fills, not what it is made with
         kept = _settings_of(value)
         if not all(use in kept for use in uses):
-            return [self.of(value)]
-        return [[use, self.of(kept[use])] for use in sorted(map(str, uses))]
+            return {None: self.of(value)}
+        return {use: self.of(kept[use]) for use in sorted(map(str, uses))}
 
     def of_object(self, value: Any) -> Any:
         kind = type(value)
-        described = [_name(kind), self.of(kind) if _is_plain(kind) else Code().of(kind)]
+        described = [_name(kind), self.of(kind)]
         # What a framework's object keeps is the framework's own, and changes as it likes.
         config = None if _is_plain(kind) or not hasattr(kind, "from_config") else _config_of(value)
-        if config is None and (_is_plain(kind) or (is_own(kind) and hasattr(kind, "from_config"))):
+        # One of the user's own that does not say what it was made with has the empty config of its base.
+        if not config and (_is_plain(kind) or (is_own(kind) and hasattr(kind, "from_config"))):
             config = attributes_of(value, ())
         return [*described, self.of(config)]
 
@@ -206,6 +208,10 @@ class Code(_Contents):
 
     def of_object(self, value: Any) -> Any:
         return None
+
+    def met(self) -> list[Any]:
+        """The functions and classes that have been described."""
+        return list(self._met.values())
 
 
 def _parts_of(value: Any) -> list[Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import tensorflow as tf
 
@@ -21,6 +21,7 @@ from prototrain.predictor import Predictor
 from prototrain.private_api.needs import lacking
 from prototrain.step.counter import StepCounter
 from prototrain.system.outlasting import outlasting
+from prototrain.system.own_code import keep_arguments
 from prototrain.system.signals import StopRequest
 from prototrain.trainers.banner import closing, describe_run, opening
 from prototrain.trainers.memory import saying_what_is_left
@@ -82,6 +83,11 @@ class Trainer:
     element_spec: Mapping[str, Any] | None = None
     keras_model: Any = None
     workers = 1
+
+    def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
+        made = super().__new__(cls)
+        keep_arguments(made, arguments, keywords)  # a resume compares them
+        return made
 
     def __init__(self, *, experiment: Experiment | str | Path | None = None) -> None:
         self.experiment = Experiment(experiment) if isinstance(experiment, (str, Path)) else experiment
@@ -199,6 +205,7 @@ class Trainer:
             completed = self.global_step - self.callbacks.unfinished
             self.go_to(self.global_step, epoch_num=max(completed, 0) // self.steps_per_epoch + 1)
             self.callbacks.finish_step()
+            self.callbacks.before_epoch()
             while (step := self.counter.step) < min(self.end_of_epoch, self.total_steps):
                 self._advance(self.callbacks.next_step() - step)
                 self.callbacks.trigger_step()
@@ -206,7 +213,6 @@ class Trainer:
             self.callbacks.trigger_epoch()
         self._save_if_asked()
 
-            self.callbacks.before_epoch()
     def _save_if_asked(self) -> None:
         """Save where a stop would end the run: between two steps, when no callback has still to run."""
         if self.stop.take_save():
@@ -295,17 +301,17 @@ class Trainer:
         """Find out before the first step whether `evaluate` would work, and leave everything as it was.
 
         A subclass with an `evaluate` of its own does not have to do anything.
+
+        Returns:
+            the names of the scalars that `evaluate` would give, None if they are not known.
         """
+        return None
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
         """Build the model on a batch, to be trained on it or not; what predictors and `InferenceRunner` call.
 
         Returns:
-
-        Returns:
-            the names of the scalars that `evaluate` would give, None if they are not known.
             tensors by name.
-        return None
         """
         raise NotImplementedError(f"{type(self).__name__} must define build() for predictors and InferenceRunner")
 

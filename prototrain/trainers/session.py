@@ -19,11 +19,13 @@ from prototrain.checkpoint import Checkpoints
 from prototrain.checkpoint.state import StateEntries
 from prototrain.errors import ExperimentError, StorageError
 from prototrain.experiment import Experiment, source_of
-from prototrain.experiment.provenance import STEPS_PER_EPOCH, import_digests, source_digest
+from prototrain.experiment.provenance import OF_TRAINER, STEPS_PER_EPOCH, import_digests, source_digest
 from prototrain.experiment.record import Outcome, RunRecord
 from prototrain.experiment.remote import Remote
 from prototrain.system.contained import open_file
+from prototrain.system.contents import is_own
 from prototrain.system.forks import end_child, tell_of_forks
+from prototrain.system.own_code import arguments, reached
 from prototrain.system.terminal import printable
 from prototrain.system.tracebacks import in_one_line
 from prototrain.system.waiting import announcing
@@ -55,7 +57,8 @@ class Session:
         own = type(trainer).__module__
         # Now, before anyone edits what this process has imported.
         self._trainer_code = None if own.startswith("prototrain.") else source_digest(source_of(trainer))
-        self._imported: dict[str, str] | None = None  # of a run; nobody reads a module again that is edited meanwhile
+        self._made_with = _made_with(trainer)
+        self._imported: dict[str, str] = {}  # nobody reads a module again that is edited meanwhile
         self._said: set[str] = set()
         self.stopped_by: str | None = None
         self._record: RunRecord | None = None
@@ -179,11 +182,11 @@ class Session:
 
     def record_start(self, measured: Mapping[str, bool]) -> None:
         """Leave word in run.json of where the run goes on from, that it is under way, and what was measured for it."""
+        if self._trainer.experiment is not None:
+            self.weaken(StateEntries(self._trainer.state).not_kept())
         if self._record is not None:
             self._record.begin(first_step=self._trainer.global_step, start=self.resume_line(), **measured)
         if (remote := self._remote) is not None:
-        if self._trainer.experiment is not None:
-            self.weaken(StateEntries(self._trainer.state).not_kept())
             remote.begin(self._trainer.log)
 
     @property
@@ -309,10 +312,10 @@ class Session:
         return self.resume.line()
 
     def _imports(self) -> dict[str, str]:
-        if self._imported is None:
-            known = [source for source in self._trainer.sources() if source is not None]
-            self._imported = import_digests(known)
-        return self._imported
+        """The modules of the user's own that have been imported so far; a step may import one, too."""
+        copied = [source for source in self._trainer.sources() if source is not None]
+        self._imported |= import_digests(copied, known=self._imported)
+        return dict(self._imported)
 
     def provenance(self) -> dict[str, Any]:
         """Versions, threads and code; see `Trainer.provenance`."""
@@ -322,11 +325,24 @@ class Session:
             **versions(),
             "trainer": type(trainer).__name__,
             "trainer code": self._trainer_code,
+            OF_TRAINER: self._made_with,
             "imports": self._imports(),
             # Of several workers the chief has all of them, and it alone saves.
             "callbacks": trainer.callbacks.settings if trainer.is_chief else None,
             STEPS_PER_EPOCH: of_config if trainer.given_steps_per_epoch is None else trainer.given_steps_per_epoch,
         }
+
+
+def _made_with(trainer: Trainer) -> dict[str, Any] | None:
+    """What the step of a trainer of the user's own, in Python, depends on besides its code: what the trainer was made
+    with, and the values that it names."""
+    kind = type(trainer)
+    if not is_own(kind.run_step):
+        return None
+    given = arguments(trainer)
+    place = None if trainer.experiment is None else str(trainer.experiment)
+    given = {name: value for name, value in given.items() if name != "experiment" and value != place}
+    return {**given, **reached(kind)}
 
 
 def _in_milliseconds(seconds: Mapping[str, float]) -> dict[str, float]:

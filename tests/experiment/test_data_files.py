@@ -135,4 +135,4 @@ def test_a_run_leaves_word_of_its_data(experiment: Path, tmp_path: Path, monkeyp
     found = tiny_trainer(experiment, datasets=datasets).origin()
     assert list(found["data"]["files"]) == ["rows.jsonl"]
     assert found["data"]["files"]["rows.jsonl"]["bytes"] == 8 * 28
-    assert found["data"]["pipeline"][-1] == "Batch(8, False)"
+    assert found["data"]["stages"][-1] == "Batch(8, False)"

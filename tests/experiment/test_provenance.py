@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from prototrain.experiment.provenance import changes_since, source_digest
 
 
@@ -47,9 +49,26 @@ def test_modules_are_compared_as_far_as_both_have_them() -> None:
     assert changes_since({}, now) == []
 
 
+def test_a_module_that_is_not_imported_yet_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "found_late"
+    package.mkdir()
+    for file, text in {"__init__.py": "raise RuntimeError", "part.py": "X = 1"}.items():
+        (package / file).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    then = {"imports": {f"found_late{name}": source_digest(package / file) for name, file in LATE.items()}}
+    assert changes_since(then, {"imports": {}}) == []
+    (package / "part.py").write_text("X = 2")
+    assert changes_since(then, {"imports": {}}) == ["the module found_late.part is not what it was"]
+
+
+LATE = {"": "__init__.py", ".part": "part.py"}
+
+
 def test_a_graph_is_not_compared_with_what_earlier_versions_saw_of_it() -> None:
-    now = {"model graph": "v2 01234567", "schedule": "v2 01234567"}
-    assert changes_since({"model graph": "89abcdef", "schedule": "89abcdef, 01234567"}, now) == []
-    assert changes_since({**now, "model graph": "v2 89abcdef"}, now) == [
-        "model graph was v2 89abcdef and is v2 01234567"
+    now = {"model graph": "v3 01234567", "schedule": "v3 01234567", "tables": "v3 0123456789ab"}
+    then = {"model graph": "89abcdef", "schedule": "89abcdef, 01234567", "tables": "ba9876543210"}
+    assert changes_since(then, now) == []
+    assert changes_since({**then, "schedule": "v2 89abcdef, v2 01234567"}, now) == []
+    assert changes_since({**now, "model graph": "v3 89abcdef"}, now) == [
+        "model graph was v3 89abcdef and is v3 01234567"
     ]

@@ -67,3 +67,26 @@ def test_what_an_earlier_version_said_of_a_lambda_is_not_compared() -> None:
     assert changes_since({"layers": then}, {"layers": now}) == []
     function["defaults"] = [7.0]
     assert len(changes_since({"layers": then}, {"layers": now})) == 1
+
+
+class Smallest(keras.constraints.Constraint):
+    """Says nothing of what it was made with."""
+
+    def __init__(self, least: float) -> None:
+        self.least = least
+
+    def __call__(self, w: Any) -> Any:
+        return keras.ops.maximum(w, self.least)
+
+
+def of_constraint(constraint: Any) -> dict[str, Any]:
+    layer = keras.layers.Dense(1, kernel_constraint=constraint, name="dense")
+    layer.build((1, 2))
+    found: dict[str, Any] = layer_settings([layer])["dense"]
+    return found
+
+
+def test_a_constraint_of_ones_own_counts_with_its_arguments() -> None:
+    assert "constraints" not in of_constraint(keras.constraints.NonNeg())
+    assert of_constraint(Smallest(0.5)) == of_constraint(Smallest(0.5))
+    assert of_constraint(Smallest(0.5)) != of_constraint(Smallest(0.25))

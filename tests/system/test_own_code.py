@@ -19,7 +19,16 @@ import pytest
 import tensorflow as tf
 
 from prototrain.system.contents import is_own
-from prototrain.system.own_code import attributes, code_of, digest_of, noted
+from prototrain.system.own_code import (
+    arguments,
+    assigns,
+    attributes,
+    code_of,
+    digest_of,
+    keep_arguments,
+    noted,
+    reached,
+)
 
 Module = Callable[[str], Any]
 
@@ -268,6 +277,102 @@ def test_code_alone_is_told_without_values(module: Module, name: str) -> None:
 
     first, second = map(of, OTHER[name])
     assert (first == second) is (name in values)
+
+
+REACHED = {
+    "global": ("RATE = 2\ndef thing(x): return RATE * x", {"RATE": 2}),
+    "setting": (
+        "from types import SimpleNamespace as N\na = N(lr=1, steps=2)\ndef thing(): return a.lr",
+        {"a.lr": 1},
+    ),
+    "default": ("def thing(x, y=1, *, z='a'): return x", {"thing(y)": 1, "thing(z)": "a"}),
+    "helper": ("RATE = 2\ndef f(y=3): return RATE\ndef thing(x): return f(x)", {"RATE": 2, "f(y)": 3}),
+    "class": (
+        "import math\nclass Base:\n    A = 1\nclass thing(Base):\n    B = 2\n    def f(self): return math.pi",
+        {"Base.A": 1, "thing.B": 2},
+    ),
+    "closure": ("def make(n): return lambda: n\nthing = make(4)", {"n": 4}),
+    "what a run fills": ("log = []\ndef thing(): log.append(1)", {}),
+    "no value": ("import os\ndef thing(x): return os.path.join(str(x), y)", {}),
+}
+
+
+@pytest.mark.parametrize("name", REACHED)
+def test_the_values_that_code_reaches_have_names(module: Module, name: str) -> None:
+    text, expected = REACHED[name]
+    assert reached(module(text).thing) == expected
+
+
+ASSIGNS = {
+    "self.x = 1": False,
+    "self.x += other": False,
+    "self.x, self.y = other": False,
+    "self.rows.append(self.trainer.global_step)": False,
+    "self.rows[self.trainer.global_step] = float(self.trainer.outputs['loss'])": False,
+    "self.rows[self.trainer.global_step] += 1": False,
+    "self.notes.last = self.trainer.outputs": False,
+    "self.x = {**self.x, 'a': self.trainer.epoch_num}": False,
+    "row = {}; row['loss'] = self.trainer.outputs['loss']; self.rows.append(row)": False,
+    "rows.append(self.trainer.global_step)": False,
+    "if self.trainer.global_step == self.at: self.trainer.stop.request(15)": False,
+    "self.model.stop_training = True": False,
+    "self.model.scale = 1": True,
+    "other.append(1)": True,
+    "other['x'] = 1": True,
+    "del other.x": True,
+    "self.trainer.rows.append(1)": True,
+    "self.trainer.scale += 1": True,
+    "self.trainer.table[self.n] += 1": True,
+    "o = self.trainer.optimizer; o.learning_rate = 1": True,
+    "s = self.trainer.state; s['x'] = 1": True,
+    "self.trainer.state.setdefault('x', []).append(1)": True,
+    "rows = {}\n  rows['a'] = self.n": False,
+    "print(self.trainer.outputs['loss'])": False,
+    "raise StopIteration": False,
+    "self.trainer.x = 1": True,
+    "other.x = 1": True,
+    "self.trainer.optimizer.learning_rate.assign(1)": True,
+    "setattr(other, 'x', 1)": True,
+    "self.trainer.state['x'] = 1": True,
+    "del self.trainer.state['x']": True,
+    "self.trainer.state['x'].append(1)": True,
+    "global N\n  N = 1": True,
+    "other.set_weights([])": True,
+    "[v.assign(1) for v in other]": True,
+    "helper(other)": True,
+}
+
+
+@pytest.mark.parametrize("body", ASSIGNS)
+def test_what_may_change_more_than_its_own(module: Module, body: str) -> None:
+    text = f"rows = []\ndef helper(it):\n    it.x = 1\nclass thing:\n def f(self, other):\n  {body}\n"
+    assert assigns(module(text).thing) is ASSIGNS[body]
+
+
+class Given:
+    """Notes what it is made with."""
+
+    def __new__(cls, *positional: Any, **keywords: Any) -> Given:
+        made = super().__new__(cls)
+        keep_arguments(made, positional, keywords)
+        return made
+
+    def __init__(self, rate: float, /, *rest: int, power: int = 2) -> None:
+        self._scale = rate**power
+
+
+class NotGiven:
+    def __init__(self, rate: float, power: int = 2) -> None:
+        self._rate, self.scale = rate, rate**power
+
+
+def test_what_something_was_made_with() -> None:
+    assert arguments(Given(0.5)) == {"rate": 0.5, "rest": [], "power": 2}
+    assert arguments(Given(0.5, 1, 2, power=3)) == {"rate": 0.5, "rest": [1, 2], "power": 3}
+    assert arguments(NotGiven(0.5)) == {"rate": 0.5}
+    other = Given(0.5)
+    keep_arguments(other, (), {"others": 1})  # as of an __init__ that is wrapped
+    assert list(arguments(other)) == ["arguments"]
 
 
 class Refuses:
