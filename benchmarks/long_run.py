@@ -22,6 +22,8 @@ from prototrain.system.quiet import import_tensorflow
 
 import_tensorflow()
 
+from benchmarks.subjects import trainer_for  # noqa: E402
+from benchmarks.workloads import WORKLOADS  # noqa: E402
 from prototrain import Callback, load_model  # noqa: E402
 from prototrain.launch import default_callbacks  # noqa: E402
 from prototrain.trainers.tower import SimpleTrainer  # noqa: E402
@@ -101,16 +103,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=200_000, help="the length of the run")
     parser.add_argument("--every", type=int, default=10_000, help="steps between two rows")
     parser.add_argument("--save-every", type=int, default=1000, help="steps between two checkpoints")
+    parser.add_argument("--interval", type=int, help="steps between two prints, summaries and validations")
     parser.add_argument("--model", default="models.simple", help="what is trained")
+    parser.add_argument("--workload", choices=WORKLOADS, help="of the other benchmarks, in place of a model")
     parser.add_argument("--directory", type=Path, help="keep the run here")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as scratch:
         directory = options.directory or Path(scratch) / "run"
-        model = load_model(options.model)
+        trainer = None if options.workload is None else trainer_for(WORKLOADS[options.workload], directory)
+        model = load_model(options.model) if trainer is None else trainer.model
         model.config["model.num_steps"] = options.steps
         model.config["trainer.checkpoint_save_interval"] = options.save_every
+        if options.interval is not None:
+            for key in ("print_interval", "summary_save_interval", "validation_step_interval"):
+                model.config[f"trainer.{key}"] = options.interval
         gauge = Gauge(directory)
-        SimpleTrainer(model, experiment=directory).train([*default_callbacks(model), gauge.every(steps=options.every)])
+        trainer = trainer or SimpleTrainer(model, experiment=directory)
+        trainer.train([*default_callbacks(model), gauge.every(steps=options.every)], max_steps=options.steps)
     found = growth(gauge.rows, options.steps)
     for problem in found:
         print(f"LEAK: {problem}")
