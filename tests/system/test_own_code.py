@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from prototrain import Callback
 from prototrain.system.contents import is_own
 from prototrain.system.own_code import (
     arguments,
@@ -373,6 +374,15 @@ def test_what_something_was_made_with() -> None:
     other = Given(0.5)
     keep_arguments(other, (), {"others": 1})  # as of an __init__ that is wrapped
     assert list(arguments(other)) == ["arguments"]
+
+
+@pytest.mark.parametrize("given", [{"positional": (1,)}, {"keywords": {"x": 1}}])
+def test_a_class_without_an_init_takes_no_arguments(given: dict[str, Any]) -> None:
+    class Plain(Callback):
+        pass
+
+    with pytest.raises(TypeError, match=r"^Plain\(\) takes no arguments$"):
+        Plain(*given.get("positional", ()), **given.get("keywords", {}))
 
 
 class Refuses:
