@@ -104,6 +104,11 @@ class Agenda:
         return self._pending[0] if self._pending else None
 
     @property
+    def left(self) -> Sequence[Callback]:
+        """Who has still to run in the phase, without one that is under way: if that saves, it is done with its step."""
+        return self._pending[1:] if self.is_running else self._pending
+
+    @property
     def epoch_is_over(self) -> bool:
         """Whether the present step ends its epoch; the last one of a run may be cut short."""
         trainer = self._trainer
@@ -171,13 +176,12 @@ class Agenda:
 
         A callback that saves is done with its step; one that failed is not, and runs again after a resume.
         """
-        pending = self._pending[1:] if self.is_running else self._pending
-        triggers = [(callback, periodic_trigger(callback)) for callback in self._labels if callback not in pending]
+        triggers = [(callback, periodic_trigger(callback)) for callback in self._labels if callback not in self.left]
         step = self._trainer.global_step
         return {
             "phase": self._phase,
             "epoch": self.epoch,
-            "pending": [self._labels[callback] for callback in pending],
+            "pending": [self._labels[callback] for callback in self.left],
             "fired": [self._labels[callback] for callback, trigger in triggers if trigger and trigger.fired_at(step)],
         }
 

@@ -197,6 +197,11 @@ class CallbackGroup:
         """Whether callbacks of the current step have still to run."""
         return self._agenda.phase not in (None, "before_epoch")
 
+    @property
+    def has_still_to_see(self) -> bool:
+        """Whether callbacks that look at more of the current step than its scalars have still to run."""
+        return any(callback in self._watchers for callback in self._agenda.left)
+
     def _run_pending(self) -> None:
         """Run what the current phase has left. A stop between two of them leaves the rest pending.
 

@@ -86,8 +86,8 @@ def keep_arguments(made: Any, positional: tuple[Any, ...], keywords: dict[str, A
     """Note what an object is made with, for `arguments`; called by the `__new__` of its class.
 
     Raises:
-        TypeError: there are arguments, and the class has no `__init__` that takes them. Python itself says so only where
-            there is no `__new__` either.
+        TypeError: there are arguments, and the class has no `__init__` that takes them. Python itself says so only
+            where there is no `__new__` either.
     """
     if (positional or keywords) and type(made).__init__ is object.__init__:
         raise TypeError(f"{type(made).__name__}() takes no arguments")

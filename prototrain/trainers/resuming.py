@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from google.protobuf.message import DecodeError
+from tensorboard.compat.proto.event_pb2 import Event
+
 from prototrain.checkpoint import Checkpoint
 from prototrain.checkpoint.global_random import set_random_state
 from prototrain.checkpoint.state import StateEntries, taking
@@ -109,6 +112,10 @@ class Resume:
                 trainer.monitors.load_state_dict(meta["monitors"])
             with taking("the last step's outputs"):
                 trainer.go_to(checkpoint.step, outputs=dict(decode(meta["outputs"])))
+            with taking("what was seen of the last step"):
+                seen = decode(meta.get("seen", {}))  # which earlier versions did not save
+                trainer.watched = dict(seen.get("watched", {}))
+                trainer.summary_events = [_event(text) for text in seen.get("summaries", [])]
             self.inexact += trainer.resume_caveats()
             with taking("the record of versions and settings"):
                 self.inexact += changes_since(dict(meta["provenance"]), trainer.provenance())
@@ -166,3 +173,10 @@ class Resume:
         if not self.inexact:
             return f"resumed at step {self.checkpoint.step}, exact"
         return f"resumed at step {self.checkpoint.step}, not bit-exact, because {'; '.join(self.inexact)}"
+
+
+def _event(text: bytes) -> Event:
+    try:
+        return Event.FromString(text)
+    except DecodeError as error:
+        raise ValueError("no TensorBoard event") from error

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prototrain.checkpoint import Checkpoints, Snapshot
 from prototrain.checkpoint.global_random import random_state
@@ -142,8 +142,15 @@ class Saving:
             "monitors": trainer.monitors.state_dict(),
             # Callbacks that a stop has kept from this step read them after the resume.
             "outputs": plain(trainer.outputs, "what run_step() returned"),
+            "seen": plain(_seen(trainer), "what was watched") if trainer.callbacks.has_still_to_see else {},
             "random": random_state(),
             "provenance": trainer.provenance(),
             "caveats": trainer.session.resume.caveats,
         }
         return Snapshot(trainer.global_step, entries.variables, entries.saveables, meta, self._finite.checking())
+
+
+def _seen(trainer: Trainer) -> dict[str, Any]:
+    """What the last step has shown besides its scalars; `Resume` hands it out again."""
+    events = [event.SerializeToString() for event in trainer.summary_events]
+    return {"watched": dict(trainer.watched), "summaries": events}

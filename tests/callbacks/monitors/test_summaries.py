@@ -6,13 +6,24 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
-from prototrain import ModelDict
-from prototrain.callbacks import JSONWriter, SaveOnExit, StopOnNaN, Summaries, TensorBoardWriter, Validation
+from prototrain import Callback, ModelDict
+from prototrain.callbacks import (
+    JSONWriter,
+    ProcessTensors,
+    SaveOnExit,
+    StopOnNaN,
+    Summaries,
+    TensorBoardWriter,
+    Validation,
+)
+from prototrain.callbacks.base import Priority
 from prototrain.errors import CallbackError
+from tests.test_exits import send
 from tests.tiny import CountingTrainer, tiny_build, tiny_datasets, tiny_trainer, values
 
 
@@ -141,3 +152,31 @@ def test_a_stop_between_two_callbacks_loses_no_row(experiment: Path) -> None:
     CountingTrainer(experiment=experiment).train(callbacks(), max_steps=4)
     rows = [json.loads(line) for line in (experiment / "metrics.jsonl").read_text().splitlines()]
     assert [(row["step"], row["vld/loss"], row["trn/loss"]) for row in rows] == [(2, 9.0, 1 / 2), (4, 9.0, 1 / 4)]
+
+
+class StopsAt(Callback):
+    """Asks the run to stop ahead of the callbacks that write, in one step."""
+
+    priority = Priority.EVALUATE
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def trigger_step(self) -> None:
+        if self.trainer.global_step == self.step:
+            send(signal.SIGTERM)
+
+
+def test_what_a_stop_has_kept_from_being_recorded_is_recorded_by_the_resumed_run(experiment: Path) -> None:
+    def callbacks(stop: int) -> list[Callback]:
+        looks = ProcessTensors(["logits"], seen.append)
+        return [StopsAt(stop), looks.every(steps=2), Summaries().every(steps=2), JSONWriter(), SaveOnExit()]
+
+    seen: list[Any] = []
+    with pytest.raises(SystemExit):
+        tiny_trainer(experiment, build=build).train(callbacks(4), max_steps=8)
+    assert len(seen) == 1
+    tiny_trainer(experiment, build=build).train(callbacks(0), max_steps=8)
+    assert len(seen) == 4 and not np.array_equal(seen[1], seen[0]) and seen[1].shape == seen[0].shape
+    rows = [json.loads(line) for line in (experiment / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "trn/largest" in row] == [2, 4, 6, 8]
