@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -20,6 +22,7 @@ from prototrain.callbacks import (
     CallbackFactory,
     HyperParam,
     KerasCallback,
+    ProxyCallback,
     SaveOnExit,
     ScalarPrinter,
     ScheduledHyperParamSetter,
@@ -238,6 +241,16 @@ class Flag(Callback):
         pass
 
 
+class Rated(Callback):
+    """Nobody says whether it changes what is trained."""
+
+    def __init__(self, rate: float = 0.5) -> None:
+        self._scale, self.began = 2 * rate, time.perf_counter()
+
+    def trigger(self, power: int = 2) -> None:
+        self.trainer.scale = self._scale * SCALE**power  # type: ignore[attr-defined]
+
+
 class LooksOn(Sets):
     changes_training = False
 
@@ -247,24 +260,19 @@ class LooksOnOtherwise(SetsOtherwise):
     name = "LooksOn"
 
 
-class Assigns(Callback):
-    """Sets what does not belong to it."""
+class Passes(ProxyCallback):
+    """Changes when another callback runs."""
 
-    def __init__(self, rate: float = 0.5) -> None:
-        self._scale = 2 * rate
-
-    def trigger(self, power: int = 2) -> None:
-        self.trainer.scale = self._scale * SCALE**power  # type: ignore[attr-defined]
+    def __init__(self, callback: Callback, first: int) -> None:
+        super().__init__(callback)
+        self.first = first
 
 
 SCALE = 3.0
 
 
-def scaled(value: float) -> Any:
-    def scale(trainer: Any) -> None:
-        trainer.scale = value
-
-    return scale
+def scaled(trainer: Any, value: float = 0.5) -> None:
+    trainer.scale = value
 
 
 def setter(value: float, now: float = 0.0) -> Callback:
@@ -287,7 +295,7 @@ LISTS: dict[str, tuple[list[Callback], list[Callback], str]] = {
         [setter(0.25)],
         "the callback ScheduledHyperParamSetter: points was [[1, 0.5]] and is [[1, 0.25]]",
     ),
-    "code": ([Sets()], [SetsOtherwise()], "the callback Sets: its code was "),
+    "code": ([Sets()], [SetsOtherwise()], "the callback Sets: class was Sets and is SetsOtherwise"),
     "an argument": ([SaysSo(0.5)], [SaysSo(0.25)], "the callback SaysSo: rate was 0.5 and is 0.25"),
     "an interval": (
         [SaysSo().every(steps=2)],
@@ -301,33 +309,31 @@ LISTS: dict[str, tuple[list[Callback], list[Callback], str]] = {
     "a flag's interval": ([Flag()], [Flag().every(epochs=2)], "the callback Flag: its interval was not set and is"),
     "the value that is set": ([setter(0.5)], [setter(0.5, now=0.1)], ""),
     "nothing": ([SaysSo(), setter(0.5), of_keras(1)], [SaysSo(), setter(0.5), of_keras(1)], ""),
-    "an argument of one that may look on": ([Sets(0.5).every(steps=2)], [Sets(0.25).every(steps=1)], ""),
-    "a function that is given": ([of_keras(0.5)], [of_keras(0.25, 1)], ""),
-    "one that may look on is new": ([], [Sets(), ScalarPrinter().every(steps=2)], ""),
-    "one that may look on is gone": ([Sets()], [], ""),
+    "an argument of one that does not say": (
+        [Rated(0.5)],
+        [Rated(0.25)],
+        "the callback Rated: scale was 1.0 and is 0.5 (changes_training = False in its class says that it changes "
+        "nothing that is trained)",
+    ),
+    "an interval of one that does not say": (
+        [Rated().every(steps=2)],
+        [Rated().every(steps=1)],
+        "the callback Rated: its interval was steps=2 and is steps=1",
+    ),
+    "one that does not say is new": ([], [Rated(), ScalarPrinter().every(steps=2)], "the callback Rated is new"),
+    "one that does not say is gone": ([Rated()], [], "the callback Rated is gone"),
+    "a proxy's argument": (
+        [Passes(ScalarPrinter(), 1).every(steps=2)],
+        [Passes(ScalarPrinter(), 2).every(steps=2)],
+        "the callback ScalarPrinter: its interval was ['steps=2', {'first': 1",
+    ),
+    "a function that is given": ([of_keras(0.5)], [of_keras(0.25, 1)], "the callback LambdaCallback: on_epoch_end was"),
+    "an argument that a function is given": (
+        [CallbackFactory(trigger=functools.partial(scaled, value=0.5))],
+        [CallbackFactory(trigger=functools.partial(scaled, value=0.25))],
+        "the callback CallbackFactory: hooks was ",
+    ),
     "code of one that says that it looks on": ([LooksOn()], [LooksOnOtherwise()], ""),
-    "an argument of one that assigns": (
-        [Assigns(0.5)],
-        [Assigns(0.25)],
-        "the callback Assigns: rate was 0.5 and is 0.25",
-    ),
-    "an interval of one that assigns": (
-        [Assigns().every(steps=2)],
-        [Assigns().every(steps=1)],
-        "the callback Assigns: its interval was steps=2 and is steps=1",
-    ),
-    "one that assigns is new": ([], [Assigns()], "the callback Assigns is new"),
-    "one that assigns is gone": ([Assigns()], [], "the callback Assigns is gone"),
-    "a function that assigns": (
-        [CallbackFactory(trigger=scaled(0.5))],
-        [CallbackFactory(trigger=scaled(0.25))],
-        "the callback CallbackFactory: its functions was ",
-    ),
-    "a function that looks on": (
-        [CallbackFactory(trigger=lambda callback: print(1))],
-        [CallbackFactory(trigger=lambda callback: print(2))],
-        "",
-    ),
     "when the run ends": ([StopOnNaN()], [StopOnNaN(ignore="x")], ""),
     "where Keras logs to": ([csv_logger("one.csv")], [csv_logger("other.csv")], ""),
 }
@@ -396,7 +402,7 @@ IN_SCRIPT = {"rate": 0.5, "lr": 0.1, "steps": 3, "by": 2, "least": 0}
         ({"lr": 0.2}, 1.0, "the trainer's ARGS.lr was 0.1 and is 0.2"),
         ({"by": 3}, 1.0, "the trainer's scaled(by) was 2 and is 3"),
         ({"least": 1}, 1.0, "the trainer's T.LEAST was 0 and is 1"),
-        ({}, 0.5, "the trainer's factor was 1.0 and is 0.5"),
+        ({}, 0.5, "the trainer's scale was 2.0 and is 1.0"),
     ],
 )
 def test_what_a_step_in_python_takes_from_outside_is_compared(

@@ -39,6 +39,7 @@ class Agenda:
         is_running: whether `current` is under way: a checkpoint that it takes counts it as done, one taken after its
             failure does not.
         epoch: how far the present one is: "ahead", "begun", or "cut" short by an end of the run.
+        to_prepare: whose `before_epoch` has to be called once more, since they keep nothing of it in a checkpoint.
     """
 
     def __init__(self, trainer: Trainer, labels: Mapping[Callback, str]) -> None:
@@ -54,6 +55,8 @@ class Agenda:
         self._pending: list[Callback] = []
         self._phase: str | None = None  # while callbacks of it have still to run
         self.epoch = "ahead"
+        self._begun_at = 0  # the step that the epoch has begun at
+        self.to_prepare: Sequence[Callback] = ()
         self.is_running = False
 
     # -- what comes next ----------------------------------------------------------------------------------------------
@@ -119,7 +122,8 @@ class Agenda:
 
         Where the end of a run has cut the epoch short, it begins again for those that its end was an end for.
         """
-        if self._phase is None and self.epoch != "begun":
+        if self._phase is None and not (self.epoch == "begun" and self._begun_at >= self._first_step):
+            self._begun_at = self._trainer.global_step
             mine = self._around_epoch["before_epoch"]
             self._begin("before_epoch", [one for one in mine if one.at_end] if self.epoch == "cut" else mine)
 
@@ -128,6 +132,11 @@ class Agenda:
         if self._phase is None and self.epoch == "begun":
             mine = self._around_epoch["after_epoch"]
             self._begin("after_epoch", [one for one in mine if one.at_end] if self._is_cut else mine)
+
+    @property
+    def _first_step(self) -> int:
+        """The completed steps ahead of the present epoch; a resume may have given epochs another length."""
+        return self._trainer.global_step - self._trainer.local_step
 
     @property
     def _is_cut(self) -> bool:
@@ -181,6 +190,7 @@ class Agenda:
         return {
             "phase": self._phase,
             "epoch": self.epoch,
+            "begun_at": self._begun_at,
             "pending": [self._labels[callback] for callback in self.left],
             "fired": [self._labels[callback] for callback, trigger in triggers if trigger and trigger.fired_at(step)],
         }
@@ -188,11 +198,19 @@ class Agenda:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned when the checkpoint was written; labels of no callback are left out."""
         by_label = {label: callback for callback, label in self._labels.items()}
-        self._phase = None if state["phase"] is None else {phase: phase for phase in HOOKS}[state["phase"]]
+        if state["phase"] not in (None, *HOOKS):
+            raise ValueError(f"there is no phase {state['phase']!r}")
+        self._phase = state["phase"]
         begun = self._phase == "step" or (self._phase is None and self._trainer.local_step > 0)
-        self.epoch = str(state.get("epoch", "begun" if begun else "ahead"))  # which earlier versions did not save
+        # Earlier versions did not save the next two.
+        self.epoch = str(state.get("epoch", "begun" if begun else "ahead"))
+        self._begun_at = int(state.get("begun_at", self._first_step))
         self._pending = [by_label[label] for label in state["pending"] if label in by_label]
         for label in state["fired"]:
             trigger = periodic_trigger(by_label[label]) if label in by_label else None
             if trigger is not None:
                 trigger.mark_fired()
+        if self._phase is not None or self.epoch == "begun":
+            ahead = self._pending if self._phase == "before_epoch" else []
+            mine = [callback for callback in self._around_epoch["before_epoch"] if callback not in ahead]
+            self.to_prepare = [callback for callback in mine if not callback.overrides("state_dict")]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Self
-
-from prototrain.system.own_code import keep_arguments
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prototrain.callbacks.trigger import PeriodicTrigger
@@ -57,11 +55,11 @@ class Callback:
         at_end: whether the end of a run counts as due although the interval or the epoch is not over. A callback whose
             `trigger` or `after_epoch` changes how training goes on says False: a run that ends here and is then
             extended must not differ from one that never ended.
-        changes_training: whether it may change what is trained. True: a resume with other arguments, another interval
+        changes_training: whether it may change what is trained. True: a resume with other attributes, another interval
             or other code of it, or without it, is not called exact. False: nothing makes it so. None, if nobody says:
-            as True for a class of the user's own whose code assigns to more than its own attributes; of others of the
-            user's own only the code counts.
+            as True for classes and functions of the user's own, of which nobody else can know.
         chief_only: run only on the chief of several workers.
+        not_compared: names of attributes, and of globals that the class uses, which do not count there.
         priority: when it runs among those of the same hook, see `Priority`.
         state_key: the name of this callback's state in a checkpoint; the class's name if None. Two callbacks with state
             need two keys.
@@ -69,15 +67,11 @@ class Callback:
 
     changes_training: bool | None = None
     chief_only: bool = True
+    not_compared: Collection[str] = ()
     priority: int = Priority.DECIDE
     state_key: str | None = None
     at_end: bool = True
     trainer: Trainer
-
-    def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
-        made = super().__new__(cls)
-        keep_arguments(made, arguments, keywords)  # a resume compares them
-        return made
 
     def setup(self) -> None:
         """Prepare; the model is built, no step has run and nothing is restored yet."""
@@ -89,7 +83,11 @@ class Callback:
         """Called once after the last step, on every callback that was set up, even when the run or another failed."""
 
     def before_epoch(self) -> None:
-        """Called right before the steps of an epoch; not again by a run that is resumed amid it."""
+        """Called right before the steps of an epoch.
+
+        A run that is resumed amid an epoch calls it once more, and puts back what it changes in `trainer.state`, unless
+        the class has a `state_dict`, from which it can know the epoch.
+        """
 
     def after_epoch(self) -> None:
         """Called right after the steps of an epoch; if the end of the run cuts it short, unless `at_end` is False."""

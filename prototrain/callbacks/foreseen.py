@@ -8,9 +8,8 @@ import sys
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from prototrain.callbacks.base import Callback
+from prototrain.callbacks.base import Callback, ProxyCallback
 from prototrain.callbacks.hyperparameters.learning_rate import LearningRate
-from prototrain.callbacks.proxies import innermost
 from prototrain.errors import CallbackError
 
 if TYPE_CHECKING:
@@ -52,15 +51,17 @@ class Foreseen:
         if not known or name in known or name in self._trainer.monitors.names():
             return
         near = difflib.get_close_matches(name, known, n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else ";"
-        said = f"{who.name}: there is no scalar {name!r}{meant} There are: {', '.join(known)}"
-        if not any(_may_record(innermost(callback)) for callback in self._trainer.callbacks):
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        said = f"{who.name}: there is no scalar {name!r}; {meant}there are: {', '.join(known)}"
+        if not any(_may_record(callback) for callback in self._trainer.callbacks):
             raise CallbackError(said)
         self._trainer.session.say_once(f"WARNING: {said}; going on, since a callback of yours may record it")
 
 
 def _may_record(callback: Callback) -> bool:
     """Whether a callback may record scalars that nobody has foreseen: it is the user's, or calls what is."""
+    if isinstance(callback, ProxyCallback) and _may_record(callback.callback):
+        return True
     if _is_foreign(callback) or _is_foreign(callback.trainer):
         return True
     # Functions of the user's may reach the trainer; that of a schedule is traced.

@@ -189,6 +189,12 @@ class CallbackGroup:
 
     def finish_step(self) -> None:
         """Complete the step that a restored checkpoint was taken in: run the callbacks that it had not run yet."""
+        for callback in self._agenda.to_prepare:
+            kept = self._trainer.session.resume.preparing(f"before_epoch of {self._labels[callback]}")
+            with self._timed(callback), self._told("before_epoch", callback), kept:
+                callback.before_epoch()
+            self._trainer.stop.check()
+        self._agenda.to_prepare = ()
         while self.unfinished and (self._agenda.phase == "step" or not self._agenda.epoch_is_over):
             self._run_pending()
 
@@ -231,10 +237,8 @@ class CallbackGroup:
 
     def state_dict(self) -> dict[str, Any]:
         """The callbacks' states by key, and the agenda's: who has still to run for the current step."""
-        states = {}
-        for key, callback in self._state_keys.items():
-            with announcing(f"state_dict of {self._labels[callback]}", self._trainer.log):
-                states[key] = callback.state_dict()
+        with announcing("asking the callbacks for their states", self._trainer.log):
+            states = {key: callback.state_dict() for key, callback in self._state_keys.items()}
         return {"states": states, **self._agenda.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import FunctionType
 from typing import Any
 
 import keras
@@ -11,23 +10,13 @@ import keras
 from prototrain.callbacks.base import Callback, ProxyCallback
 from prototrain.callbacks.proxies import innermost
 from prototrain.callbacks.trigger import PeriodicTrigger
-from prototrain.experiment.provenance import CHANGES_TRAINING, STATE
+from prototrain.experiment.provenance import CODE, STATE
 from prototrain.private_api.of_keras import CALLBACK_SCRATCH
-from prototrain.system.contents import is_own
-from prototrain.system.own_code import (
-    KEPT,
-    arguments,
-    assigns,
-    attributes,
-    code_of,
-    digest_of,
-    given_to,
-    noted,
-    reached,
-)
+from prototrain.system.contents import attributes_of, is_own, is_own_code
+from prototrain.system.own_code import attributes, code_of, digest_of, noted, reached
 
 _OF_RUN = {"_due", "_enabled", "at_end", "callback", "chief_only", "priority", "state_key", "trainer"}
-_OF_RUN |= {KEPT, "_verbose", "verbose"}
+_OF_RUN |= {"_verbose", "verbose"}
 # Keras's own that change what is trained.
 _SETTERS = (
     keras.callbacks.LearningRateScheduler,
@@ -37,8 +26,8 @@ _SETTERS = (
 
 
 def callback_settings(labels: Mapping[Callback, str], state_keys: Mapping[str, Callback]) -> dict[str, Any]:
-    """What counts of the callbacks of a run, as JSON can hold it, by label: of those that change what is trained the
-    attributes, of the user's own the code, and if that may change what is trained its arguments and what it names.
+    """What counts of the callbacks of a run, as JSON can hold it, by label: of those that may change what is trained
+    the attributes and the interval, and of the user's own, of which nobody knows, the code and what it names as well.
 
     Asked before they are set up, when they are as they were made.
 
@@ -62,8 +51,9 @@ def _settings(callback: Callback) -> dict[str, Any]:
     if changes is None and isinstance(thing, _SETTERS):
         changes = True
     found: dict[str, Any] = noted(thing, lambda: _made_with(thing, changes))
-    if found.get(CHANGES_TRAINING) and callback is not inner:
-        found = {**found, "its interval": _interval(callback)}
+    around = _around(callback)
+    if around and (found or any(map(_counts, around))):
+        found = {**found, "its interval": _interval(around)}
     return found
 
 
@@ -71,22 +61,37 @@ def _made_with(thing: Any, changes_training: bool | None) -> dict[str, Any]:
     if changes_training is False:
         return {}
     kind = type(thing)
-    code = {"its code": code_of(kind)} if is_own(kind) else {}
+    besides = _OF_RUN | CALLBACK_SCRATCH
+    of_class = {"class": kind.__name__}  # also where there is nothing else to be said of it
+    if is_own(kind):
+        return {**of_class, **attributes(thing, besides=besides), **reached(kind), CODE: code_of(kind)}
     if changes_training:
-        code |= reached(kind) if code else {}
-        return {CHANGES_TRAINING: True, **attributes(thing, besides=_OF_RUN | CALLBACK_SCRATCH), **code}
-    if code and assigns(kind):
-        return {CHANGES_TRAINING: True, **arguments(thing), **reached(kind), **code}
-    given = [value for value in given_to(thing) if isinstance(value, FunctionType) and is_own(value)]
-    if any(map(assigns, given)):  # a callback that is made of functions
-        return {CHANGES_TRAINING: True, "its functions": digest_of(given)}
-    return code
+        return {**of_class, **attributes(thing, besides=besides)}
+    given = {name: value for name, value in attributes_of(thing, besides).items() if is_own_code(value)}
+    return {name.lstrip("_"): digest_of(value) for name, value in given.items()}
 
 
-def _interval(proxy: Callback) -> Any:
-    """When a callback runs, by those around it."""
+def _around(callback: Callback) -> list[Callback]:
+    """The proxies around a callback, the outermost first."""
+    found: list[Callback] = []
+    while isinstance(callback, ProxyCallback):
+        found.append(callback)
+        callback = callback.callback
+    return found
+
+
+def _counts(proxy: Callback) -> bool:
+    """Whether a proxy is the user's own and does not say that it changes nothing."""
+    return is_own(type(proxy)) and proxy.changes_training is not False
+
+
+def _interval(around: list[Callback]) -> Any:
+    """When a callback runs, by the proxies around it."""
     found: list[Any] = []
-    while isinstance(proxy, ProxyCallback):
-        found.append(proxy.schedule if isinstance(proxy, PeriodicTrigger) else attributes(proxy, besides=_OF_RUN))
-        proxy = proxy.callback
+    for proxy in around:
+        if isinstance(proxy, PeriodicTrigger):
+            found.append(proxy.schedule)
+        else:
+            code = {CODE: code_of(type(proxy)), **reached(type(proxy))} if _counts(proxy) else {}
+            found.append(attributes(proxy, besides=_OF_RUN) | code)
     return found[0] if len(found) == 1 else found

@@ -29,6 +29,7 @@ from prototrain.errors import CheckpointError
 from prototrain.private_api.graphs import trackable_kinds
 from prototrain.private_api.of_keras import KerasVariable
 from prototrain.system.tracebacks import first_line
+from prototrain.towers import components
 
 OF_CALLBACKS = "callbacks/"
 """What the names of variables that callbacks add to `trainer.state` start with."""
@@ -138,8 +139,7 @@ class StateEntries:
 
     def _coded(self, key: str) -> Any:
         if key in self._arrays:
-            name, order = self._arrays[key], order_of(self._state[key])
-            return tagged(STORED, [name, order] if order == "F" else name)
+            return tagged(STORED, [self._arrays[key], order_of(self._state[key])])
         if key in self._objects:
             return tagged(OBJECT, encode(self._objects[key].state_dict(), f"state[{key!r}]", loose=True))
         return encode(self._state[key], f"state[{key!r}]")
@@ -177,7 +177,7 @@ class StateEntries:
             if isinstance(entry, tf.data.Iterator):  # only a trial tells, and one that has not begun is small
                 _try_to_save(self.saveables[key], f"state[{key!r}]")
 
-    def restore(self, checkpoint: Checkpoint, *, beside: Callable[[], object] = lambda: None) -> None:
+    def restore(self, checkpoint: Checkpoint, *, beside: Callable[[], object] = lambda: None) -> list[str]:
         """Put a checkpoint's content back: all of it or, when something does not fit, nothing.
 
         Everything is read and checked first; then comes what may still fail; variables and values are last.
@@ -185,6 +185,9 @@ class StateEntries:
         Args:
             checkpoint: has been verified.
             beside: restores what is not in the state dict.
+
+        Returns:
+            what is not as it was for all that, in words.
 
         Raises:
             CheckpointError: the checkpoint does not fit, or cannot be read.
@@ -214,13 +217,29 @@ class StateEntries:
                 with taking(f"state[{key!r}]"):
                     holder.load_state_dict(decode(coded))
         beside()
-        self._put(data)
+        caveats = self._put(data)
         for name, variable in mine.items():
             value = saved.pop(name)  # given back at once: a large model must not be in memory three times
             if isinstance(variable, np.ndarray):
                 np.copyto(variable, value)
             else:
                 variable.assign(value)
+        return caveats
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Put back, at the end, the variables, arrays, objects and plain values that are changed meanwhile."""
+        coded = {key: value for key, value in self.values().items() if not has_tag(LOST, value)}
+        arrays = {key: np.copy(self._state[key], "K") for key in self._arrays}
+        variables = [one for one in self.variables.values() if not isinstance(one, np.ndarray)]
+        before = [(copy, tf.identity(copy)) for variable in variables for copy in components(variable)]
+        yield
+        for copy, value in before:
+            copy.assign(value)
+        for key, holder in self._objects.items():
+            if key in coded:
+                holder.load_state_dict(decode(coded[key][OBJECT]))
+        self._put(arrays | {key: decode(coded[key]) for key in self._values if key in coded})
 
     def _data(self, values: Mapping[str, Any], saved: dict[str, tf.Tensor]) -> dict[str, Any]:
         """Take plain values and arrays out of a checkpoint, also those that are not in the state dict yet.
@@ -241,21 +260,31 @@ class StateEntries:
                 with taking(f"state[{key!r}]"):
                     found[key] = decode(coded)
             else:
-                name, order = coded[STORED] if isinstance(coded[STORED], list) else (coded[STORED], "C")
+                name, order = coded[STORED] if isinstance(coded[STORED], list) else (coded[STORED], None)
                 if name in saved:
-                    value = np.array(saved.pop(name))
-                    found[key] = np.asfortranarray(value) if order == "F" else value
+                    value, there = np.array(saved.pop(name)), self._state.get(key)
+                    # Earlier versions did not save the order: then that of the array which is there is right.
+                    is_fortran = order == "F" or (order is None and isinstance(there, np.ndarray) and there.flags.fnc)
+                    found[key] = np.asfortranarray(value) if is_fortran else value
         return found
 
-    def _put(self, data: Mapping[str, Any]) -> None:
-        """Put plain values and arrays into the state dict: where it can be, in the objects that are there already."""
+    def _put(self, data: Mapping[str, Any]) -> list[str]:
+        """Put plain values and arrays into the state dict: where it can be, in the objects that are there already.
+
+        Returns:
+            which arrays lie otherwise in memory than they did, in words.
+        """
         filled: list[Any] = []
+        caveats = []
         for key, value in data.items():
             old = self._state.get(key)
             if any(old is one for one in filled) or not _fill(old, value):
                 self._state[key] = value
-            else:
-                filled.append(old)
+                continue
+            filled.append(old)
+            if isinstance(old, np.ndarray) and order_of(old) not in (None, order_of(value)):
+                caveats.append(f"state[{key!r}] had its numbers in another order in memory (C or Fortran)")
+        return caveats
 
 
 def _fill(old: Any, value: Any) -> bool:
@@ -266,7 +295,7 @@ def _fill(old: Any, value: Any) -> bool:
         old.clear()
         old.update(value)
     elif isinstance(old, np.ndarray) and isinstance(value, np.ndarray) and old.flags.writeable:
-        if (old.dtype, old.shape) != (value.dtype, value.shape) or order_of(old) not in (None, order_of(value)):
+        if (old.dtype, old.shape) != (value.dtype, value.shape):
             return False
         np.copyto(old, value)
     else:

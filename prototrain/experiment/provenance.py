@@ -182,9 +182,13 @@ says it."""
 OF_TRAINER = "the trainer's"
 """What a provenance calls what a trainer in Python was made with, and the values that its code names."""
 
-# Of the callbacks: whether one is known to change what is trained, and what its state is called.
-CHANGES_TRAINING = "changes training"
+OF_CALLBACKS = "settings of callbacks"
+"""What a provenance calls what the callbacks that may change what is trained were made with."""
+_EARLIER_OF_CALLBACKS = "callbacks"  # which had less of them
+# Of a callback: its code, if it is the user's own, and what its state is called.
+CODE = "its code"
 STATE = "its state"
+_ONLY_LOOKS_ON = "changes_training = False in its class says that it changes nothing that is trained"
 
 # Which checkpoints of earlier versions do not say.
 _ADDED_LATER = (
@@ -216,10 +220,13 @@ _SAID_BY = {
 def changes_since(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Name what differs between the provenance of a checkpoint and that of the run which goes on from it, in words."""
     then, now = {**unrecorded(now), **then}, dict(now)
-    imports, callbacks = ([one.pop(key, None) for one in (then, now)] for key in ("imports", "callbacks"))
+    imports, callbacks = ([one.pop(key, None) for one in (then, now)] for key in ("imports", OF_CALLBACKS))
     said_of_others = _module_changes(*(one or {} for one in imports))
-    if None not in callbacks:  # as of a checkpoint of an earlier version
+    if None not in callbacks:
         said_of_others += _callback_changes(*callbacks)
+    elif then.get(_EARLIER_OF_CALLBACKS) and callbacks[1]:
+        said_of_others += _callback_changes_since_earlier(then[_EARLIER_OF_CALLBACKS], callbacks[1])
+    then.pop(_EARLIER_OF_CALLBACKS, None)
     known = {key: value for key, value in now.items() if key in then or key not in _ADDED_LATER}
     length, now_length = then.get(STEPS_PER_EPOCH), known.get(STEPS_PER_EPOCH)
     is_same = length is not None and length == now_length  # whoever has said it, a config or a call of `train`
@@ -246,15 +253,25 @@ def _file_of(module: str) -> Path | None:
 
 
 def _callback_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between callbacks. Whether one with a state is new or gone, the state says; and one of the user's
-    own of which only the code is known may only look on."""
-    both = [name for name in then if name in now]
-    changed = [f"the callback {name}: {line}" for name in both for line in differences(then[name], now[name])]
-    for one, other, what in (now, then, "new"), (then, now, "gone"):
-        alone = {name: settings for name, settings in one.items() if name not in other}
-        counting = [name for name, settings in alone.items() if CHANGES_TRAINING in settings and STATE not in settings]
-        changed += [f"the callback {name} is {what}" for name in counting]
-    return changed
+    """What differs between callbacks. Whether one with a state is new or gone, the state says."""
+    changed: dict[str, list[str]] = {}
+    for name in [*then, *(name for name in now if name not in then)]:
+        if name in then and name in now:
+            found = [f"the callback {name}: {line}" for line in differences(then[name], now[name])]
+        else:
+            is_said = STATE in {**then, **now}[name]
+            found = [] if is_said else [f"the callback {name} is {'new' if name in now else 'gone'}"]
+        if found and CODE in {**then, **now}[name]:
+            found[-1] += f" ({_ONLY_LOOKS_ON})"
+        changed[name] = found
+    return [line for lines in changed.values() for line in lines]
+
+
+def _callback_changes_since_earlier(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The same for a checkpoint of an earlier version, as far as that has recorded it in the same way."""
+    both = {name: [key for key in then[name] if key in now[name] and key != CODE] for name in then if name in now}
+    before, after = ({name: {key: of[name][key] for key in keys} for name, keys in both.items()} for of in (then, now))
+    return _callback_changes(before, after)
 
 
 def unrecorded(now: Mapping[str, Any]) -> dict[str, str]:

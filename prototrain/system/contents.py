@@ -13,6 +13,7 @@ import math
 import os
 import re
 import sys
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from datetime import date
@@ -23,6 +24,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
+import psutil
 
 from prototrain.system.code_paths import is_installed
 from prototrain.system.function_code import done_by, found_as, uses_of
@@ -34,6 +36,8 @@ _DEEPEST = 60  # of them in each other
 _HASHED_BYTES = 64 * 2**20  # of an array; of a larger one only the shape counts
 _FILLED = {"add", "append", "appendleft", "clear", "extend", "insert", "pop", "setdefault", "update"}  # methods
 _PLACE_OR_TIME = "a place or a time"
+# When this process has begun, by the clock of `time.perf_counter` and `time.monotonic`.
+_BEGAN = time.perf_counter() - (time.time() - psutil.Process().create_time())
 # Modules whose classes keep nothing in objects that the user has not put there.
 _PLAIN = {
     "abc",
@@ -55,6 +59,12 @@ def is_own(thing: Any) -> bool:
     name = getattr(thing, "__module__", None) or "builtins"
     file = getattr(sys.modules.get(name), "__file__", None)
     return name == "__main__" if file is None else not is_installed(file)
+
+
+def is_own_code(value: Any) -> bool:
+    """Whether a value is, or holds, code of the user's own: a function, a class or an object of one, and what is made
+    of such things, like a `functools.partial` or a list."""
+    return is_own(type(value)) or Code(in_containers=True).of(value) is not None
 
 
 class _Contents:
@@ -187,11 +197,21 @@ class Values(_Contents):
 
 
 class Code(_Contents):
-    """Describes the user's own functions and classes alone; None stands for what is none."""
+    """Describes the user's own functions and classes alone; None stands for what is none.
+
+    Args:
+        in_containers: whether those that lists and dicts hold count.
+    """
 
     unknown = None
 
+    def __init__(self, *, in_containers: bool = False) -> None:
+        super().__init__()
+        self._in_containers = in_containers
+
     def describe(self, value: Any) -> Any:
+        if self._in_containers and isinstance(value, (dict, list, tuple, set)):
+            return self.parts(list(value.values() if isinstance(value, dict) else value)[:_MOST])
         is_code = isinstance(value, (*_WRAPPED, FunctionType, type)) or hasattr(type(value), "python_function")
         return super().describe(value) if is_code else None
 
@@ -267,7 +287,7 @@ def _is_place_or_time(value: Any) -> bool:
         return os.path.isabs(value)
     if not isinstance(value, float) or value.is_integer() or not value < math.inf:
         return isinstance(value, (Path, date))
-    return value > 1e9
+    return value > 1e9 or _BEGAN <= value <= time.perf_counter()
 
 
 def _name(thing: Any) -> str:

@@ -49,7 +49,7 @@ def announcing(
             begun[-1].start()
 
     def speak() -> None:
-        if others and others[-1] is this:
+        if others[-1:] == [this]:  # the other thread may take it away at any time
             announce(f"{what} ...")
         elif this in others:
             begin()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -21,7 +21,6 @@ from prototrain.predictor import Predictor
 from prototrain.private_api.needs import lacking
 from prototrain.step.counter import StepCounter
 from prototrain.system.outlasting import outlasting
-from prototrain.system.own_code import keep_arguments
 from prototrain.system.signals import StopRequest
 from prototrain.trainers.banner import closing, describe_run, opening
 from prototrain.trainers.memory import saying_what_is_left
@@ -83,11 +82,6 @@ class Trainer:
     element_spec: Mapping[str, Any] | None = None
     keras_model: Any = None
     workers = 1
-
-    def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
-        made = super().__new__(cls)
-        keep_arguments(made, arguments, keywords)  # a resume compares them
-        return made
 
     def __init__(self, *, experiment: Experiment | str | Path | None = None) -> None:
         self.experiment = Experiment(experiment) if isinstance(experiment, (str, Path)) else experiment

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event
 
 from prototrain.checkpoint import Checkpoint
-from prototrain.checkpoint.global_random import set_random_state
+from prototrain.checkpoint.global_random import random_state, set_random_state
 from prototrain.checkpoint.state import StateEntries, taking
 from prototrain.checkpoint.values import decode, lost_in
 from prototrain.errors import CheckpointError
@@ -128,10 +130,26 @@ class Resume:
         epoch_num, outputs = trainer.epoch_num, trainer.outputs
         try:
             with taking(f"checkpoint {checkpoint.path}"), trainer.fitted_to(meta["variables"], meta["provenance"]):
-                StateEntries(trainer.state).restore(checkpoint, beside=beside)
+                moved = StateEntries(trainer.state).restore(checkpoint, beside=beside)
+            self.inexact += moved
         except BaseException:
             trainer.go_to(step, epoch_num=epoch_num, outputs=outputs, is_whole=is_whole)
             raise
+
+    @contextmanager
+    def preparing(self, what: str) -> Iterator[None]:
+        """Put back what is changed meanwhile of what the checkpoint has brought: it was changed so before it was saved.
+
+        Args:
+            what: is done, for the line that says that it has drawn random numbers, which are others now.
+        """
+        before = random_state()
+        with StateEntries(self._trainer.state).kept():
+            yield
+        if random_state() != before:
+            set_random_state(before)
+            said = f"{what}, which has run again amid its epoch, draws random numbers; keep them by a state_dict"
+            self._trainer.session.weaken([said])
 
     @property
     def caveats(self) -> list[str]:

@@ -19,17 +19,16 @@ from prototrain.checkpoint import Checkpoints
 from prototrain.checkpoint.state import StateEntries
 from prototrain.errors import ExperimentError, StorageError
 from prototrain.experiment import Experiment, source_of
-from prototrain.experiment.provenance import OF_TRAINER, STEPS_PER_EPOCH, import_digests, source_digest
+from prototrain.experiment.provenance import OF_CALLBACKS, OF_TRAINER, STEPS_PER_EPOCH, import_digests, source_digest
 from prototrain.experiment.record import Outcome, RunRecord
 from prototrain.experiment.remote import Remote
 from prototrain.system.contained import open_file
-from prototrain.system.contents import is_own
 from prototrain.system.forks import end_child, tell_of_forks
-from prototrain.system.own_code import arguments, reached
 from prototrain.system.terminal import printable
 from prototrain.system.tracebacks import in_one_line
 from prototrain.system.waiting import announcing
 from prototrain.trainers.finite import FiniteRun
+from prototrain.trainers.made_with import made_with
 from prototrain.trainers.resuming import Resume
 from prototrain.trainers.saving import Saving
 from prototrain.trainers.versions import versions
@@ -57,7 +56,6 @@ class Session:
         own = type(trainer).__module__
         # Now, before anyone edits what this process has imported.
         self._trainer_code = None if own.startswith("prototrain.") else source_digest(source_of(trainer))
-        self._made_with = _made_with(trainer)
         self._imported: dict[str, str] = {}  # nobody reads a module again that is edited meanwhile
         self._said: set[str] = set()
         self.stopped_by: str | None = None
@@ -93,6 +91,7 @@ class Session:
                 trainer.experiment.delete()
 
     def __enter__(self) -> Session:
+        made_with(self._trainer)  # as it is now
         self._is_forked = False
         self._outcome = Outcome("running")
         self.finite.forget()
@@ -325,24 +324,12 @@ class Session:
             **versions(),
             "trainer": type(trainer).__name__,
             "trainer code": self._trainer_code,
-            OF_TRAINER: self._made_with,
+            OF_TRAINER: made_with(trainer),
             "imports": self._imports(),
             # Of several workers the chief has all of them, and it alone saves.
-            "callbacks": trainer.callbacks.settings if trainer.is_chief else None,
+            OF_CALLBACKS: trainer.callbacks.settings if trainer.is_chief else None,
             STEPS_PER_EPOCH: of_config if trainer.given_steps_per_epoch is None else trainer.given_steps_per_epoch,
         }
-
-
-def _made_with(trainer: Trainer) -> dict[str, Any] | None:
-    """What the step of a trainer of the user's own, in Python, depends on besides its code: what the trainer was made
-    with, and the values that it names."""
-    kind = type(trainer)
-    if not is_own(kind.run_step):
-        return None
-    given = arguments(trainer)
-    place = None if trainer.experiment is None else str(trainer.experiment)
-    given = {name: value for name, value in given.items() if name != "experiment" and value != place}
-    return {**given, **reached(kind)}
 
 
 def _in_milliseconds(seconds: Mapping[str, float]) -> dict[str, float]:

@@ -98,4 +98,5 @@ def test_what_is_left_goes_into_a_checkpoint_and_comes_back() -> None:
     first.trainer = agenda._trainer
     agenda.load_state_dict(saved)
     assert agenda.current is second and first.fired_at(4)
-    assert agenda.state_dict() == {"phase": "epoch", "epoch": "ahead", "pending": ["second"], "fired": ["first"]}
+    found = {"phase": "epoch", "epoch": "ahead", "begun_at": 4, "pending": ["second"], "fired": ["first"]}
+    assert agenda.state_dict() == found

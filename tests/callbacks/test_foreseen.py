@@ -52,7 +52,7 @@ def test_a_mistyped_name_is_an_error_before_the_first_step(make: Callable[[str],
     with pytest.raises(CallbackError) as caught:
         trainer.train([*stock, by.every(steps=10)], max_steps=20)
     assert str(caught.value) == (
-        f"{by.name}: there is no scalar 'vld/lossy'; did you mean 'vld/loss'? There are: vld/accuracy, vld/loss"
+        f"{by.name}: there is no scalar 'vld/lossy'; did you mean 'vld/loss'? there are: vld/accuracy, vld/loss"
     )
     assert trainer.global_step == 0
 

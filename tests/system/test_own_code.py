@@ -18,15 +18,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import Callback
 from prototrain.system.contents import is_own
 from prototrain.system.own_code import (
-    arguments,
-    assigns,
     attributes,
     code_of,
     digest_of,
-    keep_arguments,
     noted,
     reached,
 )
@@ -302,87 +298,6 @@ REACHED = {
 def test_the_values_that_code_reaches_have_names(module: Module, name: str) -> None:
     text, expected = REACHED[name]
     assert reached(module(text).thing) == expected
-
-
-ASSIGNS = {
-    "self.x = 1": False,
-    "self.x += other": False,
-    "self.x, self.y = other": False,
-    "self.rows.append(self.trainer.global_step)": False,
-    "self.rows[self.trainer.global_step] = float(self.trainer.outputs['loss'])": False,
-    "self.rows[self.trainer.global_step] += 1": False,
-    "self.notes.last = self.trainer.outputs": False,
-    "self.x = {**self.x, 'a': self.trainer.epoch_num}": False,
-    "row = {}; row['loss'] = self.trainer.outputs['loss']; self.rows.append(row)": False,
-    "rows.append(self.trainer.global_step)": False,
-    "if self.trainer.global_step == self.at: self.trainer.stop.request(15)": False,
-    "self.model.stop_training = True": False,
-    "self.model.scale = 1": True,
-    "other.append(1)": True,
-    "other['x'] = 1": True,
-    "del other.x": True,
-    "self.trainer.rows.append(1)": True,
-    "self.trainer.scale += 1": True,
-    "self.trainer.table[self.n] += 1": True,
-    "o = self.trainer.optimizer; o.learning_rate = 1": True,
-    "s = self.trainer.state; s['x'] = 1": True,
-    "self.trainer.state.setdefault('x', []).append(1)": True,
-    "rows = {}\n  rows['a'] = self.n": False,
-    "print(self.trainer.outputs['loss'])": False,
-    "raise StopIteration": False,
-    "self.trainer.x = 1": True,
-    "other.x = 1": True,
-    "self.trainer.optimizer.learning_rate.assign(1)": True,
-    "setattr(other, 'x', 1)": True,
-    "self.trainer.state['x'] = 1": True,
-    "del self.trainer.state['x']": True,
-    "self.trainer.state['x'].append(1)": True,
-    "global N\n  N = 1": True,
-    "other.set_weights([])": True,
-    "[v.assign(1) for v in other]": True,
-    "helper(other)": True,
-}
-
-
-@pytest.mark.parametrize("body", ASSIGNS)
-def test_what_may_change_more_than_its_own(module: Module, body: str) -> None:
-    text = f"rows = []\ndef helper(it):\n    it.x = 1\nclass thing:\n def f(self, other):\n  {body}\n"
-    assert assigns(module(text).thing) is ASSIGNS[body]
-
-
-class Given:
-    """Notes what it is made with."""
-
-    def __new__(cls, *positional: Any, **keywords: Any) -> Given:
-        made = super().__new__(cls)
-        keep_arguments(made, positional, keywords)
-        return made
-
-    def __init__(self, rate: float, /, *rest: int, power: int = 2) -> None:
-        self._scale = rate**power
-
-
-class NotGiven:
-    def __init__(self, rate: float, power: int = 2) -> None:
-        self._rate, self.scale = rate, rate**power
-
-
-def test_what_something_was_made_with() -> None:
-    assert arguments(Given(0.5)) == {"rate": 0.5, "rest": [], "power": 2}
-    assert arguments(Given(0.5, 1, 2, power=3)) == {"rate": 0.5, "rest": [1, 2], "power": 3}
-    assert arguments(NotGiven(0.5)) == {"rate": 0.5}
-    other = Given(0.5)
-    keep_arguments(other, (), {"others": 1})  # as of an __init__ that is wrapped
-    assert list(arguments(other)) == ["arguments"]
-
-
-@pytest.mark.parametrize("given", [{"positional": (1,)}, {"keywords": {"x": 1}}])
-def test_a_class_without_an_init_takes_no_arguments(given: dict[str, Any]) -> None:
-    class Plain(Callback):
-        pass
-
-    with pytest.raises(TypeError, match=r"^Plain\(\) takes no arguments$"):
-        Plain(*given.get("positional", ()), **given.get("keywords", {}))
 
 
 class Refuses:

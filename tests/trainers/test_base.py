@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import random
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from prototrain import Callback, StopTraining, Trainer
 from prototrain.callbacks import JSONWriter, SaveOnExit
@@ -330,7 +333,7 @@ def failing(hook: str, step: int, error: BaseException) -> Callback:
     """A callback that raises in one of its hooks at a step, the first time."""
 
     class Fails(Callback):
-        pass
+        changes_training = False
 
     def fail(self: Callback) -> None:
         if self.trainer.global_step == step:
@@ -360,6 +363,64 @@ def test_each_hook_runs_once_for_an_epoch_that_is_stopped(
     trainer = CountingTrainer(experiment=tmp_path)
     trainer.train([resumed, SaveOnExit()], **length)
     assert trainer.session.resume.began_at == step and resumed.calls == straight.calls
+
+
+class Prepares(Callback):
+    """Keeps what it needs for an epoch in an attribute, which no checkpoint holds."""
+
+    at_end = False
+
+    def before_epoch(self) -> None:
+        self.epoch = self.trainer.epoch_num
+        for name in ("plain", "array"):
+            self.trainer.state[name] += 1
+        self.trainer.state["variable"].assign_add(1)
+
+    def trigger_step(self) -> None:
+        assert self.epoch == (self.trainer.global_step - 1) // 3 + 1
+
+    after_epoch = trigger_epoch = trigger_step
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(("hook", "step"), [*itertools.product(EPOCH_HOOKS, (3, 6)), ("trigger_step", 4)])
+def test_who_keeps_nothing_of_an_epoch_is_prepared_again(tmp_path: Path, hook: str, step: int, is_first: bool) -> None:
+    def trained(callbacks: list[Callback]) -> CountingTrainer:
+        trainer = CountingTrainer(experiment=tmp_path)
+        trainer.state |= {"plain": 0, "variable": tf.Variable(0), "array": np.zeros([])}
+        trainer.train([*callbacks, SaveOnExit()], steps_per_epoch=3, max_epoch=3)
+        return trainer
+
+    stop = failing(hook, step, OSError("disk"))
+    with pytest.raises(OSError, match="disk"):
+        trained([stop, Prepares()] if is_first else [Prepares(), stop])
+    trainer = trained([Prepares()])
+    assert [int(trainer.state[name]) for name in ("plain", "variable", "array")] == [3, 3, 3]
+    assert trainer.session.resume_line() == f"resumed at step {step}, exact"
+
+
+def test_an_epoch_of_another_length_begins_where_it_does(tmp_path: Path) -> None:
+    for length, end in ((10, 5), (5, 15)):
+        recorder = Recorder()
+        trainer = CountingTrainer(experiment=tmp_path)
+        trainer.train([recorder, SaveOnExit()], steps_per_epoch=length, max_steps=end)
+    assert recorder.steps("before_epoch") == [5, 10] and recorder.steps("after_epoch") == [10, 15]
+
+
+class Draws(Callback):
+    """Draws a number for each epoch, and does not keep it."""
+
+    def before_epoch(self) -> None:
+        self.noise = random.random()
+
+
+def test_what_is_drawn_for_an_epoch_has_to_be_kept(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="disk"):
+        stop = failing("trigger_step", 2, OSError("disk"))
+        CountingTrainer(experiment=tmp_path).train([Draws(), stop, SaveOnExit()], steps_per_epoch=3, max_steps=4)
+    trainer = CountingTrainer(experiment=tmp_path)
+    trainer.train([Draws(), SaveOnExit()], steps_per_epoch=3, max_steps=4)
+    assert "before_epoch of Draws, which has run again amid its epoch, draws" in trainer.session.resume_line()
 
 
 @pytest.mark.parametrize("end", [2, 3, 4, 6])
