@@ -9,6 +9,7 @@ import tensorflow as tf
 from prototrain.data.randomness import draws, draws_hidden, has_random_ops, is_ordered_anew
 from prototrain.data.stages import name_of, operations, shown, sources
 from prototrain.data.worth import AHEAD, ENDS_EARLY, PASSED_OVER
+from prototrain.private_api.datasets import stage_number
 
 
 def drawn_by_chance(stage: Any, ahead: bool, depth: int) -> Any | None:
@@ -79,5 +80,13 @@ def _reads_ahead(stage: Any) -> bool:
 
 
 def is_endless(dataset: Any) -> bool:
-    """Whether TensorFlow knows that a dataset has no end."""
-    return bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
+    """Whether it is known that a dataset has no end.
+
+    TensorFlow says so of what is chosen or sampled from datasets as soon as one of these has none, although it ends
+    with the choices, or with another one.
+    """
+    if dataset.cardinality() != tf.data.INFINITE_CARDINALITY or name_of(dataset) == "_DirectedInterleave":
+        return False
+    if name_of(dataset) == "_Repeat" and stage_number(dataset, "count") == -1:
+        return True
+    return all(is_endless(one) for one in sources(dataset) if one.cardinality() == tf.data.INFINITE_CARDINALITY)

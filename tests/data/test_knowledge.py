@@ -78,6 +78,10 @@ def chosen(choices: tf.data.Dataset) -> tf.data.Dataset:
     return D.choose_from_datasets([numbers(), numbers()], choices)
 
 
+def chosen_with(other: tf.data.Dataset) -> tf.data.Dataset:
+    return D.choose_from_datasets([numbers(), other], D.range(2).repeat(6), stop_on_empty_dataset=False)
+
+
 def resampled(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.rejection_resample(lambda x: tf.cast(x % 2, tf.int32), [0.5, 0.5]).map(lambda _, x: x)
 
@@ -233,6 +237,10 @@ RESTARTED: dict[str, tuple[Make, str]] = {
     "chosen at random ahead of an early end": (
         lambda: chosen(D.range(2).shuffle(2).repeat(6)).repeat(2),
         r"a hidden stage .* draws random numbers .*; leave out the repeat\(\) behind it",
+    ),
+    "chosen from what is read ahead without an end": (
+        lambda: chosen_with(numbers().shuffle(3, seed=1).repeat().prefetch(2)).repeat(2),
+        "Shuffle draws random numbers for what is read ahead",
     ),
     "two shuffles made before": (lambda: EARLIER_TWICE, "made before it was called"),
 }
