@@ -34,9 +34,9 @@ def send(signum: int) -> None:
     os.kill(os.getpid(), signum)
 
 
-def callbacks(*more: Callback, evaluate: Any = None) -> list[Callback]:
+def callbacks(*more: Callback) -> list[Callback]:
     return [
-        Validation(evaluate=evaluate).every(steps=6),
+        Validation().every(steps=6),
         Summaries().every(steps=3),
         JSONWriter(),
         *more,
@@ -97,12 +97,15 @@ class WhileTracing(Callback):
     ],
 )
 def test_a_signal_at_any_time_saves_and_loses_nothing(
-    where: str, signum: int, straight: tuple[dict[str, bytes], list[dict[str, Any]]], tmp_path: Path
+    where: str,
+    signum: int,
+    straight: tuple[dict[str, bytes], list[dict[str, Any]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     handlers = [signal.getsignal(number) for number in RAISES]
     trainer = SimpleTrainer(tiny_model(), experiment=tmp_path)
     more: list[Callback] = []
-    evaluate = None
     if where == "a callback":
         more = [At(6, lambda: send(signum))]
     elif where == "tracing":
@@ -112,15 +115,16 @@ def test_a_signal_at_any_time_saves_and_loses_nothing(
         def evaluate(dataset: str, batches: int) -> Any:
             if trainer.global_step == 12:
                 send(signum)
-            return trainer.evaluate(dataset, batches)
+            return SimpleTrainer.evaluate(trainer, dataset, batches)
 
+        monkeypatch.setattr(trainer, "evaluate", evaluate)
     elif where == "a periodic save":
         trainer.state["slow"] = WhileSaving(lambda: send(signum))
     elif where == "the exit save":
         trainer.state["slow"] = WhileSaving(lambda: send(signum))
         more = [At(7, stop)]
     with pytest.raises(RAISES[signum]) as caught:
-        trainer.train(callbacks(*more, evaluate=evaluate), max_steps=STEPS)
+        trainer.train(callbacks(*more), max_steps=STEPS)
     if signum == signal.SIGTERM:
         assert caught.value.code == 143
     assert [signal.getsignal(number) for number in RAISES] == handlers

@@ -120,6 +120,8 @@ class Recorder(Callback):
 class At(Callback):
     """Does something after one step."""
 
+    changes_training = False
+
     def __init__(self, step: int, action: Callable[[], None]) -> None:
         self.step, self.action = step, action
 
@@ -132,6 +134,8 @@ class At(Callback):
 
 class PressesCtrlC(Callback):
     """Presses Ctrl-C after a step."""
+
+    changes_training = False
 
     def __init__(self, step: int) -> None:
         self.step = step

@@ -19,9 +19,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.data.pipeline import prefetched
-from prototrain.data.position import PREFETCH, Meta, Position
+from prototrain.data.position import Meta, Position
 from prototrain.data.python_data import as_tuple, dataset_of
+from prototrain.data.reading_ahead import PREFETCH, prefetched
 from prototrain.data.source import Source
 from prototrain.errors import CheckpointError, DataError
 from prototrain.readers.order import DESCRIPTION

@@ -176,14 +176,6 @@ def describe_sources(dataset: tf.data.Dataset) -> list[str]:
     return [line for one in found for line in _lines(one, stage_inputs, _show_tensor, _told_as_made, lambda graph: "")]
 
 
-def prefetched(dataset: Any, batches: int) -> tf.data.Dataset:
-    """Have batches made ahead of their use, if the dataset does not: a second buffer costs as much as the first."""
-    last = dataset
-    while name_of(last) in ("_Options", "_Repeat") and stage_inputs(last):
-        (last,) = stage_inputs(last)
-    return dataset if name_of(last) == "_Prefetch" else dataset.prefetch(batches)
-
-
 def named_files(datasets: Iterable[tf.data.Dataset]) -> set[str]:
     """The absolute paths of the files whose names stand in the datasets' graphs."""
     found: set[str] = set()

@@ -13,10 +13,8 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from prototrain.data.elements import first_batch
-from prototrain.data.pipeline import prefetched
+from prototrain.data.reading_ahead import PREFETCH, prefetched
 from prototrain.data.source import Source
-
-PREFETCH = 2
 
 Meta = dict[str, Any]
 

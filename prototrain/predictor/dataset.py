@@ -11,7 +11,7 @@ import tensorflow as tf
 from tqdm.auto import tqdm
 
 from prototrain.data.elements import at_path
-from prototrain.data.pipeline import prefetched
+from prototrain.data.reading_ahead import prefetched
 from prototrain.errors import DataError
 from prototrain.predictor.predictor import Predictor
 from prototrain.system.interactive import in_notebook

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from prototrain.data.pipeline import describe_pipeline, description_of, first_difference, prefetched
+from prototrain.data.pipeline import describe_pipeline, description_of, first_difference
 from prototrain.data.randomness import unseeded
 from tests.tiny import tiny_arrays
 
@@ -79,24 +79,6 @@ def test_the_order_in_which_python_goes_through_names_does_not_count() -> None:
     one, other = of_names(("a", "b", "c")), of_names(("c", "a", "b"))  # as of a set, in two processes
     assert description_of(one) == description_of(other)
     assert description_of(one, as_made=True) != description_of(other, as_made=True)
-
-
-NUMBERS = tf.data.Dataset.range(3)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "is_already"),
-    [
-        (NUMBERS, False),
-        (NUMBERS.prefetch(1).batch(2), False),
-        (NUMBERS.prefetch(tf.data.AUTOTUNE), True),
-        (NUMBERS.prefetch(1).repeat(), True),
-        (NUMBERS.prefetch(1).repeat().with_options(tf.data.Options()), True),
-        (NUMBERS.with_options(tf.data.Options()), False),
-    ],
-)
-def test_batches_are_made_ahead_once(dataset: Any, is_already: bool) -> None:
-    assert (prefetched(dataset, 2) is dataset) == is_already
 
 
 def _numbers() -> tf.data.Dataset:

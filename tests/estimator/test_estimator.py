@@ -27,6 +27,8 @@ from tests.tiny import CountingTrainer
 class StopAt(Callback):
     """Ctrl-C after a step."""
 
+    changes_training = False
+
     def __init__(self, step: int) -> None:
         self.step = step
 

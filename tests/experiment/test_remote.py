@@ -57,6 +57,8 @@ def url() -> str:
 class At(Callback):
     """Does something at a step."""
 
+    changes_training = False
+
     def __init__(self, step: int, do: Callable[[], object]) -> None:
         self.step, self.do = step, do
 
