@@ -30,7 +30,7 @@ from prototrain.callbacks import (
 )
 from prototrain.errors import CheckpointError
 from tests.conftest import ROOT
-from tests.tiny import tiny_arrays, tiny_build, tiny_model, values
+from tests.tiny import tiny_arrays, tiny_build, tiny_model, tiny_trainer, values
 
 STOP, END = 7, 12
 
@@ -504,3 +504,21 @@ def test_the_table_in_the_documentation_has_these_rows() -> None:
     text = (ROOT / "docs" / "resuming.md").read_text(encoding="utf-8")
     rows = {line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")}
     assert {*EXACT, *INEXACT, *REFUSED} - {"nothing"} <= rows
+
+
+def test_the_order_in_which_variables_are_made_counts(experiment: Path) -> None:
+    """As that of a set of names, which is another one in each process: sums over all of them go in it."""
+
+    def build(names: tuple[str, ...]) -> Any:
+        def made(inputs: dict[str, tf.Tensor], train_phase: bool) -> dict[str, tf.Tensor]:
+            logits = {name: keras.layers.Dense(2, name=name)(inputs["x"]) for name in names}
+            return {"loss": tf.reduce_mean(sum(logits[name] for name in sorted(names)) ** 2)}
+
+        return made
+
+    for names, steps in ((("a", "b"), 4), (("a", "b"), 6), (("b", "a"), 8)):
+        trainer = tiny_trainer(experiment, build=build(names))
+        trainer.train([SaveOnExit()], max_steps=steps)
+        if names[0] == "a":
+            assert "makes its variables" not in trainer.session.resume_line()
+    assert "because the order in which the model makes its variables was" in trainer.session.resume_line()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.agenda import HOOKS, Agenda
@@ -14,11 +14,12 @@ from prototrain.callbacks.describe import describe
 from prototrain.callbacks.listing import checked, labels, state_keys
 from prototrain.callbacks.monitor import Monitor
 from prototrain.callbacks.proxies import innermost
-from prototrain.callbacks.settings import callback_settings
+from prototrain.callbacks.settings import callback_settings, is_of_user
 from prototrain.checkpoint.state import taking
 from prototrain.errors import StopTraining
 from prototrain.step.python_summaries import PythonSummaries
 from prototrain.system.forks import tell_of_forks
+from prototrain.system.signals import AFTER_STEP
 from prototrain.system.waiting import announcing
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class CallbackGroup:
         self._labels = labels(self.callbacks)
         self._agenda = Agenda(trainer, self._labels)
         self.settings: dict[str, Any] = {}  # what they were made with
+        self._of_user = {callback for callback in self.callbacks if is_of_user(callback)}
         self._set_up: list[Callback] = []
         self._stepped = False
         self._outer = sys.exception()  # what the caller is handling, which is no failure of this run
@@ -221,7 +223,8 @@ class CallbackGroup:
             self._agenda.is_running = True
             is_of_start = hook == "before_epoch" and not self._stepped
             try:
-                with self._timed(callback), self._told(hook, callback) if is_of_start else nullcontext():
+                running = self._told(hook, callback) if is_of_start else self._run(hook, callback, AFTER_STEP)
+                with self._timed(callback), running:
                     getattr(callback, hook)()
             except StopTraining as request:
                 stop = stop or request
@@ -274,8 +277,14 @@ class CallbackGroup:
     def _told(self, hook: str, callback: Callback) -> Iterator[None]:
         """Say what a callback is doing, if it takes long, and what a stop waits for meanwhile."""
         what = f"{hook} of {self._labels[callback]}"
-        with announcing(what, self._trainer.log), self._trainer.stop.waiting_for(what):
+        with announcing(what, self._trainer.log), self._trainer.stop.waiting_for(what), self._run(hook, callback):
             yield
+
+    def _run(self, hook: str, callback: Callback, when: str | None = None) -> AbstractContextManager[None]:
+        """Let a stop end code of the user's, if that does not end by itself."""
+        if callback not in self._of_user:
+            return nullcontext()
+        return self._trainer.stop.interrupting(f"{hook} of {self._labels[callback]}", when=when)
 
     @contextmanager
     def _timed(self, callback: Callback, *, records: bool = True) -> Iterator[None]:

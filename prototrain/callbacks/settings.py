@@ -44,6 +44,13 @@ def callback_settings(labels: Mapping[Callback, str], state_keys: Mapping[str, C
     return found
 
 
+def is_of_user(callback: Callback) -> bool:
+    """Whether a callback runs code of the user's own."""
+    inner = innermost(callback)
+    thing = inner.wraps or inner
+    return is_own(type(thing)) or any(map(is_own_code, attributes_of(thing, _OF_RUN | CALLBACK_SCRATCH).values()))
+
+
 def _settings(callback: Callback) -> dict[str, Any]:
     inner = innermost(callback)
     thing = inner.wraps or inner

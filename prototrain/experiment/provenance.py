@@ -41,7 +41,6 @@ import json
 import re
 import sys
 from collections.abc import Container, Iterable, Mapping
-from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,6 +48,7 @@ from typing import Any
 from prototrain.config import Config
 from prototrain.config.schema import LOCATION_KEYS
 from prototrain.system.code_paths import is_installed
+from prototrain.system.late_imports import module_file
 
 # Keys that change neither data nor updates: how long, where, how often it is looked at.
 _HARMLESS = {
@@ -182,6 +182,7 @@ says it."""
 OF_TRAINER = "the trainer's"
 """What a provenance calls what a trainer in Python was made with, and the values that its code names."""
 
+ORDER = "the order in which the model makes its variables"
 OF_CALLBACKS = "settings of callbacks"
 """What a provenance calls what the callbacks that may change what is trained were made with."""
 _EARLIER_OF_CALLBACKS = "callbacks"  # which had less of them
@@ -203,6 +204,7 @@ _ADDED_LATER = (
     "schedule",
     "tables",
     OF_TRAINER,
+    ORDER,
     STEPS_PER_EPOCH,
 )
 # What is seen in two ways is said once, in the words that are nearer to what was edited.
@@ -212,6 +214,7 @@ _SAID_BY = {
     "layers ": ("config",),
     "model graph ": ("model code", "trainer code", "config", "layers", "compiled with"),
     "optimizers ": ("config model.optimizer", "config model.lr_schedule"),
+    ORDER: ("model code", "trainer code", "config", "layers", "model graph"),
     "schedule ": ("config model.lr_schedule",),
     "trainer code ": (f"{OF_TRAINER} ",),
 }
@@ -237,19 +240,8 @@ def changes_since(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _module_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """What differs between modules; those that are not imported yet, as by a step, are looked for."""
-    here = {name: now[name] if name in now else source_digest(_file_of(name)) for name in then}
+    here = {name: now[name] if name in now else source_digest(module_file(name)) for name in then}
     return [f"the module {name} is not what it was" for name in then if here[name] not in (then[name], None)]
-
-
-def _file_of(module: str) -> Path | None:
-    """Where a module that is not imported would come from."""
-    names, path, found = module.split("."), None, None
-    for count in range(len(names)):
-        found = PathFinder.find_spec(".".join(names[: count + 1]), path)
-        if found is None:
-            return None
-        path = found.submodule_search_locations
-    return Path(found.origin) if found is not None and found.has_location and found.origin is not None else None
 
 
 def _callback_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -222,8 +222,7 @@ class Code(_Contents):
         return None
 
     def of_function(self, function: FunctionType) -> Any:
-        # What it closes over is given to it like an argument.
-        named = [function.__globals__.get(name) for name in sorted(uses_of(function.__code__))]
+        named = [found_as(function, name) for name in sorted(uses_of(function.__code__))]
         return ["function", done_by(function.__code__), self.parts(named)]
 
     def of_object(self, value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from prototrain.system.contents import Code, Values, as_text, attributes_of, digest
 from prototrain.system.function_code import found_as, uses_of
+from prototrain.system.late_imports import late_imports
 
 _NO_VALUE: tuple[type, ...] = (
     BuiltinFunctionType,
@@ -37,8 +38,8 @@ def code_of(kind: type) -> str:
 
 def reached(thing: type | FunctionType) -> dict[str, Any]:
     """The values that the code of a class or a function takes from outside of it, by what they are called there, as
-    JSON can hold them: globals, default arguments and attributes of classes, but for those that it calls
-    `not_compared`."""
+    JSON can hold them: globals, default arguments, attributes of classes and modules that it imports, but for what it
+    calls `not_compared`."""
     found: dict[str, Any] = {}
     left_out = {"changes_training", "not_compared", *getattr(thing, "not_compared", ())}
     code = Code()
@@ -55,6 +56,8 @@ def reached(thing: type | FunctionType) -> dict[str, Any]:
             if value is not None and not isinstance(value, _NO_VALUE) and name not in left_out:
                 used = Values().used(value, uses)
                 found |= {name if use is None else f"{name}.{use}": item for use, item in used.items()}
+    modules = late_imports(one for one in code.met() if isinstance(one, FunctionType))
+    found |= {f"the module {name}": digest for name, digest in modules.items()}
     return {name: _short(item) for name, item in sorted(found.items())}
 
 

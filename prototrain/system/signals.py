@@ -32,6 +32,8 @@ _SYSTEM = (signal.SIGHUP, signal.SIGXCPU)  # sends these by itself, and more tha
 _STOPS = (*_SENT, *_SYSTEM)
 _SAVE = signal.SIGUSR1
 _STEP = "the current step"
+AFTER_STEP = "after this step and saving"
+GRACE_SECONDS = 10.0  # that code of the user's has after a stop was requested
 
 
 class StopRequest:
@@ -57,6 +59,7 @@ class StopRequest:
         self.stage = _STEP
         self._when: str | None = None  # a stop takes effect, if not after what it waits for
         self._effect = ""  # when it was to take effect that was requested
+        self._ends_it = ""  # what the user does about that
         self.listeners: list[Callable[[bool], None]] = []
         self._pausing: list[Callable[[bool], None]] = []
         self._save_asked = self._paused = False
@@ -69,9 +72,14 @@ class StopRequest:
         self._receiver: socket.socket | None = None
         self._sender: socket.socket | None = None
         self._thread: threading.Thread | None = None
+        self._running: object | None = None  # stands for code that may be interrupted, while that runs
+        self._overdue: object | None = None  # for that which has had its time
+        self._handled = 0  # in the main thread
+        self._is_own = False  # the next signal
 
     def __enter__(self) -> StopRequest:
         self.signum, self._count, self.stage, self._when, self._effect = None, 0, _STEP, None, ""
+        self._running, self._overdue, self._handled, self._ends_it = None, None, 0, ""
         self._save_asked = self._paused = False
         self._tell(False)
         if threading.current_thread() is threading.main_thread():
@@ -146,10 +154,33 @@ class StopRequest:
         finally:
             self.stage, self._when = before
 
+    @contextmanager
+    def interrupting(self, what: str, *, when: str | None = None) -> Iterator[None]:
+        """Let a second signal, or a first one after a while, end what is done meanwhile, which may wait for ever.
+
+        So it is with what waits for other processes that have got the same signal, such as a `multiprocessing.Pool`.
+
+        Args:
+            what: is done, such as "trigger of Download".
+            when: as for `waiting_for`.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: as `check`, from wherever the main thread is.
+        """
+        self._running = object()
+        try:
+            with self.waiting_for(what, when=when):
+                yield
+        finally:
+            self._running = None
+
     def request(self, signum: int) -> None:
         """Ask the run to stop after its step, as if `signum` had arrived."""
         if self.signum is None:
-            self._effect = self._says()  # now: the run may be elsewhere when the user is told
+            # Now: the run may be elsewhere when the user is told.
+            self._effect = self._says()
+            if self._running is not None:
+                self._ends_it = f"; once more, or {GRACE_SECONDS:g} s, interrupts {self.stage}"
             self.signum = signum
             self._tell(True)
 
@@ -225,8 +256,19 @@ class StopRequest:
             return
         # The thread usually comes first; this makes the flag certain once the main thread runs Python again.
         self.request(signum)
+        self._handled += 1
+        if self._running is not None and (self._overdue is self._running or (self._handled > 1 and signum in _SENT)):
+            self._running = None
+            self.check()
         if self._count > 2 and signum in _SENT and is_interactive():
             raise KeyboardInterrupt
+
+    def _interrupt(self, running: object | None) -> None:
+        """End code that has had its time, unless it has ended."""
+        if running is not None and self._running is running and self.signum is not None:
+            self.announce(f"{self.stage} has not ended for {GRACE_SECONDS:g} s; interrupting it")
+            self._overdue, self._is_own = running, True
+            signal.pthread_kill(threading.main_thread().ident or 0, self.signum)
 
     def _wait(self, receiver: socket.socket) -> None:
         while received := receiver.recv(64):
@@ -239,22 +281,26 @@ class StopRequest:
         if signum == _SAVE:
             self._on_save(name)
             return
-        if self._count and signum in _SYSTEM:
+        if self._is_own or (self._count and signum in _SYSTEM):
+            self._is_own = False
             return
         self._count += 1
         if self._count == 1:
             self.request(signum)
-            more = "; twice more leaves at once" if signum in _SENT else ""
+            more = self._ends_it or ("; twice more leaves at once" if signum in _SENT else "")
             self.announce(f"{name}: stopping {self._effect or self._says()}{more}")
+            timer = threading.Timer(GRACE_SECONDS, self._interrupt, [self._running])
+            timer.daemon = True
+            timer.start()
         elif self._count == 2:
-            self.announce(f"{name}: still waiting for {self.stage}; once more leaves at once, without saving")
+            said = f"still waiting for {self.stage}" if self._running is None else f"interrupting {self.stage}"
+            self.announce(f"{name}: {said}; once more leaves at once, without saving")
         elif not is_interactive():
             os._exit(128 + signum)
 
     def _says(self) -> str:
         """When a stop that is requested now takes effect."""
-        after = "after this step and saving" if self.stage == _STEP else f"after {self.stage}"
-        return self._when or after
+        return self._when or (AFTER_STEP if self.stage == _STEP else f"after {self.stage}")
 
     def _on_save(self, name: str) -> None:
         if not self._saves:

@@ -29,6 +29,8 @@ _FLAGS = (
 def versions() -> dict[str, Any]:
     """Versions, processors, threads and, if there are any, GPUs by name, as far as a run's bits may depend on them."""
     gpus = _gpus()
+    options = {name: repr(value) for name, value in tf.config.optimizer.get_experimental_options().items()}
+    options |= {"jit": jit} if (jit := tf.config.optimizer.get_jit()) else {}
     return {
         "python": platform.python_version(),
         "numpy": version_of("numpy"),
@@ -40,6 +42,7 @@ def versions() -> dict[str, Any]:
         "inter-op threads": tf.config.threading.get_inter_op_parallelism_threads(),
         **({"GPUs": list(gpus)} if gpus else {}),
         **({"op determinism": "on"} if is_deterministic() else {}),
+        **({"graph optimizer": options} if options else {}),
         "flags": {name: os.environ[name] for name in _FLAGS if name in os.environ},
     }
 

@@ -276,6 +276,47 @@ def test_code_alone_is_told_without_values(module: Module, name: str) -> None:
     assert (first == second) is (name in values)
 
 
+DECORATED = """
+import functools
+def timed(function):
+    @functools.wraps(function)
+    def wrapper(self, *given):
+        return function(self, *given)
+    return wrapper
+class thing:
+    @timed
+    def f(self): return {value}
+"""
+
+
+def test_the_code_of_a_decorated_method_counts(module: Module) -> None:
+    one, same, other = (code_of(module(DECORATED.format(value=value)).thing) for value in (1, 1, 2))
+    assert one == same != other
+
+
+def test_modules_that_are_imported_in_functions_count(
+    module: Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = "def f():\n    from late_package.part import x\n    return x\nclass thing:\n"
+    text += "    def g(self):\n        import late_module, json, numpy, nowhere_at_all\n        return f()\n"
+    (tmp_path / "late_package").mkdir()
+    files = [tmp_path / name for name in ("late_module.py", "late_package/__init__.py", "late_package/part.py")]
+    for file in files:
+        file.write_text("x = 1\n")
+    before = reached(module(text).thing)
+    assert before.keys() == {"the module late_module", "the module late_package.part"}
+    for file in (files[0], files[2]):
+        file.write_text("x = 2\n")
+    after = reached(module(text).thing)
+    assert all(before[name] != after[name] for name in before)
+
+
+def test_clocks_that_were_read_in_this_process_do_not_count(module: Module) -> None:
+    text = "import time\nNOW = time.perf_counter()\nTHEN = 0.25\ndef thing(): return NOW - THEN\n"
+    assert reached(module(text).thing) == {"NOW": "a place or a time", "THEN": 0.25}
+
+
 REACHED = {
     "global": ("RATE = 2\ndef thing(x): return RATE * x", {"RATE": 2}),
     "setting": (

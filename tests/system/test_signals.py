@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +25,7 @@ from prototrain.callbacks import SaveOnExit
 from prototrain.estimator import Estimator, EstimatorSpec
 from prototrain.system.outlasting import outlasting
 from prototrain.system.signals import LeavingAtOnce, StopRequest
+from tests.conftest import ROOT
 from tests.preloaded import Program
 from tests.system.test_forks import code_of, fork, wait_for_ever
 from tests.test_exits import (
@@ -107,18 +111,19 @@ class WhileSavingStep8(WhileSaving):
 
 
 def test_a_run_saves_when_it_is_asked_to_and_nothing_else_changes(
-    straight: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    straight: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = SimpleTrainer(tiny_model(), experiment=tmp_path)
 
     def evaluate(dataset: str, batches: int) -> Any:
         if trainer.global_step == 12:
             save()
-        return trainer.evaluate(dataset, batches)
+        return SimpleTrainer.evaluate(trainer, dataset, batches)
 
+    monkeypatch.setattr(trainer, "evaluate", evaluate)
     trainer.state["slow"] = WhileSavingStep8(save)
     more = [WhileTracing(save), At(7, save), At(STEPS, save)]
-    trainer.train(callbacks(*more, evaluate=evaluate), max_steps=STEPS)
+    trainer.train(callbacks(*more), max_steps=STEPS)
     assert values(trainer) == straight[0]
     assert rows(tmp_path) == straight[1]
     said = capsys.readouterr().out
@@ -338,3 +343,85 @@ def test_from_the_start_of_a_process_on_while_it_waits_for_data(tmp_path: Path) 
     finally:
         process.kill()
     assert (tmp_path / "experiments" / "e" / "checkpoints" / "step-0000000020").is_dir()
+
+
+class WaitsForEver(Callback):
+    """Waits in a hook for what never comes, behind some signals."""
+
+    changes_training = False
+
+    def __init__(self, hook: str, signals: int) -> None:
+        self.hook, self.signals, self.waited = hook, signals, 0
+
+    def _wait(self, hook: str) -> None:
+        if hook == self.hook and self.trainer.global_step in (0, 2) and self.signals:
+            self.waited += 1
+            for _ in range(self.signals):
+                os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait(60)
+            raise AssertionError("nothing has ended the wait")
+
+    def before_train(self) -> None:
+        self._wait("before_train")
+
+    def trigger_step(self) -> None:
+        self._wait("trigger_step")
+
+
+@pytest.mark.parametrize("hook", ["before_train", "trigger_step"])
+@pytest.mark.parametrize(("signals", "grace"), [(1, 0.1), (2, 60.0)])
+def test_code_of_the_user_s_that_waits_for_ever_is_interrupted(
+    hook: str,
+    signals: int,
+    grace: float,
+    experiment: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("prototrain.system.signals.GRACE_SECONDS", grace)
+    trainer, waiting = CountingTrainer(experiment=experiment), WaitsForEver(hook, signals)
+    with pytest.raises(SystemExit) as caught:
+        trainer.train([waiting, SaveOnExit()], max_steps=4)
+    assert caught.value.code == 143 and waiting.waited == 1
+    said = capsys.readouterr().out
+    assert f"; once more, or {grace:g} s, interrupts {hook} of WaitsForEver" in said
+    assert ("has not ended for 0.1 s; interrupting it" in said) == (signals == 1)
+    assert trainer.session.checkpoints.steps() == ([2] if hook == "trigger_step" else [])
+    resumed = CountingTrainer(experiment=experiment)
+    resumed.train([WaitsForEver(hook, 0), SaveOnExit()], max_steps=4)
+    assert resumed.global_step == 4
+
+
+def test_a_pool_whose_workers_die_of_the_same_ctrl_c_does_not_hold_up_the_run(tmp_path: Path) -> None:
+    program = """
+        import multiprocessing, os, signal, time
+        from prototrain import Callback, Trainer
+        from prototrain.callbacks import SaveOnExit
+        from prototrain.system import signals
+        signals.GRACE_SECONDS = 1.0
+        def work(number):
+            if number == 3:
+                os.killpg(0, signal.SIGINT)  # as a terminal does
+            time.sleep(0.2)
+            return number
+        class Pool(Callback):
+            def trigger_step(self):
+                if self.trainer.global_step == 2:
+                    with multiprocessing.get_context("fork").Pool(2) as pool:
+                        pool.map(work, range(8), chunksize=1)
+        class Nothing(Trainer):
+            def run_step(self):
+                pass
+        Nothing(experiment="run").train([Pool(), SaveOnExit()], max_steps=4)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+        timeout=120,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode in (130, -signal.SIGINT), done.stderr
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-0000000002"]
