@@ -182,7 +182,7 @@ says it."""
 OF_TRAINER = "the trainer's"
 """What a provenance calls what a trainer in Python was made with, and the values that its code names."""
 
-ORDER = "the order in which the model makes its variables"
+ORDER = "the order of the variables that are trained"
 OF_CALLBACKS = "settings of callbacks"
 """What a provenance calls what the callbacks that may change what is trained were made with."""
 _EARLIER_OF_CALLBACKS = "callbacks"  # which had less of them

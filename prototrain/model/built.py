@@ -26,7 +26,7 @@ from prototrain.data.stream import TrainingData
 from prototrain.errors import DataError, OutOfMemoryError
 from prototrain.experiment import home_of, source_of
 from prototrain.experiment.data_files import describe_files, noting_files
-from prototrain.experiment.provenance import ORDER, config_provenance, source_digest
+from prototrain.experiment.provenance import config_provenance, source_digest
 from prototrain.model.evaluation import Evaluation
 from prototrain.model.graph_digest import model_digest, outputs_of
 from prototrain.model.layer_settings import layer_settings
@@ -40,7 +40,6 @@ from prototrain.step.counter import StepCounter
 from prototrain.step.graph_caveats import graph_caveats, resource_caveats
 from prototrain.step.python_summaries import left_out_of_graphs
 from prototrain.step.trace import tower_trace
-from prototrain.system.graphs import short_digest
 from prototrain.system.resources import table_digest
 from prototrain.system.signals import StopRequest
 from prototrain.system.tables import Table
@@ -140,7 +139,6 @@ class BuiltModel:
                 raise
             raise OutOfMemoryError(f"out of memory: building the model: {asked}") from error
         self.variables = dict(self._store.variables)
-        self._order = short_digest(repr(list(self.variables)).encode())  # in which gradients and decays are summed up
         self._weights: dict[str, tf.Variable] = {}
         self.trainable: dict[str, Any] = {}
         self.decayed: dict[str, Any] = {}
@@ -362,7 +360,6 @@ class BuiltModel:
             "config": config_provenance(self.config),
             "model code": self.code,
             "model graph": self.graph_digest,
-            ORDER: self._order,
             "layers": self._layer_settings,
             "tables": self._tables,
             "data mode": self.data.mode,

@@ -17,6 +17,7 @@ from prototrain.data.shares import Share
 from prototrain.errors import CheckpointError, ConfigError
 from prototrain.experiment import Experiment
 from prototrain.experiment.fetching import fetched
+from prototrain.experiment.provenance import ORDER
 from prototrain.model.built import BuiltModel, datasets_of
 from prototrain.model.net import check_net, scalars
 from prototrain.model.placement import Placement
@@ -28,6 +29,7 @@ from prototrain.step.loss_scale import LossScale
 from prototrain.step.micro_batches import over_micro_batches
 from prototrain.step.stop_variable import StopVariable
 from prototrain.step.trace import tower_trace
+from prototrain.system.graphs import short_digest
 from prototrain.system.waiting import announcing
 from prototrain.towers import choose_devices, in_words
 from prototrain.trainers.base import Trainer
@@ -123,6 +125,8 @@ class TowerTrainer(Trainer):
         self._optimization: dict[str, Any] = {}
         with self.placement.scope():
             self.create_optimizers()
+        # In which gradients and decays are summed up; layers may be frozen later.
+        self._order = short_digest(repr(list(self.trainable)).encode())
         self.state.update(self.variables)
         self.state["data"] = self.data
         if self.loss_scale is not None:
@@ -502,7 +506,8 @@ class TowerTrainer(Trainer):
         return list(dict.fromkeys([*([source] if source else []), *super().sources()]))
 
     def provenance(self) -> dict[str, Any]:
-        return {**super().provenance(), **self.built.provenance(), **self._optimization, **self._xla.recorded()}
+        built = {**self.built.provenance(), ORDER: self._order}
+        return {**super().provenance(), **built, **self._optimization, **self._xla.recorded()}
 
     def origin(self) -> dict[str, Any]:
         found, model = super().origin(), self.built.origin()
