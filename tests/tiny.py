@@ -133,7 +133,7 @@ class At(Callback):
 
 
 class PressesCtrlC(Callback):
-    """Presses Ctrl-C after a step."""
+    """Presses Ctrl-C when the next step is about to begin, and not while code of a callback runs."""
 
     changes_training = False
 
@@ -141,10 +141,9 @@ class PressesCtrlC(Callback):
         self.step = step
 
     def next_step(self, step: int) -> int | None:
+        if step == self.step:
+            os.kill(os.getpid(), signal.SIGINT)
         return self.step if step < self.step else None
-
-    def trigger_step(self) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
 
 
 class Losses(Callback):

@@ -29,7 +29,8 @@ _FLAGS = (
 def versions() -> dict[str, Any]:
     """Versions, processors, threads and, if there are any, GPUs by name, as far as a run's bits may depend on them."""
     gpus = _gpus()
-    options = {name: repr(value) for name, value in tf.config.optimizer.get_experimental_options().items()}
+    set_ = tf.config.optimizer.get_experimental_options()
+    options = {name: repr(value) for name, value in set_.items() if value or not name.startswith("disable_")}
     options |= {"jit": jit} if (jit := tf.config.optimizer.get_jit()) else {}
     return {
         "python": platform.python_version(),
