@@ -210,7 +210,9 @@ class Agenda:
             trigger = periodic_trigger(by_label[label]) if label in by_label else None
             if trigger is not None:
                 trigger.mark_fired()
-        if self._phase is not None or self.epoch == "begun":
+        if self._phase is not None or self.epoch != "ahead":
             ahead = self._pending if self._phase == "before_epoch" else []
+            if self._phase is None and self.epoch == "cut":  # for the others the epoch begins again
+                ahead = [callback for callback in self._labels if callback.at_end]
             mine = [callback for callback in self._around_epoch["before_epoch"] if callback not in ahead]
             self.to_prepare = [callback for callback in mine if not callback.overrides("state_dict")]

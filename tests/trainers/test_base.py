@@ -382,21 +382,32 @@ class Prepares(Callback):
     after_epoch = trigger_epoch = trigger_step
 
 
+def prepared(experiment: Path, callbacks: list[Callback], steps: int = 9) -> CountingTrainer:
+    trainer = CountingTrainer(experiment=experiment)
+    trainer.state |= {"plain": 0, "variable": tf.Variable(0), "array": np.zeros([])}
+    trainer.train([*callbacks, SaveOnExit()], steps_per_epoch=3, max_steps=steps)
+    return trainer
+
+
+def counts(trainer: CountingTrainer) -> list[int]:
+    return [int(trainer.state[name]) for name in ("plain", "variable", "array")]
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize(("hook", "step"), [*itertools.product(EPOCH_HOOKS, (3, 6)), ("trigger_step", 4)])
 def test_who_keeps_nothing_of_an_epoch_is_prepared_again(tmp_path: Path, hook: str, step: int, is_first: bool) -> None:
-    def trained(callbacks: list[Callback]) -> CountingTrainer:
-        trainer = CountingTrainer(experiment=tmp_path)
-        trainer.state |= {"plain": 0, "variable": tf.Variable(0), "array": np.zeros([])}
-        trainer.train([*callbacks, SaveOnExit()], steps_per_epoch=3, max_epoch=3)
-        return trainer
-
     stop = failing(hook, step, OSError("disk"))
     with pytest.raises(OSError, match="disk"):
-        trained([stop, Prepares()] if is_first else [Prepares(), stop])
-    trainer = trained([Prepares()])
-    assert [int(trainer.state[name]) for name in ("plain", "variable", "array")] == [3, 3, 3]
+        prepared(tmp_path, [stop, Prepares()] if is_first else [Prepares(), stop])
+    trainer = prepared(tmp_path, [Prepares()])
+    assert counts(trainer) == [3, 3, 3]
     assert trainer.session.resume_line() == f"resumed at step {step}, exact"
+
+
+@pytest.mark.parametrize("end", [2, 3, 4])
+def test_who_is_not_at_an_end_is_prepared_when_the_run_is_extended(tmp_path: Path, end: int) -> None:
+    prepared(tmp_path, [Prepares()], end)
+    assert counts(prepared(tmp_path, [Prepares()])) == [3, 3, 3]
 
 
 def test_an_epoch_of_another_length_begins_where_it_does(tmp_path: Path) -> None:
