@@ -174,6 +174,15 @@ class StopRequest:
         finally:
             self._running = None
 
+    @contextmanager
+    def uninterrupted(self) -> Iterator[None]:
+        """Let what is done meanwhile, such as saving, come to its end, also within `interrupting`."""
+        running, self._running = self._running, None
+        try:
+            yield
+        finally:
+            self._running = running
+
     def request(self, signum: int) -> None:
         """Ask the run to stop after its step, as if `signum` had arrived."""
         if self.signum is None:

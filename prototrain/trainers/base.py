@@ -374,7 +374,8 @@ class Trainer:
             ExperimentError: the trainer has no experiment directory.
             CheckpointError: it cannot be written.
         """
-        return self.start_save()()
+        with self.stop.uninterrupted():
+            return self.start_save()()
 
     def start_save(self) -> Callable[[], Path]:
         """Begin to write a checkpoint of the present step, see `save`; training can go on while the rest is written.
@@ -382,7 +383,8 @@ class Trainer:
         Returns:
             a function that waits for the end of it and returns the directory.
         """
-        return self.session.start_save()
+        with self.stop.uninterrupted():
+            return self.session.start_save()
 
     def reject_state(self) -> None:
         """Say that what is in `state` must not be resumed from: what is saved from now on goes aside."""

@@ -392,6 +392,37 @@ def test_code_of_the_user_s_that_waits_for_ever_is_interrupted(
     assert resumed.global_step == 4
 
 
+class SavesItself(Callback):
+    changes_training = False
+
+    def trigger_step(self) -> None:
+        if self.trainer.global_step == 2:
+            self.trainer.save()
+
+
+class SignalsWhenSaved:
+    """An entry of the state; it is asked whether it can be saved before the run begins."""
+
+    is_quiet = True
+
+    def state_dict(self) -> dict[str, int]:
+        if not self.is_quiet:
+            self.is_quiet = True
+            send(signal.SIGTERM)
+            send(signal.SIGTERM)
+        return {"x": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+
+def test_a_save_that_a_callback_of_the_user_s_has_asked_for_comes_to_its_end(experiment: Path) -> None:
+    trainer, signals = CountingTrainer(experiment=experiment), SignalsWhenSaved()
+    trainer.state["signals"] = signals
+    with pytest.raises(SystemExit) as caught:
+        trainer.train([At(1, lambda: setattr(signals, "is_quiet", False)), SavesItself()], max_steps=4)
+    assert caught.value.code == 143 and trainer.session.checkpoints.steps() == [2]
+
+
 def test_a_pool_whose_workers_die_of_the_same_ctrl_c_does_not_hold_up_the_run(tmp_path: Path) -> None:
     program = """
         import multiprocessing, os, signal, time
