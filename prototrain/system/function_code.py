@@ -10,7 +10,7 @@ from typing import Any
 _NAMES = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF"}
 _NAMES |= {"LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"}  # in a class's body, from Python 3.12 on
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD"}
-_HAS_DOC = 0x4000000  # a flag of code, from Python 3.13 on
+_HAS_DOC = 0x4000000  # a flag of code, from Python 3.14 on
 
 
 def done_by(constant: Any) -> str:
@@ -30,7 +30,7 @@ def done_by(constant: Any) -> str:
 def _without_doc(code: CodeType) -> tuple[Any, ...]:
     """A function's constants; what says what it does is the first one, which is None where nothing does."""
     constants = code.co_consts
-    if sys.version_info >= (3, 13):
+    if sys.version_info >= (3, 14):
         has_doc = bool(code.co_flags & _HAS_DOC)
     else:  # what is no def, such as a comprehension, has a constant of its own there
         has_doc = not code.co_name.startswith("<") and isinstance((*constants, 0)[0], str)
