@@ -41,9 +41,9 @@ class StopRequest:
 
     The first signal asks the run to stop after its step, or after what it does before the first one; the second says
     what is being waited for, and ends it if it may be interrupted; the third leaves at once (in an interactive session
-    by KeyboardInterrupt, elsewhere by ending the process). SIGHUP and SIGXCPU count as the first only: terminals send one twice, and the system the other
-    every second. Where they are ignored, as under ``nohup``, they stay so. Off the main thread no handlers are
-    installed, and only `request` and `ask_to_save` set the flags.
+    by KeyboardInterrupt, elsewhere by ending the process). SIGHUP and SIGXCPU count as the first only: terminals send
+    one twice, and the system the other every second. Where they are ignored, as under ``nohup``, they stay so. Off the
+    main thread no handlers are installed, and only `request` and `ask_to_save` set the flags.
 
     Args:
         announce: called with one line of text for the user.
