@@ -183,6 +183,7 @@ OF_TRAINER = "the trainer's"
 """What a provenance calls what a trainer in Python was made with, and the values that its code names."""
 
 ORDER = "the order of the variables that are trained"
+_OF_A_SET = "if the model goes through a set, sort it"
 OF_CALLBACKS = "settings of callbacks"
 """What a provenance calls what the callbacks that may change what is trained were made with."""
 _EARLIER_OF_CALLBACKS = "callbacks"  # which had less of them
@@ -234,6 +235,7 @@ def changes_since(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     length, now_length = then.get(STEPS_PER_EPOCH), known.get(STEPS_PER_EPOCH)
     is_same = length is not None and length == now_length  # whoever has said it, a config or a call of `train`
     found = differences(*(_comparable(_without_length(one, config_too=is_same)) for one in (then, known)))
+    found = [f"{ORDER} is another one ({_OF_A_SET})" if line.startswith(ORDER) else line for line in found]
     said = [line.removeprefix("optimizers ") for line in found if not _is_said(line, found)]
     return said + said_of_others
 
