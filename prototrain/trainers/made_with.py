@@ -26,7 +26,10 @@ def made_with(trainer: Trainer) -> dict[str, Any] | None:
     kind = type(trainer)
     if not is_own(kind.run_step):
         return None
-    return noted(trainer, lambda: {**attributes(trainer, besides=_not_given(trainer)), **reached(kind)})  # type: ignore[no-any-return]
+    found: dict[str, Any] = noted(
+        trainer, lambda: {**attributes(trainer, besides=_not_given(trainer)), **reached(kind)}
+    )
+    return found
 
 
 def _not_given(trainer: Trainer) -> set[str]:
