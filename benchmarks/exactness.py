@@ -4,7 +4,7 @@
 
 Every pipeline whose mode claims to be exact must go on with the same batches from every one of its positions, in a
 `TrainingData` that is made anew, or say that its data did not repeat. What does not is printed as code, and so is what
-does not come back within two minutes or takes the process down, unless TensorFlow alone does so as well.
+does not come back within half a minute or takes the process down, unless TensorFlow alone does so as well.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from prototrain.data.cache_files import give_back_caches  # noqa: E402
 from prototrain.data.stream import TrainingData  # noqa: E402
 from prototrain.errors import DataError, PrototrainError, StopTraining  # noqa: E402
 
-LONGEST = 120.0  # seconds that a pipeline may take
+LONGEST = 30.0  # seconds that a pipeline may take; those that come back take 4 at most
 POSITIONS = 18  # that are saved
 RESTORED = 1  # of them: another pipeline shows more than another position of this one
 PASSES = 3
