@@ -49,6 +49,7 @@ from prototrain.config import Config
 from prototrain.config.schema import LOCATION_KEYS
 from prototrain.system.code_paths import is_installed
 from prototrain.system.late_imports import module_file
+from prototrain.system.source_code import code_in
 
 # Keys that change neither data nor updates: how long, where, how often it is looked at.
 _HARMLESS = {
@@ -66,6 +67,7 @@ _HARMLESS = {
     "trainer.cluster_timeout",
     "trainer.stall_timeout",
 }
+_HARMLESS_ITEMS = {key.rpartition(".")[2] for key in _HARMLESS} | _HARMLESS  # in a config's two forms
 
 
 def source_of(thing: object) -> Path | None:
@@ -152,25 +154,25 @@ def import_digests(besides: Iterable[Path], *, known: Container[str] = ()) -> di
 
 
 def source_digest(source: Path | None) -> str | None:
-    """A short hash of the Python files of a source; None if they are not known.
+    """A short hash of the code in the Python files of a source, without what says how long a run is or how often it is
+    looked at (see `code_in`); None if they are not known.
 
-    A file by itself may be renamed, so that only its text counts; the files of a package import each other by name.
+    A file by itself may be renamed, so that only its code counts; the files of a package import each other by name.
     """
     if source is None or not source.exists():
         return None
-    if source.is_file():
-        return _OF_A_FILE + hashlib.sha256(source.read_bytes()).hexdigest()[:12]
     digest = hashlib.sha256()
-    for file in sorted(source.rglob("*.py")):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()[:12]
+    for file in [source] if source.is_file() else sorted(source.rglob("*.py")):
+        name = "" if file == source else file.name
+        digest.update(name.encode() + b"\0" + code_in(file, besides=_HARMLESS_ITEMS) + b"\0")
+    return _OF_CODE + digest.hexdigest()[:12]
 
 
-_OF_A_FILE = "text "
+_OF_CODE = "code "
 _OF_A_GRAPH = "v3 "  # or of several lookup tables in one
 _IN_ANOTHER_WAY = re.compile("(v2 )?[0-9a-f]{8}(, (v2 )?[0-9a-f]{8})*|[0-9a-f]{12}")  # as earlier versions wrote it
 _OF_A_LAMBDA = re.compile(r"4w\S{18}\.\.\. \([0-9a-f]{8}\)")  # as earlier versions wrote it, with where it lies in it
-_WITH_ITS_NAME = re.compile("[0-9a-f]{12}")  # of a file, as earlier versions wrote it, which says nothing of its text
+_OF_A_TEXT = re.compile("(text )?[0-9a-f]{12}")  # of a file or a package, as earlier versions wrote it
 
 
 _ONCE_MORE = "self_unconditional_dependency_names/"  # how earlier versions named an optimizer of a Keras model again
@@ -243,7 +245,10 @@ def changes_since(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def _module_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """What differs between modules; those that are not imported yet, as by a step, are looked for."""
     here = {name: now[name] if name in now else source_digest(module_file(name)) for name in then}
-    return [f"the module {name} is not what it was" for name in then if here[name] not in (then[name], None)]
+    changed = [name for name in then if here[name] not in (then[name], None)]
+    return [
+        f"the module {name} is not what it was" for name in changed if not _cannot_be_compared(then[name], here[name])
+    ]
 
 
 def _callback_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -316,6 +321,8 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             if len(set(kinds)) == 2:  # what one class is made with says nothing of another
                 theirs, mine = {"class": kinds[0]}, {"class": kinds[1]}
             found += [f"{key} {line}" for line in differences(theirs, mine)]
+        elif mine != theirs and all(str(value).startswith(_OF_CODE) for value in (theirs, mine)):
+            found.append(f"{key} is another one")
         elif mine != theirs and not _cannot_be_compared(theirs, mine):
             found.append(f"{key} was {_shown(theirs)} and is {_shown(mine)}")
     return found
@@ -325,8 +332,8 @@ def _cannot_be_compared(then: Any, now: Any) -> bool:
     if str(now).startswith(_OF_A_GRAPH):
         return _IN_ANOTHER_WAY.fullmatch(str(then)) is not None
     if _OF_A_LAMBDA.fullmatch(str(then)):
-        return _WITH_ITS_NAME.fullmatch(str(now)) is not None
-    return str(now).startswith(_OF_A_FILE) and _WITH_ITS_NAME.fullmatch(str(then)) is not None
+        return re.fullmatch("[0-9a-f]{12}", str(now)) is not None
+    return str(now).startswith(_OF_CODE) and _OF_A_TEXT.fullmatch(str(then)) is not None
 
 
 def _shown(value: Any) -> Any:

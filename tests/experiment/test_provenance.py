@@ -28,9 +28,9 @@ def test_a_digest_of_an_earlier_form_says_nothing(tmp_path: Path) -> None:
     file.write_text("x = 1\n")
     now = {"model code": source_digest(file)}
     assert changes_since({"model code": "0123456789ab"}, now) == []
-    assert changes_since({"model code": "text 0123456789ab"}, now) == [
-        f"model code was text 0123456789ab and is {now['model code']}"
-    ]
+    assert changes_since({"model code": "text 0123456789ab"}, now) == []
+    assert changes_since({"model code": "code 0123456789ab"}, now) == ["model code is another one"]
+    assert changes_since({"imports": {"json": "text 0123456789ab"}}, {"imports": {"json": now["model code"]}}) == []
 
 
 def test_what_earlier_versions_did_not_record_is_not_claimed() -> None:
@@ -43,8 +43,8 @@ def test_what_earlier_versions_did_not_record_is_not_claimed() -> None:
 
 
 def test_modules_are_compared_as_far_as_both_have_them() -> None:
-    then = {"imports": {"helper": "text 1", "gone": "text 2", "same": "text 3"}}
-    now = {"imports": {"helper": "text 4", "new": "text 5", "same": "text 3"}}
+    then = {"imports": {"helper": "code 1", "gone": "code 2", "same": "code 3"}}
+    now = {"imports": {"helper": "code 4", "new": "code 5", "same": "code 3"}}
     assert changes_since(then, now) == ["the module helper is not what it was"]
     assert changes_since({}, now) == []
 

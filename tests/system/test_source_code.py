@@ -1,0 +1,81 @@
+"""What of a Python file is code that a run depends on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prototrain.system.source_code import code_in
+
+SCRIPT = '''"""A script."""
+
+import thing
+
+config = {"model": {"num_steps": 100, "size": 3}}
+
+
+class Own(thing.Trainer):
+    """Does it."""
+
+    def run_step(self):
+        return thing.step(self.size, rate=0.1)  # by hand
+
+
+def main(arguments):
+    Own(config).train([], max_steps=100)
+
+
+if __name__ == "__main__":
+    main([])
+'''
+
+
+def _code(directory: Path, text: str) -> bytes:
+    file = directory / "script.py"
+    file.write_text(text)
+    return code_in(file, besides={"num_steps"})
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("  # by hand", ""),
+        ('"""Does it."""', '"""Does it well."""'),
+        ("self.size, rate=0.1", "\n            self.size,\n            rate=0.1,\n        "),
+        ('"num_steps": 100', '"num_steps": 200'),
+        ("max_steps=100", "max_steps=200"),
+        ('if __name__ == "__main__":\n    main([])', "if __name__ == '__main__':\n    main([1])"),
+        ('if __name__ == "__main__":\n    main([])', "Own(config).train(max_steps=5)"),
+    ],
+)
+def test_what_says_nothing_of_the_training_is_left_out(old: str, new: str, tmp_path: Path) -> None:
+    assert old in SCRIPT
+    assert _code(tmp_path, SCRIPT) == _code(tmp_path, SCRIPT.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("rate=0.1", "rate=0.2"),
+        ("rate=0.1", "rates=0.1"),
+        ('"size": 3', '"size": 3.0'),
+        ('"num_steps": 100', '"num_steps": 100 * thing.length'),
+        ("import thing", "import other as thing"),
+        ("thing.Trainer", "thing.Other"),
+        ("class Own", "@thing.wrapped\nclass Own"),
+        ("def main(", "def mine("),
+        ("thing.step(self.size, rate=0.1)", "thing.step(rate=0.1)"),
+        ("return thing", "yield thing"),
+        ('if __name__ == "__main__":', 'if __name__ != "__main__":'),
+        ('if __name__ == "__main__":\n    main([])', "thing.setup()"),
+    ],
+)
+def test_whatever_else_is_written_counts(old: str, new: str, tmp_path: Path) -> None:
+    assert old in SCRIPT
+    assert _code(tmp_path, SCRIPT) != _code(tmp_path, SCRIPT.replace(old, new))
+
+
+@pytest.mark.parametrize("text", ["this is no Python\n", "x = " + "(" * 5000 + ")" * 5000, "x = 1" + "+1" * 20_000])
+def test_a_file_that_cannot_be_looked_into_counts_as_it_is(text: str, tmp_path: Path) -> None:
+    assert _code(tmp_path, text) == text.encode()
