@@ -52,11 +52,13 @@ class StopRequest:
     Attributes:
         announce: as it was given.
         stage: what a stop waits for.
+        patience: seconds after which a step that a stop waits for counts as stuck: the process ends without saving.
     """
 
     def __init__(self, announce: Callable[[str], None], *, saves: bool = True) -> None:
         self.signum: int | None = None
         self.stage = _STEP
+        self.patience = 1800.0
         self._when: str | None = None  # a stop takes effect, if not after what it waits for
         self._effect = ""  # when it was to take effect that was requested
         self._ends_it = ""  # what the user does about that
@@ -272,12 +274,25 @@ class StopRequest:
         if self._count > 2 and signum in _SENT and is_interactive():
             raise KeyboardInterrupt
 
-    def _interrupt(self, running: object | None) -> None:
-        """End code that has had its time, unless it has ended."""
-        if running is not None and self._running is running and self.signum is not None:
+    def _after_grace(self, running: object | None, run: object) -> None:
+        """End code that has had its time, unless it has ended; say of a step that it goes on."""
+        if self._thread is not run or self.signum is None:
+            return
+        if running is not None and self._running is running:
             self.announce(f"{self.stage} has not ended for {GRACE_SECONDS:g} s; interrupting it")
             self._overdue, self._is_own = running, True
             signal.pthread_kill(threading.main_thread().ident or 0, self.signum)
+        elif self.stage == _STEP and self._count == 1 and not is_interactive():
+            self.announce(
+                f"the current step has not ended for {GRACE_SECONDS:g} s, as if a batch of the data were late; "
+                f"twice more, or {self.patience:g} s, leaves at once, without saving"
+            )
+            _start_timer(self.patience - GRACE_SECONDS, self._after_patience, run, self.signum)
+
+    def _after_patience(self, run: object, signum: int) -> None:
+        if self._thread is run and self.stage == _STEP:
+            self.announce(f"the current step has not ended for {self.patience:g} s; leaving without saving")
+            os._exit(128 + signum)
 
     def _wait(self, receiver: socket.socket) -> None:
         while received := receiver.recv(64):
@@ -298,9 +313,7 @@ class StopRequest:
             self.request(signum)
             more = self._ends_it or ("; twice more leaves at once" if signum in _SENT else "")
             self.announce(f"{name}: stopping {self._effect or self._says()}{more}")
-            timer = threading.Timer(GRACE_SECONDS, self._interrupt, [self._running])
-            timer.daemon = True
-            timer.start()
+            _start_timer(GRACE_SECONDS, self._after_grace, self._running, self._thread)
         elif self._count == 2:
             said = f"still waiting for {self.stage}" if self._running is None else f"interrupting {self.stage}"
             self.announce(f"{name}: {said}; once more leaves at once, without saving")
@@ -317,6 +330,12 @@ class StopRequest:
         elif self.stage != "saving":
             self._pause()
             self.announce(f"{name}: saving after this step")
+
+
+def _start_timer(seconds: float, call: Callable[..., None], *arguments: object) -> None:
+    timer = threading.Timer(seconds, call, arguments)
+    timer.daemon = True
+    timer.start()
 
 
 class LeavingAtOnce(StopRequest):

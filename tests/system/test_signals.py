@@ -423,6 +423,53 @@ def test_a_save_that_a_callback_of_the_user_s_has_asked_for_comes_to_its_end(exp
     assert caught.value.code == 143 and trainer.session.checkpoints.steps() == [2]
 
 
+def test_a_step_that_waits_for_data_which_never_comes_ends_after_one_signal(tmp_path: Path) -> None:
+    program = """
+        import os, signal, time
+        import keras, tensorflow as tf
+        from prototrain import Config, SimpleTrainer
+        from prototrain.callbacks import ModelSaver, SaveOnExit
+        from prototrain.system import signals
+        signals.GRACE_SECONDS = 0.5
+        def numbers():
+            for number in range(99):
+                if number == 8:
+                    time.sleep(1)  # until the training waits
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    time.sleep(300)
+                yield [float(number)]
+        class Model:
+            config = Config({
+                "model.batch_size": 2, "model.num_steps": 20, "model.optimizer.method": "sgd",
+                "model.lr_schedule.method": "constant", "model.lr_schedule.constant.value": 0.1,
+                "trainer.stall_timeout": 2.0,
+            })
+            def datasets(self):
+                made = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([1]))
+                return {"trn": made.batch(2).map(lambda x: {"x": x})}
+            def build(self, inputs, train_phase):
+                return {"loss": tf.reduce_mean(keras.layers.Dense(1)(inputs["x"]))}
+        SimpleTrainer(Model(), experiment="run").train([ModelSaver().every(steps=1), SaveOnExit()])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=120,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 143, done.stderr
+    said = [line for line in done.stdout.splitlines() if "SIGTERM" in line or "has not ended" in line]
+    assert said == [
+        "SIGTERM: stopping after this step and saving; twice more leaves at once",
+        "the current step has not ended for 0.5 s, as if a batch of the data were late; twice more, or 2 s, leaves at "
+        "once, without saving",
+        "the current step has not ended for 2 s; leaving without saving",
+    ]
+    assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())[-1] == "step-0000000004"
+
+
 def test_a_pool_whose_workers_die_of_the_same_ctrl_c_does_not_hold_up_the_run(tmp_path: Path) -> None:
     program = """
         import multiprocessing, os, signal, time
