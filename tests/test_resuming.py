@@ -460,6 +460,48 @@ def test_a_callback_is_compared_as_it_was_made(tmp_path: Path) -> None:
     assert resumed.session.resume_line() == "resumed at step 8, exact"
 
 
+class Anneals(Trainer):
+    """Does less in each step of a run."""
+
+    def run_step(self) -> dict[str, float]:
+        return {"x": 1.0 - self.global_step / self.total_steps}
+
+
+class Slows(Callback):
+    """Does something by the length of a run or of an epoch."""
+
+    def after_epoch(self) -> None:
+        assert self.trainer.total_steps
+
+
+class Sets(Callback):
+    """Does something whose time is that of a step."""
+
+    def trigger_step(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "callback", "epoch", "steps", "expected"),
+    [
+        (Anneals, None, 2, 8, "not bit-exact, because the trainer's total_steps was 4 and is 8"),
+        (Anneals, None, 2, 4, "exact"),
+        (Nothing, None, 3, 8, "exact"),
+        (Nothing, Slows, 2, 8, "not bit-exact, because the callback Slows: total_steps was 4 and is 8 ("),
+        (Nothing, Slows, 4, 4, "not bit-exact, because the callback Slows: steps per epoch was 2 and is 4 ("),
+        (Nothing, Sets, 4, 8, "exact"),
+    ],
+)
+def test_a_length_counts_where_code_of_the_user_s_goes_by_it(
+    kind: type[Trainer], callback: type[Callback] | None, epoch: int, steps: int, expected: str, tmp_path: Path
+) -> None:
+    callbacks = [] if callback is None else [callback()]
+    kind(experiment=tmp_path).train([*callbacks, SaveOnExit()], steps_per_epoch=2, max_steps=4)
+    resumed = kind(experiment=tmp_path)
+    resumed.train([*([] if callback is None else [callback()])], steps_per_epoch=epoch, max_steps=steps)
+    assert resumed.session.resume_line().startswith(f"resumed at step 4, {expected}")
+
+
 class Draws(Nothing):
     """Has a step that does not repeat."""
 

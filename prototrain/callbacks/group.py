@@ -85,7 +85,7 @@ class CallbackGroup:
 
     def setup(self) -> None:
         """Give every callback its trainer and let it prepare."""
-        self.settings = callback_settings(self._labels, self._state_keys)
+        self.settings = callback_settings(self._trainer, self._labels, self._state_keys)
         inner = map(innermost, self.callbacks)
         self._trainer.monitors.attach(callback for callback in inner if isinstance(callback, Monitor))
         for callback in self.callbacks:
@@ -281,10 +281,10 @@ class CallbackGroup:
             yield
 
     def _run(self, hook: str, callback: Callback, when: str | None = None) -> AbstractContextManager[None]:
-        """Let a stop end code of the user's, if that does not end by itself."""
-        if callback not in self._of_user:
-            return nullcontext()
-        return self._trainer.stop.interrupting(f"{hook} of {self._labels[callback]}", when=when)
+        """Name what a stop waits for; code of the user's it ends, if that does not end by itself."""
+        stop = self._trainer.stop
+        wait = stop.interrupting if callback in self._of_user else stop.waiting_for
+        return wait(f"{hook} of {self._labels[callback]}", when=when)
 
     @contextmanager
     def _timed(self, callback: Callback, *, records: bool = True) -> Iterator[None]:

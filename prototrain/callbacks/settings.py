@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from prototrain.callbacks.base import Callback, ProxyCallback
 from prototrain.callbacks.proxies import innermost
 from prototrain.callbacks.trigger import PeriodicTrigger
-from prototrain.experiment.provenance import CODE, STATE
+from prototrain.experiment.provenance import CODE, STATE, STEPS_PER_EPOCH, digest_in_words
 from prototrain.private_api.of_keras import CALLBACK_SCRATCH
 from prototrain.system.contents import attributes_of, is_own, is_own_code
-from prototrain.system.own_code import attributes, code_of, digest_of, noted, reached
+from prototrain.system.own_code import attributes, code_of, digest_of, names_in, noted, reached
+
+if TYPE_CHECKING:
+    from prototrain.trainers.base import Trainer
 
 _OF_RUN = {"_due", "_enabled", "at_end", "callback", "chief_only", "priority", "state_key", "trainer"}
 _OF_RUN |= {"_verbose", "verbose"}
+_OF_EPOCH = {"end_of_epoch", "epoch_num", "local_step", "steps_per_epoch"}  # attributes of a trainer
+_BY_EPOCH = ("on_epoch_begin", "on_epoch_end")  # what Keras calls
 # Keras's own that change what is trained.
 _SETTERS = (
     keras.callbacks.LearningRateScheduler,
@@ -25,23 +30,42 @@ _SETTERS = (
 )
 
 
-def callback_settings(labels: Mapping[Callback, str], state_keys: Mapping[str, Callback]) -> dict[str, Any]:
+def callback_settings(
+    trainer: Trainer, labels: Mapping[Callback, str], state_keys: Mapping[str, Callback]
+) -> dict[str, Any]:
     """What counts of the callbacks of a run, as JSON can hold it, by label: of those that may change what is trained
     the attributes and the interval, and of the user's own, of which nobody knows, the code and what it names as well.
 
     Asked before they are set up, when they are as they were made.
 
     Args:
+        trainer: of the run.
         labels: of the callbacks.
         state_keys: those that have a state, by its name in a checkpoint.
     """
     keys = {callback: key for key, callback in state_keys.items()}
     found = {}
     for callback, label in labels.items():
-        settings = _settings(callback)
+        settings = _settings(trainer, callback)
         if settings:
             found[label] = settings | ({STATE: keys[callback]} if callback in keys else {})
     return found
+
+
+def lengths_named(trainer: Trainer, *things: Any) -> dict[str, Any]:
+    """The lengths of a run that code of the user's own names, since they are no reason by themselves.
+
+    Args:
+        trainer: of the run.
+        things: classes, functions, and what holds such.
+    """
+    names = set().union(*map(names_in, things))
+    found: dict[str, Any] = {"total_steps": trainer.total_steps} if "total_steps" in names else {}
+    return found | (_epoch(trainer) if names & _OF_EPOCH else {})
+
+
+def _epoch(trainer: Trainer) -> dict[str, Any]:
+    return {STEPS_PER_EPOCH: trainer.steps_per_epoch}
 
 
 def is_of_user(callback: Callback) -> bool:
@@ -51,7 +75,7 @@ def is_of_user(callback: Callback) -> bool:
     return is_own(type(thing)) or any(map(is_own_code, attributes_of(thing, _OF_RUN | CALLBACK_SCRATCH).values()))
 
 
-def _settings(callback: Callback) -> dict[str, Any]:
+def _settings(trainer: Trainer, callback: Callback) -> dict[str, Any]:
     inner = innermost(callback)
     thing = inner.wraps or inner
     changes = getattr(thing, "changes_training", None)
@@ -59,9 +83,23 @@ def _settings(callback: Callback) -> dict[str, Any]:
         changes = True
     found: dict[str, Any] = noted(thing, lambda: _made_with(thing, changes))
     around = _around(callback)
+    if found:
+        found = {**found, **(_epoch(trainer) if _runs_by_epoch(inner, around) else {})}
+        found |= lengths_named(trainer, type(thing), list(attributes_of(thing, _OF_RUN | CALLBACK_SCRATCH).values()))
     if around and (found or any(map(_counts, around))):
         found = {**found, "its interval": _interval(around)}
     return found
+
+
+def _runs_by_epoch(callback: Callback, around: list[Callback]) -> bool:
+    """Whether it depends on the length of an epoch when a callback is called."""
+    if callback.wraps is not None:
+        return any(
+            getattr(type(callback.wraps), hook) is not getattr(keras.callbacks.Callback, hook) for hook in _BY_EPOCH
+        )
+    triggers = [one for one in around if isinstance(one, PeriodicTrigger)]
+    is_triggered = triggers[-1].every_k_epochs is not None if triggers else callback.overrides("trigger")
+    return is_triggered or any(map(callback.overrides, ("before_epoch", "after_epoch", "trigger_epoch")))
 
 
 def _made_with(thing: Any, changes_training: bool | None) -> dict[str, Any]:
@@ -71,7 +109,7 @@ def _made_with(thing: Any, changes_training: bool | None) -> dict[str, Any]:
     besides = _OF_RUN | CALLBACK_SCRATCH
     of_class = {"class": kind.__name__}  # also where there is nothing else to be said of it
     if is_own(kind):
-        return {**of_class, **attributes(thing, besides=besides), **reached(kind), CODE: code_of(kind)}
+        return {**of_class, **attributes(thing, besides=besides), **reached(kind), CODE: digest_in_words(code_of(kind))}
     if changes_training:
         return {**of_class, **attributes(thing, besides=besides)}
     given = {name: value for name, value in attributes_of(thing, besides).items() if is_own_code(value)}
@@ -99,6 +137,6 @@ def _interval(around: list[Callback]) -> Any:
         if isinstance(proxy, PeriodicTrigger):
             found.append(proxy.schedule)
         else:
-            code = {CODE: code_of(type(proxy)), **reached(type(proxy))} if _counts(proxy) else {}
+            code = {CODE: digest_in_words(code_of(type(proxy))), **reached(type(proxy))} if _counts(proxy) else {}
             found.append(attributes(proxy, besides=_OF_RUN) | code)
     return found[0] if len(found) == 1 else found

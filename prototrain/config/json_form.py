@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn
 
 from prototrain.config.schema import REFERENCE, SCHEMA, HasConfig, show
 from prototrain.errors import ConfigError
+from prototrain.system.function_code import found_as
 
 FUNCTIONS_KEY: Final = "prototrain.functions"
 """The key of a `config.json` that lists the paths of values which only stand for what they were."""
@@ -176,9 +177,17 @@ def _find(reference: Any, path: str) -> Any:
 
 
 def _source(value: Any) -> str | None:
-    """Return the source text of a function that no name leads to: for a lambda its expression, on one line."""
+    """Return the source text of a function that no name leads to: for a lambda its expression, on one line. What it has
+    of a function around it follows."""
     if not isinstance(value, FunctionType):
         return None
+    text = _text(value)
+    around = {name: found_as(value, name) for name in value.__code__.co_freevars}
+    said = [f"{name} = {item!r}" for name, item in around.items() if isinstance(item, (bool, int, float, str))]
+    return f"{text}  # {', '.join(said)}" if said and text is not None else text
+
+
+def _text(value: FunctionType) -> str | None:
     try:
         if value.__name__ != "<lambda>":
             return textwrap.dedent(inspect.getsource(value))

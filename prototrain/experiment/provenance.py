@@ -67,7 +67,6 @@ _HARMLESS = {
     "trainer.cluster_timeout",
     "trainer.stall_timeout",
 }
-_HARMLESS_ITEMS = {key.rpartition(".")[2] for key in _HARMLESS} | _HARMLESS  # in a config's two forms
 
 
 def source_of(thing: object) -> Path | None:
@@ -164,11 +163,18 @@ def source_digest(source: Path | None) -> str | None:
     digest = hashlib.sha256()
     for file in [source] if source.is_file() else sorted(source.rglob("*.py")):
         name = "" if file == source else file.name
-        digest.update(name.encode() + b"\0" + code_in(file, besides=_HARMLESS_ITEMS) + b"\0")
+        digest.update(name.encode() + b"\0" + code_in(file, besides=_HARMLESS) + b"\0")
     return _OF_CODE + digest.hexdigest()[:12]
 
 
 _OF_CODE = "code "
+
+
+def digest_in_words(digest: str) -> str:
+    """A digest of code, of which no message shows what it was and is."""
+    return _OF_CODE + digest
+
+
 _OF_A_GRAPH = "v3 "  # or of several lookup tables in one
 _IN_ANOTHER_WAY = re.compile("(v2 )?[0-9a-f]{8}(, (v2 )?[0-9a-f]{8})*|[0-9a-f]{12}")  # as earlier versions wrote it
 _OF_A_LAMBDA = re.compile(r"4w\S{18}\.\.\. \([0-9a-f]{8}\)")  # as earlier versions wrote it, with where it lies in it
@@ -219,6 +225,7 @@ _SAID_BY = {
     "optimizers ": ("config model.optimizer", "config model.lr_schedule"),
     ORDER: ("model code", "trainer code", "config", "layers", "model graph"),
     "schedule ": ("config model.lr_schedule",),
+    f"{OF_TRAINER} ": ("trainer was ",),
     "trainer code ": (f"{OF_TRAINER} ",),
 }
 

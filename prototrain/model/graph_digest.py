@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from prototrain.system.contents import LARGE, large_digest
 from prototrain.system.graphs import short_digest, value_digest
 
 _FORM = "v3 "
 """Ahead of a digest, since earlier versions saw less, or more."""
-_HASHED_BYTES = 64 * 2**20  # of a constant; of a larger one only the shape counts
 
 
 def model_digest(graph: Any, variables: Mapping[int, str] | None = None) -> str:
@@ -36,10 +36,10 @@ def _captured(outside: Any, names: Mapping[int, str]) -> str:
 
 
 def constant_digest(tensor: Any) -> str:
-    """A digest of what an eager tensor holds, up to 64 MB of it."""
+    """A digest of what an eager tensor holds."""
     value = np.asarray(tensor.numpy())
-    if value.nbytes > _HASHED_BYTES:
-        return short_digest(str(value.shape).encode())
+    if value.nbytes > LARGE and not value.dtype.hasobject:
+        return short_digest(f"{value.shape} {large_digest(value)}".encode())
     return short_digest(repr(value.tolist()).encode() if value.dtype.hasobject else value.tobytes())
 
 

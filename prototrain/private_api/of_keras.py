@@ -242,6 +242,19 @@ def learning_rate_source(optimizer: Any) -> Any:
     return found if callable(found) and not isinstance(found, KerasVariable) else None
 
 
+@needs(
+    "keras.src.optimizers.base_optimizer:BaseOptimizer._exclude_from_weight_decay_pattern",
+    without="that other variables of an optimizer decay is not seen by a resume",
+    instead=lambda optimizer: [],
+)
+def kept_from_decay(optimizer: Any) -> list[str]:
+    """What `exclude_from_weight_decay` was given: parts of names in their order, and how many variables."""
+    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+    names = [] if pattern is None else sorted(pattern.pattern.split("|"))
+    number = len(getattr(optimizer, "_exclude_from_weight_decay", ()))
+    return names + [f"{number} variables"] * bool(number)
+
+
 def _cannot_average(optimizer: Any) -> None:
     raise ModelError(
         f"several towers need a Keras that adds up their gradients where prototrain can keep it from doing so, and "

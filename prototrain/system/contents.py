@@ -16,15 +16,17 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from datetime import date
+from datetime import date, datetime
 from decimal import Decimal
 from hashlib import sha256
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import psutil
+import xxhash
 
 from prototrain.system.code_paths import is_installed
 from prototrain.system.function_code import done_by, found_as, uses_of
@@ -33,11 +35,17 @@ _WRAPPED: tuple[type, ...] = (MethodType, classmethod, staticmethod, property)
 _WRAPPED += (functools.cached_property, functools.partial, functools.partialmethod, type(functools.cache(len)))
 _MOST = 20_000  # values that are looked into, and members of each of them
 _DEEPEST = 60  # of them in each other
-_HASHED_BYTES = 64 * 2**20  # of an array; of a larger one only the shape counts
 _FILLED = {"add", "append", "appendleft", "clear", "extend", "insert", "pop", "setdefault", "update"}  # methods
+_SIMPLE = (bool, int, float, str)
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_FAR = 366 * 24 * 3600.0  # seconds ahead that an end may lie
+_IS_UUID = re.compile("[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
 _PLACE_OR_TIME = "a place or a time"
-# When this process has begun, by the clock of `time.perf_counter` and `time.monotonic`.
-_BEGAN = time.perf_counter() - (time.time() - psutil.Process().create_time())
+# When this process has begun, by the clock of `time.time`, and by that of `time.perf_counter` and `time.monotonic`.
+_STARTED = psutil.Process().create_time()
+_BEGAN = time.perf_counter() - (time.time() - _STARTED)
+LARGE = 64 * 2**20
+"""The bytes of an array from which on it has a quicker hash."""
 # Modules whose classes keep nothing in objects that the user has not put there.
 _PLAIN = {
     "abc",
@@ -59,6 +67,11 @@ def is_own(thing: Any) -> bool:
     name = getattr(thing, "__module__", None) or "builtins"
     file = getattr(sys.modules.get(name), "__file__", None)
     return name == "__main__" if file is None else not is_installed(file)
+
+
+def _is_own_module(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and not is_installed(file)
 
 
 def is_own_code(value: Any) -> bool:
@@ -95,7 +108,7 @@ class _Contents:
             return self.parts(_parts_of(value))
         if hasattr(type(value), "python_function"):  # a `tf.function`
             return self.of(value.python_function)
-        if isinstance(value, (ModuleType, BuiltinFunctionType)):
+        if isinstance(value, (ModuleType, BuiltinFunctionType, np.ufunc)):
             return self.name(value.__name__)
         is_code = isinstance(value, (FunctionType, type))
         if id(value) in self._met or (is_code and not is_own(value)):
@@ -132,6 +145,8 @@ class Values(_Contents):
     def describe(self, value: Any) -> Any:
         if _is_place_or_time(value):
             return _PLACE_OR_TIME
+        if isinstance(value, (Path, date)):
+            return f"{type(value).__name__} {value}"
         if value is None or isinstance(value, (bool, str)):
             return value
         if isinstance(value, (int, float)):
@@ -142,8 +157,9 @@ class Values(_Contents):
             return f"pattern {value.pattern!r} {value.flags}"
         if isinstance(value, np.ndarray):
             return _of_array(value)
-        if type(value).__name__ == "EagerTensor":
-            return _of_array(value.numpy()) if value.dtype.name not in ("resource", "variant") else value.dtype.name
+        if type(value).__name__ in ("EagerTensor", "ResourceVariable", "Variable"):
+            kind = str(getattr(value.dtype, "name", value.dtype))
+            return kind if kind in ("resource", "variant") else _of_array(np.asarray(value))
         if isinstance(value, dict):
             pairs = [(self.of(key), self.of(item)) for key, item in list(value.items())[:_MOST]]
             return dict(pairs) if all(type(key) is str for key, _ in pairs) else [*pairs, len(value)]
@@ -180,7 +196,7 @@ class Values(_Contents):
         """What a function uses of a value: some attributes or items of it, or all (None)."""
         if isinstance(value, (dict, list, set, deque)) and uses <= _FILLED:
             return {}  # what a run fills, not what it is made with
-        kept = _settings_of(value)
+        kept = _settings_of(value) or _simple_attributes(value, uses)
         if not all(use in kept for use in uses):
             return {None: self.of(value)}
         return {use: self.of(kept[use]) for use in sorted(map(str, uses))}
@@ -193,6 +209,8 @@ class Values(_Contents):
         # One of the user's own that does not say what it was made with has the empty config of its base.
         if not config and (_is_plain(kind) or (is_own(kind) and hasattr(kind, "from_config"))):
             config = attributes_of(value, ())
+        elif config is None:
+            config = _said_of(value)
         return [*described, self.of(config)]
 
 
@@ -248,14 +266,36 @@ def attributes_of(thing: Any, besides: Iterable[str]) -> dict[str, Any]:
     return {name: value for name, value in sorted(found.items()) if name not in left_out}
 
 
+def _said_of(value: Any) -> Any:
+    """What an object of an installed class, or of a class that has one as a base, says that it was made with: its
+    `repr`, if that does not only say what it is; else the plain values that have been given to it by name."""
+    kind = type(value)
+    said = repr(value) if "__repr__" in {name for base in kind.__mro__[:-1] for name in vars(base)} else "<>"
+    if not said.startswith("<") and " at 0x" not in said:
+        return said
+    public = attributes_of(value, ()) if is_own(kind) else {}
+    return {name: each for name, each in public.items() if not name.startswith("_") and isinstance(each, _SIMPLE)}
+
+
+def _simple_attributes(value: Any, uses: set[str | None]) -> dict[str, Any]:
+    """What an object of an installed class, such as parsed flags, has under some names, if these are plain values."""
+    if isinstance(value, (FunctionType, ModuleType, type, *_CONTAINERS)) or None in uses:
+        return {}
+    found = {str(use): getattr(value, str(use), None) for use in uses}
+    return found if all(isinstance(item, _SIMPLE) for item in found.values()) else {}
+
+
 def _settings_of(value: Any) -> dict[str, Any]:
-    """What of a value can be told by a name: the items of a dict, the fields of settings in a class or an object."""
+    """What of a value can be told by a name: the items of a dict, the fields of settings in a class or an object, what
+    stands in a module of the user's own."""
     if isinstance(value, dict):
         return value
+    if isinstance(value, ModuleType):
+        return vars(value) if _is_own_module(value) else {}
     if isinstance(value, tuple):
         return {name: getattr(value, name) for name in getattr(value, "_fields", ())}
     kind = value if isinstance(value, type) else type(value)
-    if isinstance(value, (FunctionType, ModuleType)) or not _is_plain(kind):
+    if isinstance(value, FunctionType) or not _is_plain(kind):
         return {}
     of_classes = {name: item for base in reversed(kind.__mro__) if is_own(base) for name, item in vars(base).items()}
     fixed = {name: item for name, item in of_classes.items() if not hasattr(item, "__get__")}
@@ -276,17 +316,31 @@ def _config_of(value: Any) -> Any:
 
 
 def _of_array(value: np.ndarray[Any, Any]) -> list[Any]:
-    is_known = not value.dtype.hasobject and value.nbytes <= _HASHED_BYTES
-    return [str(value.dtype), list(value.shape), sha256(value.tobytes()).hexdigest() if is_known else None]
+    """The hash of a large one is quicker; what Python objects it holds is not known."""
+    found = None
+    if not value.dtype.hasobject:
+        found = large_digest(value) if value.nbytes > LARGE else sha256(value.tobytes()).hexdigest()
+    return [str(value.dtype), list(value.shape), found]
+
+
+def large_digest(array: np.ndarray[Any, Any]) -> str:
+    """A digest of an array of numbers, of at least one axis, in a tenth of a second for each gigabyte."""
+    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(array).view(np.uint8).data)
 
 
 def _is_place_or_time(value: Any) -> bool:
-    """Whether a value says only where something lies or when it was made."""
-    if isinstance(value, str):
-        return os.path.isabs(value)
-    if not isinstance(value, float) or value.is_integer() or not value < math.inf:
-        return isinstance(value, (Path, date))
-    return value > 1e9 or _BEGAN <= value <= time.perf_counter()
+    """Whether a value says only where something lies, when in this process it was made, or that it is this one."""
+    if isinstance(value, (str, Path)):
+        return os.path.isabs(value) or _IS_UUID.fullmatch(str(value)) is not None
+    if isinstance(value, UUID):
+        return True
+    if isinstance(value, datetime):
+        value = value.timestamp()
+    elif isinstance(value, date):
+        return value == date.today()
+    if not isinstance(value, float) or value.is_integer():
+        return False
+    return _BEGAN <= value <= time.perf_counter() or _STARTED <= value <= time.time() + _FAR
 
 
 def _name(thing: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from prototrain.system.contents import Code, Values, as_text, attributes_of, digest
@@ -53,12 +53,28 @@ def reached(thing: type | FunctionType) -> dict[str, Any]:
         found |= {name: Values().of(value) for name, value in given.items() if not isinstance(value, _NO_VALUE)}
         for name, uses in uses_of(one.__code__).items() if isinstance(one, FunctionType) else ():
             value = found_as(one, name)
-            if value is not None and not isinstance(value, _NO_VALUE) and name not in left_out:
-                used = Values().used(value, uses)
+            is_module = isinstance(value, ModuleType)
+            if value is None or name in left_out or (isinstance(value, _NO_VALUE) and not is_module):
+                continue
+            used = Values().used(value, uses)
+            if not (is_module and None in used):
                 found |= {name if use is None else f"{name}.{use}": item for use, item in used.items()}
     modules = late_imports(one for one in code.met() if isinstance(one, FunctionType))
     found |= {f"the module {name}": digest for name, digest in modules.items()}
     return {name: _short(item) for name, item in sorted(found.items())}
+
+
+def names_in(thing: Any) -> set[str]:
+    """The names that the code of a function or a class of the user's own, or what is made of such, has in it."""
+    code = Code(in_containers=True)
+    code.of(thing)
+    bodies = [one.__code__ for one in code.met() if isinstance(one, FunctionType)]
+    found: set[str] = set()
+    while bodies:
+        body = bodies.pop()
+        found.update(body.co_names)
+        bodies += [constant for constant in body.co_consts if isinstance(constant, CodeType)]
+    return found
 
 
 def _defaults(function: FunctionType) -> dict[str, Any]:

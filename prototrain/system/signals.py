@@ -52,13 +52,14 @@ class StopRequest:
     Attributes:
         announce: as it was given.
         stage: what a stop waits for.
-        patience: seconds after which a step that a stop waits for counts as stuck: the process ends without saving.
+        patience: seconds after which a step that a stop waits for counts as stuck: the process ends without saving;
+            None to wait for ever.
     """
 
     def __init__(self, announce: Callable[[str], None], *, saves: bool = True) -> None:
         self.signum: int | None = None
         self.stage = _STEP
-        self.patience = 1800.0
+        self.patience: float | None = None
         self._when: str | None = None  # a stop takes effect, if not after what it waits for
         self._effect = ""  # when it was to take effect that was requested
         self._ends_it = ""  # what the user does about that
@@ -76,6 +77,7 @@ class StopRequest:
         self._thread: threading.Thread | None = None
         self._running: object | None = None  # stands for code that may be interrupted, while that runs
         self._overdue: object | None = None  # for that which has had its time
+        self._is_held = False  # while something is done that has to come to its end
         self._handled = 0  # in the main thread
         self._is_own = False  # the next signal
 
@@ -179,11 +181,12 @@ class StopRequest:
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:
         """Let what is done meanwhile, such as saving, come to its end, also within `interrupting`."""
-        running, self._running = self._running, None
+        before = self._running, self._is_held
+        self._running, self._is_held = None, True
         try:
             yield
         finally:
-            self._running = running
+            self._running, self._is_held = before
 
     def request(self, signum: int) -> None:
         """Ask the run to stop after its step, as if `signum` had arrived."""
@@ -282,16 +285,16 @@ class StopRequest:
             self.announce(f"{self.stage} has not ended for {GRACE_SECONDS:g} s; interrupting it")
             self._overdue, self._is_own = running, True
             signal.pthread_kill(threading.main_thread().ident or 0, self.signum)
-        elif self.stage == _STEP and self._count == 1 and not is_interactive():
+        elif self._count == 1 and not self._is_held:
+            limit = "" if self.patience is None or self.stage != _STEP else f", or {self.patience:g} s,"
             self.announce(
-                f"the current step has not ended for {GRACE_SECONDS:g} s, as if a batch of the data were late; "
-                f"twice more, or {self.patience:g} s, leaves at once, without saving"
+                f"{self.stage} has not ended for {GRACE_SECONDS:g} s; twice more{limit} leaves at once, without saving"
             )
-            _start_timer(self.patience - GRACE_SECONDS, self._after_patience, run, self.signum)
 
     def _after_patience(self, run: object, signum: int) -> None:
-        if self._thread is run and self.stage == _STEP:
-            self.announce(f"the current step has not ended for {self.patience:g} s; leaving without saving")
+        """End the process if a step is stuck, and nothing is being saved."""
+        if self._thread is run and self.stage == _STEP and not self._is_held:
+            self.announce(f"{self.stage} has not ended for {self.patience:g} s; leaving without saving")
             os._exit(128 + signum)
 
     def _wait(self, receiver: socket.socket) -> None:
@@ -314,6 +317,8 @@ class StopRequest:
             more = self._ends_it or ("; twice more leaves at once" if signum in _SENT else "")
             self.announce(f"{name}: stopping {self._effect or self._says()}{more}")
             _start_timer(GRACE_SECONDS, self._after_grace, self._running, self._thread)
+            if self.patience is not None and not is_interactive():
+                _start_timer(self.patience, self._after_patience, self._thread, signum)
         elif self._count == 2:
             said = f"still waiting for {self.stage}" if self._running is None else f"interrupting {self.stage}"
             self.announce(f"{name}: {said}; once more leaves at once, without saving")

@@ -1,4 +1,4 @@
-"""What a Python file does where it is imported, however it is written."""
+"""What a Python file says, however it is written."""
 
 from __future__ import annotations
 
@@ -9,56 +9,65 @@ from typing import Any
 
 _HAS_BODY = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _SAID_ELSEWHERE = {"ctx", "kind", "type_comment"}
+_LENGTH_ARGUMENTS = {"max_epoch", "max_steps"}  # of `Trainer.train`
 
 
 def code_in(file: Path, *, besides: Container[str] = ()) -> bytes:
     """The code of a file, nearly always the same in another version of Python; its text if it is none.
 
-    Comments, layout and docstrings are left out, and so is what only the script does: the block below
-    ``if __name__ == "__main__"``, a function `main`, and lines that call a `train`. What those make, such as callbacks,
-    a run compares by itself.
+    Comments, layout and docstrings are left out, and so is how long a run is, where it is written as a plain value: in
+    the only call of a `train` with such an argument.
 
     Args:
         file: of the user's own.
-        besides: items of dicts with these keys are left out too, if they are plain values.
+        besides: items of dicts with these keys are left out too, and values that are assigned to them.
     """
     text = file.read_bytes()
     try:
-        return repr(_described(ast.parse(text), besides)).encode()
+        tree = ast.parse(text)
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _has_length(node)]
+        return repr(_described(tree, besides, calls if len(calls) == 1 else [])).encode()
     except (SyntaxError, ValueError, RecursionError):
         return text
 
 
-def _described(node: Any, besides: Container[str]) -> Any:
+def _described(node: Any, besides: Container[str], calls: list[ast.Call]) -> Any:
     if isinstance(node, list):
-        return [_described(item, besides) for item in node]
+        return [_described(item, besides, calls) for item in node]
     if not isinstance(node, ast.AST):
         return node
     fields = {name: value for name, value in ast.iter_fields(node) if name not in _SAID_ELSEWHERE}
     if isinstance(node, _HAS_BODY):
-        is_left_out = _is_of_script if isinstance(node, ast.Module) else _is_text
-        fields["body"] = [statement for statement in fields["body"] if not is_left_out(statement)]
+        fields["body"] = [one for one in fields["body"] if not (_is_text(one) or _assigns(one, besides))]
     elif isinstance(node, ast.Dict):
-        items = [item for item in zip(node.keys, node.values, strict=True) if not _is_item_of(*item, besides)]
+        items = [item for item in zip(node.keys, node.values, strict=True) if not _is_item(*item, besides)]
         fields = {"items": [item for pair in items for item in pair]}
+    elif node in calls:
+        fields["keywords"] = [keyword for keyword in fields["keywords"] if not _is_length(keyword)]
     # Fields that have nothing in them are new in some versions.
-    kept = [[name, _described(value, besides)] for name, value in fields.items() if value is not None and value != []]
-    return [type(node).__name__, *kept]
+    kept = [(name, value) for name, value in fields.items() if value is not None and value != []]
+    return [type(node).__name__, *([name, _described(value, besides, calls)] for name, value in kept)]
 
 
-def _is_of_script(statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.FunctionDef):
-        return statement.name == "main"
-    if isinstance(statement, ast.If):
-        return ast.unparse(statement.test).replace('"', "'") == "__name__ == '__main__'" and not statement.orelse
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    is_training = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "train"
-    return is_training or _is_text(statement)
+def _has_length(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr == "train" and any(map(_is_length, call.keywords))
+
+
+def _is_length(keyword: ast.keyword) -> bool:
+    return keyword.arg in _LENGTH_ARGUMENTS and isinstance(keyword.value, ast.Constant)
 
 
 def _is_text(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def _is_item_of(key: ast.expr | None, value: ast.expr, besides: Container[str]) -> bool:
+def _assigns(statement: ast.stmt, besides: Container[str]) -> bool:
+    """Whether a statement is like `config["model.num_steps"] = 100`."""
+    if not (isinstance(statement, ast.Assign) and len(statement.targets) == 1):
+        return False
+    target = statement.targets[0]
+    return isinstance(target, ast.Subscript) and _is_item(target.slice, statement.value, besides)
+
+
+def _is_item(key: ast.expr | None, value: ast.expr, besides: Container[str]) -> bool:
     return isinstance(key, ast.Constant) and key.value in besides and isinstance(value, ast.Constant)

@@ -1,14 +1,22 @@
-"""What the step of a trainer of the user's own, in Python, depends on besides its code."""
+"""What the step of a trainer of the user's own depends on besides the model and what is optimised."""
 
 from __future__ import annotations
 
 import dis
+import itertools
 import os
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+import keras
+import tensorflow as tf
+
+from prototrain.callbacks.settings import lengths_named
+from prototrain.experiment.provenance import digest_in_words
+from prototrain.model.layer_settings import layer_settings
 from prototrain.system.contents import attributes_of, is_own
-from prototrain.system.own_code import attributes, noted, reached
+from prototrain.system.own_code import attributes, code_of, noted, reached
+from prototrain.trainers.optimization import optimizer_code, optimizer_settings
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
@@ -17,19 +25,46 @@ _PLAIN = (bool, bytes, complex, float, int, str, type(None))
 
 
 def made_with(trainer: Trainer) -> dict[str, Any] | None:
-    """What a trainer has been given, and the values that its code names, as JSON can hold them; None of one whose step
-    is not the user's own.
+    """What a trainer has been given, the code of its class and the values that this names, as JSON can hold them; None
+    of one of prototrain's.
 
-    What is in `trainer.state` is left out, since checkpoints have it, and so is where the run lies. The first time that
-    it is asked counts, when a run begins: later ones find what training has made of it.
+    Of what is in `trainer.state` checkpoints have the values, so that only what it was made with counts; where the run
+    lies does not count. The first time that this is asked counts, when a run begins: later ones find what training has
+    made of it.
     """
     kind = type(trainer)
-    if not is_own(kind.run_step):
+    if not is_own(kind):
         return None
-    found: dict[str, Any] = noted(
-        trainer, lambda: {**attributes(trainer, besides=_not_given(trainer)), **reached(kind)}
+    given = noted(
+        trainer,
+        lambda: {
+            **attributes(trainer, besides=_not_given(trainer)),
+            **reached(kind),
+            **_of_state(trainer),
+            "code": digest_in_words(code_of(kind)),
+        },
     )
-    return found
+    return {**given, **lengths_named(trainer, kind)}
+
+
+def _of_state(trainer: Trainer) -> dict[str, Any]:
+    """What the entries of a trainer's state were made with, by name, without what they hold."""
+    found = {name: _made_as(entry) for name, entry in trainer.state.items() if not isinstance(entry, tf.Variable)}
+    return {name: settings for name, settings in found.items() if settings}
+
+
+def _made_as(entry: Any) -> dict[str, Any]:
+    if isinstance(entry, keras.layers.Layer):
+        return layer_settings([entry])
+    if isinstance(entry, keras.optimizers.Optimizer):
+        settings = optimizer_settings(entry) | optimizer_code(entry)
+        return {
+            name: value for name, value in settings.items() if not isinstance(value, float) or name != "learning_rate"
+        }
+    if not is_own(type(entry)):
+        return {}
+    plain = {name: value for name, value in attributes_of(entry, ()).items() if isinstance(value, _PLAIN)}
+    return {**attributes(entry, besides=vars(entry).keys() - plain), "code": digest_in_words(code_of(type(entry)))}
 
 
 def _not_given(trainer: Trainer) -> set[str]:
@@ -46,5 +81,11 @@ def _not_given(trainer: Trainer) -> set[str]:
 def _set_by_others(kind: type) -> set[str]:
     """The attributes that a class's bases set which are not the user's own."""
     functions = [member for base in kind.__mro__ if not is_own(base) for member in vars(base).values()]
-    ops = [op for one in functions if isinstance(one, FunctionType) for op in dis.get_instructions(one)]
-    return {str(op.argval) for op in ops if op.opname == "STORE_ATTR"}
+    found = set()
+    for function in functions:
+        ops = list(dis.get_instructions(function)) if isinstance(function, FunctionType) else []
+        for of, op in itertools.pairwise(ops):
+            # In Python 3.13 one op may load two variables.
+            if op.opname == "STORE_ATTR" and "self" in (of.argval if isinstance(of.argval, tuple) else [of.argval]):
+                found.add(str(op.argval))
+    return found

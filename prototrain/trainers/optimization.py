@@ -18,7 +18,7 @@ from prototrain.config import Config
 from prototrain.config.json_form import encode
 from prototrain.errors import ConfigError, PrototrainError
 from prototrain.model.graph_digest import model_digest
-from prototrain.private_api.of_keras import learning_rate_source
+from prototrain.private_api.of_keras import kept_from_decay, learning_rate_source
 from prototrain.system.contents import is_own
 from prototrain.system.own_code import attributes, digest_of, noted
 from prototrain.system.tracebacks import first_line
@@ -129,7 +129,8 @@ def optimizer_settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
         settings["learning_rate"] = float(f"{rate:.7g}")  # it was kept as a float32
     elif isinstance(rate, dict) and rate.get("class_name") in ("__lambda__", "function"):
         del settings["learning_rate"]  # `optimizer_code` has it
-    return {"class": type(optimizer).__name__, **settings}
+    kept = kept_from_decay(optimizer)
+    return {"class": type(optimizer).__name__, **settings, **({"without weight decay": kept} if kept else {})}
 
 
 def optimization(

@@ -128,7 +128,7 @@ SPREAD = {
         (PAIR[0], "lambda x: x + 1"),
         (PAIR[1], "lambda x: x + 2"),
         (NESTED, "lambda x: lambda y: x + y"),
-        (NESTED(1), "lambda y: x + y"),
+        (NESTED(1), "lambda y: x + y  # x = 1"),
         (SPREAD["fn"], "lambda step: 0.1 if step < 100 else 0.01"),
         (eval("lambda x: x"), "<function <lambda>>"),
         (local_function(), "def local(x: int) -> int:\n    return x\n"),

@@ -8,10 +8,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from datetime import date, datetime
+from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
+from uuid import uuid4
 
 import keras
 import numpy as np
@@ -23,6 +26,7 @@ from prototrain.system.own_code import (
     attributes,
     code_of,
     digest_of,
+    names_in,
     noted,
     reached,
 )
@@ -202,7 +206,15 @@ KEPT: list[tuple[Any, Any]] = [
     ([[1, 0.1]], [[1, 0.1]]),
     (float("nan"), "nan"),
     ("/some/place", "a place or a time"),
-    (Path("place"), "a place or a time"),
+    (Path("/some/place"), "a place or a time"),
+    (Path("place"), "PosixPath place"),
+    (date(2019, 1, 1), "date 2019-01-01"),
+    (datetime(2019, 1, 1, 12), "datetime 2019-01-01 12:00:00"),
+    (date.today(), "a place or a time"),
+    (1.2e9 + 0.5, 1.2e9 + 0.5),
+    (uuid4(), "a place or a time"),
+    (uuid4().hex, "a place or a time"),
+    (np.tanh, "tanh"),
 ]
 
 
@@ -214,6 +226,14 @@ def test_a_short_attribute_is_kept_as_it_is(value: Any, kept: Any) -> None:
 def test_when_something_was_made_does_not_count() -> None:
     assert attributes(Holder(time.time() + 0.123))["value"] == "a place or a time"
     assert attributes(Holder(1234.5))["value"] == 1234.5
+
+
+class Pendulum(tf.Module):
+    """Is of a class that has one of TensorFlow's as its base."""
+
+    def __init__(self, gravity: float) -> None:
+        super().__init__()
+        self.gravity = gravity
 
 
 SAME_VALUES = [
@@ -244,6 +264,15 @@ OTHER_VALUES: list[tuple[Any, Any]] = [
     (decay(0.1), decay(0.2)),
     (1, True),
     (np.float32(1), np.float64(1)),
+    (Fraction(1, 2), Fraction(1, 3)),
+    (np.poly1d([1.0, 0.5]), np.poly1d([2.0, 0.5])),
+    (np.tanh, np.sin),
+    (Pendulum(1.5), Pendulum(2.5)),
+    (tf.Variable(1.0), tf.Variable(2.0)),
+    (keras.Variable(1.0), keras.Variable(2.0)),
+    (np.zeros(9_000_000), np.append(np.zeros(8_999_999), 1.0)),
+    (Path("a.txt"), Path("b.txt")),
+    (date(2019, 1, 1), date(2021, 1, 1)),
 ]
 
 
@@ -331,6 +360,14 @@ REACHED = {
     ),
     "closure": ("def make(n): return lambda: n\nthing = make(4)", {"n": 4}),
     "what a run fills": ("log = []\ndef thing(): log.append(1)", {}),
+    "module of settings": (
+        "import sys\nme, RATE, OTHER = sys.modules['edited'], 3, 4\ndef thing(): return me.RATE",
+        {"me.RATE": 3},
+    ),
+    "flags": (
+        "from email.message import Message as M\na = M()\na.rate = 1.5\ndef thing(): return a.rate",
+        {"a.rate": 1.5},
+    ),
     "no value": ("import os\ndef thing(x): return os.path.join(str(x), y)", {}),
 }
 
@@ -339,6 +376,13 @@ REACHED = {
 def test_the_values_that_code_reaches_have_names(module: Module, name: str) -> None:
     text, expected = REACHED[name]
     assert reached(module(text).thing) == expected
+
+
+def test_names_are_those_of_all_code_that_is_reached(module: Module) -> None:
+    text = "def f(t): return [t.total_steps for _ in 'a']\nclass thing:\n    def g(self, t): return f(t)"
+    assert {"total_steps", "f"} <= names_in(module(text).thing)
+    assert "total_steps" in names_in([module(text).f])
+    assert "total_steps" not in names_in([3, "total_steps"])
 
 
 class Refuses:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -423,6 +425,38 @@ def test_a_save_that_a_callback_of_the_user_s_has_asked_for_comes_to_its_end(exp
     assert caught.value.code == 143 and trainer.session.checkpoints.steps() == [2]
 
 
+def test_the_process_is_left_in_a_stuck_step_and_not_while_it_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: queue.Queue[Callable[[], None]] = queue.Queue()
+    monkeypatch.setattr(
+        "prototrain.system.signals._start_timer", lambda _, call, *given: timers.put(partial(call, *given))
+    )
+    left: list[int] = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    said: list[str] = []
+    stop = StopRequest(said.append)
+    stop.patience = 60.0
+    with stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        grace, patience = timers.get(timeout=30), timers.get(timeout=30)
+        with stop.uninterrupted():
+            grace()
+            patience()
+        with stop.waiting_for("trigger of Validation"):
+            grace()
+            patience()
+        assert said[1:] == ["trigger of Validation has not ended for 10 s; twice more leaves at once, without saving"]
+        assert left == []
+        grace()
+        patience()
+        assert said[2:] == [
+            "the current step has not ended for 10 s; twice more, or 60 s, leaves at once, without saving",
+            "the current step has not ended for 60 s; leaving without saving",
+        ]
+    grace()
+    patience()
+    assert left == [143] and len(said) == 4
+
+
 def test_a_step_that_waits_for_data_which_never_comes_ends_after_one_signal(tmp_path: Path) -> None:
     program = """
         import os, signal, time
@@ -463,8 +497,7 @@ def test_a_step_that_waits_for_data_which_never_comes_ends_after_one_signal(tmp_
     said = [line for line in done.stdout.splitlines() if "SIGTERM" in line or "has not ended" in line]
     assert said == [
         "SIGTERM: stopping after this step and saving; twice more leaves at once",
-        "the current step has not ended for 0.5 s, as if a batch of the data were late; twice more, or 2 s, leaves at "
-        "once, without saving",
+        "the current step has not ended for 0.5 s; twice more, or 2 s, leaves at once, without saving",
         "the current step has not ended for 2 s; leaving without saving",
     ]
     assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())[-1] == "step-0000000004"

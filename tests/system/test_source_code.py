@@ -12,7 +12,8 @@ SCRIPT = '''"""A script."""
 
 import thing
 
-config = {"model": {"num_steps": 100, "size": 3}}
+config = {"model.num_steps": 100, "size": 3}
+config["model.num_steps"] = 50
 
 
 class Own(thing.Trainer):
@@ -34,7 +35,7 @@ if __name__ == "__main__":
 def _code(directory: Path, text: str) -> bytes:
     file = directory / "script.py"
     file.write_text(text)
-    return code_in(file, besides={"num_steps"})
+    return code_in(file, besides={"model.num_steps"})
 
 
 @pytest.mark.parametrize(
@@ -43,10 +44,11 @@ def _code(directory: Path, text: str) -> bytes:
         ("  # by hand", ""),
         ('"""Does it."""', '"""Does it well."""'),
         ("self.size, rate=0.1", "\n            self.size,\n            rate=0.1,\n        "),
-        ('"num_steps": 100', '"num_steps": 200'),
+        ('.num_steps": 100', '.num_steps": 200'),
+        ('config["model.num_steps"] = 50\n', ""),
         ("max_steps=100", "max_steps=200"),
-        ('if __name__ == "__main__":\n    main([])', "if __name__ == '__main__':\n    main([1])"),
-        ('if __name__ == "__main__":\n    main([])', "Own(config).train(max_steps=5)"),
+        ("max_steps=100", "max_epoch=2"),
+        ('"__main__"', "'__main__'"),
     ],
 )
 def test_what_says_nothing_of_the_training_is_left_out(old: str, new: str, tmp_path: Path) -> None:
@@ -60,20 +62,29 @@ def test_what_says_nothing_of_the_training_is_left_out(old: str, new: str, tmp_p
         ("rate=0.1", "rate=0.2"),
         ("rate=0.1", "rates=0.1"),
         ('"size": 3', '"size": 3.0'),
-        ('"num_steps": 100', '"num_steps": 100 * thing.length'),
+        ('.num_steps": 100', '.num_steps": 100 * thing.length'),
+        ('["model.num_steps"] = 50', '["model.other"] = 50'),
+        ("max_steps=100", "max_steps=thing.length"),
+        ("max_steps=100", "epochs=100"),
+        ("train([]", "train([thing]"),
+        ("main([])", "main([1])"),
+        ("main([])", "Own(config).train(max_steps=5)"),
         ("import thing", "import other as thing"),
         ("thing.Trainer", "thing.Other"),
         ("class Own", "@thing.wrapped\nclass Own"),
         ("def main(", "def mine("),
         ("thing.step(self.size, rate=0.1)", "thing.step(rate=0.1)"),
         ("return thing", "yield thing"),
-        ('if __name__ == "__main__":', 'if __name__ != "__main__":'),
-        ('if __name__ == "__main__":\n    main([])', "thing.setup()"),
     ],
 )
 def test_whatever_else_is_written_counts(old: str, new: str, tmp_path: Path) -> None:
     assert old in SCRIPT
     assert _code(tmp_path, SCRIPT) != _code(tmp_path, SCRIPT.replace(old, new))
+
+
+def test_of_several_trainings_the_length_of_each_counts(tmp_path: Path) -> None:
+    script = SCRIPT + "teacher.train(max_steps=5)\n"
+    assert _code(tmp_path, script) != _code(tmp_path, script.replace("max_steps=5", "max_steps=6"))
 
 
 @pytest.mark.parametrize("text", ["this is no Python\n", "x = " + "(" * 5000 + ")" * 5000, "x = 1" + "+1" * 20_000])

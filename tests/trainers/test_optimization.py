@@ -102,3 +102,9 @@ def test_a_schedule_that_nothing_follows_is_named(capsys: pytest.CaptureFixture[
         SimpleTrainer(tiny_model(**change)).train(callbacks, max_steps=2)
         said = "model.lr_schedule (step) is not followed: the learning rate stays at 0.1"
         assert (said in capsys.readouterr().out) is is_said
+
+
+def test_variables_that_are_kept_from_decay_count() -> None:
+    one, other = keras.optimizers.AdamW(0.1), keras.optimizers.AdamW(0.1)
+    other.exclude_from_weight_decay(var_names=["kernel", "bias"])
+    assert optimizer_settings(other) == optimizer_settings(one) | {"without weight decay": ["bias", "kernel"]}
