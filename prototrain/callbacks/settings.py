@@ -12,7 +12,8 @@ from prototrain.callbacks.proxies import innermost
 from prototrain.callbacks.trigger import PeriodicTrigger
 from prototrain.experiment.provenance import CODE, STATE, STEPS_PER_EPOCH, digest_in_words
 from prototrain.private_api.of_keras import CALLBACK_SCRATCH
-from prototrain.system.contents import attributes_of, is_own, is_own_code
+from prototrain.system.contents import is_own_code
+from prototrain.system.objects import attributes_of, is_own
 from prototrain.system.own_code import attributes, code_of, digest_of, names_in, noted, reached
 
 if TYPE_CHECKING:

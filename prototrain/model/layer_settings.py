@@ -12,8 +12,8 @@ from typing import Any
 from prototrain.config.json_form import encode
 from prototrain.model.keras_hooks import automatic_name
 from prototrain.private_api.of_keras import layers_within
-from prototrain.system.contents import is_own
 from prototrain.system.function_code import done_by
+from prototrain.system.objects import is_own
 from prototrain.system.own_code import digest_of
 
 _LONGEST = 200  # characters of a text that is shown

@@ -12,10 +12,9 @@ import json
 import math
 import os
 import re
-import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import date, datetime
 from decimal import Decimal
 from hashlib import sha256
@@ -28,50 +27,30 @@ import numpy as np
 import psutil
 import xxhash
 
-from prototrain.system.code_paths import is_installed
 from prototrain.system.function_code import done_by, found_as, uses_of
+from prototrain.system.objects import (
+    attributes_of,
+    config_of,
+    is_own,
+    is_plain,
+    said_of,
+    settings_of,
+    simple_attributes,
+)
 
 _WRAPPED: tuple[type, ...] = (MethodType, classmethod, staticmethod, property)
 _WRAPPED += (functools.cached_property, functools.partial, functools.partialmethod, type(functools.cache(len)))
 _MOST = 20_000  # values that are looked into, and members of each of them
 _DEEPEST = 60  # of them in each other
 _FILLED = {"add", "append", "appendleft", "clear", "extend", "insert", "pop", "setdefault", "update"}  # methods
-_SIMPLE = (bool, int, float, str)
-_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _FAR = 366 * 24 * 3600.0  # seconds ahead that an end may lie
-_IS_UUID = re.compile("[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
+_IS_UUID = re.compile(r"[0-9a-f]{8}(-?)[0-9a-f]{4}\1[14][0-9a-f]{3}\1[89ab][0-9a-f]{3}\1[0-9a-f]{12}")  # 1 or 4
 _PLACE_OR_TIME = "a place or a time"
 # When this process has begun, by the clock of `time.time`, and by that of `time.perf_counter` and `time.monotonic`.
-_STARTED = psutil.Process().create_time()
+_STARTED: float = psutil.Process().create_time()
 _BEGAN = time.perf_counter() - (time.time() - _STARTED)
 LARGE = 64 * 2**20
 """The bytes of an array from which on it has a quicker hash."""
-# Modules whose classes keep nothing in objects that the user has not put there.
-_PLAIN = {
-    "abc",
-    "argparse",
-    "builtins",
-    "collections",
-    "collections.abc",
-    "enum",
-    "prototrain.callbacks.hyperparameters.hyper_param",
-    "prototrain.gradient_processors",
-    "prototrain.schedules",
-    "types",
-    "typing",
-}
-
-
-def is_own(thing: Any) -> bool:
-    """Whether a class or a function is the user's own: nobody has installed the module that it is from."""
-    name = getattr(thing, "__module__", None) or "builtins"
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return name == "__main__" if file is None else not is_installed(file)
-
-
-def _is_own_module(module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
-    return file is not None and not is_installed(file)
 
 
 def is_own_code(value: Any) -> bool:
@@ -196,7 +175,7 @@ class Values(_Contents):
         """What a function uses of a value: some attributes or items of it, or all (None)."""
         if isinstance(value, (dict, list, set, deque)) and uses <= _FILLED:
             return {}  # what a run fills, not what it is made with
-        kept = _settings_of(value) or _simple_attributes(value, uses)
+        kept = settings_of(value) or simple_attributes(value, uses)
         if not all(use in kept for use in uses):
             return {None: self.of(value)}
         return {use: self.of(kept[use]) for use in sorted(map(str, uses))}
@@ -205,12 +184,12 @@ class Values(_Contents):
         kind = type(value)
         described = [_name(kind), self.of(kind)]
         # What a framework's object keeps is the framework's own, and changes as it likes.
-        config = None if _is_plain(kind) or not hasattr(kind, "from_config") else _config_of(value)
+        config = None if is_plain(kind) or not hasattr(kind, "from_config") else config_of(value)
         # One of the user's own that does not say what it was made with has the empty config of its base.
-        if not config and (_is_plain(kind) or (is_own(kind) and hasattr(kind, "from_config"))):
+        if not config and (is_plain(kind) or (is_own(kind) and hasattr(kind, "from_config"))):
             config = attributes_of(value, ())
         elif config is None:
-            config = _said_of(value)
+            config = said_of(value)
         return [*described, self.of(config)]
 
 
@@ -257,64 +236,6 @@ def _parts_of(value: Any) -> list[Any]:
     return [getattr(value, name, None) for name in names]
 
 
-def attributes_of(thing: Any, besides: Iterable[str]) -> dict[str, Any]:
-    """The attributes of an object by name but for some, also where its class has slots for them."""
-    left_out = {*besides, *getattr(type(thing), "not_compared", ())}
-    slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ()) if name != "__dict__"]
-    found: Mapping[str, Any] = {name: getattr(thing, name) for name in slots if hasattr(thing, name)}
-    found = {**found, **getattr(thing, "__dict__", {})}
-    return {name: value for name, value in sorted(found.items()) if name not in left_out}
-
-
-def _said_of(value: Any) -> Any:
-    """What an object of an installed class, or of a class that has one as a base, says that it was made with: its
-    `repr`, if that does not only say what it is; else the plain values that have been given to it by name."""
-    kind = type(value)
-    said = repr(value) if "__repr__" in {name for base in kind.__mro__[:-1] for name in vars(base)} else "<>"
-    if not said.startswith("<") and " at 0x" not in said:
-        return said
-    public = attributes_of(value, ()) if is_own(kind) else {}
-    return {name: each for name, each in public.items() if not name.startswith("_") and isinstance(each, _SIMPLE)}
-
-
-def _simple_attributes(value: Any, uses: set[str | None]) -> dict[str, Any]:
-    """What an object of an installed class, such as parsed flags, has under some names, if these are plain values."""
-    if isinstance(value, (FunctionType, ModuleType, type, *_CONTAINERS)) or None in uses:
-        return {}
-    found = {str(use): getattr(value, str(use), None) for use in uses}
-    return found if all(isinstance(item, _SIMPLE) for item in found.values()) else {}
-
-
-def _settings_of(value: Any) -> dict[str, Any]:
-    """What of a value can be told by a name: the items of a dict, the fields of settings in a class or an object, what
-    stands in a module of the user's own."""
-    if isinstance(value, dict):
-        return value
-    if isinstance(value, ModuleType):
-        return vars(value) if _is_own_module(value) else {}
-    if isinstance(value, tuple):
-        return {name: getattr(value, name) for name in getattr(value, "_fields", ())}
-    kind = value if isinstance(value, type) else type(value)
-    if isinstance(value, FunctionType) or not _is_plain(kind):
-        return {}
-    of_classes = {name: item for base in reversed(kind.__mro__) if is_own(base) for name, item in vars(base).items()}
-    fixed = {name: item for name, item in of_classes.items() if not hasattr(item, "__get__")}
-    return fixed if isinstance(value, type) else {**fixed, **attributes_of(value, ())}
-
-
-def _is_plain(kind: type) -> bool:
-    return all(is_own(base) or base.__module__ in _PLAIN for base in kind.__mro__)
-
-
-def _config_of(value: Any) -> Any:
-    try:
-        config = value.get_config()
-    except (AttributeError, NotImplementedError, TypeError, ValueError):  # one that cannot tell
-        return None
-    # A name counts up by process, and the rate of an optimizer is in every checkpoint.
-    return {n: item for n, item in config.items() if n != "name" and (n != "learning_rate" or type(item) is not float)}
-
-
 def _of_array(value: np.ndarray[Any, Any]) -> list[Any]:
     """The hash of a large one is quicker; what Python objects it holds is not known."""
     found = None
@@ -337,7 +258,7 @@ def _is_place_or_time(value: Any) -> bool:
     if isinstance(value, datetime):
         value = value.timestamp()
     elif isinstance(value, date):
-        return value == date.today()
+        return bool(value == date.today())
     if not isinstance(value, float) or value.is_integer():
         return False
     return _BEGAN <= value <= time.perf_counter() or _STARTED <= value <= time.time() + _FAR

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-from prototrain.system.contents import Code, Values, as_text, attributes_of, digest
+from prototrain.system.contents import Code, Values, as_text, digest
 from prototrain.system.function_code import found_as, uses_of
 from prototrain.system.late_imports import late_imports
+from prototrain.system.objects import attributes_of
 
 _NO_VALUE: tuple[type, ...] = (
     BuiltinFunctionType,

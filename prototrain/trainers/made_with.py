@@ -14,7 +14,7 @@ import tensorflow as tf
 from prototrain.callbacks.settings import lengths_named
 from prototrain.experiment.provenance import digest_in_words
 from prototrain.model.layer_settings import layer_settings
-from prototrain.system.contents import attributes_of, is_own
+from prototrain.system.objects import attributes_of, is_own
 from prototrain.system.own_code import attributes, code_of, noted, reached
 from prototrain.trainers.optimization import optimizer_code, optimizer_settings
 

@@ -19,7 +19,7 @@ from prototrain.config.json_form import encode
 from prototrain.errors import ConfigError, PrototrainError
 from prototrain.model.graph_digest import model_digest
 from prototrain.private_api.of_keras import kept_from_decay, learning_rate_source
-from prototrain.system.contents import is_own
+from prototrain.system.objects import is_own
 from prototrain.system.own_code import attributes, digest_of, noted
 from prototrain.system.tracebacks import first_line
 

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain.system.contents import is_own
+from prototrain.system.objects import is_own
 from prototrain.system.own_code import (
     attributes,
     code_of,
