@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -53,6 +54,8 @@ def said_of(value: Any) -> Any:
     """What an object of an installed class, or of a class that has one as a base, says that it was made with: its
     `repr`, if that does not only say what it is; else the plain values that have been given to it by name."""
     kind = type(value)
+    if value is os.environ:  # which is another one in each terminal
+        return None
     said = repr(value) if "__repr__" in {name for base in kind.__mro__[:-1] for name in vars(base)} else "<>"
     if not said.startswith("<") and " at 0x" not in said:
         return said
@@ -64,15 +67,18 @@ def simple_attributes(value: Any, uses: set[str | None]) -> dict[str, Any]:
     """What an object of an installed class, such as parsed flags, has under some names, if these are plain values."""
     if isinstance(value, (FunctionType, ModuleType, type, *_CONTAINERS)) or None in uses:
         return {}
-    found = {str(use): getattr(value, str(use), None) for use in uses}
+    try:
+        found = {str(use): getattr(value, str(use), None) for use in uses}
+    except Exception:  # whatever an object raises that is not made to be looked into
+        return {}
     return found if all(isinstance(item, _SIMPLE) for item in found.values()) else {}
 
 
 def settings_of(value: Any) -> dict[str, Any]:
     """What of a value can be told by a name: the items of a dict, the fields of settings in a class or an object, what
     stands in a module of the user's own."""
-    if isinstance(value, dict):
-        return value
+    if isinstance(value, dict) or value is os.environ:
+        return dict(value)
     if isinstance(value, ModuleType):
         return vars(value) if _is_own_module(value) else {}
     if isinstance(value, tuple):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Container
+import functools
+from collections.abc import Iterable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,8 @@ _SAID_ELSEWHERE = {"ctx", "kind", "type_comment"}
 _LENGTH_ARGUMENTS = {"max_epoch", "max_steps"}  # of `Trainer.train`
 
 
-def code_in(file: Path, *, besides: Container[str] = ()) -> bytes:
-    """The code of a file, nearly always the same in another version of Python; its text if it is none.
+def code_in(file: Path, *, besides: Iterable[str] = ()) -> bytes:
+    """A digest of the code of a file, nearly always the same in another version of Python; its text if it is none.
 
     Comments, layout and docstrings are left out, and so is how long a run is, where it is written as a plain value: in
     the only call of a `train` with such an argument.
@@ -22,16 +24,21 @@ def code_in(file: Path, *, besides: Container[str] = ()) -> bytes:
         file: of the user's own.
         besides: items of dicts with these keys are left out too, and values that are assigned to them.
     """
-    text = file.read_bytes()
+    return _code(file.read_bytes(), frozenset(besides))
+
+
+@functools.lru_cache(maxsize=4096)  # each run of a process asks for all modules
+def _code(text: bytes, besides: frozenset[str]) -> bytes:
     try:
         tree = ast.parse(text)
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _has_length(node)]
-        return repr(_described(tree, besides, calls if len(calls) == 1 else [])).encode()
+        said = repr(_described(tree, besides, calls if len(calls) == 1 else []))
+        return sha256(said.encode()).digest()
     except (SyntaxError, ValueError, RecursionError):
         return text
 
 
-def _described(node: Any, besides: Container[str], calls: list[ast.Call]) -> Any:
+def _described(node: Any, besides: frozenset[str], calls: list[ast.Call]) -> Any:
     if isinstance(node, list):
         return [_described(item, besides, calls) for item in node]
     if not isinstance(node, ast.AST):
@@ -61,7 +68,7 @@ def _is_text(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def _assigns(statement: ast.stmt, besides: Container[str]) -> bool:
+def _assigns(statement: ast.stmt, besides: frozenset[str]) -> bool:
     """Whether a statement is like `config["model.num_steps"] = 100`."""
     if not (isinstance(statement, ast.Assign) and len(statement.targets) == 1):
         return False
@@ -69,5 +76,5 @@ def _assigns(statement: ast.stmt, besides: Container[str]) -> bool:
     return isinstance(target, ast.Subscript) and _is_item(target.slice, statement.value, besides)
 
 
-def _is_item(key: ast.expr | None, value: ast.expr, besides: Container[str]) -> bool:
+def _is_item(key: ast.expr | None, value: ast.expr, besides: frozenset[str]) -> bool:
     return isinstance(key, ast.Constant) and key.value in besides and isinstance(value, ast.Constant)

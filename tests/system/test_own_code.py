@@ -369,14 +369,24 @@ REACHED = {
         "from email.message import Message as M\na = M()\na.rate = 1.5\ndef thing(): return a.rate",
         {"a.rate": 1.5},
     ),
+    "variable of the environment": (
+        "from os import environ\ndef thing(): return environ['LANGUAGE_OF_TEST']",
+        {"environ.LANGUAGE_OF_TEST": "en"},
+    ),
     "no value": ("import os\ndef thing(x): return os.path.join(str(x), y)", {}),
 }
 
 
 @pytest.mark.parametrize("name", REACHED)
-def test_the_values_that_code_reaches_have_names(module: Module, name: str) -> None:
+def test_the_values_that_code_reaches_have_names(module: Module, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANGUAGE_OF_TEST", "en")
     text, expected = REACHED[name]
     assert reached(module(text).thing) == expected
+
+
+def test_what_cannot_be_asked_is_known_by_its_class(module: Module) -> None:
+    text = "class A:\n    def __getattr__(self, name): raise RuntimeError(name)\na = A()\ndef thing(): return a.rate"
+    assert set(reached(module(text).thing)) == {"a"}
 
 
 def test_names_are_those_of_all_code_that_is_reached(module: Module) -> None:
