@@ -95,12 +95,13 @@ def _settings(trainer: Trainer, callback: Callback) -> dict[str, Any]:
 def _runs_by_epoch(callback: Callback, around: list[Callback]) -> bool:
     """Whether it depends on the length of an epoch when a callback is called."""
     if callback.wraps is not None:
-        return any(
-            getattr(type(callback.wraps), hook) is not getattr(keras.callbacks.Callback, hook) for hook in _BY_EPOCH
-        )
+        none = keras.callbacks.Callback
+        return any(getattr(type(callback.wraps), hook, None) not in (None, getattr(none, hook)) for hook in _BY_EPOCH)
     triggers = [one for one in around if isinstance(one, PeriodicTrigger)]
-    is_triggered = triggers[-1].every_k_epochs is not None if triggers else callback.overrides("trigger")
-    return is_triggered or any(map(callback.overrides, ("before_epoch", "after_epoch", "trigger_epoch")))
+    if triggers and triggers[-1].every_k_epochs is not None:
+        return True
+    hooks = ("before_epoch", "after_epoch") if triggers else ("before_epoch", "after_epoch", "trigger_epoch", "trigger")
+    return any(map(callback.overrides, hooks))
 
 
 def _made_with(thing: Any, changes_training: bool | None) -> dict[str, Any]:
