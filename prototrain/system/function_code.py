@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 import sys
 from types import CodeType, FunctionType
 from typing import Any
@@ -37,6 +38,7 @@ def _without_doc(code: CodeType) -> tuple[Any, ...]:
     return (None, *constants[1:]) if has_doc else constants
 
 
+@functools.lru_cache(maxsize=4096)
 def uses_of(code: CodeType) -> dict[str, set[str | None]]:
     """The globals, and the variables of functions around it, that a function names, with the attributes and items
     that it takes of them; None for all of it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 import itertools
 import os
 from types import FunctionType
@@ -80,9 +81,13 @@ def _not_given(trainer: Trainer) -> set[str]:
 
 def _set_by_others(kind: type) -> set[str]:
     """The attributes that a class's bases set which are not the user's own."""
-    functions = [member for base in kind.__mro__ if not is_own(base) for member in vars(base).values()]
+    return set().union(*(_set_by(base) for base in kind.__mro__ if not is_own(base)))
+
+
+@functools.cache
+def _set_by(kind: type) -> set[str]:
     found = set()
-    for function in functions:
+    for function in vars(kind).values():
         ops = list(dis.get_instructions(function)) if isinstance(function, FunctionType) else []
         for of, op in itertools.pairwise(ops):
             # In Python 3.13 one op may load two variables.
