@@ -10,7 +10,7 @@ import keras
 from prototrain.callbacks.base import Callback, ProxyCallback
 from prototrain.callbacks.proxies import innermost
 from prototrain.callbacks.trigger import PeriodicTrigger
-from prototrain.experiment.provenance import CODE, STATE, STEPS_PER_EPOCH, digest_in_words
+from prototrain.experiment.provenance import CODE, STATE, STEPS_PER_EPOCH
 from prototrain.private_api.of_keras import CALLBACK_SCRATCH
 from prototrain.system.contents import is_own_code
 from prototrain.system.objects import attributes_of, is_own
@@ -58,9 +58,9 @@ def lengths_named(trainer: Trainer, *things: Any) -> dict[str, Any]:
 
     Args:
         trainer: of the run.
-        things: classes, functions, and what holds such.
+        things: classes, functions, and what holds such; what they call `not_compared` does not count.
     """
-    names = set().union(*map(names_in, things))
+    names = set().union(*map(names_in, things)).difference(*(getattr(thing, "not_compared", ()) for thing in things))
     found: dict[str, Any] = {"total_steps": trainer.total_steps} if "total_steps" in names else {}
     return found | (_epoch(trainer) if names & _OF_EPOCH else {})
 
@@ -111,7 +111,7 @@ def _made_with(thing: Any, changes_training: bool | None) -> dict[str, Any]:
     besides = _OF_RUN | CALLBACK_SCRATCH
     of_class = {"class": kind.__name__}  # also where there is nothing else to be said of it
     if is_own(kind):
-        return {**of_class, **attributes(thing, besides=besides), **reached(kind), CODE: digest_in_words(code_of(kind))}
+        return {**of_class, **attributes(thing, besides=besides), **reached(kind), CODE: code_of(kind)}
     if changes_training:
         return {**of_class, **attributes(thing, besides=besides)}
     given = {name: value for name, value in attributes_of(thing, besides).items() if is_own_code(value)}
@@ -139,6 +139,6 @@ def _interval(around: list[Callback]) -> Any:
         if isinstance(proxy, PeriodicTrigger):
             found.append(proxy.schedule)
         else:
-            code = {CODE: digest_in_words(code_of(type(proxy))), **reached(type(proxy))} if _counts(proxy) else {}
+            code = {CODE: code_of(type(proxy)), **reached(type(proxy))} if _counts(proxy) else {}
             found.append(attributes(proxy, besides=_OF_RUN) | code)
     return found[0] if len(found) == 1 else found

@@ -49,7 +49,7 @@ from prototrain.config import Config
 from prototrain.config.schema import LOCATION_KEYS
 from prototrain.system.code_paths import is_installed
 from prototrain.system.late_imports import module_file
-from prototrain.system.source_code import code_in
+from prototrain.system.source_code import OF_CODE, code_in
 
 # Keys that change neither data nor updates: how long, where, how often it is looked at.
 _HARMLESS = {
@@ -164,15 +164,7 @@ def source_digest(source: Path | None) -> str | None:
     for file in [source] if source.is_file() else sorted(source.rglob("*.py")):
         name = "" if file == source else file.name
         digest.update(name.encode() + b"\0" + code_in(file, besides=_HARMLESS) + b"\0")
-    return _OF_CODE + digest.hexdigest()[:12]
-
-
-_OF_CODE = "code "
-
-
-def digest_in_words(digest: str) -> str:
-    """A digest of code, of which no message shows what it was and is."""
-    return _OF_CODE + digest
+    return OF_CODE + digest.hexdigest()[:12]
 
 
 _OF_A_GRAPH = "v3 "  # or of several lookup tables in one
@@ -328,7 +320,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             if len(set(kinds)) == 2:  # what one class is made with says nothing of another
                 theirs, mine = {"class": kinds[0]}, {"class": kinds[1]}
             found += [f"{key} {line}" for line in differences(theirs, mine)]
-        elif mine != theirs and all(str(value).startswith(_OF_CODE) for value in (theirs, mine)):
+        elif mine != theirs and all(str(value).startswith(OF_CODE) for value in (theirs, mine)):
             found.append(f"{key} is another one")
         elif mine != theirs and not _cannot_be_compared(theirs, mine):
             found.append(f"{key} was {_shown(theirs)} and is {_shown(mine)}")
@@ -340,7 +332,7 @@ def _cannot_be_compared(then: Any, now: Any) -> bool:
         return _IN_ANOTHER_WAY.fullmatch(str(then)) is not None
     if _OF_A_LAMBDA.fullmatch(str(then)):
         return re.fullmatch("[0-9a-f]{12}", str(now)) is not None
-    return str(now).startswith(_OF_CODE) and _OF_A_TEXT.fullmatch(str(then)) is not None
+    return str(now).startswith(OF_CODE) and _OF_A_TEXT.fullmatch(str(then)) is not None
 
 
 def _shown(value: Any) -> Any:

@@ -45,6 +45,7 @@ _DEEPEST = 60  # of them in each other
 _FILLED = {"add", "append", "appendleft", "clear", "extend", "insert", "pop", "setdefault", "update"}  # methods
 _FAR = 366 * 24 * 3600.0  # seconds ahead that an end may lie
 _IS_UUID = re.compile(r"[0-9a-f]{8}(-?)[0-9a-f]{4}\1[14][0-9a-f]{3}\1[89ab][0-9a-f]{3}\1[0-9a-f]{12}")  # 1 or 4
+_TENSORS = {"EagerTensor", "ResourceVariable", "Variable"}  # of TensorFlow and Keras, which may not be imported
 _PLACE_OR_TIME = "a place or a time"
 # When this process has begun, by the clock of `time.time`, and by that of `time.perf_counter` and `time.monotonic`.
 _STARTED: float = psutil.Process().create_time()
@@ -136,7 +137,7 @@ class Values(_Contents):
             return f"pattern {value.pattern!r} {value.flags}"
         if isinstance(value, np.ndarray):
             return _of_array(value)
-        if type(value).__name__ in ("EagerTensor", "ResourceVariable", "Variable"):
+        if type(value).__name__ in _TENSORS and hasattr(value, "numpy"):
             kind = str(getattr(value.dtype, "name", value.dtype))
             return kind if kind in ("resource", "variant") else _of_array(np.asarray(value))
         if isinstance(value, dict):

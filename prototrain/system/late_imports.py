@@ -11,7 +11,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 
 from prototrain.system.code_paths import is_installed
-from prototrain.system.source_code import code_in
+from prototrain.system.source_code import OF_CODE, code_in
 
 
 def late_imports(functions: Iterable[FunctionType]) -> dict[str, str]:
@@ -54,4 +54,4 @@ def _digest(file: Path | None) -> str | None:
     if file is None or file.suffix != ".py" or is_installed(str(file)):
         return None
     files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
-    return hashlib.sha256(b"\0".join(map(code_in, files))).hexdigest()[:12]
+    return OF_CODE + hashlib.sha256(b"\0".join(map(code_in, files))).hexdigest()[:12]

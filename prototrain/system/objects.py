@@ -77,8 +77,10 @@ def simple_attributes(value: Any, uses: set[str | None]) -> dict[str, Any]:
 def settings_of(value: Any) -> dict[str, Any]:
     """What of a value can be told by a name: the items of a dict, the fields of settings in a class or an object, what
     stands in a module of the user's own."""
-    if isinstance(value, dict) or value is os.environ:
-        return dict(value)
+    if isinstance(value, dict):
+        return value
+    if value is os.environ:
+        return dict(os.environ)
     if isinstance(value, ModuleType):
         return vars(value) if _is_own_module(value) else {}
     if isinstance(value, tuple):
@@ -92,10 +94,12 @@ def settings_of(value: Any) -> dict[str, Any]:
 
 
 def is_plain(kind: type) -> bool:
+    """Whether objects of a class have only attributes that the user has given to them."""
     return all(is_own(base) or base.__module__ in _PLAIN for base in kind.__mro__)
 
 
 def config_of(value: Any) -> Any:
+    """What an object of Keras, or like one, says that it was made with; None if it does not."""
     try:
         config = value.get_config()
     except (AttributeError, NotImplementedError, TypeError, ValueError):  # one that cannot tell

@@ -12,6 +12,7 @@ from prototrain.system.contents import Code, Values, as_text, digest
 from prototrain.system.function_code import found_as, uses_of
 from prototrain.system.late_imports import late_imports
 from prototrain.system.objects import attributes_of
+from prototrain.system.source_code import OF_CODE
 
 _NO_VALUE: tuple[type, ...] = (
     BuiltinFunctionType,
@@ -34,7 +35,7 @@ def digest_of(thing: Any) -> str:
 def code_of(kind: type) -> str:
     """A digest of what the code of a class does, and that of the functions and classes that it names in its module,
     without any values."""
-    return digest(Code().of(kind))
+    return OF_CODE + digest(Code().of(kind))
 
 
 def reached(thing: type | FunctionType) -> dict[str, Any]:

@@ -7,8 +7,10 @@ import functools
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+OF_CODE: Final = "code "
+"""Ahead of a digest of code: no message shows what such a digest was and is."""
 _HAS_BODY = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _SAID_ELSEWHERE = {"ctx", "kind", "type_comment"}
 _LENGTH_ARGUMENTS = {"max_epoch", "max_steps"}  # of `Trainer.train`

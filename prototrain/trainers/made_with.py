@@ -6,6 +6,7 @@ import dis
 import functools
 import itertools
 import os
+from collections.abc import Mapping
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ import keras
 import tensorflow as tf
 
 from prototrain.callbacks.settings import lengths_named
-from prototrain.experiment.provenance import digest_in_words
 from prototrain.model.layer_settings import layer_settings
 from prototrain.system.objects import attributes_of, is_own
 from prototrain.system.own_code import attributes, code_of, noted, reached
@@ -42,7 +42,7 @@ def made_with(trainer: Trainer) -> dict[str, Any] | None:
             **attributes(trainer, besides=_not_given(trainer)),
             **reached(kind),
             **_of_state(trainer),
-            "code": digest_in_words(code_of(kind)),
+            "code": code_of(kind),
         },
     )
     return {**given, **lengths_named(trainer, kind)}
@@ -64,8 +64,21 @@ def _made_as(entry: Any) -> dict[str, Any]:
         }
     if not is_own(type(entry)):
         return {}
-    plain = {name: value for name, value in attributes_of(entry, ()).items() if isinstance(value, _PLAIN)}
-    return {**attributes(entry, besides=vars(entry).keys() - plain), "code": digest_in_words(code_of(type(entry)))}
+    given = attributes_of(entry, _saved_by(entry))
+    others = {
+        name for name, value in attributes_of(entry, ()).items() if name not in given or type(value) not in _PLAIN
+    }
+    return {**attributes(entry, besides=others), "code": code_of(type(entry))}
+
+
+def _saved_by(entry: Any) -> set[str]:
+    """The attributes of an object that it saves under their names."""
+    try:
+        saved = entry.state_dict()
+    except Exception:  # one that has none; if it fails, the first save says so
+        return set()
+    names = set(saved) if isinstance(saved, Mapping) else set()
+    return {name for name in attributes_of(entry, ()) if name in names or name.lstrip("_") in names}
 
 
 def _not_given(trainer: Trainer) -> set[str]:

@@ -45,13 +45,29 @@ class Agent:
 
     def __init__(self, rate: float, seed: int = 0) -> None:
         self.rate = rate
+        self._steps = seed
         self.table = np.random.default_rng(seed).normal(size=3)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"table": self.table}
+        return {"table": self.table, "steps": self._steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.table = state["table"]
+
+
+class Slotted:
+    """Has no dict, and cannot say what its state is."""
+
+    __slots__ = ("rate",)
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def state_dict(self) -> dict[str, Any]:
+        raise RuntimeError("not yet")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
 
 
 def _defined_here(number: int) -> Trainer:
@@ -92,6 +108,7 @@ CHANGED: dict[str, tuple[Callable[[], Trainer], Callable[[], Trainer]]] = {
         lambda: Holds(state=keras.optimizers.SGD(0.1, momentum=0.5)),
     ),
     "object": (lambda: Holds(state=Agent(0.9)), lambda: Holds(state=Agent(0.5))),
+    "object with slots": (lambda: Holds(state=Slotted(0.9)), lambda: Holds(state=Slotted(0.5))),
 }
 
 
