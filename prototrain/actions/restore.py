@@ -10,8 +10,8 @@ from prototrain.checkpoint import META, Checkpoint, Checkpoints, verify
 from prototrain.checkpoint.best import best_checkpoint
 from prototrain.errors import CheckpointError
 from prototrain.experiment import Experiment
+from prototrain.experiment.changes import differences
 from prototrain.experiment.fetching import fetched
-from prototrain.experiment.provenance import differences
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel
 

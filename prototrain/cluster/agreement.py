@@ -17,7 +17,8 @@ from prototrain.data.digest import digest_of
 from prototrain.data.pipeline import first_difference
 from prototrain.errors import ClusterError, ConfigError
 from prototrain.experiment import source_of
-from prototrain.experiment.provenance import config_provenance, differences, source_digest
+from prototrain.experiment.changes import differences
+from prototrain.experiment.provenance import config_provenance, source_digest
 from prototrain.system.signals import LeavingAtOnce
 from prototrain.system.tracebacks import in_one_line
 

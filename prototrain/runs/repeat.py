@@ -14,9 +14,9 @@ from prototrain.config.schema import LOCATION_KEYS
 from prototrain.data.pipeline import first_difference
 from prototrain.errors import ConfigError, ExperimentError
 from prototrain.experiment import Experiment
+from prototrain.experiment.changes import differences, unrecorded
 from prototrain.experiment.copies import ModuleCopy
 from prototrain.experiment.data_files import file_changes
-from prototrain.experiment.provenance import differences, unrecorded
 from prototrain.experiment.record import read_attempts
 from prototrain.experiment.rows import Row, rows_of
 from prototrain.system.tables import plain_table

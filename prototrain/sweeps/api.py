@@ -16,7 +16,7 @@ from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import as_options, from_mapping
 from prototrain.system.outlasting import outlasting
 from prototrain.system.preloaded import Preloaded
-from prototrain.system.signals import StopRequest
+from prototrain.system.signals import AFTER_STEP, StopRequest
 from prototrain.system.tables import show
 from prototrain.system.terminal import say
 
@@ -123,7 +123,7 @@ def sweep(
             elif cluster is not None:
                 _run_on_ray(study, command, jobs, stop, cluster, cpus=cpus_per_trial or 1.0, gpus=gpus_per_trial or 0.0)
             else:
-                with stop:
+                with _stopping(stop):
                     _run_in_processes(study, command, jobs, stop)
         result = summarise(plan, study.outcomes())
     show("", *describe(plan, result, command))
@@ -150,6 +150,13 @@ def _run_here(
     run_here(study, model, callbacks=callbacks or default_callbacks, say=_say, options=options)
 
 
+@contextmanager
+def _stopping(stop: StopRequest) -> Iterator[None]:
+    """What a stop of the sweep waits for: its trials save and stop by themselves."""
+    with stop, stop.waiting_for("the trials under way", when=AFTER_STEP):
+        yield
+
+
 def _run_in_processes(study: Study, command: list[str], jobs: int, stop: StopRequest) -> None:
     from prototrain.sweeps.processes import run_in_processes
 
@@ -162,7 +169,7 @@ def _run_on_ray(study: Study, command: list[str], jobs: int, stop: StopRequest, 
     from prototrain.sweeps.on_ray import OnRay
     from prototrain.sweeps.processes import run_in_processes
 
-    with closing(OnRay(address, jobs, say=_say, **each)) as ray, stop:
+    with closing(OnRay(address, jobs, say=_say, **each)) as ray, _stopping(stop):
         run_in_processes(study, command, jobs=jobs, stop=stop, say=_say, start_for=ray.start_for)
 
 

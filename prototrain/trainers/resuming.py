@@ -14,7 +14,7 @@ from prototrain.checkpoint.global_random import random_state, set_random_state
 from prototrain.checkpoint.state import StateEntries, taking
 from prototrain.checkpoint.values import decode, lost_in
 from prototrain.errors import CheckpointError
-from prototrain.experiment.provenance import changes_since
+from prototrain.experiment.changes import changes_since
 from prototrain.system.waiting import announcing
 from prototrain.trainers.finite import FiniteRun
 from prototrain.trainers.past import check_past

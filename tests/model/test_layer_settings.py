@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import pytest
 
-from prototrain.experiment.provenance import changes_since
+from prototrain.experiment.changes import changes_since
 from prototrain.model.layer_settings import layer_settings
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from prototrain import KerasTrainer, default_callbacks
 from prototrain.callbacks import KerasCallback, ModelSaver, SaveOnExit, StopOnNaN, Validation
 from prototrain.errors import DataError, ModelError, NonFiniteError, PrototrainError
-from prototrain.experiment.provenance import differences
+from prototrain.experiment.changes import differences
 from prototrain.trainers import keras_trainer
 from prototrain.trainers.keras_model import named_optimizers, optimizers_of
 from tests.tiny import values
