@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
 _PLAIN = (bool, bytes, complex, float, int, str, type(None))
+_CODE = "own code"  # which is no name of an attribute
 
 
 def made_with(trainer: Trainer) -> dict[str, Any] | None:
@@ -42,7 +43,7 @@ def made_with(trainer: Trainer) -> dict[str, Any] | None:
             **attributes(trainer, besides=_not_given(trainer)),
             **reached(kind),
             **_of_state(trainer),
-            "code": code_of(kind),
+            _CODE: code_of(kind),
         },
     )
     return {**given, **lengths_named(trainer, kind)}
@@ -51,7 +52,7 @@ def made_with(trainer: Trainer) -> dict[str, Any] | None:
 def _of_state(trainer: Trainer) -> dict[str, Any]:
     """What the entries of a trainer's state were made with, by name, without what they hold."""
     found = {name: _made_as(entry) for name, entry in trainer.state.items() if not isinstance(entry, tf.Variable)}
-    return {name: settings for name, settings in found.items() if settings}
+    return {f"state.{name}": settings for name, settings in found.items() if settings}
 
 
 def _made_as(entry: Any) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def _made_as(entry: Any) -> dict[str, Any]:
     others = {
         name for name, value in attributes_of(entry, ()).items() if name not in given or type(value) not in _PLAIN
     }
-    return {**attributes(entry, besides=others), "code": code_of(type(entry))}
+    return {**attributes(entry, besides=others), _CODE: code_of(type(entry))}
 
 
 def _saved_by(entry: Any) -> set[str]:
