@@ -9,18 +9,19 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
+from prototrain.system.scripts import said_of_the_run
+
 OF_CODE: Final = "code "
 """Ahead of a digest of code: no message shows what such a digest was and is."""
 _HAS_BODY = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _SAID_ELSEWHERE = {"ctx", "kind", "type_comment"}
-_LENGTH_ARGUMENTS = {"max_epoch", "max_steps"}  # of `Trainer.train`
 
 
 def code_in(file: Path, *, besides: Iterable[str] = ()) -> bytes:
     """A digest of the code of a file, nearly always the same in another version of Python; its text if it is none.
 
-    Comments, layout and docstrings are left out, and so is how long a run is, where it is written as a plain value: in
-    the only call of a `train` with such an argument.
+    Comments, layout and docstrings are left out, and what a script says of how and where a run is made; see
+    `said_of_the_run`.
 
     Args:
         file: of the user's own.
@@ -33,16 +34,16 @@ def code_in(file: Path, *, besides: Iterable[str] = ()) -> bytes:
 def _code(text: bytes, besides: frozenset[str]) -> bytes:
     try:
         tree = ast.parse(text)
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _has_length(node)]
-        said = repr(_described(tree, besides, calls if len(calls) == 1 else []))
+        left_out = set(map(id, said_of_the_run(tree)))
+        said = repr(_described(tree, besides, left_out))
         return sha256(said.encode()).digest()
     except (SyntaxError, ValueError, RecursionError):
         return text
 
 
-def _described(node: Any, besides: frozenset[str], calls: list[ast.Call]) -> Any:
+def _described(node: Any, besides: frozenset[str], left_out: set[int]) -> Any:
     if isinstance(node, list):
-        return [_described(item, besides, calls) for item in node]
+        return [_described(item, besides, left_out) for item in node if id(item) not in left_out]
     if not isinstance(node, ast.AST):
         return node
     fields = {name: value for name, value in ast.iter_fields(node) if name not in _SAID_ELSEWHERE}
@@ -51,19 +52,9 @@ def _described(node: Any, besides: frozenset[str], calls: list[ast.Call]) -> Any
     elif isinstance(node, ast.Dict):
         items = [item for item in zip(node.keys, node.values, strict=True) if not _is_item(*item, besides)]
         fields = {"items": [item for pair in items for item in pair]}
-    elif node in calls:
-        fields["keywords"] = [keyword for keyword in fields["keywords"] if not _is_length(keyword)]
     # Fields that have nothing in them are new in some versions.
-    kept = [(name, value) for name, value in fields.items() if value is not None and value != []]
-    return [type(node).__name__, *([name, _described(value, besides, calls)] for name, value in kept)]
-
-
-def _has_length(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Attribute) and call.func.attr == "train" and any(map(_is_length, call.keywords))
-
-
-def _is_length(keyword: ast.keyword) -> bool:
-    return keyword.arg in _LENGTH_ARGUMENTS and isinstance(keyword.value, ast.Constant)
+    described = [[name, _described(value, besides, left_out)] for name, value in fields.items()]
+    return [type(node).__name__, *(one for one in described if one[1] is not None and one[1] != [])]
 
 
 def _is_text(statement: ast.stmt) -> bool:

@@ -11,20 +11,30 @@ from prototrain.system.source_code import code_in
 SCRIPT = '''"""A script."""
 
 import thing
+from prototrain.callbacks import ModelSaver
 
 config = {"model.num_steps": 100, "size": 3}
 config["model.num_steps"] = 50
 
 
-class Own(thing.Trainer):
+class OwnTrainer(thing.Trainer):
     """Does it."""
 
     def run_step(self):
         return thing.step(self.size, rate=0.1)  # by hand
 
 
+class Looks(thing.Callback):
+    every = 3
+
+    def trigger(self):
+        print(self.every)
+
+
 def main(arguments):
-    Own(config).train([], max_steps=100)
+    trainer = OwnTrainer(config, experiment="runs/a")
+    callbacks = [ModelSaver().every(steps=10), thing.Averages(0.9)]
+    trainer.train(callbacks, max_steps=100)
 
 
 if __name__ == "__main__":
@@ -49,6 +59,21 @@ def _code(directory: Path, text: str) -> bytes:
         ("max_steps=100", "max_steps=200"),
         ("max_steps=100", "max_epoch=2"),
         ('"__main__"', "'__main__'"),
+        ("max_steps=100", "max_steps=100, allow_changed_data=True"),
+        ("runs/a", "runs/b"),
+        ("import ModelSaver", "import *"),
+        ("(steps=10)", "(seconds=60)"),
+        ("[ModelSaver().every(steps=10), thing.Averages(0.9)]", "[]"),
+        ("ModelSaver()", "ModelSaver(keep=KEEP, what=[-1, 'a']), thing.Printer(lambda step: step + 1).every(epochs=1)"),
+        ("every = 3", "every = 4"),
+        ("print(self.every)", "self.look()"),
+        (", thing.Averages(0.9)]\n", "]\n"),
+        (
+            "    callbacks = [ModelSaver().every(steps=10), thing.Averages(0.9)]\n    trainer.train(callbacks",
+            "    trainer.train([ModelSaver()]",
+        ),
+        ("train(callbacks,", "train(callbacks=callbacks,"),
+        ("    trainer.train", "    print(f'{config} {trainer.steps:.3f}', flush=True)\n    trainer.train"),
     ],
 )
 def test_what_says_nothing_of_the_training_is_left_out(old: str, new: str, tmp_path: Path) -> None:
@@ -66,12 +91,23 @@ def test_what_says_nothing_of_the_training_is_left_out(old: str, new: str, tmp_p
         ('["model.num_steps"] = 50', '["model.other"] = 50'),
         ("max_steps=100", "max_steps=thing.length"),
         ("max_steps=100", "epochs=100"),
-        ("train([]", "train([thing]"),
+        ("thing.Callback", "thing.Other"),
+        ("class Looks", "@thing.wrapped\nclass Looks"),
+        ("train(callbacks", "train([thing]"),
+        ("train(callbacks", "train(other"),
+        ("ModelSaver()", "thing.make()"),
+        ("ModelSaver()", "ModelSaver(thing.make())"),
+        ("ModelSaver()", "thing.make().Saver()"),
+        ("ModelSaver()", "(saver := ModelSaver())"),
+        ("    trainer.train", "    callbacks += thing.more\n    trainer.train"),
+        ("    trainer.train", "    print(trainer.prepare())\n    trainer.train"),
+        ("import ModelSaver", "import ModelSaver as Saver"),
+        ('experiment="runs/a"', 'size="a"'),
         ("main([])", "main([1])"),
-        ("main([])", "Own(config).train(max_steps=5)"),
+        ("main([])", "OwnTrainer(config).train(max_steps=5)"),  # which of them is which is not known
         ("import thing", "import other as thing"),
         ("thing.Trainer", "thing.Other"),
-        ("class Own", "@thing.wrapped\nclass Own"),
+        ("class OwnTrainer", "@thing.wrapped\nclass OwnTrainer"),
         ("def main(", "def mine("),
         ("thing.step(self.size, rate=0.1)", "thing.step(rate=0.1)"),
         ("return thing", "yield thing"),
