@@ -104,5 +104,11 @@ def config_of(value: Any) -> Any:
         config = value.get_config()
     except (AttributeError, NotImplementedError, TypeError, ValueError):  # one that cannot tell
         return None
+    if not isinstance(config, dict):
+        return config
+    # What a loss hands on to its function is not in all configs, such as the `delta` of Keras's `Huber`.
+    for name, arguments in getattr(value, "__dict__", {}).items():
+        if name.endswith("_kwargs") and isinstance(arguments, dict):
+            config = {**arguments, **config}
     # A name counts up by process, and the rate of an optimizer is in every checkpoint.
     return {n: item for n, item in config.items() if n != "name" and (n != "learning_rate" or type(item) is not float)}

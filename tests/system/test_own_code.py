@@ -271,6 +271,8 @@ OTHER_VALUES: list[tuple[Any, Any]] = [
     (Pendulum(1.5), Pendulum(2.5)),
     (tf.Variable(1.0), tf.Variable(2.0)),
     (keras.Variable(1.0), keras.Variable(2.0)),
+    (keras.losses.Huber(1.0), keras.losses.Huber(2.0)),
+    (keras.losses.CosineSimilarity(axis=0), keras.losses.CosineSimilarity()),
     (np.zeros(9_000_000), np.append(np.zeros(8_999_999), 1.0)),
     (Path("a.txt"), Path("b.txt")),
     (date(2019, 1, 1), date(2021, 1, 1)),
