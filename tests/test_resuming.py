@@ -7,6 +7,7 @@ import importlib
 import re
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,12 +22,16 @@ from prototrain import Callback, SimpleTrainer, Trainer
 from prototrain.callbacks import (
     CallbackFactory,
     HyperParam,
+    InferenceRunner,
     KerasCallback,
+    KerasMetric,
     ProxyCallback,
     SaveOnExit,
     ScalarPrinter,
     ScheduledHyperParamSetter,
+    StatMonitorParamSetter,
     StopOnNaN,
+    Validation,
 )
 from prototrain.errors import CheckpointError
 from tests.conftest import ROOT
@@ -212,7 +217,7 @@ def test_callbacks_that_are_new_or_gone_are_named(tmp_path: Path) -> None:
 class Sets(Callback):
     """May change what is trained, as far as anybody knows."""
 
-    def __init__(self, rate: float = 0.5) -> None:
+    def __init__(self, rate: Any = 0.5) -> None:
         self.rate = rate
 
     def trigger(self) -> None:
@@ -249,6 +254,20 @@ class Rated(Callback):
 
     def trigger(self, power: int = 2) -> None:
         self.trainer.scale = self._scale * SCALE**power  # type: ignore[attr-defined]
+
+
+class Named(Sets):
+    """Has attributes that are called as prototrain's own are."""
+
+    def __init__(self, function: Callable[[float], float], priority: int = 200) -> None:
+        self.callback, self.priority = function, priority
+
+
+class Follows(Sets):
+    """Goes by what others measure."""
+
+    def trigger(self) -> None:
+        self.trainer.scale = self.trainer.monitors.latest("vld/loss")  # type: ignore[attr-defined]
 
 
 class LooksOn(Sets):
@@ -333,10 +352,78 @@ LISTS: dict[str, tuple[list[Callback], list[Callback], str]] = {
         [CallbackFactory(trigger=functools.partial(scaled, value=0.25))],
         "the callback CallbackFactory: hooks was ",
     ),
+    "an order": ([SaysSo(), Flag()], [Flag(), SaysSo()], "the callbacks SaysSo, Flag run in another order"),
+    "a priority": ([Named(abs, 150)], [Named(abs, 250)], "the callback Named: priority was 150 and is 250"),
+    "a function that one's own has": (
+        [Named(lambda x: x)],
+        [Named(lambda x: x + 1)],
+        "the callback Named: callback was ",
+    ),
+    "the end of a name": ([Sets("/kernel")], [Sets("/bias")], "the callback Sets: rate was /kernel and is /bias"),
+    "a place": ([Sets(f"{tempfile.gettempdir()}/a")], [Sets(f"{tempfile.gettempdir()}/b")], ""),
+    "one inside of one's own": (
+        [Sets(setter(0.5))],
+        [Sets(setter(0.25))],
+        "the callback Sets: rate was ",
+    ),
+    "one of Keras inside of one's own": (
+        [Sets(keras.callbacks.ReduceLROnPlateau(factor=0.5))],
+        [Sets(keras.callbacks.ReduceLROnPlateau(factor=0.1))],
+        "the callback Sets: rate was ",
+    ),
     "code of one that says that it looks on": ([LooksOn()], [LooksOnOtherwise()], ""),
     "when the run ends": ([StopOnNaN()], [StopOnNaN(ignore="x")], ""),
     "where Keras logs to": ([csv_logger("one.csv")], [csv_logger("other.csv")], ""),
 }
+
+
+LOWERS = StatMonitorParamSetter("learning_rate", "vld/loss", lambda rate: rate / 2, mode="min", last_k=3)
+# Callbacks of both parts of a run with a model, of the first and of the second -> the words.
+WITH_MODEL: dict[str, tuple[list[Callback], list[Callback], list[Callback], str]] = {
+    "how often something measures": ([], [Validation().every(steps=2)], [Validation().every(steps=4)], ""),
+    "how often something measures that one's own goes by": (
+        [Follows().every(steps=4)],
+        [Validation().every(steps=2)],
+        [Validation().every(steps=4)],
+        "the callback Validation: its interval was steps=2 and is steps=4",
+    ),
+    "how much is measured that a setter goes by": (
+        [LOWERS.every(steps=4)],
+        [Validation().every(steps=4)],
+        [Validation(batches=1).every(steps=4)],
+        "the callback Validation: batches was 0 and is 1",
+    ),
+    "which metric a setter goes by": (
+        [LOWERS.every(steps=4), Validation().every(steps=4)],
+        [InferenceRunner("vld", KerasMetric(keras.metrics.MeanSquaredError(), "y", "y")).every(steps=4)],
+        [InferenceRunner("vld", KerasMetric(keras.metrics.MeanAbsoluteError(), "y", "y")).every(steps=4)],
+        "the callback InferenceRunner: inferencers was ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITH_MODEL)
+def test_what_others_go_by_is_compared(tmp_path: Path, name: str) -> None:
+    both, first, second, words = WITH_MODEL[name]
+    change = {"datasets": lambda: {**datasets()(), "vld": tf.data.Dataset.from_tensor_slices(tiny_arrays(16)).batch(8)}}
+    train(tmp_path, 8, *first, *both, **change)
+    line = train(tmp_path, 12, *second, *both, **change).session.resume_line()
+    assert line.startswith(f"resumed at step 8, {f'not bit-exact, because {words}' if words else 'exact'}"), line
+
+
+def test_a_model_that_is_changed_behind_its_trainer_is_compared(tmp_path: Path) -> None:
+    model = tiny_model(**BASE)
+
+    def build(inputs: Any, train_phase: bool) -> Any:
+        return {"loss": model.factor * with_layer()(inputs, train_phase)["loss"]}
+
+    model.build = build
+    for factor, steps, line in ((2.0, 2, "fresh"), (2.0, 4, "exact"), (3.0, 6, "because model graph was ")):
+        model.factor = 1.0
+        trainer = SimpleTrainer(model, experiment=tmp_path)
+        model.factor = factor
+        trainer.train([SaveOnExit()], max_steps=steps)
+        assert line in trainer.session.resume_line()
 
 
 class Nothing(Trainer):

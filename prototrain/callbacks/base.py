@@ -59,6 +59,10 @@ class Callback:
             or other code of it, or without it, is not called exact. False: nothing makes it so. None, if nobody says:
             as True for classes and functions of the user's own, of which nobody else can know.
         chief_only: run only on the chief of several workers.
+        goes_by_measurements: whether it changes what is trained by what others measure. Code of the user's own that
+            asks `monitors` for something does so, too.
+        measures: whether it records what is found on held-out data. With a callback that goes by that, a resume with
+            other attributes or another interval of it is not called exact.
         not_compared: names of attributes, and of globals that the class uses, which do not count there.
         priority: when it runs among those of the same hook, see `Priority`.
         state_key: the name of this callback's state in a checkpoint; the class's name if None. Two callbacks with state
@@ -67,6 +71,8 @@ class Callback:
 
     changes_training: bool | None = None
     chief_only: bool = True
+    goes_by_measurements: bool = False
+    measures: bool = False
     not_compared: Collection[str] = ()
     priority: int = Priority.DECIDE
     state_key: str | None = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from prototrain.callbacks.base import Callback, ProxyCallback
+from prototrain.callbacks.hyperparameters.hyper_param import HyperParam
 from prototrain.callbacks.proxies import innermost
 from prototrain.callbacks.trigger import PeriodicTrigger
 from prototrain.experiment.provenance import CODE, STATE, STEPS_PER_EPOCH
@@ -19,8 +20,8 @@ from prototrain.system.own_code import attributes, code_of, digest_of, names_in,
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
-_OF_RUN = {"_due", "_enabled", "at_end", "callback", "chief_only", "priority", "state_key", "trainer"}
-_OF_RUN |= {"_verbose", "verbose"}
+_OF_RUN = {"_due", "_enabled", "_verbose", "state_key", "trainer", "verbose"}
+_OF_ENGINE = {"at_end", "callback", "chief_only", "priority"}  # attributes of callbacks that are not the user's
 _OF_EPOCH = {"end_of_epoch", "epoch_num", "local_step", "steps_per_epoch"}  # attributes of a trainer
 _BY_EPOCH = ("on_epoch_begin", "on_epoch_end")  # what Keras calls
 # Keras's own that change what is trained.
@@ -29,6 +30,7 @@ _SETTERS = (
     keras.callbacks.ReduceLROnPlateau,
     keras.callbacks.SwapEMAWeights,
 )
+_MEASURED = {"history", "latest", "logs", "monitors"}  # how code of the user's own asks for it
 
 
 def callback_settings(
@@ -46,8 +48,9 @@ def callback_settings(
     """
     keys = {callback: key for key, callback in state_keys.items()}
     found = {}
+    is_followed = any(map(_follows, labels))
     for callback, label in labels.items():
-        settings = _settings(trainer, callback)
+        settings = _settings(trainer, callback, counts=is_followed and innermost(callback).measures)
         if settings:
             found[label] = settings | ({STATE: keys[callback]} if callback in keys else {})
     return found
@@ -71,22 +74,41 @@ def _epoch(trainer: Trainer) -> dict[str, Any]:
 
 def is_of_user(callback: Callback) -> bool:
     """Whether a callback runs code of the user's own."""
-    inner = innermost(callback)
-    thing = inner.wraps or inner
-    return is_own(type(thing)) or any(map(is_own_code, attributes_of(thing, _OF_RUN | CALLBACK_SCRATCH).values()))
+    thing = _thing(callback)
+    return is_own(type(thing)) or any(map(is_own_code, attributes_of(thing, _not_given(thing)).values()))
 
 
-def _settings(trainer: Trainer, callback: Callback) -> dict[str, Any]:
+def _thing(callback: Callback) -> Any:
+    """What is behind the proxies of a callback: it, or the one of Keras that it calls."""
     inner = innermost(callback)
-    thing = inner.wraps or inner
+    return inner.wraps or inner
+
+
+def _not_given(thing: Any) -> set[str]:
+    """The attributes of a callback that say nothing of what it was made with."""
+    found = _OF_RUN | (CALLBACK_SCRATCH if isinstance(thing, keras.callbacks.Callback) else set())
+    return found if is_own(type(thing)) else found | _OF_ENGINE
+
+
+def _follows(callback: Callback) -> bool:
+    """Whether a callback may change what is trained by what others have measured."""
+    thing = _thing(callback)
+    if isinstance(thing, keras.callbacks.ReduceLROnPlateau) or innermost(callback).goes_by_measurements:
+        return True
+    is_counted = getattr(thing, "changes_training", None) is not False and is_of_user(callback)
+    return is_counted and bool(_MEASURED & names_in([type(thing), *attributes_of(thing, _not_given(thing)).values()]))
+
+
+def _settings(trainer: Trainer, callback: Callback, *, counts: bool) -> dict[str, Any]:
+    inner, thing = innermost(callback), _thing(callback)
     changes = getattr(thing, "changes_training", None)
-    if changes is None and isinstance(thing, _SETTERS):
+    if changes is None and (counts or isinstance(thing, _SETTERS)):
         changes = True
-    found: dict[str, Any] = noted(thing, lambda: _made_with(thing, changes))
+    found: dict[str, Any] = noted(thing, lambda: _made_with(trainer, thing, changes))
     around = _around(callback)
     if found:
         found = {**found, **(_epoch(trainer) if _runs_by_epoch(inner, around) else {})}
-        found |= lengths_named(trainer, type(thing), list(attributes_of(thing, _OF_RUN | CALLBACK_SCRATCH).values()))
+        found |= lengths_named(trainer, type(thing), list(attributes_of(thing, _not_given(thing)).values()))
     if around and (found or any(map(_counts, around))):
         found = {**found, "its interval": _interval(around)}
     return found
@@ -104,12 +126,14 @@ def _runs_by_epoch(callback: Callback, around: list[Callback]) -> bool:
     return any(map(callback.overrides, hooks))
 
 
-def _made_with(thing: Any, changes_training: bool | None) -> dict[str, Any]:
+def _made_with(trainer: Trainer, thing: Any, changes_training: bool | None) -> dict[str, Any]:
     if changes_training is False:
         return {}
-    kind = type(thing)
-    besides = _OF_RUN | CALLBACK_SCRATCH
+    kind, besides = type(thing), _not_given(thing)
     of_class = {"class": kind.__name__}  # also where there is nothing else to be said of it
+    for name, value in attributes_of(thing, besides).items():
+        if isinstance(value, HyperParam):
+            of_class[f"{name} of"] = value.name_in(trainer.state)
     if is_own(kind):
         return {**of_class, **attributes(thing, besides=besides), **reached(kind), CODE: code_of(kind)}
     if changes_training:
@@ -140,5 +164,5 @@ def _interval(around: list[Callback]) -> Any:
             found.append(proxy.schedule)
         else:
             code = {CODE: code_of(type(proxy)), **reached(type(proxy))} if _counts(proxy) else {}
-            found.append(attributes(proxy, besides=_OF_RUN) | code)
+            found.append(attributes(proxy, besides=_OF_RUN | _OF_ENGINE) | code)
     return found[0] if len(found) == 1 else found

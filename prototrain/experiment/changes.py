@@ -83,7 +83,10 @@ def _callback_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
         if found and CODE in {**then, **now}[name]:
             found[-1] += f" ({_ONLY_LOOKS_ON})"
         changed[name] = found
-    return [line for lines in changed.values() for line in lines]
+    before, after = ([name for name in one if name in then and name in now] for one in (then, now))
+    moved = [name for name, other in zip(before, after, strict=True) if name != other]
+    order = [f"the callbacks {', '.join(moved)} run in another order"] if moved else []
+    return [line for lines in changed.values() for line in lines] + order
 
 
 def _callback_changes_since_earlier(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

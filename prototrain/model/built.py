@@ -40,6 +40,7 @@ from prototrain.step.counter import StepCounter
 from prototrain.step.graph_caveats import graph_caveats, resource_caveats
 from prototrain.step.python_summaries import left_out_of_graphs
 from prototrain.step.trace import tower_trace
+from prototrain.system.objects import attributes_of
 from prototrain.system.resources import table_digest
 from prototrain.system.signals import StopRequest
 from prototrain.system.tables import Table
@@ -49,6 +50,9 @@ from prototrain.towers import building, components
 
 if TYPE_CHECKING:
     from prototrain.model.loading import ModelProtocol
+
+
+_PLAIN = (bool, float, int, str)
 
 
 class BuiltModel:
@@ -149,22 +153,41 @@ class BuiltModel:
         """Call `build` on a real batch, which creates the variables, and once more, which must find all of them."""
         parts = self.placement.parts * self.config["model.accumulate_steps"]
         first, spec = first_part(self.data.first_batch, parts), self.data.element_spec
-        spec = spec if parts == 1 else tf.nest.map_structure(tf.type_spec_from_value, first)
+        self._spec = spec if parts == 1 else tf.nest.map_structure(tf.type_spec_from_value, first)
+        tower = building(self.placement.towers, True, step=self.counter.read)
+        creating = self._store.creating(self.placement.strategy, self.placement.declare_variable)
+        with tower, dtype_policy(self.policy), creating:
+            check(self.model.build(first, True))
+        self._trace(check)
+
+    def _trace(self, check: Callable[[Any], object]) -> None:
+        """Trace `build` by itself, to see what it does."""
+
+        def build(inputs: Any) -> list[Any]:
+            net = self.model.build(inputs, True)
+            check(net)
+            return outputs_of(net)
+
         with building(self.placement.towers, True, step=self.counter.read), dtype_policy(self.policy):
-            with self._store.creating(self.placement.strategy, self.placement.declare_variable):
-                check(self.model.build(first, True))
-
-            def build(inputs: Any) -> list[Any]:
-                net = self.model.build(inputs, True)
-                check(net)
-                return outputs_of(net)
-
-            graph = self._store.adopt(build, spec)
+            graph = self._store.adopt(build, self._spec)
+        self._traced_as = self._given()
         handles = {id(part.handle): name for name, one in self._store.variables.items() for part in components(one)}
         self.graph_digest = model_digest(graph, handles)
         self.graph_caveats = graph_caveats(graph, graph.variables)
         self.resources = resource_caveats(graph)
         self._tables = table_digest([graph])
+
+    def _given(self) -> list[Any]:
+        """The plain values among the model's attributes, and what its layers are made with, which `build` may go by."""
+        plain = {name: value for name, value in attributes_of(self.model, ()).items() if type(value) in _PLAIN}
+        settings = layer_settings(self._store.layers.values())
+        frozen = {name: {**of, "trainable": None} for name, of in settings.items()}  # which changes no graph
+        return [plain, frozen]
+
+    def look_again(self) -> None:
+        """Trace `build` once more if somebody has changed the model since."""
+        if self._given() != self._traced_as:
+            self._trace(check_net)
 
     def choose_trained(self) -> bool:
         """Choose the variables that are trained and those that decay: layers may have been frozen or thawed.

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.errors import ModelError
+from prototrain.private_api.of_keras import KerasVariable
 
 
 def check_net(net: Any) -> Mapping[str, Any]:
@@ -27,9 +28,11 @@ def scalars(net: Mapping[str, Any], *, require_loss: bool = True) -> dict[str, t
     Raises:
         ModelError: there is no floating "loss" among them.
     """
+    # Such as that of a metric, whose dtype is a text.
+    read = {name: tf.convert_to_tensor(value) for name, value in net.items() if isinstance(value, KerasVariable)}
     found = {
         name: value
-        for name, value in net.items()
+        for name, value in {**net, **read}.items()
         if tf.is_tensor(value) and value.shape.rank == 0 and (value.dtype.is_floating or value.dtype.is_integer)
     }
     if require_loss and not ("loss" in found and found["loss"].dtype.is_floating):

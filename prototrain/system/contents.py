@@ -57,7 +57,12 @@ LARGE = 64 * 2**20
 def is_own_code(value: Any) -> bool:
     """Whether a value is, or holds, code of the user's own: a function, a class or an object of one, and what is made
     of such things, like a `functools.partial` or a list."""
-    return is_own(type(value)) or Code(in_containers=True).of(value) is not None
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, set)) else ()
+    return (
+        is_own(type(value))
+        or Code(in_containers=True).of(value) is not None
+        or any(is_own(type(item)) for item in list(inner)[:_MOST])
+    )
 
 
 class _Contents:
@@ -253,7 +258,8 @@ def large_digest(array: np.ndarray[Any, Any]) -> str:
 def _is_place_or_time(value: Any) -> bool:
     """Whether a value says only where something lies, when in this process it was made, or that it is this one."""
     if isinstance(value, (str, Path)):
-        return os.path.isabs(value) or _IS_UUID.fullmatch(str(value)) is not None
+        is_place = _is_place(value) if isinstance(value, str) else value.is_absolute()
+        return is_place or _IS_UUID.fullmatch(str(value)) is not None
     if isinstance(value, UUID):
         return True
     if isinstance(value, datetime):
@@ -263,6 +269,12 @@ def _is_place_or_time(value: Any) -> bool:
     if not isinstance(value, float) or value.is_integer():
         return False
     return _BEGAN <= value <= time.perf_counter() or _STARTED <= value <= time.time() + _FAR
+
+
+@functools.lru_cache
+def _is_place(text: str) -> bool:
+    """Whether a text is an absolute path, and not the end of a name as in `"/kernel"`."""
+    return os.path.isabs(text) and os.path.exists(os.path.join(os.sep, Path(text).parts[1] if text.strip("/") else ""))
 
 
 def _name(thing: Any) -> str:

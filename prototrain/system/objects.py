@@ -13,7 +13,7 @@ from prototrain.system.code_paths import is_installed
 
 _SIMPLE = (bool, int, float, str)
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
-# Modules whose classes keep nothing in objects that the user has not put there.
+# Modules, besides those of callbacks, whose classes keep nothing in objects that the user has not put there.
 _PLAIN = {
     "abc",
     "argparse",
@@ -95,7 +95,14 @@ def settings_of(value: Any) -> dict[str, Any]:
 
 def is_plain(kind: type) -> bool:
     """Whether objects of a class have only attributes that the user has given to them."""
-    return all(is_own(base) or base.__module__ in _PLAIN for base in kind.__mro__)
+    return all(is_own(base) or base.__module__ in _PLAIN or _is_of_callbacks(base) for base in kind.__mro__)
+
+
+def _is_of_callbacks(kind: type) -> bool:
+    """Whether a class is a callback of prototrain's or Keras's, or a part of one; before a run has begun they have what
+    they were made with."""
+    root, *inner = kind.__module__.split(".")
+    return root in ("keras", "prototrain") and "callbacks" in inner
 
 
 def config_of(value: Any) -> Any:

@@ -7,18 +7,9 @@ from collections.abc import Iterator
 
 _LENGTHS = {"max_epoch", "max_steps"}  # of `Trainer.train`
 _HARMLESS = {"allow_changed_data", "fresh", "resume", *_LENGTHS}
-# Nothing changes where these are evaluated, unless there is a call in them.
-_VALUES: tuple[type[ast.expr], ...] = (
-    ast.Attribute,
-    ast.Constant,
-    ast.Dict,
-    ast.FormattedValue,
-    ast.JoinedStr,
-    ast.List,
-    ast.Name,
-    ast.Subscript,
-)
-_VALUES += (ast.Tuple, ast.UnaryOp)
+_CONSTANTS = (ast.Constant, ast.Dict, ast.Lambda, ast.List, ast.Tuple, ast.UnaryOp)
+# Without a call in it, to evaluate one of these changes nothing.
+_VALUES = (*_CONSTANTS, ast.Attribute, ast.FormattedValue, ast.JoinedStr, ast.Name, ast.Subscript)
 
 
 def said_of_the_run(tree: ast.Module) -> Iterator[ast.AST]:
@@ -42,52 +33,46 @@ def said_of_the_run(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _said_by_training(call: ast.Call, nodes: list[ast.AST]) -> Iterator[ast.AST]:
-    given: list[tuple[ast.AST, ast.expr]] = [(one, one) for one in call.args]
-    for keyword in call.keywords:
-        if keyword.arg == "callbacks":
-            given.append((keyword, keyword.value))
-        elif keyword.arg in _HARMLESS and isinstance(keyword.value, ast.Constant):
-            yield keyword
-    if len(given) != 1:
-        return
-    argument, value = given[0]
-    if isinstance(value, ast.Name):
-        lists = [one for one in nodes if isinstance(one, ast.Assign) and _name_of(one.targets[0]) == value.id]
-        uses = [one for one in nodes if isinstance(one, ast.Name) and one.id == value.id]
-        if len(lists) == 1 and len(uses) == 2 and _are_callbacks(lists[0].value):  # and nobody else has to do with it
-            yield from (argument, lists[0])
-    elif _are_callbacks(value):
-        yield argument
+    yield from (one for one in call.keywords if one.arg in _HARMLESS and isinstance(one.value, ast.Constant))
+    for value in [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "callbacks")]:
+        if isinstance(value, ast.Name):
+            lists = [one for one in nodes if isinstance(one, ast.Assign) and _name_of(one.targets[0]) == value.id]
+            uses = [one for one in nodes if isinstance(one, ast.Name) and one.id == value.id]
+            if len(lists) == 1 and len(uses) == 2:  # nobody else has to do with it
+                yield from _callbacks_in(lists[0].value)
+        else:
+            yield from _callbacks_in(value)
 
 
-def _are_callbacks(value: ast.expr) -> bool:
-    """Whether something is like `[Validation().every(steps=100), ModelSaver()]`."""
-    return isinstance(value, ast.List) and all(isinstance(one, ast.Call) and _is_plain(one) for one in value.elts)
+def _callbacks_in(value: ast.expr) -> list[ast.expr]:
+    """The parts of a list that are like `Validation().every(steps=100)`."""
+    return [one for one in value.elts if _makes_object(one)] if isinstance(value, ast.List) else []
 
 
-def _is_plain(value: ast.expr) -> bool:
-    """Whether an expression only makes values, and objects of classes from them."""
-    if isinstance(value, ast.Lambda):
-        return True
-    if isinstance(value, ast.Call):
-        return _makes_object(value) and _has_plain_arguments(value)
-    inner = [one for one in ast.iter_child_nodes(value) if isinstance(one, ast.expr)]
-    return isinstance(value, _VALUES) and all(map(_is_plain, inner))
+def _makes_object(value: ast.expr) -> bool:
+    """Whether a class is called, as its name says, with constants, or a method of an object that is made so.
 
-
-def _makes_object(call: ast.Call) -> bool:
-    """Whether a class is called, as its name says, or a method of an object that is made there."""
-    if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Call):
-        return _is_plain(call.func.value)
-    return _name_of(call.func)[:1].isupper()
-
-
-def _has_plain_arguments(call: ast.Call) -> bool:
-    return all(map(_is_plain, [*call.args, *(keyword.value for keyword in call.keywords)]))
+    What is called with an object of the user's may change that.
+    """
+    if not (isinstance(value, ast.Call) and _has_only(_CONSTANTS, value)):
+        return False
+    if isinstance(value.func, ast.Attribute) and isinstance(value.func.value, ast.Call):
+        return _makes_object(value.func.value)
+    return _name_of(value.func)[:1].isupper()
 
 
 def _prints(value: ast.expr) -> bool:
-    return isinstance(value, ast.Call) and _name_of(value.func) == "print" and _has_plain_arguments(value)
+    return isinstance(value, ast.Call) and _name_of(value.func) == "print" and _has_only(_VALUES, value)
+
+
+def _has_only(kinds: tuple[type[ast.expr], ...], call: ast.Call) -> bool:
+    return all(_is_made_of(kinds, one) for one in [*call.args, *(keyword.value for keyword in call.keywords)])
+
+
+def _is_made_of(kinds: tuple[type[ast.expr], ...], value: ast.expr) -> bool:
+    inner = [one for one in ast.iter_child_nodes(value) if isinstance(one, ast.expr)]
+    is_lambda = isinstance(value, ast.Lambda)
+    return isinstance(value, kinds) and (is_lambda or all(_is_made_of(kinds, one) for one in inner))
 
 
 def _imports_callbacks(node: ast.AST) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from prototrain.system.contents import is_own_code
 from prototrain.system.objects import is_own
 from prototrain.system.own_code import (
     attributes,
@@ -83,7 +84,7 @@ SAME = {
         "log = []\ndef thing(): log.append(1)",
         "log = [1, 2]\ndef thing(): log.append(1)",
     ),
-    "path": ("def thing(x, at='/a/b'): return x", "def thing(x, at='/c/d'): return x"),
+    "path": ("def thing(x, at='/tmp/a/b'): return x", "def thing(x, at='/tmp/c/d'): return x"),
 }
 OTHER = {
     "constant": ("def thing(x): return x * 2", "def thing(x): return x * 3"),
@@ -188,6 +189,8 @@ def test_whose_something_is(module: Module) -> None:
     assert not is_own(len)
     assert not is_own(keras.layers.Dense)
     assert not is_own(attributes)
+    own = module("class thing: pass").thing()
+    assert is_own_code([own]) and is_own_code({"a": own}) and not is_own_code([1, len, np.array(1)])
 
 
 class Holder:
@@ -205,7 +208,8 @@ KEPT: list[tuple[Any, Any]] = [
     (0.5, 0.5),
     ([[1, 0.1]], [[1, 0.1]]),
     (float("nan"), "nan"),
-    ("/some/place", "a place or a time"),
+    ("/tmp/some/place", "a place or a time"),
+    ("/kernel", "/kernel"),
     (Path("/some/place"), "a place or a time"),
     (Path("place"), "PosixPath place"),
     (date(2019, 1, 1), "date 2019-01-01"),

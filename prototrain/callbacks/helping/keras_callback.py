@@ -13,6 +13,7 @@ import numpy as np
 
 from prototrain.callbacks.base import Callback
 from prototrain.callbacks.helping.attributes import decoded, encoded, inside_of, mark
+from prototrain.callbacks.saving.save_on_exit import save_ahead
 from prototrain.checkpoint.state import taking, trackables
 from prototrain.config import json_form
 from prototrain.errors import CallbackError, CheckpointError, ConfigError, StopTraining
@@ -44,8 +45,9 @@ class KerasCallback(Callback):
     what is inside of random generators and variables that are made before training; up to 16 MB each, as JSON. Where
     another one has changed, such as the weights of a large model that `keras.callbacks.EarlyStopping` keeps, or it
     cannot be known whether it has, a resumed run says that it is not exact.
-    `on_train_end` is called when the run has reached its end, not when a signal or an error ended it. `on_epoch_end` is
-    not called for an epoch that the end of the run cuts short.
+    `on_train_end` is called when the run has reached its end, not when a signal or an error ended it. The last
+    checkpoint is written before it and holds what was trained, whatever weights it puts back. `on_epoch_end` is not
+    called for an epoch that the end of the run cuts short.
 
     Args:
         callback: such as ``keras.callbacks.ReduceLROnPlateau()``.
@@ -61,6 +63,10 @@ class KerasCallback(Callback):
         if not isinstance(callback, keras.callbacks.Callback):
             raise CallbackError(
                 f"KerasCallback takes a Keras callback, such as keras.callbacks.CSVLogger(...), not {callback!r}"
+            )
+        if isinstance(callback, keras.callbacks.CallbackList):
+            raise CallbackError(
+                "KerasCallback takes one Keras callback, not a CallbackList; wrap each of its callbacks"
             )
         self.callback = callback
         self._by_step = any(_overrides(callback, hook) for hook in _BATCH_HOOKS) and "epoch" not in (
@@ -108,10 +114,16 @@ class KerasCallback(Callback):
         for name, coded in restored.get("inside", {}).items():
             with taking(f"{self.name}.{name}"):
                 inside_of(getattr(self.callback, name, None)).load_state_dict(decoded(*coded))
-        if self._stopped:
+        if self._stopped and not self._has_more_patience():
             raise StopTraining(f"{self.name} had stopped the run")
+        self._stopped = False
         if self.trainer.local_step and not self.trainer.callbacks.unfinished:
             self._begin_batch()  # amid an epoch, which does not begin again
+
+    def _has_more_patience(self) -> bool:
+        """Whether what had stopped the run is to wait for longer now."""
+        stopping = self.callback
+        return isinstance(stopping, keras.callbacks.EarlyStopping) and stopping.wait < stopping.patience
 
     def before_epoch(self) -> None:
         if self.trainer.local_step == 0 and self._begun < self.trainer.global_step:
@@ -132,6 +144,8 @@ class KerasCallback(Callback):
 
     def after_train(self) -> None:
         if self.trainer.global_step >= self.trainer.total_steps and not self.trainer.callbacks.unfinished:
+            if _overrides(self.callback, "on_train_end"):  # which may put other weights in place
+                save_ahead(self.trainer)
             self.callback.on_train_end(self._epoch_logs())
 
     def state_dict(self) -> dict[str, Any]:

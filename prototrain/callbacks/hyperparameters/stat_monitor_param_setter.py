@@ -30,6 +30,8 @@ class StatMonitorParamSetter(HyperParamSetter):
             step.
     """
 
+    goes_by_measurements = True
+
     def __init__(
         self,
         param: HyperParam | Any,

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from prototrain.callbacks.base import Callback, Priority
+from prototrain.callbacks.proxies import innermost
+
+if TYPE_CHECKING:
+    from prototrain.trainers.base import Trainer
 
 
 class SaveOnExit(Callback):
@@ -36,3 +42,10 @@ class SaveOnExit(Callback):
         self.trainer.log(
             f"the failed step is kept in {path} for inspection; {self.trainer.session.saving.resume_point()}"
         )
+
+
+def save_ahead(trainer: Trainer) -> None:
+    """Save what `SaveOnExit` would save, if it is in the list, now: the weights are about to become others."""
+    is_over = trainer.callbacks.failure is None and trainer.state_is_sound
+    if is_over and trainer.is_chief and any(isinstance(innermost(one), SaveOnExit) for one in trainer.callbacks):
+        trainer.save()

@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.best import Best, Mode
-from prototrain.callbacks.proxies import innermost
-from prototrain.callbacks.saving.save_on_exit import SaveOnExit
+from prototrain.callbacks.saving.save_on_exit import save_ahead
 from prototrain.checkpoint.state import OF_CALLBACKS
 from prototrain.checkpoint.weights import AVERAGES
 from prototrain.errors import CallbackError, StopTraining
@@ -55,7 +54,7 @@ class EarlyStopping(Callback):
         if restore_best:
             self.priority = Priority.PUT_BACK
         self._copies: list[tuple[Any, tf.Variable]] = []
-        self._is_back = False
+        self._is_back = self._was_back = False
         self._reset()
 
     def _reset(self) -> None:
@@ -120,8 +119,7 @@ class EarlyStopping(Callback):
             return
         if self._waited >= self.patience:
             return  # it ended at once, with the weights that the earlier stop has put back
-        if trainer.is_chief and any(isinstance(innermost(callback), SaveOnExit) for callback in trainer.callbacks):
-            trainer.save()  # the last values, before its own turn comes
+        save_ahead(trainer)  # the last values
         for variable, copy in self._copies:
             variable.assign(copy)
         trainer.log(f"EarlyStopping: the run is over; the weights of step {best}, the best, are back in this process")
@@ -135,8 +133,14 @@ class EarlyStopping(Callback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best.state_dict(), "waited": self._waited}
+        return {"best": self.best.state_dict(), "waited": self._waited, "is_back": self._is_back}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.best.load_state_dict(state["best"])
         self._waited = int(state["waited"])
+        self._was_back = bool(state.get("is_back"))  # which earlier versions did not save
+
+    def resume_caveats(self) -> list[str]:
+        if not self._was_back or self._waited >= self.patience:  # which ends at once
+            return []
+        return [f"{self.name} had put back the weights of step {self.best.step} when it stopped the run"]

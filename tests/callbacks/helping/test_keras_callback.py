@@ -145,6 +145,27 @@ def test_a_callback_stops_the_run_and_it_stays_stopped(tmp_path: Path) -> None:
     assert run(stopping(), steps=20, experiment=tmp_path / "run").global_step == 6
 
 
+@ALLOWED
+@pytest.mark.parametrize("patience", [1, 9])
+def test_weights_that_are_put_back_at_the_end_are_not_gone_on_from(patience: int, tmp_path: Path) -> None:
+    """Whether the run has come to its end or is given more patience, after which no epoch is better than the first."""
+
+    def trained(epochs: int, patience: int, directory: str) -> KerasTrainer:
+        stopping = keras.callbacks.EarlyStopping("loss", mode="max", patience=patience, restore_best_weights=True)
+        trainer = KerasTrainer(line(), data(), experiment=tmp_path / directory)
+        trainer.train([KerasCallback(stopping), SaveOnExit()], max_epoch=epochs)
+        return trainer
+
+    trained(4, patience, "parts")
+    resumed, whole = trained(6, 9, "parts"), trained(6, 9, "whole")
+    said = "resumed at step 12, exact" if patience == 9 else "resumed at step 6, exact"
+    assert resumed.session.resume_line() == said and resumed.global_step == 18
+    checkpoints = [trainer.session.checkpoints.newest() for trainer in (resumed, whole)]
+    mine, theirs = ({name: checkpoint.variables()[name] for name in whole.variables} for checkpoint in checkpoints)
+    for name, value in theirs.items():
+        np.testing.assert_array_equal(mine[name], value)
+
+
 def test_state_goes_on(tmp_path: Path) -> None:
     class Recent(keras.callbacks.Callback):
         def __init__(self) -> None:
@@ -393,6 +414,8 @@ def test_the_end_is_told_only_when_it_is_the_end() -> None:
 def test_what_cannot_work_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(CallbackError, match="takes a Keras callback, such as"):
         KerasCallback(Validation())  # type: ignore[arg-type]
+    with pytest.raises(CallbackError, match="one Keras callback, not a CallbackList"):
+        KerasCallback(keras.callbacks.CallbackList([Hooks()]))
     with pytest.raises(CallbackError, match="ModelCheckpoint asks for the save of a Keras model, which Measured has"):
         run(keras.callbacks.ModelCheckpoint(tmp_path / "a.keras"))
     two = [keras.callbacks.LambdaCallback(), keras.callbacks.LambdaCallback()]
