@@ -393,6 +393,12 @@ WITH_MODEL: dict[str, tuple[list[Callback], list[Callback], list[Callback], str]
         [Validation(batches=1).every(steps=4)],
         "the callback Validation: batches was 0 and is 1",
     ),
+    "how often something measures that Keras's own go by": (
+        [of_keras(1)],
+        [Validation().every(steps=2)],
+        [Validation().every(steps=4)],
+        "the callback Validation: its interval was steps=2 and is steps=4",
+    ),
     "which metric a setter goes by": (
         [LOWERS.every(steps=4), Validation().every(steps=4)],
         [InferenceRunner("vld", KerasMetric(keras.metrics.MeanSquaredError(), "y", "y")).every(steps=4)],

@@ -30,7 +30,7 @@ _SETTERS = (
     keras.callbacks.ReduceLROnPlateau,
     keras.callbacks.SwapEMAWeights,
 )
-_MEASURED = {"history", "latest", "logs", "monitors"}  # how code of the user's own asks for it
+_MEASURED = {"history", "latest"}  # how code of the user's own asks monitors for it
 
 
 def callback_settings(
@@ -48,7 +48,7 @@ def callback_settings(
     """
     keys = {callback: key for key, callback in state_keys.items()}
     found = {}
-    is_followed = any(map(_follows, labels))
+    is_followed = any(map(_follows, labels)) or bool(_MEASURED & names_in(type(trainer)))
     for callback, label in labels.items():
         settings = _settings(trainer, callback, counts=is_followed and innermost(callback).measures)
         if settings:
@@ -95,8 +95,11 @@ def _follows(callback: Callback) -> bool:
     thing = _thing(callback)
     if isinstance(thing, keras.callbacks.ReduceLROnPlateau) or innermost(callback).goes_by_measurements:
         return True
-    is_counted = getattr(thing, "changes_training", None) is not False and is_of_user(callback)
-    return is_counted and bool(_MEASURED & names_in([type(thing), *attributes_of(thing, _not_given(thing)).values()]))
+    if getattr(thing, "changes_training", None) is False or not is_of_user(callback):
+        return False
+    if isinstance(thing, keras.callbacks.Callback):  # which is given it
+        return True
+    return bool(_MEASURED & names_in([type(thing), *attributes_of(thing, _not_given(thing)).values()]))
 
 
 def _settings(trainer: Trainer, callback: Callback, *, counts: bool) -> dict[str, Any]:
