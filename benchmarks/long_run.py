@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -84,9 +83,9 @@ def growth(rows: list[dict[str, float]], steps: int) -> list[str]:
     warm = [row for row in rows if row["step"] >= WARM_UP * steps]
     found = []
     half = len(warm) // 2
-    # The middle of each half, since a file may be open at one row and closed at the next.
+    # The most of each half, since a file may be open at one row and closed at the next.
     for name, margin in MARGINS.items():
-        before, after = (statistics.median_high(row[name] for row in part) for part in (warm[:half], warm[half:]))
+        before, after = (max(row[name] for row in part) for part in (warm[:half], warm[half:]))
         if after - before > margin:
             found.append(f"{name} grew from {before:.0f} to {after:.0f}")
     if warm[-1]["checkpoints"] > 1.1 * warm[0]["checkpoints"]:

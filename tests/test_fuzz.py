@@ -38,7 +38,7 @@ from tests.tiny import CountingTrainer, tiny_config
 FUZZ = settings(
     derandomize=True,
     deadline=None,
-    max_examples=100,
+    max_examples=150,
     database=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
@@ -262,7 +262,7 @@ def restore(run: Run) -> None:
     Indifferent(experiment=run.directory).train(callbacks(), max_steps=5)
 
 
-@settings(FUZZ, max_examples=60)
+@settings(FUZZ, max_examples=100)
 @given(st.data())
 def test_meta_json_with_a_checksum_that_is_right(run: Run, data: st.DataObject) -> None:
     run.put_back()
@@ -273,7 +273,7 @@ def test_meta_json_with_a_checksum_that_is_right(run: Run, data: st.DataObject) 
     run.check_outside()
 
 
-@pytest.mark.parametrize("value", ["abc", None, 10**400, math.nan])
+@pytest.mark.parametrize("value", ["abc", None, [1], 10**400, math.nan, {}])
 def test_states_of_the_wrong_kind(run: Run, value: Any) -> None:
     of_callbacks = run.meta["callbacks"]["states"]
     ways = [("callbacks", "states", name, key) for name, state in of_callbacks.items() for key in state]

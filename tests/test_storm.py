@@ -12,7 +12,7 @@ from tests.preloaded import Program
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "kills"), [("iterator", 2), ("replay", 1), ("towers", 1), ("run_step", 2)])
+@pytest.mark.parametrize(("kind", "kills"), [("iterator", 2), ("replay", 2), ("towers", 2), ("run_step", 3)])
 def test_a_run_that_is_killed_equals_one_that_is_not(kind: str, kills: int, tmp_path: Path) -> None:
     arguments = ["--kind", kind, "--kills", str(kills), "--steps", "200", "--directory", str(tmp_path)]
     # One reference has an interpreter of its own, with another hash seed: that must not matter either.

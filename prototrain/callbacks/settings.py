@@ -136,7 +136,7 @@ def _made_with(trainer: Trainer, thing: Any, changes_training: bool | None) -> d
     of_class = {"class": kind.__name__}  # also where there is nothing else to be said of it
     for name, value in attributes_of(thing, besides).items():
         if isinstance(value, HyperParam):
-            of_class[f"{name} of"] = value.name_in(trainer.state)
+            of_class[f"target of {name}"] = value.name_in(trainer.state)
     if is_own(kind):
         return {**of_class, **attributes(thing, besides=besides), **reached(kind), CODE: code_of(kind)}
     if changes_training:

@@ -23,8 +23,6 @@ _OF_A_GRAPH = "v3 "  # or of several lookup tables in one
 _IN_ANOTHER_WAY = re.compile("(v2 )?[0-9a-f]{8}(, (v2 )?[0-9a-f]{8})*|[0-9a-f]{12}")  # as earlier versions wrote it
 _OF_A_LAMBDA = re.compile(r"4w\S{18}\.\.\. \([0-9a-f]{8}\)")  # as earlier versions wrote it, with where it lies in it
 _OF_A_TEXT = re.compile("(text )?[0-9a-f]{12}")  # of a file or a package, as earlier versions wrote it
-
-
 _ONCE_MORE = "self_unconditional_dependency_names/"  # how earlier versions named an optimizer of a Keras model again
 _OF_A_SET = "if the model goes through a set, sort it"
 _EARLIER_OF_CALLBACKS = "callbacks"  # which had less of them

@@ -38,7 +38,7 @@ def _said_by_training(call: ast.Call, nodes: list[ast.AST]) -> Iterator[ast.AST]
         if isinstance(value, ast.Name):
             lists = [one for one in nodes if isinstance(one, ast.Assign) and _name_of(one.targets[0]) == value.id]
             uses = [one for one in nodes if isinstance(one, ast.Name) and one.id == value.id]
-            if len(lists) == 1 and len(uses) == 2:  # nobody else has to do with it
+            if len(lists) == 1 and len(lists[0].targets) == 1 and len(uses) == 2:  # nobody else has to do with it
                 yield from _callbacks_in(lists[0].value)
         else:
             yield from _callbacks_in(value)
@@ -62,7 +62,8 @@ def _makes_object(value: ast.expr) -> bool:
 
 
 def _prints(value: ast.expr) -> bool:
-    return isinstance(value, ast.Call) and _name_of(value.func) == "print" and _has_only(_VALUES, value)
+    is_print = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "print"
+    return isinstance(value, ast.Call) and is_print and _has_only(_VALUES, value)
 
 
 def _has_only(kinds: tuple[type[ast.expr], ...], call: ast.Call) -> bool:

@@ -377,7 +377,8 @@ class TowerTrainer(Trainer):
             self.trainable, self.decayed = self.built.trainable, self.built.decayed
             with self.placement.scope(), self._optimizers.renewed():
                 self.create_optimizers()
-        self.built.look_again()
+        with announcing("looking at the model once more, which was changed", self.log):
+            self.built.look_again()
         self._optimizers.adopt(vars(self), self.trainable.values())
         self._steps.forget()  # traced callbacks belong to one list
         found = optimization(self._optimizers.settings, self.callbacks, self.gradient_processors)

@@ -98,6 +98,8 @@ def test_what_says_nothing_of_the_training_is_left_out(old: str, new: str, tmp_p
         ("ModelSaver()", "thing.make().Saver()"),
         ("ModelSaver()", "(saver := ModelSaver())"),
         ("    trainer.train", "    callbacks += thing.more\n    trainer.train"),
+        ("    trainer.train", "    trainer.print(config)\n    trainer.train"),
+        ("    callbacks = [ModelSaver()", "    callbacks = config.more = [ModelSaver(1)"),
         ("    trainer.train", "    print(trainer.prepare())\n    trainer.train"),
         ("import ModelSaver", "import ModelSaver as Saver"),
         ('experiment="runs/a"', 'size="a"'),
