@@ -184,10 +184,11 @@ class BuiltModel:
         frozen = {name: {**of, "trainable": None} for name, of in settings.items()}  # which changes no graph
         return [plain, frozen]
 
-    def look_again(self) -> None:
+    def look_again(self, log: Callable[[str], None]) -> None:
         """Trace `build` once more if somebody has changed the model since."""
         if self._given() != self._traced_as:
-            self._trace(check_net)
+            with announcing("tracing the model once more, which was changed", log):
+                self._trace(check_net)
 
     def choose_trained(self) -> bool:
         """Choose the variables that are trained and those that decay: layers may have been frozen or thawed.

@@ -377,8 +377,7 @@ class TowerTrainer(Trainer):
             self.trainable, self.decayed = self.built.trainable, self.built.decayed
             with self.placement.scope(), self._optimizers.renewed():
                 self.create_optimizers()
-        with announcing("looking at the model once more, which was changed", self.log):
-            self.built.look_again()
+        self.built.look_again(self.log)
         self._optimizers.adopt(vars(self), self.trainable.values())
         self._steps.forget()  # traced callbacks belong to one list
         found = optimization(self._optimizers.settings, self.callbacks, self.gradient_processors)
