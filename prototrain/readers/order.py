@@ -24,7 +24,7 @@ DESCRIPTION = "description_for_prototrain"
 FILES = "files_for_prototrain"
 """Another: the files that it is read from, and the description without them."""
 _ORDER = "order_for_prototrain"  # on the Python object of a dataset
-_BLOCK, _BLOCK_BYTES = 256, 2**20  # that are read at once; examples, and about how much
+_BLOCK, _BLOCK_BYTES = 1024, 2**20  # that are read at once; examples, and about how much
 _ROUNDS = 8  # of the cipher that a permutation is made by; an even number
 _as_it_is = tf.autograph.experimental.do_not_convert  # there is no Python control flow in what the readers trace
 _thread = threading.local()
@@ -106,7 +106,7 @@ def random_order(
         each: the bytes of an example, more or less, that are read many at once; None to read one by one.
     """
 
-    block = _BLOCK if each is None else block_of(each)
+    block = _BLOCK if each is None else block_of(each, _BLOCK)
 
     def places(_: tf.Tensor) -> tf.data.Dataset:
         start, seed = tf.numpy_function(order.begin, [], [tf.int64, tf.int32])
@@ -136,9 +136,9 @@ def _permuted(numbers: tf.Tensor, seed: tf.Tensor, length: int) -> tf.Tensor:
     return tf.raw_ops.RandomIndexShuffle(index=numbers, seed=seed, max_index=last, rounds=_ROUNDS)
 
 
-def block_of(each: float) -> int:
+def block_of(each: float, most: int) -> int:
     """How many examples to read, or to parse, at once, of so many bytes each."""
-    return max(1, min(_BLOCK, int(_BLOCK_BYTES / max(each, 1))))
+    return max(1, min(most, int(_BLOCK_BYTES / max(each, 1))))
 
 
 def check_shuffle(shuffle: str | Literal[True]) -> None:

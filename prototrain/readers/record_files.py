@@ -19,6 +19,7 @@ from prototrain.system.tracebacks import cause
 
 _HEADER, _FOOTER = 12, 4  # bytes around each record: its length and a checksum of that, and one of its content
 _KEPT_OPEN = 256  # files
+_PARSED = 256  # records at once at most, in the files' order; more are no quicker, and all of a block is in checkpoints
 
 # Parallel, and still the same order in every run.
 _PARALLEL: Any = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
@@ -75,7 +76,7 @@ def tfrecords(
     records = names.interleave(read, cycle_length=cycle_length, **_PARALLEL)
     if _are_fixed(parsed) and all(tf.as_dtype(feature.dtype) != tf.string for feature in parsed.values()):
         # To parse numbers one by one takes ten times as long. What holds texts may be large: pictures, for example.
-        blocks = records.batch(block_of(sum(map(_size, parsed.values()))))
+        blocks = records.batch(block_of(sum(map(_size, parsed.values())), _PARSED))
         return blocks.map(lambda block: tf.io.parse_example(block, parsed), **_PARALLEL).unbatch()
     return records.map(lambda record: tf.io.parse_single_example(record, parsed), **_PARALLEL)
 
