@@ -66,9 +66,10 @@ class CompiledLoop:
 
     def __call__(self, iterator: Any, n: tf.Tensor) -> Outcome:
         """Do up to `n` steps."""
-        return Outcome.on_host(*self._call(iterator, n))
+        results = self._call(iterator, n)
+        return Outcome.on_host(**dict(zip(self._returned, results, strict=True)))
 
-    def _run(self, iterator: Any, n: tf.Tensor) -> Outcome:
+    def _run(self, iterator: Any, n: tf.Tensor) -> State:
         first = self._first_state()
 
         def goes_on(state: State) -> Any:
@@ -79,15 +80,18 @@ class CompiledLoop:
         shapes = {name: tf.TensorShape([None] if name in ("single", "double") else []) for name in first}
         with noting_summaries() as has_summaries:
             (state,) = tf.while_loop(goes_on, self._body(iterator), [first], shape_invariants=[shapes])
-        self.has_summaries = has_summaries()
-        return _outcome(state)
+        return self._traced(state, has_summaries())
 
-    def _run_one(self, iterator: Any, n: tf.Tensor) -> Outcome:
+    def _run_one(self, iterator: Any, n: tf.Tensor) -> State:
         """Run one step, whatever `n` is, without a loop: to enter one takes about as long as a small step."""
         with noting_summaries() as has_summaries:
             (state,) = self._body(iterator)(self._first_state())
-        self.has_summaries = has_summaries()
-        return _outcome(state)
+        return self._traced(state, has_summaries())
+
+    def _traced(self, state: State, has_summaries: bool) -> State:
+        self.has_summaries = has_summaries
+        self._returned = sorted(state)  # as TensorFlow orders what is in a dict
+        return state
 
     def _first_state(self) -> State:
         # Only what can change is carried along: every variable of a loop costs some ops in every iteration.
@@ -118,11 +122,11 @@ class CompiledLoop:
 
         return body
 
-    def run_watched(self, inputs: Batch, start: tf.Tensor) -> tuple[Outcome, dict[str, tf.Tensor]]:
+    def run_watched(self, inputs: Batch, start: tf.Tensor) -> tuple[State, dict[str, tf.Tensor]]:
         """Trace one step of which more is seen than its scalars; see `WatchedStep`."""
         seen: dict[str, tf.Tensor] = {}
         state = self._step(start, inputs, tf.constant(0), tf.zeros([], tf.float64), seen)
-        return _outcome(state), seen
+        return state, seen
 
     def _step(
         self, start: tf.Tensor, inputs: Batch, done: Any, waited: Any, seen: dict[str, tf.Tensor] | None = None
@@ -144,10 +148,6 @@ class CompiledLoop:
             "single": single,
             "double": double,
         }
-
-
-def _outcome(state: State) -> Outcome:
-    return Outcome(**{"finite": tf.constant(True), "ended": tf.constant(False), **state})
 
 
 def _time_after(tensors: list[Any]) -> tf.Tensor:

@@ -19,7 +19,7 @@ _EMPTY_ELEMENT = "components but got"
 
 
 class Outcome(NamedTuple):
-    """What a compiled call returns: tensors while it is traced, numbers behind it.
+    """What a compiled call has returned.
 
     Attributes:
         done: completed steps, int.
@@ -30,20 +30,22 @@ class Outcome(NamedTuple):
         double: its other scalars, as float64.
     """
 
-    done: Any
-    finite: Any
-    ended: Any
-    waited: Any
+    done: int
+    finite: bool
+    ended: bool
+    waited: float
     single: tf.Tensor
     double: tf.Tensor
 
     @classmethod
-    def on_host(cls, done: Any, finite: Any, ended: Any, waited: Any, single: tf.Tensor, double: tf.Tensor) -> Outcome:
-        """That of tensors, with numbers for the first four."""
+    def on_host(
+        cls, *, done: Any, waited: Any, single: tf.Tensor, double: tf.Tensor, finite: Any = True, ended: Any = False
+    ) -> Outcome:
+        """That of tensors; the last two are left out where they cannot be another."""
         return cls(int(done), bool(finite), bool(ended), float(waited), single, double)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class StepResult:
     """What a call of many steps has done.
 

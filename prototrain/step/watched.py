@@ -26,7 +26,7 @@ from prototrain.step.direct_call import DirectCall
 from prototrain.step.plan import Stream
 from prototrain.step.result import Outcome
 
-Traced = Callable[[dict[str, Any], tf.Tensor], tuple[tuple[Any, ...], dict[str, tf.Tensor]]]
+Traced = Callable[[dict[str, Any], tf.Tensor], tuple[dict[str, Any], dict[str, tf.Tensor]]]
 
 
 class Seen(NamedTuple):
@@ -93,10 +93,10 @@ class WatchedStep:
         batch = self._data.iterator.get_next_as_optional()
         if not batch.has_value():
             return Seen(Outcome(0, True, True, 0.0, tf.zeros([0]), tf.zeros([0], tf.float64)), {}, [])
-        outcome, seen = self._call.pack(self._call(batch.get_value(), tf.constant(np.int64(start))))
-        return Seen(Outcome.on_host(*outcome), seen, self._file.take())
+        state, seen = self._call.pack(self._call(batch.get_value(), tf.constant(np.int64(start))))
+        return Seen(Outcome.on_host(**state), seen, self._file.take())
 
-    def _run(self, inputs: dict[str, Any], start: tf.Tensor) -> tuple[tuple[Any, ...], dict[str, tf.Tensor]]:
+    def _run(self, inputs: dict[str, Any], start: tf.Tensor) -> tuple[dict[str, Any], dict[str, tf.Tensor]]:
         with self._file.writer.as_default(step=start + 1), tf.summary.record_if(True):
             return self._traced(inputs, start)
 

@@ -171,12 +171,13 @@ class StopRequest:
         Raises:
             KeyboardInterrupt, SystemExit: as `check`, from wherever the main thread is.
         """
-        self._running = object()
+        before = self.stage, self._when
+        self.stage, self._when, self._running = what, when, object()
         try:
-            with self.waiting_for(what, when=when):
-                yield
+            yield
         finally:
             self._running = None
+            self.stage, self._when = before
 
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:
