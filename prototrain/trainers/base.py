@@ -375,16 +375,19 @@ class Trainer:
             CheckpointError: it cannot be written.
         """
         with self.stop.uninterrupted():
-            return self.start_save()()
+            return self.start_save(gives_way=False)()
 
-    def start_save(self) -> Callable[[], Path]:
+    def start_save(self, *, gives_way: bool = True) -> Callable[[], Path]:
         """Begin to write a checkpoint of the present step, see `save`; training can go on while the rest is written.
+
+        Args:
+            gives_way: write with what the training, and whatever else runs, leaves of the processors.
 
         Returns:
             a function that waits for the end of it and returns the directory.
         """
         with self.stop.uninterrupted():
-            return self.session.start_save()
+            return self.session.start_save(gives_way=gives_way)
 
     def reject_state(self) -> None:
         """Say that what is in `state` must not be resumed from: what is saved from now on goes aside."""

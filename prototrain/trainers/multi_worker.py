@@ -188,10 +188,10 @@ class MultiWorkerTrainer(SyncTrainer):
     def make_datasets(self) -> dict[str, tf.data.Dataset]:
         return shared_out(super().make_datasets(), self.share, self.global_batch // self.worker.count)
 
-    def start_save(self) -> Callable[[], Path]:
+    def start_save(self, *, gives_way: bool = True) -> Callable[[], Path]:
         self._backup.expire()
         self._peers.has_saved = True
-        return super().start_save()
+        return super().start_save(gives_way=gives_way)
 
     def log(self, text: str) -> None:
         if self.worker.is_chief or text.startswith("WARNING"):

@@ -12,6 +12,7 @@ from prototrain.checkpoint import Checkpoints, Snapshot
 from prototrain.checkpoint.global_random import random_state
 from prototrain.checkpoint.state import StateEntries, late_words, plain
 from prototrain.errors import CheckpointError, NonFiniteError
+from prototrain.system.niceness import give_way
 from prototrain.trainers.finite import FiniteRun
 
 if TYPE_CHECKING:
@@ -37,8 +38,9 @@ class Saving:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Begin with a thread of this process's own; in a forked child, the parent's is not there."""
+        """Begin with threads of this process's own; in a forked child, the parent's are not there."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="save")
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="save", initializer=give_way)
         self._writing: Future[Path] | None = None
 
     @property
@@ -67,11 +69,12 @@ class Saving:
         self._writing = None
         self._protected.clear()
 
-    def start(self, written: Callable[[], None]) -> Callable[[], Path]:
+    def start(self, written: Callable[[], None], *, gives_way: bool) -> Callable[[], Path]:
         """See `Trainer.start_save`.
 
         Args:
             written: called by the writing thread when the files are whole.
+            gives_way: as there.
         """
         self.wait()
         trainer = self._trainer
@@ -83,7 +86,7 @@ class Saving:
             written()
             return path
 
-        self._writing = self._writer.submit(write)
+        self._writing = (self._background if gives_way else self._writer).submit(write)
         return functools.partial(self._result_of, self._writing)
 
     def check(self) -> None:

@@ -287,7 +287,7 @@ class Session:
         """The checkpoints of the trainer's experiment."""
         return self.saving.checkpoints
 
-    def start_save(self) -> Callable[[], Path]:
+    def start_save(self, *, gives_way: bool = True) -> Callable[[], Path]:
         """See `Trainer.start_save`."""
         self.saving.wait()
         self.require_directory()
@@ -299,7 +299,7 @@ class Session:
             if remote is not None:
                 remote.wake()
 
-        return self.saving.start(written)
+        return self.saving.start(written, gives_way=gives_way)
 
     def weaken(self, reasons: list[str], *, lasts: bool = True) -> None:
         """See `Resume.weaken`; run.json says so as well."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
 import resource
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from prototrain import Callback
 from prototrain.callbacks import ModelSaver, Priority, RunOp, SaveOnExit
-from prototrain.checkpoint import Checkpoints, Snapshot, read_bundle
+from prototrain.checkpoint import Checkpoints, Snapshot, bundle, read_bundle
 from prototrain.errors import CallbackError, CheckpointError, ExperimentError
 from tests.callbacks.helpers import UNLIMITED, FillsDisk
 from tests.tiny import CountingTrainer, tiny_trainer
@@ -87,6 +92,15 @@ def test_a_checkpoint_holds_what_the_step_s_other_callbacks_decided(experiment: 
     assert best.best == 4.0
 
 
+def niceness_of_threads() -> dict[int, int]:
+    """That of each thread of this process."""
+    found = {}
+    for number in map(int, os.listdir("/proc/self/task")):
+        with suppress(ProcessLookupError):  # it has just ended
+            found[number] = os.getpriority(os.PRIO_PROCESS, number)
+    return found
+
+
 class TestAsynchronous:
     @pytest.mark.parametrize(
         ("every", "max_to_keep", "steps", "expected"),
@@ -106,13 +120,34 @@ class TestAsynchronous:
             trainer = tiny_trainer(experiment)
             go_on = threading.Event()
             if late:
-                trainer.storage.saving._writer.submit(go_on.wait)  # what is written queues behind this
+                trainer.storage.saving._background.submit(go_on.wait)  # what is written queues behind this
             release = RunOp(go_on.set).every(steps=5)
             saver = ModelSaver(asynchronous=late).every(steps=3)
             trainer.train([saver, release], max_steps=5)
             values = read_bundle(experiment / "checkpoints" / "step-0000000003" / "model")
             written[late] = {name: value.tobytes() for name, value in values.items()}
         assert written[False] == written[True]
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only whole processes have a priority")
+    @pytest.mark.parametrize(("asynchronous", "expected"), [(True, {3: 10, 5: 0}), (False, {3: 0, 5: 0})])
+    def test_only_what_is_written_beside_the_training_leaves_the_processors_to_it(
+        self, asynchronous: bool, expected: dict[int, int], experiment: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before, found = niceness_of_threads(), {}
+        write = bundle._write
+
+        def noted(prefix: str, tensors: Any) -> None:
+            step = int(re.findall(r"step-(\d+)", prefix)[-1])
+            found[step] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) - min(before.values())
+            write(prefix, tensors)
+
+        monkeypatch.setattr(bundle, "_write", noted)
+        trainer = tiny_trainer(experiment)
+        trainer.train([ModelSaver(asynchronous=asynchronous).every(steps=3)], max_steps=5)
+        assert found == expected
+        own = {thread.native_id for thread in threading.enumerate() if thread.name.startswith("save")}
+        now = niceness_of_threads()
+        assert {number for number, value in now.items() if value > min(now.values())} <= own  # none of TensorFlow's
 
     def test_a_failure_is_reported_and_the_next_one_works(
         self, experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
