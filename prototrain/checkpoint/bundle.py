@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import CheckpointError
+from prototrain.system.niceness import give_way
 from prototrain.system.tracebacks import first_line
 
 BUNDLE = "model"
@@ -22,17 +23,24 @@ AT_ONCE = min(4, os.cpu_count() or 1)
 _PART = 2**28  # bytes, about, of a file
 
 
-def write_bundle(prefix: Path, tensors: Mapping[str, tf.Tensor]) -> None:
+def write_bundle(prefix: Path, tensors: Mapping[str, tf.Tensor], *, gives_way: bool = False) -> None:
     """Write tensors by name: small ones in one file, large ones in several that are written at once.
 
     TensorFlow writes a file with one thread, half as fast as a disk.
+
+    Args:
+        prefix: of the files' names.
+        tensors: to write.
+        gives_way: whether to write several files with what others leave of the processors.
 
     Raises:
         OSError, tf.errors.OpError: a file cannot be written.
     """
     parts = _parts(tensors)
     prefixes = [f"{prefix}-{number}" for number in range(len(parts))]
-    with ThreadPoolExecutor(AT_ONCE) as writing:
+    # One file is soon written, by a thread that needs Python's lock for much of that: others would wait for one with a
+    # low priority to give it back.
+    with ThreadPoolExecutor(AT_ONCE, initializer=give_way if gives_way and len(parts) > 1 else None) as writing:
         list(writing.map(_write, prefixes, parts))
     with tf.device("CPU:0"):
         tf.raw_ops.MergeV2Checkpoints(

@@ -71,6 +71,7 @@ class Snapshot:
         meta: everything else, as JSON can hold it.
         check: called with the variables' values by name, ahead of writing and in its thread; raises where they must not
             be saved.
+        gives_way: whether the writing of much leaves the processors to others.
     """
 
     step: int
@@ -78,6 +79,7 @@ class Snapshot:
     saveables: dict[str, Saveable] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
     check: Callable[[Mapping[str, tf.Tensor]], object] | None = None
+    gives_way: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def start_snapshot(directory: Path, snapshot: Snapshot) -> Callable[[], None]:
             snapshot.check(tensors)
         parts = {name: rest() if callable(rest) else rest for name, rest in written.items()}
         if tensors:
-            write_bundle(directory / BUNDLE, tensors)
+            write_bundle(directory / BUNDLE, tensors, gives_way=snapshot.gives_way)
         files = sorted(directory.iterdir())
         for path in files:
             if file_holds_graph(path):

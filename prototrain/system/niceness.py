@@ -12,7 +12,7 @@ NICENESS = 10
 
 
 def give_way() -> None:
-    """Let this thread, and those that it begins, have what the others leave; where only processes can, do nothing."""
+    """Let this thread have what the others leave; where only processes can, do nothing."""
     if sys.platform == "linux":
         with suppress(OSError):  # a sandbox may forbid it
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -381,7 +381,7 @@ class Trainer:
         """Begin to write a checkpoint of the present step, see `save`; training can go on while the rest is written.
 
         Args:
-            gives_way: write with what the training, and whatever else runs, leaves of the processors.
+            gives_way: write a large state with what the training, and whatever else runs, leaves of the processors.
 
         Returns:
             a function that waits for the end of it and returns the directory.

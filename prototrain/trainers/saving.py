@@ -12,7 +12,6 @@ from prototrain.checkpoint import Checkpoints, Snapshot
 from prototrain.checkpoint.global_random import random_state
 from prototrain.checkpoint.state import StateEntries, late_words, plain
 from prototrain.errors import CheckpointError, NonFiniteError
-from prototrain.system.niceness import give_way
 from prototrain.trainers.finite import FiniteRun
 
 if TYPE_CHECKING:
@@ -38,9 +37,8 @@ class Saving:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Begin with threads of this process's own; in a forked child, the parent's are not there."""
+        """Begin with a thread of this process's own; in a forked child, the parent's is not there."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="save")
-        self._background = ThreadPoolExecutor(1, thread_name_prefix="save", initializer=give_way)
         self._writing: Future[Path] | None = None
 
     @property
@@ -79,14 +77,14 @@ class Saving:
         self.wait()
         trainer = self._trainer
         trainer.monitors.flush()
-        finish = self.checkpoints.start(self._snapshot(), aside=not trainer.state_is_sound)
+        finish = self.checkpoints.start(self._snapshot(gives_way), aside=not trainer.state_is_sound)
 
         def write() -> Path:
             path = finish()
             written()
             return path
 
-        self._writing = (self._background if gives_way else self._writer).submit(write)
+        self._writing = self._writer.submit(write)
         return functools.partial(self._result_of, self._writing)
 
     def check(self) -> None:
@@ -130,7 +128,7 @@ class Saving:
         else:
             trainer.log(f"saved step {trainer.global_step} to {path}; going on")
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self, gives_way: bool) -> Snapshot:
         trainer = self._trainer
         entries = StateEntries(trainer.state)
         late = entries.late(self.registered)
@@ -150,7 +148,8 @@ class Saving:
             "provenance": trainer.provenance(),
             "caveats": trainer.session.resume.caveats,
         }
-        return Snapshot(trainer.global_step, entries.variables, entries.saveables, meta, self._finite.checking())
+        check = self._finite.checking()
+        return Snapshot(trainer.global_step, entries.variables, entries.saveables, meta, check, gives_way)
 
 
 def _seen(trainer: Trainer) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class TestAsynchronous:
             trainer = tiny_trainer(experiment)
             go_on = threading.Event()
             if late:
-                trainer.storage.saving._background.submit(go_on.wait)  # what is written queues behind this
+                trainer.storage.saving._writer.submit(go_on.wait)  # what is written queues behind this
             release = RunOp(go_on.set).every(steps=5)
             saver = ModelSaver(asynchronous=late).every(steps=3)
             trainer.train([saver, release], max_steps=5)
@@ -129,25 +129,31 @@ class TestAsynchronous:
         assert written[False] == written[True]
 
     @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only whole processes have a priority")
-    @pytest.mark.parametrize(("asynchronous", "expected"), [(True, {3: 10, 5: 0}), (False, {3: 0, 5: 0})])
-    def test_only_what_is_written_beside_the_training_leaves_the_processors_to_it(
-        self, asynchronous: bool, expected: dict[int, int], experiment: Path, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(
+        ("asynchronous", "size", "expected"),
+        [(True, 16, {3: 10, 5: 0}), (False, 16, {3: 0, 5: 0}), (True, 2**20, {3: 0, 5: 0})],
+    )
+    def test_only_much_that_is_written_beside_the_training_leaves_the_processors_to_it(
+        self,
+        asynchronous: bool,
+        size: int,
+        expected: dict[int, int],
+        experiment: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        before, found = niceness_of_threads(), {}
+        usual, found = niceness_of_threads(), {}
         write = bundle._write
 
         def noted(prefix: str, tensors: Any) -> None:
             step = int(re.findall(r"step-(\d+)", prefix)[-1])
-            found[step] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) - min(before.values())
+            found[step] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) - min(usual.values())
             write(prefix, tensors)
 
+        monkeypatch.setattr(bundle, "_PART", size)
         monkeypatch.setattr(bundle, "_write", noted)
-        trainer = tiny_trainer(experiment)
-        trainer.train([ModelSaver(asynchronous=asynchronous).every(steps=3)], max_steps=5)
+        tiny_trainer(experiment).train([ModelSaver(asynchronous=asynchronous).every(steps=3)], max_steps=5)
         assert found == expected
-        own = {thread.native_id for thread in threading.enumerate() if thread.name.startswith("save")}
-        now = niceness_of_threads()
-        assert {number for number, value in now.items() if value > min(now.values())} <= own  # none of TensorFlow's
+        assert set(niceness_of_threads().values()) == set(usual.values())  # TensorFlow's threads are as they were
 
     def test_a_failure_is_reported_and_the_next_one_works(
         self, experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
