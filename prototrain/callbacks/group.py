@@ -13,6 +13,7 @@ from prototrain.callbacks.base import Callback
 from prototrain.callbacks.describe import describe
 from prototrain.callbacks.listing import checked, labels, state_keys
 from prototrain.callbacks.monitor import Monitor
+from prototrain.callbacks.off_schedule import OffSchedule
 from prototrain.callbacks.proxies import innermost
 from prototrain.callbacks.settings import callback_settings, is_of_user
 from prototrain.checkpoint.state import taking
@@ -24,6 +25,9 @@ from prototrain.system.waiting import announcing
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
+
+
+_NOTHING = nullcontext()
 
 
 class CallbackGroup:
@@ -46,6 +50,7 @@ class CallbackGroup:
         self._state_keys = state_keys(self.callbacks)
         self._labels = labels(self.callbacks)
         self._agenda = Agenda(trainer, self._labels)
+        self._off_schedule = OffSchedule(trainer, self._labels)
         self.settings: dict[str, Any] = {}  # what they were made with
         self._of_user = {callback for callback in self.callbacks if is_of_user(callback)}
         self._set_up: list[Callback] = []
@@ -99,7 +104,11 @@ class CallbackGroup:
     def before_train(self) -> None:
         for callback in self.callbacks:
             if callback.overrides("before_train"):
-                with self._timed(callback), self._told("before_train", callback):
+                with (
+                    self._timed(callback),
+                    self._off_schedule.once_more(callback),
+                    self._told("before_train", callback),
+                ):
                     callback.before_train()
                 self._trainer.stop.check()
         self._trainer.monitors.flush()
@@ -224,7 +233,8 @@ class CallbackGroup:
             is_of_start = hook == "before_epoch" and not self._stepped
             try:
                 running = self._told(hook, callback) if is_of_start else self._run(hook, callback, AFTER_STEP)
-                with self._timed(callback), running:
+                is_extra = hook != "trigger_step" and self._agenda.is_at_end_only(callback)
+                with self._timed(callback), self._off_schedule.at_end(callback) if is_extra else _NOTHING, running:
                     getattr(callback, hook)()
             except StopTraining as request:
                 stop = stop or request

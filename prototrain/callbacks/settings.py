@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -48,9 +48,9 @@ def callback_settings(
     """
     keys = {callback: key for key, callback in state_keys.items()}
     found = {}
-    is_followed = any(map(_follows, labels)) or bool(_MEASURED & names_in(type(trainer)))
+    followed = is_followed(trainer, labels)
     for callback, label in labels.items():
-        settings = _settings(trainer, callback, counts=is_followed and innermost(callback).measures)
+        settings = _settings(trainer, callback, counts=followed and innermost(callback).measures)
         if settings:
             found[label] = settings | ({STATE: keys[callback]} if callback in keys else {})
     return found
@@ -76,6 +76,20 @@ def is_of_user(callback: Callback) -> bool:
     """Whether a callback runs code of the user's own."""
     thing = _thing(callback)
     return is_own(type(thing)) or any(map(is_own_code, attributes_of(thing, _not_given(thing)).values()))
+
+
+def is_followed(trainer: Trainer, callbacks: Iterable[Callback]) -> bool:
+    """Whether what is measured may change what is trained."""
+    return any(map(_follows, callbacks)) or bool(_MEASURED & names_in(type(trainer)))
+
+
+def may_change_training(callback: Callback) -> bool:
+    """Whether a callback may change what is trained: it says so; or nobody knows, since it runs code of the user's own
+    or evaluates the model, whose layers may draw random numbers or keep a state for it."""
+    changes = getattr(_thing(callback), "changes_training", None)
+    if changes is None:
+        return is_of_user(callback) or innermost(callback).measures
+    return bool(changes)
 
 
 def _thing(callback: Callback) -> Any:

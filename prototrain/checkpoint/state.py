@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -226,6 +227,24 @@ class StateEntries:
                 variable.assign(value)
         return caveats
 
+    def looking(self) -> Callable[[], list[str]]:
+        """Look at everything that counts as data.
+
+        Returns:
+            a function that names what has become another since.
+        """
+        values = self.values()
+        bits = {name: _held(variable) for name, variable in self.variables.items()}
+
+        def changed() -> list[str]:
+            now = self.values()
+            others = [key for key in values if json.dumps(values[key]) != json.dumps(now[key])]
+            return others + [
+                name for name, before in bits.items() if _bits(before) != _bits(_held(self.variables[name]))
+            ]
+
+        return changed
+
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Put back, at the end, the variables, arrays, objects and plain values that are changed meanwhile."""
@@ -358,3 +377,15 @@ def plain(value: Any, where: str) -> Any:
         CheckpointError: there is something else in it; `where` says whose it is.
     """
     return encode(value, where, loose=True)
+
+
+def _held(variable: Any) -> list[Any]:
+    """The present values of a variable on each tower; of a tensor nothing is copied before it is changed."""
+    if isinstance(variable, np.ndarray):
+        return [np.copy(variable)]
+    return [tf.identity(copy) for copy in components(variable)]
+
+
+def _bits(values: list[Any]) -> list[Any]:
+    arrays = [np.asarray(value) for value in values]
+    return [array.tolist() if array.dtype == object else array.tobytes() for array in arrays]

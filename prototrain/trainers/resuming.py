@@ -176,13 +176,21 @@ class Resume:
         if not new:
             return False
         if self.checkpoint is None:
-            self._trainer.log(f"a run that goes on from this one will not be bit-exact, because {'; '.join(new)}")
+            self._say_of_others(new)
             return False
         unsaid = [reason for reason in new if reason not in self.inexact]
         self.inexact += unsaid
         if unsaid:
             self._trainer.log(f"WARNING: {self.line()}")
         return bool(unsaid)
+
+    def weaken_others(self, reason: str) -> None:
+        """Take note of why a run that goes on from here is not exact, whatever this one is, and say so."""
+        self._lasting.append(reason)
+        self._say_of_others([reason])
+
+    def _say_of_others(self, reasons: list[str]) -> None:
+        self._trainer.log(f"a run that goes on from this one will not be bit-exact, because {'; '.join(reasons)}")
 
     def line(self) -> str:
         """Whether, from where and how exactly this run goes on, in one line."""

@@ -394,3 +394,23 @@ def test_what_cannot_be_saved_is_said_before_the_first_step(make: Any, said: str
 
 def test_what_can_be_saved_passes_the_check() -> None:
     StateEntries(one_of_each()).check()
+
+
+@pytest.mark.parametrize(
+    ("entry", "change"),
+    [
+        (tf.Variable([1.0, float("nan")]), lambda state: state["entry"].assign([1.0, 2.0])),
+        (tf.Variable(["a", "b"]), lambda state: state["entry"].assign(["a", "c"])),
+        (np.array([1.0, np.nan]), lambda state: state["entry"].__setitem__(0, 2.0)),
+        (float("nan"), lambda state: state.update(entry=1)),
+        ({"a": [1, 2]}, lambda state: state["entry"]["a"].append(3)),
+        (np.random.default_rng(3), lambda state: state["entry"].random()),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_has_become_another_is_named(entry: Any, change: Callable[[dict[str, Any]], object]) -> None:
+    state = {"entry": entry, "other": tf.Variable(1.0)}
+    changed = StateEntries(state).looking()
+    assert changed() == []
+    change(state)
+    assert changed() == ["entry"]
