@@ -283,6 +283,10 @@ class Trainer:
 
     # -- what a subclass may offer to callbacks -----------------------------------------------------------------------
 
+    def fit_logs(self) -> dict[str, Any]:
+        """What Keras callbacks are given of the training, as `keras.Model.fit` gives it: here the step's outputs."""
+        return dict(self.outputs)
+
     def evaluate(self, dataset: str, batches: int = 0) -> Mapping[str, float] | None:
         """Measure scalars on a dataset of held-out data, by its name; what the `Validation` callback calls.
 

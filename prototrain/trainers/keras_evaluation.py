@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from prototrain.model.evaluation import first_batches, random_state_kept
@@ -35,7 +36,7 @@ def evaluated(
     )
     for variable, value in of_training:
         variable.assign(value)
-    return None if stop.signum is not None else found
+    return None if stop.signum is not None else _scalars(found)
 
 
 def rehearsed(model: keras.Model, name: str, data: tf.data.Dataset, batches: int, *, stop: StopRequest) -> list[str]:
@@ -53,7 +54,16 @@ def rehearsed(model: keras.Model, name: str, data: tf.data.Dataset, batches: int
     """
     model.test_function = None  # one that was traced before does not tell which variables it uses
     with random_state_kept(), keeping_values():
-        return list(model.evaluate(first_batches(name, data, batches, stop), verbose=0, return_dict=True))
+        return list(_scalars(model.evaluate(first_batches(name, data, batches, stop), verbose=0, return_dict=True)))
+
+
+def _scalars(found: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics by name; of one that gives a number for each class, such as `F1Score`, each as ``<name>/<class>``."""
+    single: dict[str, float] = {}
+    for name, value in found.items():
+        numbers = np.ravel(value).tolist()
+        single |= {name: numbers[0]} if len(numbers) == 1 else {f"{name}/{n}": one for n, one in enumerate(numbers)}
+    return single
 
 
 class _LeaveOff(keras.callbacks.Callback):  # type: ignore[misc]

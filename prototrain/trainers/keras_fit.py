@@ -74,11 +74,11 @@ def fit_callbacks(
     if validation is not None and Validation not in kinds:
         batches, epochs = validation
         found.append(Validation(batches=batches).every(epochs=epochs))
-    found.append(KerasCallback(history, state_key="keras.History/fit"))
     if verbose in ("auto", 1, True):
         found.append(ProgressBar())
     elif verbose:
         found.append(ScalarPrinter().every(epochs=1))
     if saves:
         found += [kind() for kind in (ModelSaver, SaveOnExit) if kind not in kinds]
-    return [*found, *given]
+    # Behind the user's, as in Keras: it takes what they have put into the logs.
+    return [*found, *given, KerasCallback(history, state_key="keras.History/fit")]

@@ -34,6 +34,7 @@ class CompiledModel:
     Attributes:
         has_own_step: whether an iteration is the model's own `train_step`, rather than the one of Keras.
         compiled_with: what `compile` was given, as JSON can hold it.
+        logged: the names of what the model's `train_step`, or else its `compute_metrics`, returns.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class CompiledModel:
         self.name = model.name
         self.source = None if type(model).__module__.startswith("keras.") else source_of(model)
         self.compiled_with = _settings(model)
+        self.logged: tuple[str, ...] = ()
         seed = global_seed()
         self.config = Config(
             {
@@ -93,7 +95,9 @@ class CompiledModel:
             for metric in model.metrics:
                 if metric.name == "loss":  # Keras's own, which its `train_step` would keep
                     metric.update_state(loss, sample_weight=batch_size(inputs))
-            net.update(model.compute_metrics(x, y, y_pred, sample_weight=sample_weight))
+            logs = dict(flat(model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)))
+            self.logged = tuple(logs)
+            net.update(logs)
         return {**net, "loss": loss}
 
     def _trace_branches(self, inputs: dict[str, Any]) -> None:
@@ -128,13 +132,16 @@ class CompiledModel:
             ) from None
         if not isinstance(logs, Mapping):
             raise ModelError(f"{self.name}.train_step must return a dict of scalars, not {type(logs).__name__}")
-        return {name: tf.reshape(value, []) for name, value in _flat(logs) if value is not None}
+        found = {name: tf.convert_to_tensor(value) for name, value in flat(logs) if value is not None}
+        self.logged = tuple(found)
+        # A metric may give a number for each class, which `KerasTrainer.fit_logs` asks it for.
+        return {name: tf.reshape(value, []) for name, value in found.items() if value.shape.num_elements() == 1}
 
 
-def _flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Names and values as `fit` reports them: metrics of `compile` come in a dict of their own."""
     for name, value in logs.items():
-        yield from _flat(value) if isinstance(value, Mapping) else [(name, value)]
+        yield from flat(value) if isinstance(value, Mapping) else [(name, value)]
 
 
 def has_own_step(model: keras.Model) -> bool:

@@ -27,9 +27,12 @@ from prototrain.system.waiting import announcing
 from prototrain.trainers.keras_data import Data, made
 from prototrain.trainers.keras_evaluation import evaluated, rehearsed
 from prototrain.trainers.keras_fit import fit_callbacks, fit_data
-from prototrain.trainers.keras_model import CompiledModel, check, guarded, named_optimizers, optimizers_of
+from prototrain.trainers.keras_model import CompiledModel, check, flat, guarded, named_optimizers, optimizers_of
 from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.tower import SimpleTrainer
+
+# Keys of the config for what the engine's own step does.
+_OF_ENGINE = ("model.accumulate_steps", "model.clip_gradients", "model.trainable_variables", "model.weight_decay")
 
 
 class KerasTrainer(SimpleTrainer):
@@ -111,6 +114,10 @@ class KerasTrainer(SimpleTrainer):
         self._passes: int | None = None
         with global_random_kept():
             super().__init__(CompiledModel(self.keras_model, make, config), experiment=experiment)
+        if self.has_own_train_step and (unused := [key for key in config if key.startswith(_OF_ENGINE)]):
+            is_stock = getattr(self.keras_model.train_step, "__func__", None) is keras.Model.train_step
+            why = "an optimizer that scales the loss itself" if is_stock else "a train_step of its own"
+            self.log(f"WARNING: {self.keras_model.name} has {why}: without effect are {', '.join(unused)}")
         size = int(examples_of(self.data.first_batch))
         check_divides(size, 1, self.config["model.accumulate_steps"])
         self.config["model.batch_size"] = size
@@ -259,6 +266,16 @@ class KerasTrainer(SimpleTrainer):
         if self.optimizer is not None and self.optimizer.use_ema:
             self.optimizer.finalize_variable_values(list(self.trainable.values()))
 
+    def fit_logs(self) -> dict[str, Any]:
+        found = {name: _plain(value) for name, value in flat(self.keras_model.get_metrics_result())}
+        logged = self.model.logged
+        besides = {name: self.outputs[name] for name in logged if name in self.outputs}
+        if not self.has_own_train_step:
+            return {**besides, **found}  # "loss" of a step is that of the step alone
+        if set(logged) == found.keys():
+            return found
+        return {name: besides.get(name, found.get(name)) for name in logged if name in besides or name in found}
+
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:
         """Evaluate the model as `keras.Model.evaluate` does; see `TowerTrainer.evaluate`."""
         if dataset not in self.datasets:
@@ -325,3 +342,8 @@ class _EpochMetrics(Callback):
     def before_epoch(self) -> None:
         if self.trainer.local_step == 0:
             self.trainer.keras_model.reset_metrics()
+
+
+def _plain(value: Any) -> Any:
+    array = np.asarray(value)
+    return array.item() if array.size == 1 else array

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
-import numpy as np
 
 from prototrain.callbacks.base import Callback
 from prototrain.callbacks.helping.attributes import decoded, encoded, inside_of, mark
+from prototrain.callbacks.proxies import innermost
 from prototrain.callbacks.saving.save_on_exit import save_ahead
 from prototrain.checkpoint.state import taking, trackables
 from prototrain.config import json_form
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _VALIDATION = "vld/"
 # Scalars of a step that `fit` does not have.
-_OF_ENGINE = {"gradient_norm", "learning_rate", "loss_l2", "loss_layers", "loss_scale", "loss_total"}
 
 
 class KerasCallback(Callback):
@@ -88,6 +87,7 @@ class KerasCallback(Callback):
         trainer = self.trainer
         self._restored: dict[str, Any] = {"values": {}, "lost": [], "begun": -1, "ended": 0, "stopped": False}
         self._at_begin: dict[str, Any] | None = None
+        self._logs: tuple[tuple[str, int], dict[str, Any]] = (("", -1), {})
         self._model = _NoModel(self.name, trainer) if trainer.keras_model is None else trainer.keras_model
         self.callback.set_params({"epochs": trainer.max_epoch, "steps": trainer.steps_per_epoch, "verbose": 0})
         self.callback.set_model(self._model)
@@ -135,18 +135,20 @@ class KerasCallback(Callback):
         return super().overrides(hook) and (hook != "trigger_step" or self._by_step)
 
     def trigger_step(self) -> None:
-        self._call("on_train_batch_end", self.trainer.local_step - 1, logs=self._train_logs())
+        self._call(
+            "on_train_batch_end", self.trainer.local_step - 1, logs=self._shared("batch", self.trainer.fit_logs())
+        )
         self._begin_batch()
 
     def trigger_epoch(self) -> None:
         self._ended = self.trainer.epoch_num
-        self._call("on_epoch_end", self.trainer.epoch_num - 1, self._epoch_logs())
+        self._call("on_epoch_end", self.trainer.epoch_num - 1, self._shared("epoch", self._epoch_logs()))
 
     def after_train(self) -> None:
         if self.trainer.global_step >= self.trainer.total_steps and not self.trainer.callbacks.unfinished:
             if _overrides(self.callback, "on_train_end"):  # which may put other weights in place
                 save_ahead(self.trainer)
-            self.callback.on_train_end(self._epoch_logs())
+            self.callback.on_train_end(self._shared("epoch", self._epoch_logs()))
 
     def state_dict(self) -> dict[str, Any]:
         if self._at_begin is None:
@@ -189,6 +191,16 @@ class KerasCallback(Callback):
             self._stopped = True
             raise StopTraining(f"{self.name} asked for it")
 
+    def _shared(self, of: str, logs: dict[str, Any]) -> dict[str, Any]:
+        """The one dict that all of Keras's callbacks get at a step: what one of them puts there the next ones find."""
+        each = (inner for inner in map(innermost, self.trainer.callbacks) if isinstance(inner, KerasCallback))
+        first, now = next(each), (of, self.trainer.global_step)
+        if first._logs[0] != now:
+            first._logs = (now, {})
+        for name, value in logs.items():
+            first._logs[1].setdefault(name, value)
+        return first._logs[1]
+
     def _begin_batch(self) -> None:
         trainer = self.trainer
         over = trainer.local_step >= trainer.steps_per_epoch or trainer.global_step >= trainer.total_steps
@@ -198,21 +210,12 @@ class KerasCallback(Callback):
 
     def _epoch_logs(self) -> dict[str, Any]:
         trainer = self.trainer
-        logs = self._train_logs()
+        logs = trainer.fit_logs()
         for name in trainer.monitors.names():
             step, value = trainer.monitors.history(name)[-1]
             if name.startswith(_VALIDATION) and step > trainer.global_step - trainer.local_step:
                 logs[f"val_{name.removeprefix(_VALIDATION)}"] = value
         return logs
-
-    def _train_logs(self) -> dict[str, Any]:
-        """What `fit` would give of the training: the metrics, or else what the model's own `train_step` returned."""
-        trainer = self.trainer
-        if trainer.keras_model is None:
-            return dict(trainer.outputs)
-        metrics = {name: _plain(value) for name, value in trainer.keras_model.get_metrics_result().items()}
-        logs = {name: value for name, value in trainer.outputs.items() if name not in _OF_ENGINE}
-        return metrics if logs.keys() == metrics.keys() else logs
 
     @contextmanager
     def _testing(self) -> Iterator[None]:
@@ -262,8 +265,3 @@ def _forget_rows(logger: keras.callbacks.CSVLogger, epochs: int) -> None:
         return len(cells) > column and line.endswith("\n") and cells[column].isdigit() and int(cells[column]) < epochs
 
     write_atomic(path, "".join([lines[0], *filter(stays, lines[1:])]))
-
-
-def _plain(value: Any) -> Any:
-    array = np.asarray(value)
-    return array.item() if array.size == 1 else array

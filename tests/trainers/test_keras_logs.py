@@ -1,0 +1,128 @@
+"""What `KerasTrainer.fit` logs is what `keras.Model.fit` logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from prototrain import KerasTrainer
+
+X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+Y = np.eye(2, dtype=np.float32)[(X.sum(1) > 0).astype(int)]
+
+
+class CountsHalves(keras.metrics.Metric):  # type: ignore[misc]
+    """Gives two numbers by name."""
+
+    def __init__(self) -> None:
+        super().__init__(name="two")
+        self.count = self.add_variable((), "zeros", name="count")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.count.assign_add(1.0)
+
+    def result(self) -> dict[str, Any]:
+        return {"whole": self.count, "half": self.count / 2}
+
+
+class OwnMetrics(keras.Model):  # type: ignore[misc]
+    """Adds a value to the metrics."""
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+        found = super().compute_metrics(x, y, y_pred, sample_weight)
+        return {**found, "mean": keras.ops.mean(y_pred[:, 0])}
+
+
+class OwnStep(keras.Model):  # type: ignore[misc]
+    """Has a step of its own, which does what the usual one does."""
+
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+
+class EngineNames(keras.Model):  # type: ignore[misc]
+    """Returns values that are called like the engine's scalars."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        found = super().train_step(data)
+        return {"loss": found["loss"] * 2, "gradient_norm": found["loss"] * 3, "learning_rate": found["loss"] * 4}
+
+
+class Measures(keras.callbacks.Callback):  # type: ignore[misc]
+    """Puts a value into the logs, for those behind it."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs["val_own"] = 1.0 - epoch
+
+
+def _halves(epoch: int, rate: float) -> float:
+    return rate / 2
+
+
+def _history(fit_by: Callable[[Any], Any], kind: type, metrics: list[Any], callbacks: list[Any]) -> dict[str, Any]:
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((4,))
+    model = kind(inputs, keras.layers.Dense(2, "softmax", name="out")(inputs))
+    model.compile("sgd", "categorical_crossentropy", metrics=metrics)
+    history = fit_by(model).fit(X, Y, batch_size=8, epochs=4, shuffle=False, verbose=0, callbacks=callbacks)
+    return dict(history.history)
+
+
+@pytest.mark.parametrize(
+    ("kind", "metrics", "callbacks"),
+    [
+        (keras.Model, lambda: [keras.metrics.F1Score()], list),
+        (OwnStep, lambda: [keras.metrics.F1Score(), "accuracy"], list),
+        (keras.Model, lambda: [CountsHalves()], list),
+        (OwnMetrics, lambda: ["accuracy"], list),
+        (EngineNames, list, list),
+        (
+            keras.Model,
+            lambda: ["accuracy"],
+            lambda: [
+                Measures(),
+                keras.callbacks.EarlyStopping("val_own", mode="max", patience=1),
+                keras.callbacks.LearningRateScheduler(_halves),
+            ],
+        ),
+    ],
+)
+def test_the_history_is_that_of_keras(kind: type, metrics: Any, callbacks: Any) -> None:
+    expected = _history(lambda model: model, kind, metrics(), callbacks())
+    found = _history(KerasTrainer, kind, metrics(), callbacks())
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
+
+
+def test_a_metric_with_a_number_for_each_class_is_validated_as_several() -> None:
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(2, "softmax", name="out")(inputs))
+    model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score()])
+    history = KerasTrainer(model).fit(X, Y, batch_size=8, verbose=0, validation_data=(X, Y))
+    expected = model.evaluate(X, Y, batch_size=8, verbose=0, return_dict=True)["f1_score"]
+    np.testing.assert_allclose([history.history[f"val_f1_score/{number}"][0] for number in (0, 1)], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale", "why"),
+    [
+        (OwnStep, None, "has a train_step of its own"),
+        (keras.Model, 2.0, "has an optimizer that scales the loss itself"),
+        (keras.Model, None, None),
+    ],
+)
+def test_keys_without_effect_are_named(
+    kind: type, scale: float | None, why: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = keras.Input((4,))
+    model = kind(inputs, keras.layers.Dense(2, "softmax", name="out")(inputs), name="mine")
+    model.compile(keras.optimizers.SGD(loss_scale_factor=scale), "categorical_crossentropy")
+    KerasTrainer(model, (X, Y), config={"model.weight_decay.value": 0.1, "trainer.print_interval": 3})
+    said = f"WARNING: mine {why}: without effect are model.weight_decay.value\n"
+    assert (said in capsys.readouterr().out) == (why is not None)
