@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
 _SHOWN = 3  # names of what was changed
+_AHEAD = ("before_train", "on_train_begin", "begin")  # as callbacks, those of Keras and hooks of Estimators call it
 
 
 class OffSchedule:
@@ -59,9 +60,9 @@ class OffSchedule:
     def once_more(self, callback: Callback) -> Iterator[None]:
         """The `before_train` of a callback runs, in a resumed run perhaps."""
         session, inner = self._trainer.session, innermost(callback)
-        hook = type(inner).before_train if inner.wraps is None else inner.wraps.on_train_begin
+        hooks = [getattr(inner.wraps or inner, name, None) for name in _AHEAD]
         # Those of the library put in place what belongs to the present step.
-        if session.resume.checkpoint is None or not is_own_code(hook):
+        if session.resume.checkpoint is None or not any(is_own_code(getattr(one, "__func__", one)) for one in hooks):
             yield
             return
         with self._looking(callback) as changed:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from prototrain.checkpoint.state import trackables, variables_in
+import tensorflow as tf
+
+from prototrain.checkpoint.state import trackables
+from prototrain.private_api.of_keras import KerasVariable
 from prototrain.step.compiled_call import CompiledCall
 from prototrain.step.eager_caveats import saved_handles
 from prototrain.step.graph_caveats import graph_caveats, resource_caveats
@@ -79,8 +82,10 @@ class CompiledSteps:
     def _look_at_graph(self) -> None:
         """Once the step is traced, say what of it a resumed run will not repeat, as far as that was not known."""
         trainer = self._trainer
-        copies = [copy for variable in variables_in(trainer.state) for copy in components(variable)]
-        held = set(map(id, saved_handles(trackables(trainer.state))))
+        saved = trackables(trainer.state)
+        variables = [one for one in saved if isinstance(one, tf.Variable | KerasVariable)]
+        copies = [copy for variable in variables for copy in components(variable)]
+        held = set(map(id, saved_handles(saved)))
         unsaved = [said for handle, said in resource_caveats(self.call.graph) if id(handle) not in held]
         trainer.session.weaken(graph_caveats(self.call.graph, copies) + unsaved)
         self._look()

@@ -73,7 +73,9 @@ def fit_callbacks(
     found: list[Callback] = []
     if validation is not None and Validation not in kinds:
         batches, epochs = validation
-        found.append(Validation(batches=batches).every(epochs=epochs))
+        validates = Validation(batches=batches)
+        validates.at_end = False  # the last epoch is validated only in its turn, as by Keras
+        found.append(validates.every(epochs=epochs))
     if verbose in ("auto", 1, True):
         found.append(ProgressBar())
     elif verbose:

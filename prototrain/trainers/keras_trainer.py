@@ -118,6 +118,8 @@ class KerasTrainer(SimpleTrainer):
             is_stock = getattr(self.keras_model.train_step, "__func__", None) is keras.Model.train_step
             why = "an optimizer that scales the loss itself" if is_stock else "a train_step of its own"
             self.log(f"WARNING: {self.keras_model.name} has {why}: without effect are {', '.join(unused)}")
+        if getattr(self.keras_model.make_train_function, "__func__", None) is not keras.Model.make_train_function:
+            self.log(f"WARNING: make_train_function of {self.keras_model.name} is not called; override train_step")
         size = int(examples_of(self.data.first_batch))
         check_divides(size, 1, self.config["model.accumulate_steps"])
         self.config["model.batch_size"] = size

@@ -233,3 +233,31 @@ def test_keras_layers_that_draw_are_exact() -> None:
         return tiny_build({**inputs, "x": keras.layers.Dropout(0.3, name="drop")(x, training=train_phase)}, train_phase)
 
     assert SimpleTrainer(tiny_model(build=build)).built.graph_caveats == []
+
+
+@pytest.mark.parametrize("kind", ["variable", "seed generator", "layer", "module"])
+def test_whatever_the_state_holds_is_in_checkpoints(kind: str, tmp_path: Path) -> None:
+    seeds, variable, layer = keras.random.SeedGenerator(9), tf.Variable(0.1), keras.layers.Dense(1)
+    layer.build((None, 4))
+    module = tf.Module()
+    module.inside = tf.Variable(0.2)
+    held, value = {
+        "variable": (variable, lambda: variable),
+        "seed generator": (seeds, lambda: keras.random.normal((), seed=seeds)),
+        "layer": (layer, lambda: layer.kernel[0, 0] * 1.0),
+        "module": (module, lambda: module.inside),
+    }[kind]
+
+    class Own(SimpleTrainer):
+        """Uses more than its model's variables."""
+
+        def create_optimizers(self) -> None:
+            super().create_optimizers()
+            self.state["more"] = held
+
+        def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+            return {**super().train_step(inputs), "more": tf.convert_to_tensor(value())}
+
+    trainer = Own(tiny_model(), experiment=tmp_path / "run")
+    trainer.train([SaveOnExit()], max_steps=2)
+    assert trainer.session.resume.caveats == []

@@ -100,6 +100,28 @@ def test_the_history_is_that_of_keras(kind: type, metrics: Any, callbacks: Any) 
         np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
 
 
+def test_the_last_epoch_is_validated_in_its_turn_only() -> None:
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(2, "softmax", name="out")(inputs))
+    model.compile("sgd", "categorical_crossentropy")
+    history = KerasTrainer(model).fit(X, Y, epochs=3, verbose=0, validation_data=(X, Y), validation_freq=2)
+    assert len(history.history["val_loss"]) == 1
+
+
+def test_a_make_train_function_of_its_own_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    class Own(keras.Model):  # type: ignore[misc]
+        """Makes its own function."""
+
+        def make_train_function(self, force: bool = False) -> Any:
+            return super().make_train_function(force)
+
+    inputs = keras.Input((4,))
+    model = Own(inputs, keras.layers.Dense(2, "softmax", name="out")(inputs), name="mine")
+    model.compile("sgd", "categorical_crossentropy")
+    KerasTrainer(model, (X, Y))
+    assert "WARNING: make_train_function of mine is not called; override train_step" in capsys.readouterr().out
+
+
 def test_a_metric_with_a_number_for_each_class_is_validated_as_several() -> None:
     inputs = keras.Input((4,))
     model = keras.Model(inputs, keras.layers.Dense(2, "softmax", name="out")(inputs))
