@@ -118,7 +118,7 @@ class Agenda:
         return trainer.counter.step >= min(trainer.end_of_epoch, trainer.total_steps)
 
     def is_at_end_only(self, callback: Callback) -> bool:
-        """Whether `current` runs because the run ends here, and would not if it went on."""
+        """Whether a callback whose turn it is runs because the run ends here, and would not if it went on."""
         if self._trainer.counter.step < self._trainer.total_steps or self._phase not in ("after_epoch", "epoch"):
             return False
         trigger = periodic_trigger(callback) if self._phase == "epoch" else None

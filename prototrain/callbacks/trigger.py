@@ -109,7 +109,7 @@ class PeriodicTrigger(ProxyCallback):
             self.trigger()
 
     def is_on_schedule(self, step: int) -> bool:
-        """Whether an interval in steps or epochs ends with a step, or only that of seconds is known to."""
+        """Whether an interval in steps or epochs ends with a step; True where there is only one in seconds."""
         epochs = None if self.every_k_epochs is None else self.every_k_epochs * self.trainer.steps_per_epoch
         intervals = [interval for interval in (self.every_k_steps, epochs) if interval is not None]
         return any(step % interval == 0 for interval in intervals) or not (intervals or self.every_n_seconds is None)

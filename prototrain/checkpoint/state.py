@@ -234,13 +234,13 @@ class StateEntries:
             a function that names what has become another since.
         """
         values = self.values()
-        bits = {name: _held(variable) for name, variable in self.variables.items()}
+        held = {name: _held(variable) for name, variable in self.variables.items()}
 
         def changed() -> list[str]:
             now = self.values()
             others = [key for key in values if json.dumps(values[key]) != json.dumps(now[key])]
             return others + [
-                name for name, before in bits.items() if _bits(before) != _bits(_held(self.variables[name]))
+                name for name, before in held.items() if _bits(before) != _bits(_held(self.variables[name]))
             ]
 
         return changed

@@ -134,8 +134,12 @@ class CompiledModel:
             raise ModelError(f"{self.name}.train_step must return a dict of scalars, not {type(logs).__name__}")
         found = {name: tf.convert_to_tensor(value) for name, value in flat(logs) if value is not None}
         self.logged = tuple(found)
-        # A metric may give a number for each class, which `KerasTrainer.fit_logs` asks it for.
-        return {name: tf.reshape(value, []) for name, value in found.items() if value.shape.num_elements() == 1}
+        several = {name: value.shape for name, value in found.items() if value.shape.num_elements() not in (1, None)}
+        metrics = dict(flat(self._model.get_metrics_result())) if several else {}
+        for name, shape in several.items():
+            if name not in metrics:  # which `KerasTrainer.fit_logs` asks for its number of each class
+                raise ModelError(f"{self.name}.train_step must return scalars; {name!r} has shape {shape}")
+        return {name: tf.reshape(value, []) for name, value in found.items() if name not in several}
 
 
 def flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from prototrain import KerasTrainer
+from prototrain.errors import ModelError
 
 X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
 Y = np.eye(2, dtype=np.float32)[(X.sum(1) > 0).astype(int)]
@@ -98,6 +99,20 @@ def test_the_history_is_that_of_keras(kind: type, metrics: Any, callbacks: Any) 
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
+
+
+def test_a_value_of_several_numbers_that_is_no_metric_is_refused() -> None:
+    class Own(keras.Model):  # type: ignore[misc]
+        """Returns a vector."""
+
+        def train_step(self, data: Any) -> dict[str, Any]:
+            return {**super().train_step(data), "mine": keras.ops.ones((2,))}
+
+    inputs = keras.Input((4,))
+    model = Own(inputs, keras.layers.Dense(2, "softmax", name="out")(inputs), name="own")
+    model.compile("sgd", "categorical_crossentropy")
+    with pytest.raises(ModelError, match=r"own.train_step must return scalars; 'mine' has shape \(2,\)"):
+        KerasTrainer(model, (X, Y))
 
 
 def test_the_last_epoch_is_validated_in_its_turn_only() -> None:

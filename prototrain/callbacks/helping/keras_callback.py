@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _VALIDATION = "vld/"
-# Scalars of a step that `fit` does not have.
 
 
 class KerasCallback(Callback):
@@ -135,9 +134,8 @@ class KerasCallback(Callback):
         return super().overrides(hook) and (hook != "trigger_step" or self._by_step)
 
     def trigger_step(self) -> None:
-        self._call(
-            "on_train_batch_end", self.trainer.local_step - 1, logs=self._shared("batch", self.trainer.fit_logs())
-        )
+        logs = self._shared("batch", self.trainer.fit_logs())
+        self._call("on_train_batch_end", self.trainer.local_step - 1, logs=logs)
         self._begin_batch()
 
     def trigger_epoch(self) -> None:
@@ -194,7 +192,7 @@ class KerasCallback(Callback):
     def _shared(self, of: str, logs: dict[str, Any]) -> dict[str, Any]:
         """The one dict that all of Keras's callbacks get at a step: what one of them puts there the next ones find."""
         each = (inner for inner in map(innermost, self.trainer.callbacks) if isinstance(inner, KerasCallback))
-        first, now = next(each), (of, self.trainer.global_step)
+        first, now = next(each, self), (of, self.trainer.global_step)
         if first._logs[0] != now:
             first._logs = (now, {})
         for name, value in logs.items():
