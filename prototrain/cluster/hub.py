@@ -18,6 +18,7 @@ GONE = "it is gone without a word: killed, or cut off"
 ENDED = "its program has ended"
 FRESH_SECONDS = 1.5  # for which what a worker has said of itself holds
 SILENT_SECONDS = 3.0  # after which nothing being heard of a worker is worth a word
+_HELD_UP_SECONDS = 2.0  # between looks that are made twice a second
 
 
 @dataclass
@@ -31,6 +32,24 @@ class Limits:
 
     silence: float = 300.0
     stall: float = 1800.0
+
+
+class OwnPauses:
+    """How long this very process was held up: stopped, frozen with its machine, or in a call that keeps Python's lock.
+
+    Nothing was heard of others in that time because nobody listened, so it must not count as their silence.
+
+    Args:
+        now: the time, in seconds.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._looked = now
+
+    def look(self, now: float) -> float:
+        """Seconds for which it was held up since the last look; to be called about twice a second."""
+        gap, self._looked = now - self._looked, now
+        return max(0.0, gap - _HELD_UP_SECONDS)
 
 
 class _Seat:
@@ -70,6 +89,7 @@ class Hub:
         self._limits = limits
         self._clock = clock
         self._seats = [_Seat(clock()) for _ in names]
+        self._pauses = OwnPauses(clock())
         self._given: dict[int, dict[int, Message]] = {}
         self._given_at: dict[tuple[int, int], float] = {}
         self._left: dict[int, Message] = {}
@@ -110,6 +130,7 @@ class Hub:
     def tick(self) -> None:
         """Look who is silent or stuck, and tell everybody how everybody is; to be called about twice a second."""
         now = self._clock()
+        self._leave_out(self._pauses.look(now), now)
         waiting = {index for given in self._given.values() for index in given}
         begun = [seat.beat["begun"] for seat in self._seats if seat.beat["begun"] is not None]
         for seat in self._seats:
@@ -153,6 +174,12 @@ class Hub:
         parts = {"kind": "given", "number": number, "values": [given[i]["value"] for i in sorted(given)]}
         for other in given:
             self._send(other, parts)
+
+    def _leave_out(self, pause: float, now: float) -> None:
+        """Have all waiting be as long as if a pause of this process had not been."""
+        for seat in self._seats:
+            seat.heard, seat.moved = min(now, seat.heard + pause), min(now, seat.moved + pause)
+        self._given_at = {key: min(now, at + pause) for key, at in self._given_at.items()}
 
     # -- who is to blame ----------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from prototrain.cluster.hub import GONE, SILENT_SECONDS, Limits, Message, no_sign_of_life, where
+from prototrain.cluster.hub import GONE, SILENT_SECONDS, Limits, Message, OwnPauses, no_sign_of_life, where
 from prototrain.errors import ClusterError
 from prototrain.system.forks import tell_of_forks
 from prototrain.system.waiting import PATIENCE_SECONDS
@@ -259,13 +259,19 @@ class Link:
         self.on_break(self.verdict)
 
     def _beat(self, line: socket.socket) -> None:
+        pauses = OwnPauses(time.monotonic())
         while self._line is line:
+            self._leave_out(pauses)
             self.watch()
             if self.broken is None:
                 self._send({"kind": "beat", "place": self._place, "together": self._together, "begun": self.begun()})
             if self.broken is None and time.monotonic() - self._heard > self.limits.silence:
                 self._break({"who": 0, "why": no_sign_of_life(self.limits.silence), "signum": None})
             time.sleep(BEAT_SECONDS)
+
+    def _leave_out(self, pauses: OwnPauses) -> None:
+        now = time.monotonic()
+        self._heard = min(now, self._heard + pauses.look(now))
 
 
 def _state(state: Message) -> str:

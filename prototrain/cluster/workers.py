@@ -25,6 +25,9 @@ from prototrain.system.tracebacks import in_one_line
 # Below the ports that systems hand out by themselves; so many for the tasks of one job on a node.
 SLURM_PORTS = range(12000, 32000)
 SLURM_PORTS_OF_JOB = 32
+_CONNECTING_SECONDS = (
+    60.0  # at the least, for a slow machine: with the chief's port not open yet, gRPC waits to call again
+)
 COLLECTIVES = {
     "auto": tf.distribute.experimental.CommunicationImplementation.AUTO,
     "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
@@ -130,7 +133,7 @@ def ending_after(seconds: float) -> Iterator[None]:
     TensorFlow holds Python's lock while it connects, so that only a thread that is not Python's can do so. All are
     there by now, and it takes a moment, unless one of them dies in that moment.
     """
-    faulthandler.dump_traceback_later(seconds, exit=True)
+    faulthandler.dump_traceback_later(max(seconds, _CONNECTING_SECONDS), exit=True)
     try:
         yield
     finally:

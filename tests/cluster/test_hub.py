@@ -100,6 +100,30 @@ def test_silence(room: Room) -> None:
     assert "no sign of life for 10 seconds (trainer.cluster_timeout)" in room.hub.over["why"]
 
 
+def test_nobody_is_silent_while_the_hub_itself_is_held_up(room: Room) -> None:
+    busy = {"place": "busy behind step 5", "begun": None, "together": False}
+    room.give(0, ended=5, grace=5.0)
+    room.wait(2, w0=busy, w1=busy, w2=busy)
+    room.now += 150  # its process is stopped, or keeps Python's lock; what the others have said waits in the socket
+    room.hub.tick()
+    assert room.hub.over is None
+    room.wait(6, w0=busy, w1=busy, w2=busy)
+    assert room.hub.over is None
+    room.wait(9, w0=busy, w1=busy)
+    assert room.hub.over is None
+    room.wait(2, w0=busy, w1=busy)
+    assert room.hub.over is not None and room.hub.over["who"] == 2
+
+
+def test_a_hub_that_is_always_slow_finds_who_is_silent(room: Room) -> None:
+    for _ in range(10):
+        room.now += 3
+        room.beat(0)
+        room.beat(1)
+        room.hub.tick()
+    assert room.hub.over is not None and room.hub.over["who"] == 2
+
+
 def test_a_step_that_does_not_end_is_put_down_to_who_waits_for_data(room: Room) -> None:
     room.wait(102, w0={"begun": 5}, w1={"begun": 4}, w2={"begun": 5})
     assert room.hub.over is not None and room.hub.over["who"] == 1

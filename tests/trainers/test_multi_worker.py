@@ -112,6 +112,7 @@ def test_a_worker_that_is_stopped_ends_the_others_after_a_while(tmp_path: Path) 
     for result in others:
         assert result is not None and result["error"].startswith("ClusterError: worker 2 (127.0.0.1:")
         assert "no sign of life for 6 seconds (trainer.cluster_timeout)" in result["error"]
+        assert result["step"] == 40, result["error"]
     assert others[0] is not None
     (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
     assert saved.name == f"step-{others[0]['step']:010d}"
