@@ -15,7 +15,7 @@ from prototrain.data.stages import name_of, sources
 from prototrain.private_api.datasets import stage_number
 from prototrain.readers.order import Order, order_of
 
-_ONE_BY_ONE = ("_Map", "_ParallelMap", "_Options", "_Prefetch", "_Restructured")
+_ONE_BY_ONE = ("_Map", "_ParallelMap", "_Options", "_Prefetch", "_Restructured", "_DenseToRagged")
 _BATCHES = ("_Batch", "_ParallelBatch", "_PaddedBatch")
 
 

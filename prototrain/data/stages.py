@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import tensorflow as tf
@@ -23,22 +24,33 @@ def shown(stage: Any) -> str:
 
 def sources(stage: Any) -> list[Any]:
     """The stages that a stage reads from."""
-    if stood_for(stage) is not None:
-        return [stood_for(stage)]
-    inputs = stage_inputs(stage)
-    held = [value for value in vars(stage).values() if isinstance(value, tf.data.Dataset)]
-    return inputs + [value for value in held if not any(value is known for known in inputs)]
+    inputs, held = _inputs_and_held(stage)
+    # What it makes of its input itself, as `ragged_batch` does with a `map`, is what it reads.
+    through = {id(known) for known in _walk(held, lambda known: [*chain(*_inputs_and_held(known))])} if held else set()
+    return [value for value in inputs if id(value) not in through] + held
 
 
 def stages(*datasets: tf.data.Dataset) -> Iterator[Any]:
     """The datasets and all that they are made of, each once."""
+    return _walk(datasets, sources)
+
+
+def _inputs_and_held(stage: Any) -> tuple[list[Any], list[Any]]:
+    if stood_for(stage) is not None:
+        return [stood_for(stage)], []
+    inputs = stage_inputs(stage)
+    held = [value for value in vars(stage).values() if isinstance(value, tf.data.Dataset)]
+    return inputs, [value for value in held if not any(value is known for known in inputs)]
+
+
+def _walk(begin: Iterable[Any], below: Callable[[Any], list[Any]]) -> Iterator[Any]:
     seen: set[int] = set()
-    waiting: list[Any] = list(datasets)
+    waiting = list(begin)
     while waiting:
         stage = waiting.pop()
         if id(stage) not in seen:
             seen.add(id(stage))
-            waiting += sources(stage)
+            waiting += below(stage)
             yield stage
 
 
