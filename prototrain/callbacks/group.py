@@ -16,6 +16,7 @@ from prototrain.callbacks.monitor import Monitor
 from prototrain.callbacks.off_schedule import OffSchedule
 from prototrain.callbacks.proxies import innermost
 from prototrain.callbacks.settings import callback_settings, is_of_user
+from prototrain.callbacks.unsaved import Unsaved
 from prototrain.checkpoint.state import taking
 from prototrain.errors import StopTraining
 from prototrain.step.python_summaries import PythonSummaries
@@ -51,6 +52,7 @@ class CallbackGroup:
         self._labels = labels(self.callbacks)
         self._agenda = Agenda(trainer, self._labels)
         self._off_schedule = OffSchedule(trainer, self._labels)
+        self.unsaved = Unsaved(trainer, self._labels)
         self.settings: dict[str, Any] = {}  # what they were made with
         self._of_user = {callback for callback in self.callbacks if is_of_user(callback)}
         self._set_up: list[Callback] = []
@@ -111,6 +113,7 @@ class CallbackGroup:
                 ):
                     callback.before_train()
                 self._trainer.stop.check()
+        self.unsaved.begin()
         self._trainer.monitors.flush()
 
     def after_train(self) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from prototrain.callbacks.base import Callback
-from prototrain.callbacks.proxies import innermost, periodic_trigger
+from prototrain.callbacks.proxies import innermost, periodic_trigger, user_object
 from prototrain.callbacks.settings import is_followed, may_change_training
 from prototrain.checkpoint.global_random import random_state
 from prototrain.checkpoint.state import StateEntries
@@ -59,8 +59,8 @@ class OffSchedule:
     @contextmanager
     def once_more(self, callback: Callback) -> Iterator[None]:
         """The `before_train` of a callback runs, in a resumed run perhaps."""
-        session, inner = self._trainer.session, innermost(callback)
-        hooks = [getattr(inner.wraps or inner, name, None) for name in _AHEAD]
+        session = self._trainer.session
+        hooks = [getattr(user_object(callback), name, None) for name in _AHEAD]
         # Those of the library put in place what belongs to the present step.
         if session.resume.checkpoint is None or not any(is_own_code(getattr(one, "__func__", one)) for one in hooks):
             yield

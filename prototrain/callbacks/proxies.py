@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prototrain.callbacks.base import Callback, ProxyCallback
 from prototrain.callbacks.trigger import PeriodicTrigger
 
@@ -11,6 +13,12 @@ def innermost(callback: Callback) -> Callback:
     while isinstance(callback, ProxyCallback):
         callback = callback.callback
     return callback
+
+
+def user_object(callback: Callback) -> Any:
+    """What the user has put in the list, behind any number of proxies: the callback, or the one of Keras it calls."""
+    inner = innermost(callback)
+    return inner.wraps or inner
 
 
 def periodic_trigger(callback: Callback) -> PeriodicTrigger | None:

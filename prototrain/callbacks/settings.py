@@ -9,7 +9,7 @@ import keras
 
 from prototrain.callbacks.base import Callback, ProxyCallback
 from prototrain.callbacks.hyperparameters.hyper_param import HyperParam
-from prototrain.callbacks.proxies import innermost
+from prototrain.callbacks.proxies import innermost, user_object
 from prototrain.callbacks.trigger import PeriodicTrigger
 from prototrain.experiment.provenance import CODE, STATE, STEPS_PER_EPOCH
 from prototrain.private_api.of_keras import CALLBACK_SCRATCH
@@ -74,7 +74,7 @@ def _epoch(trainer: Trainer) -> dict[str, Any]:
 
 def is_of_user(callback: Callback) -> bool:
     """Whether a callback runs code of the user's own."""
-    thing = _thing(callback)
+    thing = user_object(callback)
     return is_own(type(thing)) or any(map(is_own_code, attributes_of(thing, _not_given(thing)).values()))
 
 
@@ -86,16 +86,10 @@ def is_followed(trainer: Trainer, callbacks: Iterable[Callback]) -> bool:
 def may_change_training(callback: Callback) -> bool:
     """Whether a callback may change what is trained: it says so; or nobody knows, since it runs code of the user's own
     or evaluates the model, whose layers may draw random numbers or keep a state for it."""
-    changes = getattr(_thing(callback), "changes_training", None)
+    changes = getattr(user_object(callback), "changes_training", None)
     if changes is None:
         return is_of_user(callback) or innermost(callback).measures
     return bool(changes)
-
-
-def _thing(callback: Callback) -> Any:
-    """What is behind the proxies of a callback: it, or the one of Keras that it calls."""
-    inner = innermost(callback)
-    return inner.wraps or inner
 
 
 def _not_given(thing: Any) -> set[str]:
@@ -106,7 +100,7 @@ def _not_given(thing: Any) -> set[str]:
 
 def _follows(callback: Callback) -> bool:
     """Whether a callback may change what is trained by what others have measured."""
-    thing = _thing(callback)
+    thing = user_object(callback)
     if isinstance(thing, keras.callbacks.ReduceLROnPlateau) or innermost(callback).goes_by_measurements:
         return True
     if getattr(thing, "changes_training", None) is False or not is_of_user(callback):
@@ -117,7 +111,7 @@ def _follows(callback: Callback) -> bool:
 
 
 def _settings(trainer: Trainer, callback: Callback, *, counts: bool) -> dict[str, Any]:
-    inner, thing = innermost(callback), _thing(callback)
+    inner, thing = innermost(callback), user_object(callback)
     changes = getattr(thing, "changes_training", None)
     if changes is None and (counts or isinstance(thing, _SETTERS)):
         changes = True

@@ -42,7 +42,7 @@ _WRAPPED: tuple[type, ...] = (MethodType, classmethod, staticmethod, property)
 _WRAPPED += (functools.cached_property, functools.partial, functools.partialmethod, type(functools.cache(len)))
 _MOST = 20_000  # values that are looked into, and members of each of them
 _DEEPEST = 60  # of them in each other
-_FILLED = {"add", "append", "appendleft", "clear", "extend", "insert", "pop", "setdefault", "update"}  # methods
+FILLED = {"add", "append", "appendleft", "clear", "extend", "insert", "pop", "setdefault", "update"}  # methods
 _FAR = 366 * 24 * 3600.0  # seconds ahead that an end may lie
 _IS_UUID = re.compile(r"[0-9a-f]{8}(-?)[0-9a-f]{4}\1[14][0-9a-f]{3}\1[89ab][0-9a-f]{3}\1[0-9a-f]{12}")  # 1 or 4
 _TENSORS = {"EagerTensor", "ResourceVariable", "Variable"}  # of TensorFlow and Keras, which may not be imported
@@ -128,7 +128,7 @@ class Values(_Contents):
     """Describes all that values are made of."""
 
     def describe(self, value: Any) -> Any:
-        if _is_place_or_time(value):
+        if is_place_or_time(value):
             return _PLACE_OR_TIME
         if isinstance(value, (Path, date)):
             return f"{type(value).__name__} {value}"
@@ -179,7 +179,7 @@ class Values(_Contents):
 
     def used(self, value: Any, uses: set[str | None]) -> dict[str | None, Any]:
         """What a function uses of a value: some attributes or items of it, or all (None)."""
-        if isinstance(value, (dict, list, set, deque)) and uses <= _FILLED:
+        if isinstance(value, (dict, list, set, deque)) and uses <= FILLED:
             return {}  # what a run fills, not what it is made with
         kept = settings_of(value) or simple_attributes(value, uses)
         if not all(use in kept for use in uses):
@@ -255,7 +255,7 @@ def large_digest(array: np.ndarray[Any, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(array).view(np.uint8).data)
 
 
-def _is_place_or_time(value: Any) -> bool:
+def is_place_or_time(value: Any) -> bool:
     """Whether a value says only where something lies, when in this process it was made, or that it is this one."""
     if isinstance(value, (str, Path)):
         is_place = _is_place(value) if isinstance(value, str) else value.is_absolute()

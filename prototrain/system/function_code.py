@@ -61,6 +61,12 @@ def uses_of(code: CodeType) -> dict[str, set[str | None]]:
     return found
 
 
+def stored_by(code: CodeType) -> set[str]:
+    """The names of the attributes that a function sets, of whatever object."""
+    found = {str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
+    return found.union(*(stored_by(constant) for constant in code.co_consts if isinstance(constant, CodeType)))
+
+
 def _takes_item(op: dis.Instruction) -> bool:
     return op.opname == "BINARY_SUBSCR" or (op.opname == "BINARY_OP" and op.argrepr == "[]")  # from Python 3.14 on
 

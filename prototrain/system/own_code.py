@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-from prototrain.system.contents import Code, Values, as_text, digest
+from prototrain.system.contents import FILLED, Code, Values, as_text, digest
 from prototrain.system.function_code import found_as, uses_of
 from prototrain.system.late_imports import late_imports
 from prototrain.system.objects import attributes_of
@@ -68,15 +68,34 @@ def reached(thing: type | FunctionType) -> dict[str, Any]:
 
 def names_in(thing: Any) -> set[str]:
     """The names that the code of a function or a class of the user's own, or what is made of such, has in it."""
-    code = Code(in_containers=True)
-    code.of(thing)
-    bodies = [one.__code__ for one in code.met() if isinstance(one, FunctionType)]
+    bodies = [function.__code__ for function in functions_in(thing)]
     found: set[str] = set()
     while bodies:
         body = bodies.pop()
         found.update(body.co_names)
         bodies += [constant for constant in body.co_consts if isinstance(constant, CodeType)]
     return found
+
+
+def functions_in(thing: Any) -> list[FunctionType]:
+    """The functions of the user's own that a function or a class is made of or names, or what is made of such."""
+    code = Code(in_containers=True)
+    code.of(thing)
+    return [one for one in code.met() if isinstance(one, FunctionType)]
+
+
+def values_around(thing: Any) -> Iterator[tuple[str, Any]]:
+    """The values that the user's own code in a thing takes from outside of it, by what they are called there: globals,
+    variables of functions around it and attributes of classes, but for lists and dicts that it only fills."""
+    code = Code(in_containers=True)
+    code.of(thing)
+    for one in code.met():
+        if isinstance(one, type):
+            yield from ((name, value) for name, value in vars(one).items() if not name.startswith("__"))
+            continue
+        for name, uses in uses_of(one.__code__).items() if isinstance(one, FunctionType) else ():
+            if not uses <= FILLED:
+                yield name, found_as(one, name)
 
 
 def _defaults(function: FunctionType) -> dict[str, Any]:

@@ -186,8 +186,10 @@ class Resume:
 
     def weaken_others(self, reason: str) -> None:
         """Take note of why a run that goes on from here is not exact, whatever this one is, and say so."""
-        self._lasting.append(reason)
-        self._say_of_others([reason])
+        if reason not in self._lasting:
+            self._lasting.append(reason)
+            if reason not in self.inexact:
+                self._say_of_others([reason])
 
     def _say_of_others(self, reasons: list[str]) -> None:
         self._trainer.log(f"a run that goes on from this one will not be bit-exact, because {'; '.join(reasons)}")

@@ -135,6 +135,8 @@ class Saving:
         if late:
             trainer.session.say_once(f"WARNING: {late_words(late)}, or this run cannot be resumed")
         trainer.session.weaken(entries.not_kept())
+        for reason in trainer.callbacks.unsaved.look():
+            trainer.session.resume.weaken_others(reason)
         meta = {
             "run_id": trainer.experiment.run_id if trainer.experiment else None,
             "values": entries.values(),

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.checkpoint.generators import GENERATORS, GeneratorState
+from prototrain.checkpoint.state import trackables
 from prototrain.checkpoint.values import decode, encode
 from prototrain.config import json_form
 from prototrain.data.randomness import draws
@@ -61,6 +62,12 @@ def mark(value: Any, elsewhere: Collection[int] = ()) -> Any:
     except Exception:  # whatever an object of the user's own raises that is not made for it
         return None
     return digest.hexdigest()
+
+
+def held_by(state: dict[str, Any]) -> set[int]:
+    """The identities of what a checkpoint of a state dict holds anyway."""
+    held = trackables(state)
+    return set(map(id, held + [variable.value for variable in held if isinstance(variable, KerasVariable)]))
 
 
 class _Contents(pickle.Pickler):

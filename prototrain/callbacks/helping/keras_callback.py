@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from prototrain.callbacks.base import Callback
-from prototrain.callbacks.helping.attributes import decoded, encoded, inside_of, mark
+from prototrain.callbacks.helping.attributes import decoded, encoded, held_by, inside_of, mark
 from prototrain.callbacks.proxies import innermost
 from prototrain.callbacks.saving.save_on_exit import save_ahead
-from prototrain.checkpoint.state import taking, trackables
+from prototrain.checkpoint.state import taking
 from prototrain.config import json_form
 from prototrain.errors import CallbackError, CheckpointError, ConfigError, StopTraining
-from prototrain.private_api.of_keras import CALLBACK_SCRATCH, KerasVariable
+from prototrain.private_api.of_keras import CALLBACK_SCRATCH
 from prototrain.system.files import write_atomic
 from prototrain.system.waiting import announcing
 
@@ -176,10 +176,8 @@ class KerasCallback(Callback):
 
     def _elsewhere(self) -> set[int]:
         """The identities of what a checkpoint holds anyway, and of what is there anew in every run."""
-        held = trackables(self.trainer.state)
-        held += [variable.value for variable in held if isinstance(variable, KerasVariable)]
         metrics = [] if self.trainer.keras_model is None else self.trainer.keras_model.metrics
-        return set(map(id, [self.callback, self.trainer, self._model, *metrics, *held]))
+        return held_by(self.trainer.state).union(map(id, [self.callback, self.trainer, self._model, *metrics]))
 
     # -- how Keras callbacks are called -------------------------------------------------------------------------------
 

@@ -1,0 +1,228 @@
+"""What a callback of the user's own keeps where no checkpoint has it: a resume says so, where it may matter."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import Callback
+from prototrain.callbacks import CallbackFactory, HyperParamSetter, KerasCallback, SaveOnExit
+from tests.tiny import CountingTrainer, tiny_trainer
+
+pytestmark = pytest.mark.usefixtures("disk")
+seen = 0
+counter = tf.Variable(0)
+log: list[int] = []
+
+
+class Adds(Callback):
+    """Adds to what is trained what `number` returns."""
+
+    def trigger_step(self) -> None:
+        self.trainer.state["total"] += self.number()
+
+    def number(self) -> int:
+        return 1
+
+
+class Attribute(Adds):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def number(self) -> int:
+        self.calls += 1
+        return self.calls
+
+
+class Items(Adds):
+    def __init__(self) -> None:
+        self.last: Any = {"steps": deque([0], 2)}
+
+    def number(self) -> int:
+        self.last["steps"].append(self.trainer.global_step)
+        return int(self.last["steps"][0])
+
+
+class Inside(Adds):
+    def __init__(self) -> None:
+        self.inner = SimpleNamespace(calls=0)
+
+    def number(self) -> int:
+        self.inner.calls += 1
+        return int(self.inner.calls)
+
+
+class Later(Adds):
+    def number(self) -> int:
+        self.calls = getattr(self, "calls", 0) + 1
+        return self.calls
+
+
+class Draws(Adds):
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(0)
+
+    def number(self) -> int:
+        return int(self.generator.integers(9))
+
+
+class Global(Adds):
+    def number(self) -> int:
+        global seen
+        seen += 1
+        return seen
+
+
+class OfClass(Adds):
+    calls = 0
+
+    def number(self) -> int:
+        type(self).calls += 1
+        return self.calls
+
+
+class Variable(Adds):
+    def number(self) -> int:
+        return int(counter.assign_add(1))
+
+
+class Fills(Adds):
+    """Keeps what it never looks at."""
+
+    def number(self) -> int:
+        log.append(self.trainer.global_step)
+        return 1
+
+
+class NotCompared(Attribute):
+    not_compared = ("calls",)
+
+
+class OnlyLooksOn(Attribute):
+    changes_training = False
+
+
+class LastSeen(Callback):
+    """Prints, and remembers what."""
+
+    def trigger_step(self) -> None:
+        self.last = self.trainer.outputs["loss"]
+        self.all = [*getattr(self, "all", []), self.last]
+
+
+class HasState(Attribute):
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls = state["calls"]
+
+
+class OfKeras(keras.callbacks.Callback):
+    """Its attributes are in checkpoints; globals are not."""
+
+    not_compared = ("trainers",)
+
+    def __init__(self, trainer: list[Any]) -> None:
+        super().__init__()
+        self.trainers, self.calls = trainer, 0
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        self.calls += 1
+        self.trainers[0].state["total"] += self.calls
+
+
+class GlobalOfKeras(OfKeras):
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        self.trainers[0].state["total"] += int(counter.assign_add(1))
+
+
+def by_closure() -> Callback:
+    calls = 0
+
+    def trigger(callback: Callback) -> None:
+        nonlocal calls
+        calls += 1
+        callback.trainer.state["total"] += calls
+
+    return CallbackFactory(trigger=trigger).every(steps=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (Attribute, "Attribute keeps calls"),
+        (Items, "Items keeps last"),
+        (Inside, "Inside keeps inner"),
+        (Later, "Later keeps calls"),
+        (Draws, "Draws keeps generator"),
+        (Global, "Global keeps seen"),
+        (OfClass, "OfClass keeps calls"),
+        (Variable, "Variable keeps counter"),
+        (by_closure, "CallbackFactory keeps calls"),
+        (Adds, None),
+        (Fills, None),
+        (NotCompared, None),
+        (OnlyLooksOn, None),
+        (LastSeen, None),
+        (HasState, None),
+    ],
+)
+def test_what_changes_and_is_in_no_checkpoint(
+    make: Callable[[], Callback], said: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(steps: int) -> str:
+        trainer = CountingTrainer(experiment=tmp_path)
+        trainer.train([make(), SaveOnExit()], max_steps=steps)
+        return trainer.session.resume_line()
+
+    train(3)
+    first = capsys.readouterr().out
+    line = train(6)
+    if said is None:
+        assert line == "resumed at step 3, exact" and "bit-exact" not in first
+        return
+    reason = f"{said}, which no checkpoint has: give it a state_dict"
+    assert line.startswith("resumed at step 3, not bit-exact, because ") and reason in line
+    assert first.count(f"a run that goes on from this one will not be bit-exact, because {reason}") == 1
+
+
+@pytest.mark.parametrize(("kind", "said"), [(OfKeras, None), (GlobalOfKeras, "keeps counter, which no checkpoint")])
+def test_callbacks_of_keras(kind: type[OfKeras], said: str | None, tmp_path: Path) -> None:
+    def train(steps: int) -> str:
+        trainer = CountingTrainer(experiment=tmp_path)
+        trainer.train([KerasCallback(kind([trainer])), SaveOnExit()], max_steps=steps, steps_per_epoch=2)
+        return trainer.session.resume_line()
+
+    train(4)
+    line = train(8)
+    assert said in line if said is not None else line == "resumed at step 4, exact"
+
+
+class Halves(HyperParamSetter):
+    """A setter of the library's, with a counter that its state does not have."""
+
+    def __init__(self) -> None:
+        super().__init__("learning_rate")
+        self.calls = 0
+
+    def new_value(self) -> float:
+        self.calls += 1
+        return 0.1 / self.calls
+
+
+def test_a_setter_that_counts(tmp_path: Path) -> None:
+    lines = []
+    for steps in (2, 4):
+        trainer = tiny_trainer(tmp_path)
+        trainer.train([Halves().every(steps=1), SaveOnExit()], max_steps=steps)
+        lines.append(trainer.session.resume_line())
+    assert lines[1].endswith("Halves keeps calls, which no checkpoint has: give it a state_dict")
