@@ -23,7 +23,7 @@ from prototrain.callbacks.settings import may_change_training
 from prototrain.checkpoint.generators import GENERATORS
 from prototrain.private_api.of_keras import KerasVariable
 from prototrain.system.contents import is_own_code, is_place_or_time
-from prototrain.system.function_code import stored_by
+from prototrain.system.function_code import attributes_in
 from prototrain.system.objects import is_own, is_plain
 from prototrain.system.own_code import functions_in, names_in, values_around
 
@@ -43,6 +43,7 @@ _CHANGES = {
     "set_weights",
     "state",
 }
+_AGAIN = {"setup", "before_train", "before_epoch", "set_model", "on_train_begin", "on_epoch_begin"}
 _SET = {"learning_rate", "trainable"}  # attributes, whether or not the callback has one of the name itself
 _KEPT = (bool, int, float, str, dict, list, tuple, set, deque, np.ndarray, np.generic, tf.Variable, KerasVariable)
 _SHOWN = 3  # names of what has changed
@@ -93,7 +94,7 @@ def _own(thing: Any) -> list[Any]:
 def _kept(callback: Callback) -> Iterator[tuple[str, Any]]:
     """What is kept, by name: attributes, and what the code names outside of itself."""
     thing = user_object(callback)
-    left_out = {*getattr(thing, "not_compared", ()), *_names_of_library(type(thing))}
+    left_out = {*getattr(thing, "not_compared", ()), *_names_of_library(type(thing)), *_made_anew(type(thing))}
     held = {} if isinstance(thing, keras.callbacks.Callback) else vars(thing)  # of Keras's, checkpoints have them
     for name, value in chain(held.items(), values_around(_own(thing))):
         is_data = isinstance(value, (*_KEPT, *GENERATORS)) or is_plain(type(value))
@@ -111,9 +112,21 @@ def _changes_training(callback: Callback) -> bool:
     """Whether that code changes something of the training; asked once it has run, and has set attributes of its own."""
     thing = user_object(callback)
     own = _own(thing)
-    stored = set().union(*(stored_by(function.__code__) for function in functions_in(own)))
+    stored = set().union(*(attributes_in(function.__code__)[1] for function in functions_in(own)))
     is_setter = getattr(thing, "changes_training", None) is True
     return is_setter or bool(names_in(own) & _CHANGES) or bool(stored & _SET) or bool(stored - vars(thing).keys())
+
+
+def _made_anew(kind: type) -> set[str]:
+    """The attributes that only the hooks set which a resume calls again, and not by what they were."""
+    again: set[str] = set()
+    others: set[str] = set()
+    for name, function in ((n, f) for base in kind.__mro__ if is_own(base) for n, f in vars(base).items()):
+        if isinstance(function, FunctionType) and name != "__init__":
+            read, stored = attributes_in(function.__code__)
+            again |= stored if name in _AGAIN else set()
+            others |= read & stored if name in _AGAIN else stored
+    return again - others
 
 
 def _names_of_library(kind: type) -> set[str]:

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from prototrain.checkpoint.checkpoints import Checkpoints
 from prototrain.errors import CheckpointError
 from prototrain.experiment import Experiment
+from prototrain.experiment.fetching import fetched
+
+
+def best_of(source: Any) -> Path:
+    """The best checkpoint of what somebody has named to take weights from.
+
+    Raises:
+        CheckpointError: it is no experiment, or has none.
+    """
+    experiment = Experiment(fetched(source)) if isinstance(source, str | Path) else None
+    if experiment is None or not experiment.exists():
+        what = "arrays" if experiment is None else str(source)
+        raise CheckpointError(f"load_weights: checkpoint='best' is for an experiment, and {what} is none")
+    return best_checkpoint(experiment)
 
 
 def best_checkpoint(experiment: Experiment) -> Path:

@@ -252,13 +252,15 @@ class StateEntries:
         arrays = {key: np.copy(self._state[key], "K") for key in self._arrays}
         variables = [one for one in self.variables.values() if not isinstance(one, np.ndarray)]
         before = [(copy, tf.identity(copy)) for variable in variables for copy in components(variable)]
-        yield
-        for copy, value in before:
-            copy.assign(value)
-        for key, holder in self._objects.items():
-            if key in coded:
-                holder.load_state_dict(decode(coded[key][OBJECT]))
-        self._put(arrays | {key: decode(coded[key]) for key in self._values if key in coded})
+        try:
+            yield
+        finally:
+            for copy, value in before:
+                copy.assign(value)
+            for key, holder in self._objects.items():
+                if key in coded:
+                    holder.load_state_dict(decode(coded[key][OBJECT]))
+            self._put(arrays | {key: decode(coded[key]) for key in self._values if key in coded})
 
     def _data(self, values: Mapping[str, Any], saved: dict[str, tf.Tensor]) -> dict[str, Any]:
         """Take plain values and arrays out of a checkpoint, also those that are not in the state dict yet.
@@ -345,9 +347,9 @@ def model_variables(state: dict[str, Any]) -> dict[str, Any]:
     return {name: variable for name, variable in found.items() if not name.startswith(OF_CALLBACKS)}
 
 
-def variables_in(state: Mapping[str, Any]) -> list[Any]:
-    """The entries of a state dict that are variables themselves, of TensorFlow or of Keras."""
-    return [entry for entry in state.values() if isinstance(entry, tf.Variable | KerasVariable)]
+def variables_in(state: dict[str, Any]) -> list[Any]:
+    """The variables of TensorFlow and Keras in a state dict, also those of layers and modules in it."""
+    return [entry for entry in StateEntries(state).variables.values() if isinstance(entry, tf.Variable | KerasVariable)]
 
 
 def trackables(state: dict[str, Any]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -59,45 +60,57 @@ def from_generator(made: Iterator[Any], again: Callable[[], Any] | None) -> tf.d
             in another process counts on it giving the same batches.
     """
     if again is None:
-        once = _Once.of(made)
+        once = _Once(made)
         return dataset_of(once, list(islice(once(), _LOOKED_AT)))
     return dataset_of(lambda: map(as_tuple, again()), list(map(as_tuple, islice(made, _LOOKED_AT))))
 
 
-class _Once:
-    """Reads a generator once, however often the first batches are looked at before the training begins."""
+@dataclass
+class _Read:
+    """What was read of a generator: the first batches, and how many in all."""
 
-    _of: ClassVar[weakref.WeakKeyDictionary[Any, _Once]] = weakref.WeakKeyDictionary()
+    first: list[Any] = field(default_factory=list)
+    number: int = 0
+
+
+class _Once:
+    """Reads a generator once, however often the first batches are looked at before the training begins.
+
+    Args:
+        generator: of which nothing was read but by another one of these.
+
+    Raises:
+        DataError: it is another kind of iterator, of which nobody can know what was read.
+    """
+
+    _of: ClassVar[weakref.WeakKeyDictionary[Any, _Read]] = weakref.WeakKeyDictionary()
 
     def __init__(self, generator: Iterator[Any]) -> None:
         self._generator = generator
-        self._first: list[Any] = []
-        self._read = 0
-
-    @classmethod
-    def of(cls, generator: Iterator[Any]) -> _Once:
-        """The one reader of a generator."""
-        return cls._of.setdefault(generator, cls(generator))
+        try:
+            self._read = self._of.setdefault(generator, _Read())
+        except TypeError as error:  # there are no weak references to it
+            raise DataError(f"a {type(generator).__name__} can be read only once; {_FUNCTION}") from error
 
     def __call__(self) -> Iterator[Any]:
         if pass_being_made():
-            raise DataError(f"the generator ended after {self._read} batches; {_FUNCTION}")
+            raise DataError(f"the generator ended after {self._read.number} batches; {_FUNCTION}")
         return self._batches()
 
     def _batches(self) -> Iterator[Any]:
-        index = 0
+        index, read = 0, self._read
         while True:
-            if index < len(self._first):
-                batch = self._first[index]
-            elif index < self._read:
+            if index < len(read.first):
+                batch = read.first[index]
+            elif index < read.number:
                 raise DataError(f"a generator cannot be read a second time; {_FUNCTION}")
             else:
                 batch = next(self._generator, None)
                 if batch is None:
                     return
-                batch, self._read = as_tuple(batch), self._read + 1
-                if self._read <= _KEPT:
-                    self._first.append(batch)
+                batch, read.number = as_tuple(batch), read.number + 1
+                if read.number <= _KEPT:
+                    read.first.append(batch)
             index += 1
             yield batch
 

@@ -61,10 +61,16 @@ def uses_of(code: CodeType) -> dict[str, set[str | None]]:
     return found
 
 
-def stored_by(code: CodeType) -> set[str]:
-    """The names of the attributes that a function sets, of whatever object."""
-    found = {str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
-    return found.union(*(stored_by(constant) for constant in code.co_consts if isinstance(constant, CodeType)))
+def attributes_in(code: CodeType) -> tuple[set[str], set[str]]:
+    """The names of the attributes that a function reads, and of those that it sets, of whatever object."""
+    steps = list(dis.get_instructions(code))
+    read = {str(step.argval) for step in steps if step.opname in _ATTRIBUTES}
+    stored = {str(step.argval) for step in steps if step.opname == "STORE_ATTR"}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            more_read, more_stored = attributes_in(constant)
+            read, stored = read | more_read, stored | more_stored
+    return read, stored
 
 
 def _takes_item(op: dis.Instruction) -> bool:

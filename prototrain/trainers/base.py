@@ -57,7 +57,6 @@ class Trainer:
         outputs: the last step's scalars by name.
         watched, summary_events: tensors of the last step by name, and TensorBoard events that `tf.summary` calls in it
             made, if a callback watches it; see `Callback.watches`.
-        step_in_run: completed steps, for the hooks along with an iteration; a tensor where they are traced.
         step_is_whole: False while a step is under way, and after one failed half-done.
         state: what a checkpoint holds, by name: variables, trackable objects, objects with `state_dict` and
             `load_state_dict`, and plain JSON values. A subclass registers here what a resumed run needs.
@@ -92,7 +91,7 @@ class Trainer:
         self.outputs: Mapping[str, Any] = {}
         self.watched: Mapping[str, Any] = MappingProxyType({})
         self.summary_events: Sequence[Any] = ()
-        self.step_in_run: Any = 0
+        self._begun_step = 0
         self.step_is_whole = True
         self._is_rejected = False
         self.state: dict[str, Any] = {}
@@ -222,7 +221,13 @@ class Trainer:
 
     def begin_step(self) -> None:
         """A step in Python is under way; until `go_to` it is half-done."""
-        self.step_is_whole, self.step_in_run = False, self.global_step
+        self.step_is_whole, self._begun_step = False, self.global_step
+
+    @property
+    def step_in_run(self) -> Any:
+        """Completed steps, for the hooks along with an iteration; a tensor where they are traced."""
+        traced = self.counter.in_iteration
+        return self._begun_step if traced is None else traced
 
     def go_to(
         self,

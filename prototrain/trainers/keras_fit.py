@@ -71,6 +71,11 @@ def fit_callbacks(
             raise CallbackError(f"fit: {callback!r} is a callback neither of Keras nor of prototrain")
     kinds = {type(innermost(callback)) for callback in given}
     found: list[Callback] = []
+    if validation not in (None, (0, 1)) and Validation in kinds:
+        raise CallbackError(
+            "fit: a Validation of your own is in the list; say there how often and how much, and leave out "
+            "validation_steps and validation_freq"
+        )
     if validation is not None and Validation not in kinds:
         batches, epochs = validation
         validates = Validation(batches=batches)

@@ -92,7 +92,17 @@ class KerasTrainer(SimpleTrainer):
         self._may_train: set[str] = set()
         self._epochs = 0  # that `fit` was asked for
         self._begin = partial(self._begin_with, experiment=experiment, config=dict(config or {}))
-        if dataset is not None:
+        if dataset is None:
+            _check_unused(
+                "KerasTrainer",
+                "data",
+                validation=(validation, None),
+                validation_data=(validation_data, None),
+                batch_size=(batch_size, None),
+                shuffle=(shuffle, True),
+                class_weight=(class_weight, None),
+            )
+        else:
             held_out = validation_data if validation is None else validation
             self._begin(dataset, held_out, (batch_size, batch_size), shuffle=shuffle, class_weight=class_weight)
 
@@ -235,19 +245,37 @@ class KerasTrainer(SimpleTrainer):
             if "built" in vars(self):
                 raise DataError("fit: this KerasTrainer has its data; make a new one for other data")
             data, split = fit_data(x, y, sample_weight, validation_split)
-            sizes = batch_size, validation_batch_size or batch_size
+            sizes = batch_size, batch_size if validation_batch_size is None else validation_batch_size
             held_out = split if validation_data is None else validation_data
             self._begin(data, held_out, sizes, shuffle=shuffle, class_weight=class_weight)
+        else:
+            _check_unused(
+                "fit",
+                "x",
+                y=(y, None),
+                batch_size=(batch_size, None),
+                validation_split=(validation_split, 0.0),
+                validation_data=(validation_data, None),
+                shuffle=(shuffle, True),
+                class_weight=(class_weight, None),
+                sample_weight=(sample_weight, None),
+                validation_batch_size=(validation_batch_size, None),
+            )
+        if "vld" not in self.datasets:
+            of_turns = {"validation_steps": (validation_steps, None), "validation_freq": (validation_freq, 1)}
+            _check_unused("fit", "validation data", **of_turns)
         history = keras.callbacks.History()
         validation = (validation_steps or 0, validation_freq) if "vld" in self.datasets else None
         saves = self.experiment is not None
         chosen = fit_callbacks(callbacks, history, verbose=verbose, saves=saves, validation=validation)
+        self.train(chosen, steps_per_epoch=steps_per_epoch, max_epoch=self._epochs + epochs, **options)
         self._epochs += epochs
-        self.train(chosen, steps_per_epoch=steps_per_epoch, max_epoch=self._epochs, **options)
         return history
 
     def _length(self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None) -> RunLength:
-        steps = steps_per_epoch or self.config["trainer.steps_per_epoch"] or self.data.cardinality
+        steps = steps_per_epoch
+        if steps is None:
+            steps = self.config["trainer.steps_per_epoch"] or self.data.cardinality
         if steps is None and max_epoch is not None:
             steps = self._passes = self._passes or self._count()
         return super()._length(steps, max_epoch, max_steps)
@@ -349,3 +377,18 @@ class _EpochMetrics(Callback):
 def _plain(value: Any) -> Any:
     array = np.asarray(value)
     return array.item() if array.size == 1 else array
+
+
+def _check_unused(who: str, what: str, **arguments: tuple[Any, Any]) -> None:
+    """Check that no argument was given which has no effect; with each its default.
+
+    Raises:
+        DataError: one was.
+    """
+    given = [
+        name
+        for name, (value, default) in arguments.items()
+        if (value is not None if default is None else value != default)  # an array compares with no None
+    ]
+    if given:
+        raise DataError(f"{who}: without {what} there is no effect of {', '.join(given)}")

@@ -52,8 +52,9 @@ class MultiWorkerTrainer(SyncTrainer):
         experiment: the directory of the run, if it is to leave anything behind.
 
     Raises:
-        ConfigError: there is no description of the cluster, TensorFlow has started before this, the batch does not
-            divide by the number of towers, or the workers were started with different configs, code or data.
+        ConfigError: the class has a `run_step` of its own, there is no description of the cluster, TensorFlow has
+            started before this, the batch does not divide by the number of towers, or the workers were started with
+            different configs, code or data.
         ClusterError: a worker has not come in time, or has failed.
     """
 
@@ -70,6 +71,11 @@ class MultiWorkerTrainer(SyncTrainer):
     ) -> None:
         if reduction not in COLLECTIVES:
             raise ConfigError(f"reduction must be {', '.join(COLLECTIVES)}, not {reduction!r}")
+        if not self.is_compiled:
+            raise ConfigError(
+                f"{type(self).__name__} runs compiled steps only, in which all workers meet, and would not call "
+                "run_step(): override train_step() instead"
+            )
         timeout = model.config["trainer.cluster_timeout"]
         strategy, self.worker = connect(reduction, timeout=timeout)
         self._link, self._supervision = own_link(), own_supervision()
@@ -135,6 +141,7 @@ class MultiWorkerTrainer(SyncTrainer):
             self._peers.part(planned, error)
 
     def run_steps(self, n: int) -> int:
+        self.check_rate()
         if not self._peers.has_begun:
             self._tell_of_start()
         agreed = self._peers.agree(min(n, self.call.longest))

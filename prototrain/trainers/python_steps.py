@@ -29,7 +29,7 @@ def python_steps(trainer: Trainer, n: int) -> int:
     for done in range(1, n + 1):
         trainer.begin_step()
         try:
-            with trainer.callbacks.summaries.recording(trainer.global_step + 1):
+            with trainer.callbacks.summaries.recording(start + done):
                 trainer.callbacks.before_run()
                 outputs = _checked(
                     _first(trainer) if trainer.global_step == trainer.session.resume.began_at else trainer.run_step()
@@ -40,7 +40,7 @@ def python_steps(trainer: Trainer, n: int) -> int:
         trainer.outputs = outputs
         _take_summaries(trainer, is_watched=done == n and trainer.callbacks.watching)
         if trainer.check_finite:
-            _require_finite(outputs, trainer.global_step + 1)
+            _require_finite(outputs, start + done)
         try:
             trainer.callbacks.after_run(dict(outputs))
         except StopTraining:

@@ -63,7 +63,6 @@ class Resume:
         self._known, self._lasting, self._foretold = [], [], []
         trainer = self._trainer
         self.began_at = trainer.global_step
-        self._saving.forget()
         if not trainer.state_is_sound and (
             trainer.experiment is None or not resume or not self._saving.checkpoints.steps()
         ):
@@ -167,10 +166,11 @@ class Resume:
         Returns:
             whether `line` has changed.
         """
-        if not reasons:  # as at nearly every save
+        new = [reason for reason in reasons if reason not in self._known]
+        if not new:  # as at nearly every save
             return False
-        known = [*self._known, *self._trainer.resume_caveats()]  # the tables at the start say what is known by then
-        new = [reason for reason in reasons if reason not in known]
+        said = self._trainer.resume_caveats()  # by the tables at the start
+        new = [reason for reason in new if reason not in said]
         self._known += new
         self._lasting += new if lasts else []
         if not new:

@@ -93,8 +93,9 @@ class Session:
     def __enter__(self) -> Session:
         made_with(self._trainer)  # as it is now
         self._is_forked = False
-        self._outcome = Outcome("running")
+        self._outcome, self.stopped_by = Outcome("running"), None
         self.finite.forget()
+        self.saving.forget()
         experiment = self._trainer.experiment
         if experiment is not None and self._trainer.is_chief:
             stale = experiment.lock()
@@ -105,7 +106,6 @@ class Session:
             except BaseException:
                 experiment.unlock(self._trainer.log)
                 raise
-            self.stopped_by = None
             changes = None if (config := self.config()) is None else config.changes()
             facts = self._trainer.attempt_facts()
             self._record = RunRecord(experiment.record, self._trainer.log, changes=changes, **facts)

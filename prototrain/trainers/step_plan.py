@@ -27,7 +27,6 @@ def step_plan(trainer: TowerTrainer, *, may_fail: bool = True, may_be_watched: b
     each_step = callbacks.each_step or not trainer.is_compiled
 
     def before_run(step: tf.Tensor) -> None:
-        trainer.step_in_run = step
         trainer.counter.trace_iteration(step)
         if trainer.is_compiled:
             callbacks.before_run()

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import keras
 import tensorflow as tf
 
-from prototrain.checkpoint.best import best_checkpoint
+from prototrain.checkpoint.best import best_checkpoint, best_of
 from prototrain.checkpoint.state import trackables
 from prototrain.data.batches import check_divides
 from prototrain.data.shares import Share
 from prototrain.errors import CheckpointError, ConfigError
 from prototrain.experiment import Experiment
-from prototrain.experiment.fetching import fetched
 from prototrain.experiment.provenance import ORDER
 from prototrain.model.built import BuiltModel, datasets_of
 from prototrain.model.net import check_net, scalars
@@ -343,11 +342,7 @@ class TowerTrainer(Trainer):
         return type(self).train_step is not TowerTrainer.train_step
 
     def run_steps(self, n: int) -> int:
-        if self.counter.step == self.session.resume.began_at:  # by now, callbacks have set what they set
-            require_rate(self.config, self.optimizer, self.callbacks)
-            unused = unused_schedule(self.config, self.optimizer, self.callbacks)
-            if unused is not None and self.is_chief:
-                self.session.say_once(unused)
+        self.check_rate()
         if not self.is_compiled:
             done = super().run_steps(n)
             self._say_of_gradients()
@@ -355,6 +350,19 @@ class TowerTrainer(Trainer):
         is_first = self._steps.made is None
         with announcing("tracing and compiling the step", self.log) if is_first else nullcontext():
             return self._steps.run(n)
+
+    def check_rate(self) -> None:
+        """Check ahead of the first step, when callbacks have set what they set, that there is a learning rate.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if self.counter.step != self.session.resume.began_at:
+            return
+        require_rate(self.config, self.optimizer, self.callbacks)
+        unused = unused_schedule(self.config, self.optimizer, self.callbacks)
+        if unused is not None and self.is_chief:
+            self.session.say_once(unused)
 
     def _say_of_gradients(self) -> None:
         for line in self._notes.lines(self.gradient_processors):
@@ -368,7 +376,7 @@ class TowerTrainer(Trainer):
         if max_steps is None and max_epoch is None:
             max_steps = self.config["model.num_steps"]
         if steps_per_epoch is None:
-            steps_per_epoch = self.config["trainer.steps_per_epoch"] or self.data.cardinality or max_steps
+            steps_per_epoch = self.config["trainer.steps_per_epoch"] or self.data.cardinality or max_steps or None
         return RunLength.of(steps_per_epoch, max_epoch, max_steps)
 
     @contextmanager
@@ -445,8 +453,8 @@ class TowerTrainer(Trainer):
         if source == "best":
             source = best_checkpoint(self.require_experiment("load_weights('best')"))
         for one in source if isinstance(source, list | tuple) else () if source is None else (source,):
-            if checkpoint == "best" and isinstance(one, str | Path) and Experiment(fetched(one)).exists():
-                one = best_checkpoint(Experiment(fetched(one)))
+            if checkpoint == "best" and source != "best":
+                one = best_of(one)
             where = "" if isinstance(one, Mapping) else f" from {one}"
             with announcing(f"taking over weights{where}", self.log):
                 table = self.built.load_weights(one, prefix=prefix, ignore=ignore, names=names, mismatch=mismatch)

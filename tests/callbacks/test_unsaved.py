@@ -118,6 +118,28 @@ class LastSeen(Callback):
         self.all = [*getattr(self, "all", []), self.last]
 
 
+class Prepares(Adds):
+    """A resume begins the epoch once more for it."""
+
+    def before_epoch(self) -> None:
+        self.epoch = self.trainer.epoch_num
+
+    def number(self) -> int:
+        return self.epoch
+
+
+class CountsEpochs(Prepares):
+    def before_epoch(self) -> None:
+        self.epoch = getattr(self, "epoch", 0)
+        self.epoch += 1
+
+
+class InEachEpoch(Prepares):
+    def number(self) -> int:
+        self.epoch += 1
+        return self.epoch
+
+
 class HasState(Attribute):
     def state_dict(self) -> dict[str, Any]:
         return {"calls": self.calls}
@@ -168,6 +190,9 @@ def by_closure() -> Callback:
         (OfClass, "OfClass keeps calls"),
         (Variable, "Variable keeps counter"),
         (by_closure, "CallbackFactory keeps calls"),
+        (CountsEpochs, "CountsEpochs keeps epoch"),
+        (InEachEpoch, "InEachEpoch keeps epoch"),
+        (Prepares, None),
         (Adds, None),
         (Fills, None),
         (NotCompared, None),
@@ -181,7 +206,7 @@ def test_what_changes_and_is_in_no_checkpoint(
 ) -> None:
     def train(steps: int) -> str:
         trainer = CountingTrainer(experiment=tmp_path)
-        trainer.train([make(), SaveOnExit()], max_steps=steps)
+        trainer.train([make(), SaveOnExit()], max_steps=steps, steps_per_epoch=3)
         return trainer.session.resume_line()
 
     train(3)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from prototrain.callbacks import Callback, SaveOnExit
 from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
 from prototrain.checkpoint.generators import GeneratorState
-from prototrain.checkpoint.state import StateEntries, taking
+from prototrain.checkpoint.state import StateEntries, taking, variables_in
 from prototrain.errors import CheckpointError
 from tests.checkpoint.test_values import assert_same
 from tests.tiny import CountingTrainer
@@ -414,3 +414,22 @@ def test_what_has_become_another_is_named(entry: Any, change: Callable[[dict[str
     assert changed() == []
     change(state)
     assert changed() == ["entry"]
+
+
+def test_what_is_changed_meanwhile_is_put_back_whatever_happens() -> None:
+    state: dict[str, Any] = {"v": tf.Variable(1.0), "array": np.zeros(2), "number": 3}
+    with pytest.raises(RuntimeError, match="amid it"), StateEntries(state).kept():
+        state["v"].assign(2.0)
+        state["array"] += 1
+        state["number"] = 4
+        raise RuntimeError("amid it")
+    assert float(state["v"]) == 1.0 and state["array"].tolist() == [0, 0] and state["number"] == 3
+
+
+def test_variables_of_layers_and_modules_are_variables_of_the_state() -> None:
+    layer = keras.layers.Dense(2)
+    layer.build((None, 3))
+    module = tf.Module()
+    module.v = tf.Variable(0.0)
+    state: dict[str, Any] = {"own": tf.Variable(0.0), "layer": layer, "module": module, "number": 3}
+    assert len(variables_in(state)) == 4

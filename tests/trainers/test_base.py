@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Callback, StopTraining, Trainer
-from prototrain.callbacks import JSONWriter, SaveOnExit
+from prototrain.callbacks import JSONWriter, SaveOnExit, StopOnNaN
 from prototrain.errors import CallbackError, ExperimentError, NonFiniteError
 from tests.tiny import CountingTrainer, Recorder
 
@@ -531,3 +531,25 @@ def test_a_fresh_start_without_a_directory_has_nothing_to_delete() -> None:
     trainer = CountingTrainer()
     trainer.train(max_steps=2, fresh=True, allow_changed_data=True)
     assert trainer.global_step == 2
+
+
+def test_each_run_says_why_it_has_ended_itself() -> None:
+    trainer = CountingTrainer()
+    trainer.train([StopAt(2)], max_steps=4)
+    assert trainer.outcome.reason == "enough"
+    trainer.train(max_steps=4)
+    assert trainer.global_step == 4 and trainer.outcome.reason is None
+
+
+class Stepping(CountingTrainer):
+    """Does two steps of another trainer's in one."""
+
+    def run_step(self) -> dict[str, float]:
+        outputs = super().run_step()
+        self.go_to(self.global_step + 1)
+        return {"loss": float("nan") if self.global_step == 3 else outputs["loss"]}
+
+
+def test_the_step_that_is_not_finite_is_named_whatever_a_run_step_does_to_the_counter() -> None:
+    with pytest.raises(NonFiniteError, match="loss is nan in step 3"):
+        Stepping().train([StopOnNaN()], max_steps=6)

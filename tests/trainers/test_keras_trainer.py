@@ -669,3 +669,42 @@ def test_what_cannot_be_trained_is_one_clear_line(
 ) -> None:
     with pytest.raises(error, match=message):
         KerasTrainer(model(), data).train_data  # noqa: B018 - of one without data, nothing is there
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unused"),
+    [
+        ({"validation_data": (IMAGES, LABELS)}, "fit: without x there is no effect of validation_data"),
+        ({"y": LABELS, "sample_weight": WEIGHTS}, "fit: without x there is no effect of y, sample_weight"),
+        ({"batch_size": 8, "shuffle": False}, "fit: without x there is no effect of batch_size, shuffle"),
+        ({"validation_steps": 2}, "fit: without validation data there is no effect of validation_steps"),
+    ],
+)
+def test_arguments_of_fit_without_effect_are_refused(arguments: dict[str, Any], unused: str) -> None:
+    with pytest.raises(DataError, match=unused):
+        KerasTrainer(mlp(), (IMAGES, LABELS)).fit(**arguments)
+
+
+def test_arguments_of_a_trainer_without_data_are_refused() -> None:
+    with pytest.raises(DataError, match="KerasTrainer: without data there is no effect of validation, batch_size"):
+        KerasTrainer(mlp(), validation=(IMAGES, LABELS), batch_size=4)
+
+
+def test_a_validation_of_ones_own_and_how_often_fit_is_to_validate() -> None:
+    trainer = KerasTrainer(mlp(), (IMAGES, LABELS), validation=(IMAGES, LABELS))
+    with pytest.raises(PrototrainError, match="leave out validation_steps and validation_freq"):
+        trainer.fit(callbacks=[Validation().every(epochs=1)], validation_freq=2)
+
+
+def test_a_fit_that_fails_before_it_trains_does_not_count() -> None:
+    trainer = KerasTrainer(mlp(), (IMAGES, LABELS), batch_size=20)
+    with pytest.raises(ValueError, match="steps_per_epoch must be at least 1"):
+        trainer.fit(epochs=3, steps_per_epoch=0)
+    trainer.fit(epochs=2, verbose=0)
+    assert trainer.global_step == 4
+
+
+def test_an_iterator_that_cannot_be_told_from_a_read_one() -> None:
+    with pytest.raises(DataError, match="a zip can be read only once; give KerasTrainer the function that makes it"):
+        KerasTrainer(mlp(), zip([IMAGES], [LABELS], strict=True))
+    assert KerasTrainer(mlp(), lambda: zip([IMAGES], [LABELS], strict=True)).fit(verbose=0).history["loss"]

@@ -10,6 +10,8 @@ import pytest
 from prototrain.cluster import Worker, find_cluster
 from prototrain.cluster.workers import slurm_port
 from prototrain.errors import ConfigError
+from prototrain.trainers.multi_worker import MultiWorkerTrainer
+from tests.tiny import tiny_model
 from tests.trainers import processes
 
 
@@ -131,6 +133,21 @@ def test_a_worker_that_cannot_read_its_data_ends_the_others_with_its_own_words(t
     assert chief is not None and other is not None
     assert "FileNotFoundError" in other["error"] and "train.csv" in other["error"]
     assert chief["error"].startswith("ClusterError: worker 1 (127.0.0.1:") and other["error"] in chief["error"]
+
+
+@pytest.mark.slow
+def test_workers_without_a_learning_rate() -> None:
+    for result in run(2, unscheduled=True):
+        assert result is not None and "model.lr_schedule.method is not set; the optimizer 'adam'" in result["error"]
+
+
+def test_a_run_step_that_nobody_would_call_is_refused() -> None:
+    class Own(MultiWorkerTrainer):
+        def run_step(self) -> dict[str, float]:
+            return {}
+
+    with pytest.raises(ConfigError, match=r"Own runs compiled steps only.*override train_step\(\) instead"):
+        Own(tiny_model())
 
 
 class TestCluster:

@@ -107,7 +107,11 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
         model__batch_size=order.get("batch", 8),
         **order.get("config", {}),
     )
-    callbacks: list[Callback] = [LearningRate(lambda step: 0.02 * 0.9 ** (step / 10)), StopOnNaN()]
+    callbacks: list[Callback] = [StopOnNaN()]
+    if order.get("unscheduled"):
+        del model.config["model.lr_schedule.method"]
+    else:
+        callbacks.insert(0, LearningRate(lambda step: 0.02 * 0.9 ** (step / 10)))
     if order.get("experiment"):
         callbacks += [Validation().every(steps=7), JSONWriter(), SaveOnExit()]
     if index == order.get("actor"):

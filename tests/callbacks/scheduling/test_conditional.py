@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ import tensorflow as tf
 from prototrain import Callback
 from prototrain.callbacks import EnableCallbackIf, PeriodicCallback
 from prototrain.errors import CallbackError
-from tests.tiny import CountingTrainer, Recorder, tiny_trainer
+from prototrain.trainers.tower import SimpleTrainer
+from tests.tiny import CountingTrainer, Recorder, tiny_model, tiny_trainer
 
 
 class InRun(Callback):
@@ -84,3 +86,23 @@ def test_a_callback_without_steps_costs_none() -> None:
 def test_wrong_intervals(intervals: dict[str, Any]) -> None:
     with pytest.raises(CallbackError, match="positive whole number"):
         PeriodicCallback(Recorder(), **intervals)
+
+
+class OneByOne(SimpleTrainer):
+    """Has a step of its own around the compiled one."""
+
+    def run_step(self) -> Mapping[str, Any] | None:
+        return super().run_step()
+
+
+def test_in_a_step_of_ones_own_around_a_compiled_one() -> None:
+    ran: list[int] = []
+
+    class Notes(Callback):
+        changes_training = False
+
+        def after_run(self, outputs: dict[str, Any]) -> None:
+            ran.append(int(self.trainer.step_in_run) + 1)
+
+    OneByOne(tiny_model()).train([PeriodicCallback(Notes(), every_k_steps=2)], max_steps=5)
+    assert ran == [2, 4]
