@@ -46,9 +46,9 @@ class Callback:
     A callback knows the run by `self.trainer`: `global_step`, `epoch_num`, `local_step`, `steps_per_epoch`,
     `total_steps` and `is_endless` say where it is; `outputs` and `watched` what the last step was like; `outcome`, in
     `after_train`, what has become of it; `state` is what a checkpoint holds, and `callbacks` are all there are. It does
-    things by `monitors.put_scalar`, `log`, `evaluate`, `save`, `session` (the run's checkpoints, and `protect` for
-    those that must stay), `stop` (a request to end the run), and by raising `StopTraining`. `Trainer` explains each of
-    these.
+    things by `monitors.put_scalar`, `log`, `evaluate`, `save`, `session` (the run's checkpoints, and `saving.protect`
+    for those that must stay), `stop` (a request to end the run), and by raising `StopTraining`. `Trainer` explains
+    each of these.
 
     Attributes:
         trainer: the trainer, set before `setup`.

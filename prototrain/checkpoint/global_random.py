@@ -13,7 +13,14 @@ from prototrain.private_api.of_keras import keras_globals_kept
 from prototrain.private_api.of_keras import keras_seed as global_seed
 from prototrain.private_api.runtime import drawing_seeds, set_tensorflow_seed, tensorflow_seed
 
-__all__ = ["global_random_kept", "global_seed", "random_state", "set_random_state", "tensorflow_seeded"]
+__all__ = [
+    "global_random_kept",
+    "global_seed",
+    "random_state",
+    "random_state_kept",
+    "set_random_state",
+    "tensorflow_seeded",
+]
 
 
 def random_state() -> dict[str, Any]:
@@ -32,6 +39,16 @@ def set_random_state(state: dict[str, Any]) -> None:
     random.setstate((version, tuple(words), gauss))
     kind, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Put back, at the end, the state of Python's and NumPy's global random generators."""
+    before = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(before)
 
 
 @contextmanager

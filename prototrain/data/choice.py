@@ -18,6 +18,7 @@ from prototrain.data.saved_position import SavedPosition
 from prototrain.data.source import Source
 from prototrain.data.waiting import patiently
 from prototrain.system.tracebacks import cause
+from prototrain.system.waiting import announcing
 
 WAITING = "waiting for the first batch of the training data"
 
@@ -41,12 +42,12 @@ def choose_position(
     """
     if (grain := grain_of(source.training)) is not None and not is_single_pass:
         of_grain = GrainPosition(source, announce, grain)
-        return of_grain, "", patiently(of_grain.look, announce, WAITING) if made_up is None else made_up
+        return of_grain, "", _first_of(of_grain.look, announce, made_up)
     if indexed(source.training) is not None and not is_single_pass:
         own = source.training_of(0)  # which nobody else reads: each reading is another one
         if indexed(own) is not None and not shares_generators(source.training, own):
             by_index = IndexedPosition(source, announce, own)
-            return by_index, "", patiently(by_index.look, announce, WAITING) if made_up is None else made_up
+            return by_index, "", _first_of(by_index.look, announce, made_up)
     known = knowledge_of(source.training)
     to_make = unfinished(known.caches)  # before anything is read
     take_caches(to_make, announce)
@@ -57,7 +58,7 @@ def choose_position(
         except NOT_SAVABLE as error:
             reason = f"its iterator cannot be saved: {cause(error)}"
         else:
-            return position, "", patiently(position.look, announce, WAITING) if made_up is None else made_up
+            return position, "", _first_of(position.look, announce, made_up)
     looked_at = source.training
     first = _look(looked_at, announce) if made_up is None else made_up
     source.build_anew()
@@ -68,10 +69,19 @@ def choose_position(
     return ReplayedPosition(source, announce, known, to_make), reason, first
 
 
+def _first_of(
+    look: Callable[[], dict[str, Any]], announce: Callable[[str], None], made_up: dict[str, Any] | None
+) -> dict[str, Any]:
+    if made_up is not None:
+        return made_up
+    with announcing(WAITING, announce):
+        return patiently(look)
+
+
 def _look(dataset: Any, announce: Callable[[str], None]) -> dict[str, Any]:
     # In a function of its own: the iterator, which may hold the lock of a cache's file, ends with it.
     probe = iterate(dataset)
-    return patiently(lambda: first_batch(probe), announce, WAITING)
+    return _first_of(lambda: first_batch(probe), announce, None)
 
 
 def _why_not_repeated(known: Knowledge, source: Source, looked_at: Any) -> str | None:

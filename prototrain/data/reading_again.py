@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.data.position import Position
-from prototrain.data.waiting import PATIENCE
 from prototrain.errors import DataError
 from prototrain.system.tracebacks import cause
+from prototrain.system.waiting import PATIENCE_SECONDS
 
 LONGEST_DEAFNESS = 0.2  # seconds, while batches are read again
 
@@ -53,7 +53,7 @@ def read_again(
         position.behind -= batches
         now = clock()
         batches = batches * 2 if now - before < LONGEST_DEAFNESS / 2 else max(batches // 2, 1)
-        if is_quiet and now - begin > PATIENCE:
+        if is_quiet and now - begin > PATIENCE_SECONDS:
             is_quiet = False
             announce(f"reading {behind} batches again to get to the place of the run")
     read, seconds = behind - position.behind, clock() - begin

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from prototrain.checkpoint.global_random import random_state, set_random_state
+from prototrain.checkpoint.global_random import random_state_kept
 from prototrain.data.elements import batch_size
 from prototrain.data.randomness import reshuffles
 from prototrain.data.reading_ahead import prefetched
@@ -139,16 +139,6 @@ def first_batches(name: str, dataset: tf.data.Dataset, batches: int, stop: StopR
     with announcing(f"waiting for {what}", stop.announce), stop.waiting_for(what, when="before the first step"):
         patiently(lambda: sum(1 for _ in read), check=stop.check)
     return read
-
-
-@contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Put back, at the end, the state of Python's and NumPy's global random generators."""
-    before = random_state()
-    try:
-        yield
-    finally:
-        set_random_state(before)
 
 
 @contextmanager

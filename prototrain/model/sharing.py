@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 import threading
 from collections import Counter
@@ -11,10 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from prototrain.checkpoint.fit import describe_variable
+from prototrain.checkpoint.global_random import random_state_kept
 from prototrain.errors import ModelError
 from prototrain.model import table_hooks  # noqa: F401 - has lookup tables made once
 from prototrain.model.build_call import BuildCall, Objects, assigns_in_every_step, is_named
@@ -117,7 +116,9 @@ class VariableStore:
         """
         call = BuildCall(self._objects, seeds=self.of_tower.get(tower_index()))
         given = _Given(self._created, call)
-        with _host_random_state_kept(), listening(call), noting(call), tf.variable_creator_scope(given):
+        # Keras draws a seed for every initializer that is made. Those of a later call are not used, and how often a
+        # model is traced must not change what a callback draws.
+        with random_state_kept(), listening(call), noting(call), tf.variable_creator_scope(given):
             yield
         call.end()
         call.check_left_out()
@@ -272,18 +273,6 @@ class _Given:
             f"build() asked for {name} ({wanted}), but its first call {first}; it must make the same layers, with the "
             "same arguments, and the same variables in every call, for training and not",
         )
-
-
-@contextmanager
-def _host_random_state_kept() -> Iterator[None]:
-    # Keras draws a seed for every initializer that is made. Those of a later call are not used, and how often a model
-    # is traced must not change what a callback draws.
-    python, numpy = random.getstate(), np.random.get_state(legacy=True)
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
 
 
 def base_name(variable: Any) -> str:

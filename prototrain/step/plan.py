@@ -63,7 +63,7 @@ class StepPlan:
         before_run: called where each iteration is traced, with the number of completed steps.
         after_run: called behind it with the scalars, if anyone wants that.
         watched_names: the tensors that are wanted of a watched step.
-        may_be_watched: whether anybody wants to see more of a step than its scalars.
+        may_be_watched: whether the last step of a call can be seen alone, with more than its scalars.
         alone: whether every call is a single step, which then needs no loop.
         stop_requested: whether the run is to stop.
         log: prints a line for the user.

@@ -43,7 +43,7 @@ class StopRequest:
     what is being waited for, and ends it if it may be interrupted; the third leaves at once (in an interactive session
     by KeyboardInterrupt, elsewhere by ending the process). SIGHUP and SIGXCPU count as the first only: terminals send
     one twice, and the system the other every second. Where they are ignored, as under ``nohup``, they stay so. Off the
-    main thread no handlers are installed, and only `request` and `ask_to_save` set the flags.
+    main thread no handlers are installed, and only `request` sets a flag.
 
     Args:
         announce: called with one line of text for the user.
@@ -198,11 +198,6 @@ class StopRequest:
                 self._ends_it = f"; once more, or {GRACE_SECONDS:g} s, interrupts {self.stage}"
             self.signum = signum
             self._tell(True)
-
-    def ask_to_save(self) -> None:
-        """Ask the run to save after its step and to go on, as SIGUSR1 does."""
-        self._save_asked = True
-        self._pause()
 
     def take_save(self) -> bool:
         """Whether the run was asked to save, once; whoever asks this does it."""

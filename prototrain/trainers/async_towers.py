@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.experiment import Experiment
+from prototrain.model.placement import OwnPacePlacement
 from prototrain.step.compiled_call import CompiledCall
 from prototrain.step.loop import CompiledLoop
 from prototrain.step.packing import Packing
@@ -22,7 +23,6 @@ from prototrain.step.stop_variable import StopVariable
 from prototrain.step.watched import Seen
 from prototrain.towers import choose_devices, in_words
 from prototrain.trainers.own_pace import OwnPaceTrainer
-from prototrain.trainers.placement import OwnPacePlacement
 from prototrain.trainers.step_plan import step_plan
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from prototrain.cluster.hub import Limits, no_sign_of_life
 from prototrain.cluster.servers import ServerCluster, connect, find_servers, serve
 from prototrain.errors import ClusterError, ConfigError
 from prototrain.experiment import Experiment
+from prototrain.model.placement import Placement
 from prototrain.private_api.runtime import is_ready
 from prototrain.step.compiled_call import CompiledCall
 from prototrain.step.iteration import Iteration
@@ -27,7 +28,6 @@ from prototrain.step.result import Outcome, StepFailure, StepResult
 from prototrain.step.snapshot import Snapshot
 from prototrain.step.watched import Seen
 from prototrain.trainers.own_pace import OwnPaceTrainer
-from prototrain.trainers.placement import Placement
 from prototrain.trainers.step_plan import step_plan
 
 if TYPE_CHECKING:

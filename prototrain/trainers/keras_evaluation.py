@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.model.evaluation import first_batches, random_state_kept
+from prototrain.checkpoint.global_random import random_state_kept
+from prototrain.model.evaluation import first_batches
 from prototrain.model.kept_values import keeping_values
 from prototrain.system.signals import StopRequest
 

@@ -20,13 +20,13 @@ from prototrain.cluster.supervision import own_supervision
 from prototrain.data.shares import OwnPlaces, Share, shared_out
 from prototrain.errors import ClusterError, ConfigError, NonFiniteError, StepError, StopTraining
 from prototrain.experiment import Experiment
+from prototrain.model.placement import Placement
 from prototrain.step.compiled_call import CompiledCall
 from prototrain.step.scratch import scratch_variable
 from prototrain.system.tracebacks import in_one_line
 from prototrain.towers import choose_devices, in_words
 from prototrain.trainers.backup import Backup
 from prototrain.trainers.peers import Peers
-from prototrain.trainers.placement import Placement
 from prototrain.trainers.replicated import BatchMeaning, SyncTrainer
 from prototrain.trainers.step_plan import step_plan
 

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.experiment import Experiment
+from prototrain.model.placement import Placement
 from prototrain.step.micro_batches import divide
-from prototrain.trainers.placement import Placement
 from prototrain.trainers.tower import TowerTrainer
 
 if TYPE_CHECKING:

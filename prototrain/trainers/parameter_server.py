@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prototrain.experiment import Experiment
+from prototrain.model.placement import CentralPlacement
 from prototrain.towers import choose_devices, in_words
-from prototrain.trainers.placement import CentralPlacement
 from prototrain.trainers.replicated import BatchMeaning, SyncTrainer
 
 if TYPE_CHECKING:

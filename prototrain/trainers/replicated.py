@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from prototrain.errors import ConfigError
 from prototrain.experiment import Experiment
+from prototrain.model.placement import Placement
 from prototrain.towers import choose_devices, in_words
-from prototrain.trainers.placement import Placement
 from prototrain.trainers.tower import TowerTrainer
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event
 
 from prototrain.checkpoint import Checkpoint
-from prototrain.checkpoint.global_random import random_state, set_random_state
+from prototrain.checkpoint.global_random import random_state, random_state_kept, set_random_state
 from prototrain.checkpoint.state import StateEntries, taking
 from prototrain.checkpoint.values import decode, lost_in
 from prototrain.errors import CheckpointError
@@ -143,12 +143,11 @@ class Resume:
             what: is done, for the line that says that it has drawn random numbers, which are others now.
         """
         before = random_state()
-        with StateEntries(self._trainer.state).kept():
+        with random_state_kept(), StateEntries(self._trainer.state).kept():
             yield
-        if random_state() != before:
-            set_random_state(before)
-            said = f"{what}, which has run again amid its epoch, draws random numbers; keep them by a state_dict"
-            self._trainer.session.weaken([said])
+            if random_state() != before:
+                said = f"{what}, which has run again amid its epoch, draws random numbers; keep them by a state_dict"
+                self._trainer.session.weaken([said])
 
     @property
     def caveats(self) -> list[str]:

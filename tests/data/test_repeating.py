@@ -14,9 +14,10 @@ import pytest
 import tensorflow as tf
 
 from prototrain import readers
-from prototrain.data import cache_files, elements, waiting
+from prototrain.data import cache_files, elements
 from prototrain.data.stream import TrainingData
 from prototrain.errors import CheckpointError, DataError
+from prototrain.system import waiting
 from tests.data.test_stream import read, save
 
 Datasets = dict[str, tf.data.Dataset]
@@ -204,20 +205,21 @@ def test_a_cache_that_another_process_writes(tmp_path: Path) -> None:
 
 
 def test_a_first_batch_that_takes_long_is_waited_for_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE", 0.01)
+    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.01)
     go_on = threading.Event()
     lines: list[str] = []
 
     def announce(line: str) -> None:
         lines.append(line)
-        go_on.set()
+        if "first batch" in line:
+            go_on.set()
 
     def generate() -> Iterator[int]:
         go_on.wait(30)
         yield from range(4)
 
     TrainingData(lambda: generated(generate), seed=5, announce=announce)
-    assert lines == ["waiting for the first batch of the training data"]
+    assert "waiting for the first batch of the training data ..." in lines
 
 
 def test_nothing_is_read_ahead_of_the_training_where_batches_are_declared() -> None:
