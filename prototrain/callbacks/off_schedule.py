@@ -14,7 +14,7 @@ from prototrain.callbacks.base import Callback
 from prototrain.callbacks.proxies import innermost, periodic_trigger, user_object
 from prototrain.callbacks.settings import is_followed, may_change_training
 from prototrain.checkpoint.global_random import random_state
-from prototrain.checkpoint.state import StateEntries
+from prototrain.checkpoint.looking import looking
 from prototrain.system.contents import is_own_code
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class OffSchedule:
         if not may_change_training(callback):
             yield str
             return
-        changes, generators = StateEntries(self._trainer.state).looking(), random_state()
+        changes, generators = looking(self._trainer.state), random_state()
 
         def changed() -> str:
             found = changes() + ["the global random generators"] * (random_state() != generators)

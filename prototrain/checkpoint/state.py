@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -227,24 +226,6 @@ class StateEntries:
                 variable.assign(value)
         return caveats
 
-    def looking(self) -> Callable[[], list[str]]:
-        """Look at everything that counts as data.
-
-        Returns:
-            a function that names what has become another since.
-        """
-        values = self.values()
-        held = {name: _held(variable) for name, variable in self.variables.items()}
-
-        def changed() -> list[str]:
-            now = self.values()
-            others = [key for key in values if json.dumps(values[key]) != json.dumps(now[key])]
-            return others + [
-                name for name, before in held.items() if _bits(before) != _bits(_held(self.variables[name]))
-            ]
-
-        return changed
-
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Put back, at the end, the variables, arrays, objects and plain values that are changed meanwhile."""
@@ -340,25 +321,6 @@ def late_words(names: list[str]) -> str:
     return f"{shown} came into trainer.state after the run had begun: make it before train(), where a resume finds it"
 
 
-def model_variables(state: dict[str, Any]) -> dict[str, Any]:
-    """The variables in a state dict that no callback has added, by name."""
-    entries = StateEntries(state).variables
-    found = {name: entry for name, entry in entries.items() if isinstance(entry, tf.Variable | KerasVariable)}
-    return {name: variable for name, variable in found.items() if not name.startswith(OF_CALLBACKS)}
-
-
-def variables_in(state: dict[str, Any]) -> list[Any]:
-    """The variables of TensorFlow and Keras in a state dict, also those of layers and modules in it."""
-    return [entry for entry in StateEntries(state).variables.values() if isinstance(entry, tf.Variable | KerasVariable)]
-
-
-def trackables(state: dict[str, Any]) -> list[Any]:
-    """What of a state dict is TensorFlow's or Keras's: each of its variables, and what is saved in files of its own."""
-    entries = StateEntries(state)
-    found = [entry for entry in entries.variables.values() if not isinstance(entry, np.ndarray)]
-    return found + [entry for entry in state.values() if isinstance(entry, trackable_kinds())]
-
-
 @contextmanager
 def taking(what: str) -> Iterator[None]:
     """Turn what a state of the wrong form makes the code that takes it raise into one clear line.
@@ -370,24 +332,3 @@ def taking(what: str) -> Iterator[None]:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(f"{what} cannot be taken back: {type(error).__name__}: {first_line(error)}") from error
-
-
-def plain(value: Any, where: str) -> Any:
-    """Turn what is not in the state dict into what JSON can hold and `decode` turns back; tensors become arrays.
-
-    Raises:
-        CheckpointError: there is something else in it; `where` says whose it is.
-    """
-    return encode(value, where, loose=True)
-
-
-def _held(variable: Any) -> list[Any]:
-    """The present values of a variable on each tower; of a tensor nothing is copied before it is changed."""
-    if isinstance(variable, np.ndarray):
-        return [np.copy(variable)]
-    return [tf.identity(copy) for copy in components(variable)]
-
-
-def _bits(values: list[Any]) -> list[Any]:
-    arrays = [np.asarray(value) for value in values]
-    return [array.tolist() if array.dtype == object else array.tobytes() for array in arrays]

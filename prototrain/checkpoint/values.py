@@ -199,3 +199,12 @@ def _array(dtype: str, shape: Any, data: str, order: Any = "C") -> np.ndarray[An
     if np.dtype(dtype).hasobject:
         raise ValueError("an array of objects")  # the bytes would be taken for their places in memory
     return np.ndarray(tuple(shape), np.dtype(dtype), buffer=bytearray(b64decode(data)), order=order)
+
+
+def plain(value: Any, where: str) -> Any:
+    """Turn what is not in the state dict into what JSON can hold and `decode` turns back; tensors become arrays.
+
+    Raises:
+        CheckpointError: there is something else in it; `where` says whose it is.
+    """
+    return encode(value, where, loose=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from prototrain.checkpoint.state import trackables
+from prototrain.checkpoint.looking import trackables
 from prototrain.private_api.of_keras import KerasVariable
 from prototrain.step.compiled_call import CompiledCall
 from prototrain.step.eager_caveats import saved_handles

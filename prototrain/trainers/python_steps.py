@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from prototrain.checkpoint.state import trackables
+from prototrain.checkpoint.looking import trackables
 from prototrain.errors import NonFiniteError, StopTraining
 from prototrain.step.call_length import CALL_SECONDS
 from prototrain.step.eager_caveats import saved_handles, watching

@@ -18,8 +18,7 @@ from tqdm import tqdm
 from prototrain.checkpoint import Checkpoints
 from prototrain.checkpoint.state import StateEntries
 from prototrain.errors import ExperimentError, StorageError
-from prototrain.experiment import Experiment, source_of
-from prototrain.experiment.provenance import OF_CALLBACKS, OF_TRAINER, STEPS_PER_EPOCH, import_digests, source_digest
+from prototrain.experiment import Experiment
 from prototrain.experiment.record import Outcome, RunRecord
 from prototrain.experiment.remote import Remote
 from prototrain.system.contained import open_file
@@ -30,8 +29,8 @@ from prototrain.system.waiting import announcing
 from prototrain.trainers.finite import FiniteRun
 from prototrain.trainers.made_with import made_with
 from prototrain.trainers.resuming import Resume
+from prototrain.trainers.run_provenance import RunProvenance
 from prototrain.trainers.saving import Saving
-from prototrain.trainers.versions import versions
 
 if TYPE_CHECKING:
     from prototrain.config import Config
@@ -53,10 +52,7 @@ class Session:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        own = type(trainer).__module__
-        # Now, before anyone edits what this process has imported.
-        self._trainer_code = None if own.startswith("prototrain.") else source_digest(source_of(trainer))
-        self._imported: dict[str, str] = {}  # nobody reads a module again that is edited meanwhile
+        self._provenance = RunProvenance(trainer)
         self._said: set[str] = set()
         self.stopped_by: str | None = None
         self._record: RunRecord | None = None
@@ -106,7 +102,7 @@ class Session:
             except BaseException:
                 experiment.unlock(self._trainer.log)
                 raise
-            changes = None if (config := self.config()) is None else config.changes()
+            changes = None if (config := self._provenance.config()) is None else config.changes()
             facts = self._trainer.attempt_facts()
             self._record = RunRecord(experiment.record, self._trainer.log, changes=changes, **facts)
         return self
@@ -114,22 +110,12 @@ class Session:
     def _write_start(self, experiment: Experiment) -> None:
         with announcing("noting what the run is made from", self._trainer.log):
             experiment.write_start(
-                config=self.config(),
+                config=self._provenance.config(),
                 sources=self._trainer.sources(),
                 devices=[device.name for device in tf.config.list_logical_devices()],
                 run_id=None if experiment.run_id else self.saving.checkpoints.run_id(),
-                origin=self._origin(),
+                origin=self._provenance.origin(),
             )
-
-    def config(self) -> Config | None:
-        """A copy of the trainer's config, with the length that `train` was given."""
-        trainer = self._trainer
-        config = None if trainer.config is None else trainer.config.copy()
-        if config is not None and not trainer.is_endless:
-            config["model.num_steps"] = trainer.total_steps
-        if config is not None and trainer.given_steps_per_epoch is not None:
-            config["trainer.steps_per_epoch"] = trainer.given_steps_per_epoch
-        return config
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -149,10 +135,6 @@ class Session:
                     self._upload_rest(error)
             finally:
                 self._trainer.experiment.unlock(self._trainer.log)
-
-    def _origin(self) -> dict[str, Any]:
-        found = self._trainer.origin()
-        return {**found, "imports": import_digests(map(Path, found["modules"].values()))}
 
     # -- what is said -------------------------------------------------------------------------------------------------
 
@@ -306,30 +288,17 @@ class Session:
         if self.resume.weaken(reasons, lasts=lasts) and self._record is not None:
             self._record.begin(first_step=self.resume.began_at, start=self.resume_line())
 
-    def resume_line(self) -> str:
-        """Whether, from where and how exactly this run goes on, in one line."""
-        return self.resume.line()
-
-    def _imports(self) -> dict[str, str]:
-        """The modules of the user's own that have been imported so far; a step may import one, too."""
-        copied = [source for source in self._trainer.sources() if source is not None]
-        self._imported |= import_digests(copied, known=self._imported)
-        return dict(self._imported)
+    def config(self) -> Config | None:
+        """A copy of the trainer's config, with the length that `train` was given."""
+        return self._provenance.config()
 
     def provenance(self) -> dict[str, Any]:
         """Versions, threads and code; see `Trainer.provenance`."""
-        trainer, config = self._trainer, self._trainer.config
-        of_config = None if config is None else config.get("trainer.steps_per_epoch")
-        return {
-            **versions(),
-            "trainer": type(trainer).__name__,
-            "trainer code": self._trainer_code,
-            OF_TRAINER: made_with(trainer),
-            "imports": self._imports(),
-            # Of several workers the chief has all of them, and it alone saves.
-            OF_CALLBACKS: trainer.callbacks.settings if trainer.is_chief else None,
-            STEPS_PER_EPOCH: of_config if trainer.given_steps_per_epoch is None else trainer.given_steps_per_epoch,
-        }
+        return self._provenance.provenance()
+
+    def resume_line(self) -> str:
+        """Whether, from where and how exactly this run goes on, in one line."""
+        return self.resume.line()
 
 
 def _in_milliseconds(seconds: Mapping[str, float]) -> dict[str, float]:

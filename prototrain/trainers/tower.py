@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from prototrain.checkpoint.best import best_checkpoint, best_of
-from prototrain.checkpoint.state import trackables
+from prototrain.checkpoint.looking import trackables
 from prototrain.data.batches import check_divides
 from prototrain.data.shares import Share
 from prototrain.errors import CheckpointError, ConfigError

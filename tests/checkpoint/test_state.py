@@ -16,7 +16,8 @@ import tensorflow as tf
 from prototrain.callbacks import Callback, SaveOnExit
 from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
 from prototrain.checkpoint.generators import GeneratorState
-from prototrain.checkpoint.state import StateEntries, taking, variables_in
+from prototrain.checkpoint.looking import looking, variables_in
+from prototrain.checkpoint.state import StateEntries, taking
 from prototrain.errors import CheckpointError
 from tests.checkpoint.test_values import assert_same
 from tests.tiny import CountingTrainer
@@ -410,7 +411,7 @@ def test_what_can_be_saved_passes_the_check() -> None:
 )
 def test_what_has_become_another_is_named(entry: Any, change: Callable[[dict[str, Any]], object]) -> None:
     state = {"entry": entry, "other": tf.Variable(1.0)}
-    changed = StateEntries(state).looking()
+    changed = looking(state)
     assert changed() == []
     change(state)
     assert changed() == ["entry"]

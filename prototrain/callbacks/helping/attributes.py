@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.checkpoint.generators import GENERATORS, GeneratorState
-from prototrain.checkpoint.state import trackables
+from prototrain.checkpoint.looking import trackables
 from prototrain.checkpoint.values import decode, encode
 from prototrain.config import json_form
 from prototrain.data.randomness import draws
