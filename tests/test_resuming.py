@@ -540,6 +540,12 @@ class Changing(SetsOtherwise):
     changes_training = True
     name = "Changing"
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"rate": self.rate}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rate = state["rate"]
+
 
 def test_a_callback_is_compared_as_it_was_made(tmp_path: Path) -> None:
     """Not as a run has left it, which the next one is given."""
