@@ -95,9 +95,7 @@ class CompiledModel:
             for metric in model.metrics:
                 if metric.name == "loss":  # Keras's own, which its `train_step` would keep
                     metric.update_state(loss, sample_weight=batch_size(inputs))
-            logs = dict(flat(model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)))
-            self.logged = tuple(logs)
-            net.update(logs)
+            net.update(self._logs("compute_metrics", model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)))
         return {**net, "loss": loss}
 
     def _trace_branches(self, inputs: dict[str, Any]) -> None:
@@ -132,14 +130,23 @@ class CompiledModel:
             ) from None
         if not isinstance(logs, Mapping):
             raise ModelError(f"{self.name}.train_step must return a dict of scalars, not {type(logs).__name__}")
+        return {name: tf.reshape(value, []) for name, value in self._logs("train_step", logs).items()}
+
+    def _logs(self, method: str, logs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+        """What a method returned for the logs, without metrics of several numbers: `KerasTrainer.fit_logs` asks these
+        for their number of each class.
+
+        Raises:
+            ModelError: something else has several numbers.
+        """
         found = {name: tf.convert_to_tensor(value) for name, value in flat(logs) if value is not None}
         self.logged = tuple(found)
         several = {name: value.shape for name, value in found.items() if value.shape.num_elements() not in (1, None)}
         metrics = dict(flat(self._model.get_metrics_result())) if several else {}
         for name, shape in several.items():
-            if name not in metrics:  # which `KerasTrainer.fit_logs` asks for its number of each class
-                raise ModelError(f"{self.name}.train_step must return scalars; {name!r} has shape {shape}")
-        return {name: tf.reshape(value, []) for name, value in found.items() if name not in several}
+            if name not in metrics:
+                raise ModelError(f"{self.name}.{method} must return scalars; {name!r} has shape {shape}")
+        return {name: value for name, value in found.items() if name not in several}
 
 
 def flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

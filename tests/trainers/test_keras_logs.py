@@ -101,17 +101,26 @@ def test_the_history_is_that_of_keras(kind: type, metrics: Any, callbacks: Any) 
         np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
 
 
-def test_a_value_of_several_numbers_that_is_no_metric_is_refused() -> None:
-    class Own(keras.Model):  # type: ignore[misc]
-        """Returns a vector."""
+class VectorOfStep(keras.Model):  # type: ignore[misc]
+    """Returns a vector."""
 
-        def train_step(self, data: Any) -> dict[str, Any]:
-            return {**super().train_step(data), "mine": keras.ops.ones((2,))}
+    def train_step(self, data: Any) -> dict[str, Any]:
+        return {**super().train_step(data), "mine": keras.ops.ones((2,))}
 
+
+class VectorOfMetrics(keras.Model):  # type: ignore[misc]
+    """Adds a vector."""
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+        return {**super().compute_metrics(x, y, y_pred, sample_weight), "mine": keras.ops.ones((2,))}
+
+
+@pytest.mark.parametrize(("kind", "method"), [(VectorOfStep, "train_step"), (VectorOfMetrics, "compute_metrics")])
+def test_a_value_of_several_numbers_that_is_no_metric_is_refused(kind: type, method: str) -> None:
     inputs = keras.Input((4,))
-    model = Own(inputs, keras.layers.Dense(2, "softmax", name="out")(inputs), name="own")
+    model = kind(inputs, keras.layers.Dense(2, "softmax", name="out")(inputs), name="own")
     model.compile("sgd", "categorical_crossentropy")
-    with pytest.raises(ModelError, match=r"own.train_step must return scalars; 'mine' has shape \(2,\)"):
+    with pytest.raises(ModelError, match=rf"own.{method} must return scalars; 'mine' has shape \(2,\)"):
         KerasTrainer(model, (X, Y))
 
 
