@@ -45,7 +45,8 @@ _CHANGES = {
 }
 _AGAIN = {"setup", "before_train", "before_epoch", "set_model", "on_train_begin", "on_epoch_begin"}
 _SET = {"learning_rate", "trainable"}  # attributes, whether or not the callback has one of the name itself
-_KEPT = (bool, int, float, str, dict, list, tuple, set, deque, np.ndarray, np.generic, tf.Variable, KerasVariable)
+_SIMPLE = (bool, int, float, str)
+_KEPT = (*_SIMPLE, dict, list, tuple, set, deque, np.ndarray, np.generic, tf.Variable, KerasVariable)
 _SHOWN = 3  # names of what has changed
 
 
@@ -71,7 +72,10 @@ class Unsaved:
         found = []
         for callback, before in list(self._at_begin.items()):
             now = self._marks(callback)
-            changed = [name for name, value in now.items() if value is not None and value != before.get(name, "")]
+            # What is no number and new may be something that is only looked up once, such as a list of layers.
+            new = {name for name, value in _kept(callback) if name not in before and isinstance(value, _SIMPLE)}
+            changed = [name for name, value in now.items() if name in new or value != before.get(name, value)]
+            before.update(now)
             if changed and _changes_training(callback):
                 del self._at_begin[callback]
                 more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,8 @@ import tensorflow as tf
 
 from prototrain import Callback
 from prototrain.callbacks import CallbackFactory, HyperParamSetter, KerasCallback, SaveOnExit
-from tests.tiny import CountingTrainer, tiny_trainer
+from prototrain.trainers.tower import SimpleTrainer
+from tests.tiny import CountingTrainer, tiny_datasets, tiny_model, tiny_trainer
 
 pytestmark = pytest.mark.usefixtures("disk")
 seen = 0
@@ -251,3 +254,44 @@ def test_a_setter_that_counts(tmp_path: Path) -> None:
         trainer.train([Halves().every(steps=1), SaveOnExit()], max_steps=steps)
         lines.append(trainer.session.resume_line())
     assert lines[1].endswith("Halves keeps calls, which no checkpoint has: give it a state_dict")
+
+
+class HoldsAModel(Callback):
+    """Is given layers, variables and what is no data, and looks more of them up later."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.layers = model, [model.dense, model.dropout]
+        self.lock, self.logger = threading.Lock(), logging.getLogger("any")
+
+    def trigger_step(self) -> None:
+        if not hasattr(self, "variables"):
+            self.variables, self.optimizers = dict(self.trainer.variables), [self.trainer.optimizer]
+        if self.trainer.global_step == 3:
+            kernel = self.trainer.variables["dense/kernel"]
+            kernel.assign(kernel * 2)
+
+
+class Layers:
+    """A model that makes its layers once."""
+
+    def __init__(self) -> None:
+        self.config = tiny_model().config
+        self.dense = keras.layers.Dense(2, name="dense")
+        self.dropout = keras.layers.Dropout(0.5, name="dropout")
+
+    def datasets(self) -> dict[str, tf.data.Dataset]:
+        return tiny_datasets()
+
+    def build(self, inputs: Any, train_phase: bool) -> dict[str, Any]:
+        logits = self.dropout(self.dense(inputs["x"]), training=train_phase)
+        return {"loss": tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(inputs["y"], logits))}
+
+
+def test_models_layers_and_variables_are_in_checkpoints(tmp_path: Path) -> None:
+    lines = []
+    for steps in (2, 4):
+        model = Layers()
+        trainer = SimpleTrainer(model, experiment=tmp_path)
+        trainer.train([HoldsAModel(model), SaveOnExit()], max_steps=steps)
+        lines.append(trainer.session.resume_line())
+    assert lines[1] == "resumed at step 2, exact"

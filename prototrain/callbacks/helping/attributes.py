@@ -79,7 +79,7 @@ class _Contents(pickle.Pickler):
         self._elsewhere = elsewhere
 
     def persistent_id(self, value: Any) -> Any:
-        if id(value) in self._elsewhere or isinstance(value, _STATELESS):
+        if self._is_elsewhere(value) or isinstance(value, _STATELESS):
             return id(value)
         if isinstance(value, (MethodType, BuiltinFunctionType)):
             return value.__name__, value.__self__
@@ -92,7 +92,10 @@ class _Contents(pickle.Pickler):
         if isinstance(value, _VARIABLES):
             return type(value), value.numpy()
         variables = _variables(value)
-        return None if variables is None else [each for each in variables if id(each) not in self._elsewhere]
+        return None if variables is None else [each for each in variables if not self._is_elsewhere(each)]
+
+    def _is_elsewhere(self, value: Any) -> bool:
+        return id(value) in self._elsewhere or (isinstance(value, KerasVariable) and id(value.value) in self._elsewhere)
 
 
 def _variables(value: Any) -> list[Any] | None:
