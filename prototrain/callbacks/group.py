@@ -104,17 +104,24 @@ class CallbackGroup:
         self._watchers = {callback: names for callback in self.callbacks if (names := callback.watches()) is not None}
 
     def before_train(self) -> None:
+        """Call `before_train` of all, also where one of them finds that there is nothing more to train."""
+        stop: StopTraining | None = None
         for callback in self.callbacks:
             if callback.overrides("before_train"):
-                with (
-                    self._timed(callback),
-                    self._off_schedule.once_more(callback),
-                    self._told("before_train", callback),
-                ):
-                    callback.before_train()
+                try:
+                    with (
+                        self._timed(callback),
+                        self._off_schedule.once_more(callback),
+                        self._told("before_train", callback),
+                    ):
+                        callback.before_train()
+                except StopTraining as request:
+                    stop = stop or request
                 self._trainer.stop.check()
         self.unsaved.begin()
         self._trainer.monitors.flush()
+        if stop is not None:
+            raise stop
 
     def after_train(self) -> None:
         """Call `after_train` on every callback that was set up, whatever fails, then let the first failure go on."""
@@ -192,11 +199,12 @@ class CallbackGroup:
 
     def trigger_last(self) -> None:
         """Run what is due at the end of a run, where it has ended ahead of its end; `total_steps` says so by now."""
-        if not self._stepped:
+        if self._stepped:
+            if self._agenda.phase is None and self._agenda.epoch == "ahead":
+                self._agenda.begin_end()
+            self._agenda.close_epoch()
+        elif not self.unfinished:  # a resumed run has still to call those that the checkpoint says had not run
             return
-        if self._agenda.phase is None and self._agenda.epoch == "ahead":
-            self._agenda.begin_end()
-        self._agenda.close_epoch()
         while self._agenda.phase is not None:
             with suppress(StopTraining):
                 self._run_pending()

@@ -27,9 +27,9 @@ def from_py_dataset(data: keras.utils.PyDataset, *, shuffle: bool, ends_epochs: 
     Args:
         data: its `workers` are not used.
         shuffle: whether the batches come in an order that depends on the run's seed and the pass.
-        ends_epochs: whether to call its `on_epoch_end` ahead of each pass, as `fit` does: as many times as there were
-            passes, where a run goes on in another process, and with NumPy's and Python's global generators as the run's
-            seed and the pass say.
+        ends_epochs: whether to call its `on_epoch_end` and `on_epoch_begin` ahead of each pass, as `fit` does: as many
+            times as there were passes, where a run goes on in another process, and with NumPy's and Python's global
+            generators as the run's seed and the pass say.
     """
     number, length, seed = pass_being_made(), data.num_batches, random.getrandbits(31)
     # `fit` ends an epoch before the first one, too.
@@ -37,6 +37,7 @@ def from_py_dataset(data: keras.utils.PyDataset, *, shuffle: bool, ends_epochs: 
         random.seed(seed + done)
         np.random.seed(seed + done)
         data.on_epoch_end()
+        data.on_epoch_begin()
         _passes[data] = done + 1
     order = list(range(length or 0))
     if shuffle:

@@ -22,11 +22,13 @@ _UNSEEN = "what a step in Python uses that no checkpoint brings back goes unsaid
     instead=lambda graph, name: None,
 )
 def called_function(graph: Any, name: str) -> Any:
-    """The function of this name in a graph, with its own `graph`; None if the graph has none.
+    """The function of this name in a graph, with its own `graph`; None if the graph has none, or one of TensorFlow 1's
+    kind, without a graph, as the gradient of `tf.nn.ctc_loss` is.
 
     It relies on `_get_function` giving what was traced, and not its definition.
     """
-    return graph._get_function(name)
+    found = graph._get_function(name)
+    return found if hasattr(found, "graph") else None
 
 
 @needs(
@@ -36,7 +38,8 @@ def called_function(graph: Any, name: str) -> Any:
 )
 def nested_functions(graph: Any) -> list[Any]:
     """All functions that a graph knows. It relies on `_functions` having them by name."""
-    return [called_function(graph, name) for name in graph._functions]
+    found = [called_function(graph, name) for name in graph._functions]
+    return [function for function in found if function is not None]
 
 
 @needs(

@@ -92,6 +92,17 @@ def flatten_with_path(structure: Any) -> list[tuple[tuple[Any, ...], Any]]:
 
 
 @needs(
+    "keras.src.trainers.trainer:Trainer._compile_loss",
+    "keras.src.trainers.trainer:Trainer._compile_metrics",
+    without="a model that is compiled again with the same optimizer is not noticed by the KerasTrainer that has it",
+    instead=lambda model: (model.optimizer,),
+)
+def compiled_parts(model: keras.Model) -> tuple[Any, ...]:
+    """Objects that a model has from its `compile`, others after each. It relies on where Keras keeps them."""
+    return model.optimizer, model._compile_loss, model._compile_metrics
+
+
+@needs(
     "keras.src.models.functional:Functional",
     without="a functional model that build() makes is made once for each call of it",
     instead=lambda: (),

@@ -201,6 +201,19 @@ def can_change_writers() -> bool:
 
 
 @needs(
+    "tensorflow.python.ops.summary_ops_v2:_SummaryState.writer",
+    "tensorflow.python.ops.summary_ops_v2:_summary_state",
+    without="tf.summary calls of callbacks go to the run's own writers, also where a default writer is set",
+    instead=lambda: None,
+)
+def default_writer() -> Any:
+    """The summary writer in force, or None. It relies on TensorFlow keeping it for the thread."""
+    from tensorflow.python.ops import summary_ops_v2
+
+    return summary_ops_v2._summary_state.writer
+
+
+@needs(
     "tensorflow.tsl.profiler.protobuf.xplane_pb2:XSpace",
     without="the trace that GraphProfiler writes for Chrome is empty",
     instead=lambda content: [],

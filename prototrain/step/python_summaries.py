@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
-from prototrain.private_api.runtime import ChangingWriter, can_change_writers
+from prototrain.private_api.runtime import ChangingWriter, can_change_writers, default_writer
 from prototrain.step.watched import SummaryFile, noting_summaries
 
 _recording = threading.local()
@@ -28,8 +28,12 @@ class PythonSummaries:
 
     @contextmanager
     def recording(self, step: int) -> Iterator[None]:
-        """Let `tf.summary` calls be recorded meanwhile, at a step unless they name one."""
-        if not can_change_writers():
+        """Let `tf.summary` calls be recorded meanwhile, at a step unless they name one.
+
+        Where the user has set a writer, they go there.
+        """
+        writer = default_writer()
+        if not can_change_writers() or (writer is not None and not isinstance(writer, _LazyWriter)):
             yield
             return
         outer = getattr(_recording, "active", False)
@@ -37,6 +41,9 @@ class PythonSummaries:
         try:
             with self._writer.as_default(step=step):
                 yield
+                set_by_user = default_writer()
+            if set_by_user is not None and set_by_user is not self._writer:  # such as by Keras's TensorBoard
+                set_by_user.set_as_default(tf.summary.experimental.get_step())
         finally:
             _recording.active = outer
 

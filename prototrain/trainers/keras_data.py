@@ -106,6 +106,10 @@ def made(
 def _of_arrays(data: Any, batch_size: int, *, shuffle: bool) -> tf.data.Dataset:
     arrays = keras.tree.map_structure(_array, data if isinstance(data, tuple) else (data,))
     sizes = {name: array.shape[0] for name, array in named("data", arrays).items() if array is not None}
+    if batch_size < 1 or set(sizes.values()) == {0}:
+        raise DataError(
+            "there are no examples" if batch_size > 0 else f"batch_size must be at least 1, not {batch_size}"
+        )
     if not sizes or len(set(sizes.values())) > 1 or len(arrays) > len(PARTS):
         raise DataError(
             "the data must be a tf.data.Dataset, a keras.utils.PyDataset, a generator function, or arrays (x, y) or "
@@ -115,7 +119,10 @@ def _of_arrays(data: Any, batch_size: int, *, shuffle: bool) -> tf.data.Dataset:
         arrays = arrays[:-1]
     # In tf.data a list is one tensor.
     arrays = keras.tree.traverse(lambda part: tuple(part) if isinstance(part, list) else None, arrays, top_down=False)
-    dataset = tf.data.Dataset.from_tensor_slices(arrays if len(arrays) > 1 else arrays[0])
+    # An x of several arrays alone would be taken for x and y.
+    dataset = tf.data.Dataset.from_tensor_slices(
+        arrays if len(arrays) > 1 or isinstance(arrays[0], tuple) else arrays[0]
+    )
     if shuffle:
         dataset = dataset.shuffle(next(iter(sizes.values())))
     return dataset.batch(batch_size).prefetch(tf.data.AUTOTUNE)

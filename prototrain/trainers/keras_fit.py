@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -42,7 +43,7 @@ def fit_data(x: Any, y: Any, sample_weight: Any, validation_split: float) -> tup
 
 
 def fit_callbacks(
-    callbacks: Iterable[Any] | None,
+    callbacks: Any,
     history: keras.callbacks.History,
     *,
     verbose: Any,
@@ -52,7 +53,7 @@ def fit_callbacks(
     """The callbacks of a `fit`: what it does itself, and the user's, of Keras or of prototrain.
 
     Args:
-        callbacks: the user's.
+        callbacks: the user's: one, or a list of them, perhaps with lists in it.
         history: is filled.
         verbose: "auto" or 1 for a progress bar, 2 for a line per epoch, 0 for neither.
         saves: whether to write a checkpoint at the end of each epoch and at the end of the run.
@@ -62,9 +63,16 @@ def fit_callbacks(
         CallbackError: one of the callbacks is none.
     """
     given: list[Callback] = []
-    for callback in callbacks or ():
+    of_kind: Counter[str | None] = Counter()
+    for callback in keras.tree.flatten(callbacks or ()):
+        if isinstance(callback, keras.callbacks.CallbackList):
+            raise CallbackError("fit: give the callbacks themselves, not a CallbackList")
         if isinstance(callback, keras.callbacks.Callback):
-            given.append(KerasCallback(callback))
+            wrapped = KerasCallback(callback)
+            of_kind[wrapped.state_key] += 1
+            if (number := of_kind[wrapped.state_key]) > 1:  # the second LambdaCallback, for example
+                wrapped.state_key = f"{wrapped.state_key} {number}"
+            given.append(wrapped)
         elif isinstance(callback, Callback):
             given.append(callback)
         else:

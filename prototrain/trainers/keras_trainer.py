@@ -22,6 +22,7 @@ from prototrain.data.randomness import reshuffles, unseeded
 from prototrain.errors import DataError, ModelError
 from prototrain.experiment import Experiment
 from prototrain.model.variables import select, variable_table
+from prototrain.private_api.of_keras import compiled_parts
 from prototrain.step.trace import tower_trace
 from prototrain.system.waiting import announcing
 from prototrain.trainers.keras_data import Data, made
@@ -31,7 +32,14 @@ from prototrain.trainers.keras_model import CompiledModel, check, flat, guarded,
 from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.tower import SimpleTrainer
 
-# Keys of the config for what the engine's own step does.
+# Keys of the config for what a compiled model and its data say themselves, and for what the engine's own step does.
+_OF_COMPILE = (
+    "model.batch_size",
+    "model.lr_schedule",
+    "model.mixed_precision",
+    "model.optimizer",
+    "model.weights_load_path",
+)
 _OF_ENGINE = ("model.accumulate_steps", "model.clip_gradients", "model.trainable_variables", "model.weight_decay")
 
 
@@ -124,6 +132,12 @@ class KerasTrainer(SimpleTrainer):
         self._passes: int | None = None
         with global_random_kept():
             super().__init__(CompiledModel(self.keras_model, make, config), experiment=experiment)
+        self._compiled = compiled_parts(self.keras_model)
+        if given := [key for key in config if key.startswith(_OF_COMPILE)]:
+            self.log(
+                f"WARNING: without effect are {', '.join(given)}: what compile() was given, the model's dtype policy, "
+                "its weights and the data say that"
+            )
         if self.has_own_train_step and (unused := [key for key in config if key.startswith(_OF_ENGINE)]):
             is_stock = getattr(self.keras_model.train_step, "__func__", None) is keras.Model.train_step
             why = "an optimizer that scales the loss itself" if is_stock else "a train_step of its own"
@@ -237,6 +251,12 @@ class KerasTrainer(SimpleTrainer):
         """
         if initial_epoch:
             raise DataError("fit: leave out initial_epoch: a resumed run is in its epoch by itself")
+        if not isinstance(epochs, int) or epochs < 1:
+            raise DataError(f"fit: epochs must be a whole number from 1 on, not {epochs!r}")
+        if unknown := options.keys() - {"resume", "fresh", "allow_changed_data", "max_steps"}:
+            raise DataError(f"fit: there is no argument {', '.join(sorted(unknown))}")
+        if x is None and "built" not in vars(self):
+            raise DataError("fit: this KerasTrainer has no data yet: give it x, or the trainer a dataset")
         if not isinstance(validation_freq, int):
             raise DataError(
                 "fit: validation_freq must be a whole number; for single epochs give a callback of your own"
@@ -244,7 +264,8 @@ class KerasTrainer(SimpleTrainer):
         if x is not None:
             if "built" in vars(self):
                 raise DataError("fit: this KerasTrainer has its data; make a new one for other data")
-            data, split = fit_data(x, y, sample_weight, validation_split)
+            # As in Keras, which holds nothing out where there is other data to validate on.
+            data, split = fit_data(x, y, sample_weight, 0.0 if validation_data is not None else validation_split)
             sizes = batch_size, batch_size if validation_batch_size is None else validation_batch_size
             held_out = split if validation_data is None else validation_data
             self._begin(data, held_out, sizes, shuffle=shuffle, class_weight=class_weight)
@@ -284,14 +305,26 @@ class KerasTrainer(SimpleTrainer):
         """The number of batches in a pass whose length only reading it tells."""
         dataset = self.datasets["trn"]
         if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY or not self._can_be_counted:
-            raise DataError("the training data has no known end: say how long an epoch is with steps_per_epoch=")
+            raise DataError(
+                "the training data has no known end, or can be read only once: say how long an epoch is with "
+                "steps_per_epoch=, or give the function that makes the generator"
+            )
         with announcing("reading the training data once, to count its batches", self.log):
             steps = sum(1 for _ in dataset)
         self.data.rewind()  # whose order this reading may have moved on
         return steps
 
     def train(self, callbacks: Any = (), **length: Any) -> None:
-        """Train; see `TowerTrainer.train`."""
+        """Train; see `TowerTrainer.train`.
+
+        Raises:
+            ModelError: the model was compiled again since this trainer took it.
+        """
+        parts = zip(compiled_parts(self.keras_model), self._compiled, strict=True) if "built" in vars(self) else ()
+        if any(now is not then for now, then in parts):
+            raise ModelError(
+                f"{self.keras_model.name} was compiled again since this KerasTrainer took it; make a new KerasTrainer"
+            )
         super().train([_EpochMetrics(), *callbacks], **length)
         if self.optimizer is not None and self.optimizer.use_ema:
             self.optimizer.finalize_variable_values(list(self.trainable.values()))
@@ -301,13 +334,19 @@ class KerasTrainer(SimpleTrainer):
         logged = self.model.logged
         besides = {name: self.outputs[name] for name in logged if name in self.outputs}
         if not self.has_own_train_step:
-            return {**besides, **found}  # "loss" of a step is that of the step alone
-        if set(logged) == found.keys():
+            besides.pop("loss", None)  # that of the step alone
+            if getattr(self.keras_model.compute_metrics, "__func__", None) is keras.Model.compute_metrics:
+                return {**besides, **found}
+        elif set(logged) == found.keys():
             return found
         return {name: besides.get(name, found.get(name)) for name in logged if name in besides or name in found}
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:
         """Evaluate the model as `keras.Model.evaluate` does; see `TowerTrainer.evaluate`."""
+        if not isinstance(dataset, str):
+            raise DataError(
+                f"evaluate takes the name of a dataset, not a {type(dataset).__name__}; keras_model.evaluate takes data"
+            )
         if dataset not in self.datasets:
             raise DataError(f"there is no dataset {dataset!r}; there are {', '.join(self.datasets)}")
         data = self.datasets[dataset].map(self.model.as_given(dataset))

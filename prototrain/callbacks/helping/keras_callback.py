@@ -52,7 +52,8 @@ class KerasCallback(Callback):
         state_key: what its state is called in a checkpoint; by default its class and what it monitors.
 
     Raises:
-        CallbackError: it is no Keras callback; while training, if it needs a Keras model and there is none.
+        CallbackError: it is no Keras callback; when a run begins, if it is a `BackupAndRestore` and the run has an
+            experiment; while training, if it needs a Keras model and there is none.
     """
 
     at_end = False
@@ -84,6 +85,11 @@ class KerasCallback(Callback):
 
     def setup(self) -> None:
         trainer = self.trainer
+        if isinstance(self.callback, keras.callbacks.BackupAndRestore) and trainer.experiment is not None:
+            raise CallbackError(
+                "BackupAndRestore would put weights of its own in place of those of the checkpoint: leave it out, the "
+                "experiment goes on by itself"
+            )
         self._restored: dict[str, Any] = {"values": {}, "lost": [], "begun": -1, "ended": 0, "stopped": False}
         self._at_begin: dict[str, Any] | None = None
         self._logs: tuple[tuple[str, int], dict[str, Any]] = (("", -1), {})
