@@ -25,7 +25,7 @@ _OF_ENGINE = {"at_end", "callback", "chief_only", "priority"}  # attributes of c
 _OF_EPOCH = {"end_of_epoch", "epoch_num", "local_step", "steps_per_epoch"}  # attributes of a trainer
 _BY_EPOCH = ("on_epoch_begin", "on_epoch_end")  # what Keras calls
 # Keras's own that change what is trained.
-_SETTERS = (
+SETTERS = (
     keras.callbacks.LearningRateScheduler,
     keras.callbacks.ReduceLROnPlateau,
     keras.callbacks.SwapEMAWeights,
@@ -113,7 +113,7 @@ def _follows(callback: Callback) -> bool:
 def _settings(trainer: Trainer, callback: Callback, *, counts: bool) -> dict[str, Any]:
     inner, thing = innermost(callback), user_object(callback)
     changes = getattr(thing, "changes_training", None)
-    if changes is None and (counts or isinstance(thing, _SETTERS)):
+    if changes is None and (counts or isinstance(thing, SETTERS)):
         changes = True
     found: dict[str, Any] = noted(thing, lambda: _made_with(trainer, thing, changes))
     around = _around(callback)

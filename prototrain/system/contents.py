@@ -27,6 +27,7 @@ import numpy as np
 import psutil
 import xxhash
 
+from prototrain.system.attribute_uses import FILLED
 from prototrain.system.function_code import done_by, found_as, uses_of
 from prototrain.system.objects import (
     attributes_of,
@@ -42,7 +43,6 @@ _WRAPPED: tuple[type, ...] = (MethodType, classmethod, staticmethod, property)
 _WRAPPED += (functools.cached_property, functools.partial, functools.partialmethod, type(functools.cache(len)))
 _MOST = 20_000  # values that are looked into, and members of each of them
 _DEEPEST = 60  # of them in each other
-FILLED = {"add", "append", "appendleft", "clear", "extend", "insert", "pop", "setdefault", "update"}  # methods
 _FAR = 366 * 24 * 3600.0  # seconds ahead that an end may lie
 _IS_UUID = re.compile(r"[0-9a-f]{8}(-?)[0-9a-f]{4}\1[14][0-9a-f]{3}\1[89ab][0-9a-f]{3}\1[0-9a-f]{12}")  # 1 or 4
 _TENSORS = {"EagerTensor", "ResourceVariable", "Variable"}  # of TensorFlow and Keras, which may not be imported

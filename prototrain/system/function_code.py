@@ -10,7 +10,9 @@ from typing import Any
 
 _NAMES = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF"}
 _NAMES |= {"LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"}  # in a class's body, from Python 3.12 on
-_ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD"}
+ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD"}
+"""Instructions that take an attribute."""
+
 _HAS_DOC = 0x4000000  # a flag of code, from Python 3.14 on
 
 
@@ -48,7 +50,7 @@ def uses_of(code: CodeType) -> dict[str, set[str | None]]:
         if op.opname not in _NAMES:
             continue
         use: str | None = None
-        if then is not None and then.opname in _ATTRIBUTES:
+        if then is not None and then.opname in ATTRIBUTES:
             is_get = then.argval == "get" and last is not None and last.opname == "LOAD_CONST"
             use = last.argval if is_get and last is not None else str(then.argval)
         elif then is not None and then.opname == "LOAD_CONST" and last is not None and _takes_item(last):
@@ -59,18 +61,6 @@ def uses_of(code: CodeType) -> dict[str, set[str | None]]:
             for name, uses in uses_of(constant).items():
                 found.setdefault(name, set()).update(uses)
     return found
-
-
-def attributes_in(code: CodeType) -> tuple[set[str], set[str]]:
-    """The names of the attributes that a function reads, and of those that it sets, of whatever object."""
-    steps = list(dis.get_instructions(code))
-    read = {str(step.argval) for step in steps if step.opname in _ATTRIBUTES}
-    stored = {str(step.argval) for step in steps if step.opname == "STORE_ATTR"}
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            more_read, more_stored = attributes_in(constant)
-            read, stored = read | more_read, stored | more_stored
-    return read, stored
 
 
 def _takes_item(op: dis.Instruction) -> bool:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-from prototrain.system.contents import FILLED, Code, Values, as_text, digest
+from prototrain.system.attribute_uses import FILLED
+from prototrain.system.contents import Code, Values, as_text, digest
 from prototrain.system.function_code import found_as, uses_of
 from prototrain.system.late_imports import late_imports
-from prototrain.system.objects import attributes_of
+from prototrain.system.objects import attributes_of, settings_of
 from prototrain.system.source_code import OF_CODE
 
 _NO_VALUE: tuple[type, ...] = (
@@ -84,18 +85,26 @@ def functions_in(thing: Any) -> list[FunctionType]:
     return [one for one in code.met() if isinstance(one, FunctionType)]
 
 
-def values_around(thing: Any) -> Iterator[tuple[str, Any]]:
-    """The values that the user's own code in a thing takes from outside of it, by what they are called there: globals,
-    variables of functions around it and attributes of classes, but for lists and dicts that it only fills."""
+def values_around(thing: Any) -> Iterator[tuple[str, str, Any]]:
+    """The values that the user's own code in a thing takes from outside of it: globals, variables of functions around
+    it, defaults, attributes of functions, classes and modules; but for lists and dicts that it only fills.
+
+    Returns:
+        whose each is, what it is called there, and the value.
+    """
     code = Code(in_containers=True)
     code.of(thing)
     for one in code.met():
         if isinstance(one, type):
-            yield from ((name, value) for name, value in vars(one).items() if not name.startswith("__"))
-            continue
-        for name, uses in uses_of(one.__code__).items() if isinstance(one, FunctionType) else ():
-            if not uses <= FILLED:
-                yield name, found_as(one, name)
+            yield from ((one.__qualname__, name, item) for name, item in vars(one).items() if not name.startswith("__"))
+        elif isinstance(one, FunctionType):
+            yield from ((one.__qualname__, name, item) for name, item in {**_defaults(one), **vars(one)}.items())
+            for name, uses in uses_of(one.__code__).items():
+                value = found_as(one, name)
+                kept = settings_of(value) if isinstance(value, ModuleType) else {}
+                yield from ((name, use, kept[use]) for use in uses if use is not None and use in kept)
+                if value is not None and not isinstance(value, ModuleType) and not uses <= FILLED:
+                    yield one.__qualname__, name, value
 
 
 def _defaults(function: FunctionType) -> dict[str, Any]:

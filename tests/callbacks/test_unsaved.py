@@ -15,8 +15,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import Callback
-from prototrain.callbacks import CallbackFactory, HyperParamSetter, KerasCallback, SaveOnExit
+from prototrain import Callback, StopTraining
+from prototrain.callbacks import (
+    CallbackFactory,
+    EnableCallbackIf,
+    HyperParamSetter,
+    KerasCallback,
+    ProxyCallback,
+    SaveOnExit,
+)
 from prototrain.trainers.tower import SimpleTrainer
 from tests.tiny import CountingTrainer, tiny_datasets, tiny_model, tiny_trainer
 
@@ -97,6 +104,154 @@ class Variable(Adds):
         return int(counter.assign_add(1))
 
 
+class ByDefault(Adds):
+    """Has its first value from the class."""
+
+    calls = 0
+
+    def number(self) -> int:
+        self.calls += 1
+        return self.calls
+
+
+class OfMethod(Adds):
+    """Keeps it in a function that one of its methods has made."""
+
+    def __init__(self) -> None:
+        calls = 0
+
+        def count() -> int:
+            nonlocal calls
+            calls += 1
+            return calls
+
+        self.count = count
+
+    def number(self) -> int:
+        return self.count()
+
+
+class Generator(Adds):
+    def __init__(self) -> None:
+        self.generator = tf.random.Generator.from_seed(0)
+
+    def number(self) -> int:
+        return int(self.generator.uniform([], 0, 9, tf.int64))
+
+
+class Tensor(Adds):
+    def __init__(self) -> None:
+        self.calls = tf.constant(0)
+
+    def number(self) -> int:
+        self.calls = self.calls + 1
+        return int(self.calls)
+
+
+class Filled(Adds):
+    """Fills what an earlier hook has made, and reads it by a loop."""
+
+    def setup(self) -> None:
+        self.rows = [np.zeros(1)]
+
+    def number(self) -> int:
+        for row in self.rows:
+            row += 1
+        return int(self.rows[0][0])
+
+
+class Stops(Callback):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def trigger_step(self) -> None:
+        self.calls += 1
+        if self.calls == 100:
+            raise StopTraining("enough")
+
+
+class Records(Callback):
+    def __init__(self) -> None:
+        self.mean = 0.0
+
+    def trigger_step(self) -> None:
+        self.mean = (self.mean + self.trainer.outputs["loss"]) / 2
+        self.trainer.monitors.put_scalar("mean", self.mean)
+
+
+class Every(ProxyCallback):
+    """Lets every second call pass."""
+
+    def __init__(self, callback: Callback) -> None:
+        super().__init__(callback)
+        self.calls = 0
+
+    def trigger_step(self) -> None:
+        self.calls += 1
+        if self.calls % 2:
+            super().trigger_step()
+
+
+def by_condition() -> Callback:
+    calls = 0
+
+    def condition(callback: Callback) -> bool:
+        nonlocal calls
+        calls += 1
+        return calls % 2 == 0
+
+    return EnableCallbackIf(Adds(), condition)
+
+
+class Meter:
+    """Is the user's own, and no part of the training."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        self.total += value
+
+
+class Watches(Callback):
+    """Looks at the state, and keeps much of its own."""
+
+    def __init__(self) -> None:
+        self.seen: Any = None
+        self.meter, self.event = Meter(), threading.Event()
+
+    def trigger_step(self) -> None:
+        self.seen = set(self.trainer.state) | {self.trainer.state["total"]}
+        self.meter.add(self.trainer.outputs["loss"])
+        self.event.set()
+        self.logger = logging.getLogger("any")
+        self.logger.level = logging.INFO
+
+
+class Notes(Adds):
+    """Keeps a list of what it did, and what it needs within one call."""
+
+    def __init__(self) -> None:
+        self.done: list[int] = []
+        self.factor = 0
+
+    def number(self) -> int:
+        self.factor = self.trainer.global_step
+        self.done.append(self.factor)
+        return self.factor
+
+
+class InState(Adds):
+    """Has an array of the state in an attribute, too."""
+
+    def setup(self) -> None:
+        self.array = self.trainer.state.setdefault("callbacks/array", np.zeros(2))
+
+    def number(self) -> int:
+        self.array += 1
+        return int(self.array[0])
+
+
 class Fills(Adds):
     """Keeps what it never looks at."""
 
@@ -165,6 +320,26 @@ class OfKeras(keras.callbacks.Callback):
         self.trainers[0].state["total"] += self.calls
 
 
+def _scheduler() -> keras.callbacks.Callback:
+    calls = 0
+
+    def rate(epoch: int, before: float) -> float:
+        nonlocal calls
+        calls += 1
+        return 0.1 / calls
+
+    return keras.callbacks.LearningRateScheduler(rate)
+
+
+def test_what_the_schedule_of_a_keras_callback_keeps(tmp_path: Path) -> None:
+    lines = []
+    for steps in (2, 4):
+        trainer = tiny_trainer(tmp_path)
+        trainer.train([KerasCallback(_scheduler()), SaveOnExit()], max_steps=steps, steps_per_epoch=1)
+        lines.append(trainer.session.resume_line())
+    assert lines[1].endswith("LearningRateScheduler keeps calls, which no checkpoint has: give it a state_dict")
+
+
 class GlobalOfKeras(OfKeras):
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self.trainers[0].state["total"] += int(counter.assign_add(1))
@@ -195,6 +370,18 @@ def by_closure() -> Callback:
         (by_closure, "CallbackFactory keeps calls"),
         (CountsEpochs, "CountsEpochs keeps epoch"),
         (InEachEpoch, "InEachEpoch keeps epoch"),
+        (ByDefault, "ByDefault keeps calls"),
+        (OfMethod, "OfMethod keeps calls"),
+        (Generator, "Generator keeps generator"),
+        (Tensor, "Tensor keeps calls"),
+        (Filled, "Filled keeps rows"),
+        (Stops, "Stops keeps calls"),
+        (Records, "Records keeps mean"),
+        (lambda: Every(Adds()), "Adds keeps calls"),
+        (by_condition, "Adds keeps calls"),
+        (Watches, None),
+        (Notes, None),
+        (InState, None),
         (Prepares, None),
         (Adds, None),
         (Fills, None),
@@ -275,6 +462,7 @@ class Layers:
     """A model that makes its layers once."""
 
     def __init__(self) -> None:
+        keras.utils.clear_session()
         self.config = tiny_model().config
         self.dense = keras.layers.Dense(2, name="dense")
         self.dropout = keras.layers.Dropout(0.5, name="dropout")
