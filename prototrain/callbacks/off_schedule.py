@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from prototrain.callbacks.base import Callback
 from prototrain.callbacks.proxies import innermost, periodic_trigger, user_object
+from prototrain.callbacks.scheduling.callback_factory import CallbackFactory
 from prototrain.callbacks.settings import is_followed, may_change_training
 from prototrain.checkpoint.global_random import random_state
 from prototrain.checkpoint.looking import looking
@@ -60,7 +61,9 @@ class OffSchedule:
     def once_more(self, callback: Callback) -> Iterator[None]:
         """The `before_train` of a callback runs, in a resumed run perhaps."""
         session = self._trainer.session
-        hooks = [getattr(user_object(callback), name, None) for name in _AHEAD]
+        thing = user_object(callback)
+        hooks = [getattr(thing, name, None) for name in _AHEAD]
+        hooks += [thing.function_of("before_train")] if isinstance(thing, CallbackFactory) else []
         # Those of the library put in place what belongs to the present step.
         if session.resume.checkpoint is None or not any(is_own_code(getattr(one, "__func__", one)) for one in hooks):
             yield

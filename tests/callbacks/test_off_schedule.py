@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prototrain import Callback
-from prototrain.callbacks import RunOp, SaveOnExit, StatMonitorParamSetter, Validation
+from prototrain.callbacks import CallbackFactory, RunOp, SaveOnExit, StatMonitorParamSetter, Validation
 from tests.tiny import tiny_trainer
 
 pytestmark = pytest.mark.usefixtures("disk")
@@ -77,6 +77,11 @@ LOWERS = StatMonitorParamSetter("learning_rate", "vld/loss", lambda rate: rate /
         (lambda: [Validation().every(steps=4)], 6, None),
         (lambda: [AddsAhead().every(steps=3)], 6, "before_train of AddsAhead has run once more and changed "),
         (lambda: [AddsAtFirst().every(steps=3)], 6, None),
+        (
+            lambda: [CallbackFactory(before_train=Adds.trigger)],  # type: ignore[arg-type]
+            6,
+            "before_train of CallbackFactory has run once more and changed ",
+        ),
         (
             lambda: [Validation().every(steps=4), LOWERS],
             6,
