@@ -14,6 +14,7 @@ from prototrain.launch import default_callbacks
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel
 from prototrain.system.tables import Table, plain_table, show
+from prototrain.system.wording import some_of
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
@@ -55,8 +56,7 @@ def _flops(built: BuiltModel) -> str:
     number = f"{counted.number / int(batch_size(batch)):,.0f}"
     if not counted.uncounted:
         return f"{number} (matrix products and convolutions, forward)"
-    more = f" and {len(counted.uncounted) - 3} more" if len(counted.uncounted) > 3 else ""
-    return f"unknown; at least {number}, without {', '.join(counted.uncounted[:3])}{more}"
+    return f"unknown; at least {number}, without {some_of(counted.uncounted)}"
 
 
 def _describe(value: Any) -> tuple[str, str]:

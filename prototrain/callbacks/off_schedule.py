@@ -17,11 +17,11 @@ from prototrain.callbacks.settings import is_followed, may_change_training
 from prototrain.checkpoint.global_random import random_state
 from prototrain.checkpoint.looking import looking
 from prototrain.system.contents import is_own_code
+from prototrain.system.wording import some_of
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
-_SHOWN = 3  # names of what was changed
 _AHEAD = ("before_train", "on_train_begin", "begin")  # as callbacks, those of Keras and hooks of Estimators call it
 
 
@@ -85,7 +85,6 @@ class OffSchedule:
 
         def changed() -> str:
             found = changes() + ["the global random generators"] * (random_state() != generators)
-            more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-            return ", ".join(found[:_SHOWN]) + more
+            return some_of(found)
 
         yield changed

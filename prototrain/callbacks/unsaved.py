@@ -29,6 +29,7 @@ from prototrain.system.attribute_uses import AttributeUses, attribute_uses, chan
 from prototrain.system.contents import is_own_code, is_place_or_time
 from prototrain.system.objects import attributes_of, is_own, is_plain
 from prototrain.system.own_code import functions_in, names_in, values_around
+from prototrain.system.wording import some_of
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
@@ -40,7 +41,6 @@ _SIMPLE = (bool, int, float, str)
 _KEPT: tuple[type, ...] = (*_SIMPLE, numbers.Number, type(None), dict, list, tuple, set, deque, array)
 _KEPT += (np.ndarray, np.generic, tf.Tensor, tf.Variable, KerasVariable, keras.metrics.Metric)
 _KEPT += (*GENERATORS, tf.random.Generator, keras.random.SeedGenerator, itertools.count, itertools.cycle)
-_SHOWN = 3  # names of what has changed
 
 _Key: TypeAlias = tuple[str, str]
 """Whose a value is, "" for an attribute of the callback, and its name."""
@@ -74,10 +74,8 @@ class Unsaved:
             before.update(now)
             if changed and _changes_training(callback):
                 del self._at_begin[callback]
-                names = list(dict.fromkeys(changed))
-                more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-                shown = ", ".join(names[:_SHOWN]) + more
-                found.append(f"{self._labels[callback]} keeps {shown}, which no checkpoint has: give it a state_dict")
+                names = some_of(list(dict.fromkeys(changed)))
+                found.append(f"{self._labels[callback]} keeps {names}, which no checkpoint has: give it a state_dict")
         return found
 
     def _marks(self, callback: Callback) -> dict[_Key, Any]:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from prototrain.system.wording import some_of
+
 NAN, INFINITE = "NaN", "infinite"
 _SHOWN = 4
 _PART = 2**18  # elements
@@ -75,9 +77,5 @@ def in_words(found: Mapping[str, str]) -> str:
     kinds: dict[str, list[str]] = {}
     for name, kind in found.items():
         kinds.setdefault(kind, []).append(name)
-    return "; ".join(f"{_listed(names)} {'is' if len(names) == 1 else 'are'} {kind}" for kind, names in kinds.items())
-
-
-def _listed(names: list[str]) -> str:
-    rest = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+    listed = [(some_of(names, _SHOWN), "is" if len(names) == 1 else "are", kind) for kind, names in kinds.items()]
+    return "; ".join(map(" ".join, listed))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 FRESH = "--fresh (in Python: train(fresh=True))"
@@ -35,6 +35,16 @@ def in_digits(value: float) -> str:
     ('0.01235', '20000', 'nan')
     """
     return str(int(value)) if value.is_integer() and abs(value) < 1e9 else f"{value:.4g}"
+
+
+def some_of(names: Sequence[str], most: int = 3) -> str:
+    """The first of some names, and how many more there are.
+
+    >>> some_of(["a", "b"]), some_of(["a", "b", "c", "d", "e"])
+    ('a, b', 'a, b, c and 2 more')
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:

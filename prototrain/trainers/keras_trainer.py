@@ -25,22 +25,13 @@ from prototrain.model.variables import select, variable_table
 from prototrain.private_api.of_keras import compiled_parts
 from prototrain.step.trace import tower_trace
 from prototrain.system.waiting import announcing
+from prototrain.trainers.keras_arguments import check_fit, check_unused, without_effect
 from prototrain.trainers.keras_data import Data, made
 from prototrain.trainers.keras_evaluation import evaluated, rehearsed
 from prototrain.trainers.keras_fit import fit_callbacks, fit_data
 from prototrain.trainers.keras_model import CompiledModel, check, flat, guarded, named_optimizers, optimizers_of
 from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.tower import SimpleTrainer
-
-# Keys of the config for what a compiled model and its data say themselves, and for what the engine's own step does.
-_OF_COMPILE = (
-    "model.batch_size",
-    "model.lr_schedule",
-    "model.mixed_precision",
-    "model.optimizer",
-    "model.weights_load_path",
-)
-_OF_ENGINE = ("model.accumulate_steps", "model.clip_gradients", "model.trainable_variables", "model.weight_decay")
 
 
 class KerasTrainer(SimpleTrainer):
@@ -101,7 +92,7 @@ class KerasTrainer(SimpleTrainer):
         self._epochs = 0  # that `fit` was asked for
         self._begin = partial(self._begin_with, experiment=experiment, config=dict(config or {}))
         if dataset is None:
-            _check_unused(
+            check_unused(
                 "KerasTrainer",
                 "data",
                 validation=(validation, None),
@@ -133,17 +124,8 @@ class KerasTrainer(SimpleTrainer):
         with global_random_kept():
             super().__init__(CompiledModel(self.keras_model, make, config), experiment=experiment)
         self._compiled = compiled_parts(self.keras_model)
-        if given := [key for key in config if key.startswith(_OF_COMPILE)]:
-            self.log(
-                f"WARNING: without effect are {', '.join(given)}: what compile() was given, the model's dtype policy, "
-                "its weights and the data say that"
-            )
-        if self.has_own_train_step and (unused := [key for key in config if key.startswith(_OF_ENGINE)]):
-            is_stock = getattr(self.keras_model.train_step, "__func__", None) is keras.Model.train_step
-            why = "an optimizer that scales the loss itself" if is_stock else "a train_step of its own"
-            self.log(f"WARNING: {self.keras_model.name} has {why}: without effect are {', '.join(unused)}")
-        if getattr(self.keras_model.make_train_function, "__func__", None) is not keras.Model.make_train_function:
-            self.log(f"WARNING: make_train_function of {self.keras_model.name} is not called; override train_step")
+        for line in without_effect(self.keras_model, config, has_own_step=self.has_own_train_step):
+            self.log(f"WARNING: {line}")
         size = int(examples_of(self.data.first_batch))
         check_divides(size, 1, self.config["model.accumulate_steps"])
         self.config["model.batch_size"] = size
@@ -249,18 +231,9 @@ class KerasTrainer(SimpleTrainer):
             DataError: there is no data, or data twice; or `initial_epoch`, which a resumed run knows itself.
             PrototrainError: the user's mistakes, and what went wrong in a step.
         """
-        if initial_epoch:
-            raise DataError("fit: leave out initial_epoch: a resumed run is in its epoch by itself")
-        if not isinstance(epochs, int) or epochs < 1:
-            raise DataError(f"fit: epochs must be a whole number from 1 on, not {epochs!r}")
-        if unknown := options.keys() - {"resume", "fresh", "allow_changed_data", "max_steps"}:
-            raise DataError(f"fit: there is no argument {', '.join(sorted(unknown))}")
+        check_fit(epochs, initial_epoch, validation_freq, options)
         if x is None and "built" not in vars(self):
             raise DataError("fit: this KerasTrainer has no data yet: give it x, or the trainer a dataset")
-        if not isinstance(validation_freq, int):
-            raise DataError(
-                "fit: validation_freq must be a whole number; for single epochs give a callback of your own"
-            )
         if x is not None:
             if "built" in vars(self):
                 raise DataError("fit: this KerasTrainer has its data; make a new one for other data")
@@ -270,7 +243,7 @@ class KerasTrainer(SimpleTrainer):
             held_out = split if validation_data is None else validation_data
             self._begin(data, held_out, sizes, shuffle=shuffle, class_weight=class_weight)
         else:
-            _check_unused(
+            check_unused(
                 "fit",
                 "x",
                 y=(y, None),
@@ -284,7 +257,7 @@ class KerasTrainer(SimpleTrainer):
             )
         if "vld" not in self.datasets:
             of_turns = {"validation_steps": (validation_steps, None), "validation_freq": (validation_freq, 1)}
-            _check_unused("fit", "validation data", **of_turns)
+            check_unused("fit", "validation data", **of_turns)
         history = keras.callbacks.History()
         validation = (validation_steps or 0, validation_freq) if "vld" in self.datasets else None
         saves = self.experiment is not None
@@ -416,18 +389,3 @@ class _EpochMetrics(Callback):
 def _plain(value: Any) -> Any:
     array = np.asarray(value)
     return array.item() if array.size == 1 else array
-
-
-def _check_unused(who: str, what: str, **arguments: tuple[Any, Any]) -> None:
-    """Check that no argument was given which has no effect; with each its default.
-
-    Raises:
-        DataError: one was.
-    """
-    given = [
-        name
-        for name, (value, default) in arguments.items()
-        if (value is not None if default is None else value != default)  # an array compares with no None
-    ]
-    if given:
-        raise DataError(f"{who}: without {what} there is no effect of {', '.join(given)}")
