@@ -26,7 +26,7 @@ def csv(
     columns: Mapping[str, Sequence[str]] | None = None,
     delimiter: str = ",",
     header: Sequence[str] | None = None,
-    shuffle: Literal["index"] | None = None,
+    shuffle: Literal["index", False] | None = None,
     seed: int | None = None,
 ) -> tf.data.Dataset:
     """Reads CSV files, whose first line names the columns.

@@ -32,7 +32,7 @@ def json_lines(
     paths: PathLike | Iterable[PathLike],
     *,
     features: Features,
-    shuffle: Literal["index"] | None = None,
+    shuffle: Literal["index", False] | None = None,
     seed: int | None = None,
 ) -> tf.data.Dataset:
     """Reads files that hold one JSON object per line.

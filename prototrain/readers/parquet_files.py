@@ -19,7 +19,7 @@ def parquet(
     paths: PathLike | Iterable[PathLike],
     *,
     features: Features,
-    shuffle: Literal["index"] | None = None,
+    shuffle: Literal["index", False] | None = None,
     seed: int | None = None,
 ) -> tf.data.Dataset:
     """Reads Parquet files; the extra `parquet`, which is pyarrow.

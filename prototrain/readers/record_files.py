@@ -31,7 +31,7 @@ def tfrecords(
     features: Mapping[str, Any],
     compression: str | None = None,
     cycle_length: int = 4,
-    shuffle: Literal["index"] | None = None,
+    shuffle: Literal["index", False] | None = None,
     seed: int | None = None,
 ) -> tf.data.Dataset:
     """Reads TFRecord files of `tf.train.Example` messages, several files at a time, always in the same order.
@@ -61,7 +61,7 @@ def tfrecords(
         files += found
     parsed = {name: _record_feature(name, feature) for name, feature in features.items()}
     files = sorted(set(files))
-    if shuffle is not None:
+    if shuffle is not None and shuffle is not False:
         check_shuffle(shuffle)
         if compression:
             raise DataError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +20,7 @@ def dataset_of(
     columns: list[Column],
     read: Callable[[str, str], Iterator[Arrays]],
     *,
-    shuffle: str | None,
+    shuffle: str | Literal[False] | None,
     seed: int | None,
     settings: Any = None,
 ) -> tf.data.Dataset:
@@ -43,7 +43,7 @@ def dataset_of(
         for name, path in files:
             yield from read(name, path)
 
-    if shuffle is None:
+    if shuffle is None or shuffle is False:
         return _in_memory(chunks(), columns)
     check_shuffle(shuffle)
     table = table_of(kind, files, columns, chunks, settings)

@@ -38,7 +38,7 @@ def by_label(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(items, key=lambda item: item["y"])
 
 
-@pytest.mark.parametrize("shuffle", [None, "index"])
+@pytest.mark.parametrize("shuffle", [None, False, "index"])
 def test_csv(shuffle: Any) -> None:
     Path("a.csv").write_text("\n".join(LINES))
     Path("b.csv").write_text("\r\n".join([*LINES[1:], ""]))

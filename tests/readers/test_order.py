@@ -136,6 +136,8 @@ def test_records_by_index(cache: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert sorted(int(item["y"]) for item in items) == expected
     for item in items:
         assert item["all"].values.numpy().tolist() == [int(item["y"])] * (int(item["y"]) % 3 + 1)
+    as_they_come = [labels(readers.tfrecords("*.tfrecord", features=Y, shuffle=how)) for how in (None, False)]
+    assert as_they_come[0] == as_they_come[1] and len(as_they_come[0]) == 21
     first = readers.tfrecords("*.tfrecord", features=Y, shuffle="index", seed=1)
     assert sorted(labels(first)) == expected != labels(first)
     (table,) = cache.glob("tables/*")
