@@ -256,7 +256,7 @@ def _forget_rows(logger: keras.callbacks.CSVLogger, epochs: int) -> None:
     path = Path(logger.filename)
     if not path.is_file():
         return
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = path.read_bytes().decode().splitlines(keepends=True)  # with the line ends that it has
     rows = csv.DictReader(lines, delimiter=logger.sep)
     column = (rows.fieldnames or []).index("epoch") if "epoch" in (rows.fieldnames or []) else None
     if column is None:

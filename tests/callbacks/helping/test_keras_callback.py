@@ -194,7 +194,7 @@ def test_state_goes_on(tmp_path: Path) -> None:
     # A sign turned once must not be turned back, and the patience is that of the present list.
     assert (stopping.wait, stopping.best, stopping.min_delta, stopping.patience) == (1, 1.0, -0.5, 9)
     assert trainer.storage.resume_line().endswith(", exact") and parts.last == whole.last and parts.last.maxlen == 3
-    assert (tmp_path / "parts.csv").read_text() == (tmp_path / "whole.csv").read_text()
+    assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
 @dataclass
