@@ -15,7 +15,7 @@ import tensorflow as tf
 from prototrain import Callback, StopTraining, Trainer
 from prototrain.callbacks import JSONWriter, SaveOnExit, StopOnNaN
 from prototrain.errors import CallbackError, ExperimentError, NonFiniteError
-from tests.tiny import CountingTrainer, Recorder
+from tests.tiny import CountingTrainer, Recorder, tiny_datasets, tiny_trainer
 
 
 class StopAt(Callback):
@@ -553,3 +553,10 @@ class Stepping(CountingTrainer):
 def test_the_step_that_is_not_finite_is_named_whatever_a_run_step_does_to_the_counter() -> None:
     with pytest.raises(NonFiniteError, match="loss is nan in step 3"):
         Stepping().train([StopOnNaN()], max_steps=6)
+
+
+def test_no_steps_over_data_of_unknown_length() -> None:
+    datasets = {"trn": tiny_datasets()["trn"].filter(lambda batch: True)}
+    trainer = tiny_trainer(model__num_steps=0, datasets=lambda: datasets)
+    trainer.train()
+    assert trainer.global_step == 0
