@@ -154,12 +154,11 @@ class Trainer:
         self.given_steps_per_epoch = steps_per_epoch
         self.times.start()
         self.callbacks = CallbackGroup(self, callbacks)
-        if fresh:
-            self.session.start_afresh()
         self.allow_changed_data = allow_changed_data
         self.evaluation_scopes = []
         self.check_finite = self.record_gradient_norm = False
-        with outlasting(), saying_what_is_left(self), self._around_run(), self.session, self.stop:
+        begun = self.session.begun_afresh() if fresh else nullcontext()
+        with begun, outlasting(), saying_what_is_left(self), self._around_run(), self.session, self.stop:
             try:
                 with self.stop.waiting_for("the start of the run", when="before the first step"):
                     with self.setup_scope():

@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -62,7 +62,7 @@ class Session:
         self.saving = Saving(trainer, self.finite)
         self.resume = Resume(trainer, self.saving, self.finite)
         self._looked_at = 0.0
-        self._is_forked = False
+        self._is_forked = self._has_begun = False
         tell_of_forks(self)
 
     def after_fork(self) -> None:
@@ -70,25 +70,35 @@ class Session:
         self._is_forked, self._record = True, None
         self.saving.begin_anew()
 
-    def start_afresh(self) -> None:
-        """Delete everything in the directory; of several workers, the chief does.
+    @contextmanager
+    def begun_afresh(self) -> Iterator[None]:
+        """Delete everything in the directory; of several workers, the chief does. Where this session is not entered
+        inside, because that fails before, let the directory go.
 
         Raises:
             ExperimentError: this trainer has made steps already, the directory is not an experiment's, or another run
                 has it.
         """
-        trainer = self._trainer
+        trainer, experiment = self._trainer, self._trainer.experiment
         if trainer.global_step:
             raise ExperimentError(
                 f"train(fresh=True): this trainer has made {trainer.global_step} steps already; make a new one"
             )
-        if trainer.experiment is not None and trainer.is_chief:
-            with announcing(f"deleting what is in {trainer.experiment}", trainer.log):
-                trainer.experiment.delete()
+        if experiment is None or not trainer.is_chief:
+            yield
+            return
+        self._has_begun = False
+        try:
+            with announcing(f"deleting what is in {experiment}", trainer.log):
+                experiment.delete()
+            yield
+        finally:
+            if not self._has_begun:
+                experiment.unlock(trainer.log)
 
     def __enter__(self) -> Session:
         made_with(self._trainer)  # as it is now
-        self._is_forked = False
+        self._is_forked, self._has_begun = False, True
         self._outcome, self.stopped_by = Outcome("running"), None
         self.finite.forget()
         self.saving.forget()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import tensorflow as tf
 from prototrain import Callback, StopTraining, Trainer
 from prototrain.callbacks import JSONWriter, SaveOnExit, StopOnNaN
 from prototrain.errors import CallbackError, ExperimentError, NonFiniteError
+from prototrain.experiment import Experiment
 from tests.tiny import CountingTrainer, Recorder, tiny_datasets, tiny_trainer
 
 
@@ -525,6 +526,24 @@ def test_a_fresh_start_deletes_nothing_before_the_list_is_known_to_be_one(experi
     with pytest.raises(ExperimentError, match=r"it holds 'thesis.txt'\); nothing was deleted"):
         CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=2, fresh=True)
     assert CountingTrainer(experiment=experiment).session.checkpoints.steps() == [4]
+
+
+class NeverBegins(CountingTrainer):
+    """Fails before its run begins."""
+
+    def _around_run(self) -> AbstractContextManager[None]:
+        raise RuntimeError("no device")
+
+
+def test_a_fresh_start_that_fails_lets_the_directory_go(experiment: Path) -> None:
+    with pytest.raises(RuntimeError, match="no device"):
+        NeverBegins(experiment=experiment).train(max_steps=2, fresh=True)
+    CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=2)
+    with pytest.raises(RuntimeError, match="no device"):
+        NeverBegins(experiment=experiment).train(max_steps=2, fresh=True)
+    other = Experiment(experiment)
+    other.lock()
+    other.unlock()
 
 
 def test_a_fresh_start_without_a_directory_has_nothing_to_delete() -> None:
