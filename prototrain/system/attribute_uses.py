@@ -12,6 +12,8 @@ from prototrain.system.function_code import ATTRIBUTES
 
 FILLED = {"add", "append", "appendleft", "clear", "extend", "insert", "pop", "setdefault", "update"}
 """Methods that fill a container."""
+ONLY_FILL = FILLED - {"pop", "setdefault"}
+"""Those of them that give nothing of it back."""
 
 _IN_PLACE = FILLED | {"discard", "popleft", "remove", "reset", "reset_state", "sort", "update_state"}
 _BY_NAME = {"getattr", "hasattr", "setattr"}
@@ -72,7 +74,7 @@ def attribute_uses(code: CodeType) -> AttributeUses:
         elif step.opname in ATTRIBUTES:
             method = str(behind.argval) if behind is not None and behind.opname in ATTRIBUTES else ""
             sets_item = last is not None and last.opname in _ITEMS
-            if method not in FILLED and not sets_item:
+            if method not in ONLY_FILL and not sets_item:
                 found.read.add(name)
             if method in _IN_PLACE or changes_variable(method):
                 found.in_place.add(name)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-from prototrain.system.attribute_uses import FILLED
+from prototrain.system.attribute_uses import ONLY_FILL
 from prototrain.system.contents import Code, Values, as_text, digest
 from prototrain.system.function_code import found_as, uses_of
 from prototrain.system.late_imports import late_imports
@@ -103,7 +103,7 @@ def values_around(thing: Any) -> Iterator[tuple[str, str, Any]]:
                 value = found_as(one, name)
                 kept = settings_of(value) if isinstance(value, ModuleType) else {}
                 yield from ((name, use, kept[use]) for use in uses if use is not None and use in kept)
-                if value is not None and not isinstance(value, ModuleType) and not uses <= FILLED:
+                if value is not None and not isinstance(value, ModuleType) and not uses <= ONLY_FILL:
                     yield one.__qualname__, name, value
 
 

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.usefixtures("disk")
 seen = 0
 counter = tf.Variable(0)
 log: list[int] = []
+waiting = [1, 2]
 
 
 class Adds(Callback):
@@ -158,6 +159,23 @@ class Filled(Adds):
         for row in self.rows:
             row += 1
         return int(self.rows[0][0])
+
+
+class Queue(Adds):
+    """Takes out what earlier calls have put in, of an attribute."""
+
+    def __init__(self) -> None:
+        self.queue = [1, 2]
+
+    def number(self) -> int:
+        self.queue.append(self.trainer.global_step)
+        return self.queue.pop(0)
+
+
+class GlobalQueue(Adds):
+    def number(self) -> int:
+        waiting.append(self.trainer.global_step)
+        return waiting.pop(0)
 
 
 class Stops(Callback):
@@ -375,6 +393,8 @@ def by_closure() -> Callback:
         (Generator, "Generator keeps generator"),
         (Tensor, "Tensor keeps calls"),
         (Filled, "Filled keeps rows"),
+        (Queue, "Queue keeps queue"),
+        (GlobalQueue, "GlobalQueue keeps waiting"),
         (Stops, "Stops keeps calls"),
         (Records, "Records keeps mean"),
         (lambda: Every(Adds()), "Adds keeps calls"),

@@ -18,6 +18,7 @@ CODES: dict[str, dict[str, set[Any]]] = {
     "for one in other: self.a = one": {"stored": {"a"}},
     "self.a.append(1)": {"in_place": {"a"}, "read": {"append"}},
     "self.a.append(self.b)": {"in_place": {"a"}, "read": {"append", "b"}},
+    "return self.a.pop()": {"in_place": {"a"}, "read": {"a", "pop"}},
     "self.a.popleft()": {"in_place": {"a"}, "read": {"a", "popleft"}},
     "self.a.assign_add(1)": {"in_place": {"a"}, "read": {"a", "assign_add"}},
     "self.a['x'] = 1": {"items": {"a"}},
