@@ -83,7 +83,7 @@ def with_prototrain(name: str, watch: Watch) -> None:
         def run_steps(self, n: int) -> int:
             if self.global_step:
                 return super().run_steps(n)
-            _ = self.call.leaves_summaries  # traces the step
+            _ = self.calls.calls_summaries  # traces the step
             watch.note("tracing")
             done = super().run_steps(n)
             watch.note("first step")

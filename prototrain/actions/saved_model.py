@@ -24,7 +24,7 @@ from prototrain.errors import ExperimentError, ModelError
 from prototrain.model.built import BuiltModel
 from prototrain.model.sharing import base_name
 from prototrain.private_api.runtime import owner
-from prototrain.step.compiled import compiled
+from prototrain.step.functions import compiled
 from prototrain.system.graphs import needed, needed_everywhere
 from prototrain.system.tracebacks import cause, first_line
 from prototrain.towers import is_seed

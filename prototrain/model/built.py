@@ -36,10 +36,10 @@ from prototrain.model.placement import Placement
 from prototrain.model.sharing import VariableStore
 from prototrain.model.variables import select, variable_table
 from prototrain.predictor import Predictor
-from prototrain.step.counter import StepCounter
 from prototrain.step.graph_caveats import graph_caveats, resource_caveats
 from prototrain.step.python_summaries import left_out_of_graphs
 from prototrain.step.trace import tower_trace
+from prototrain.step.variables import StepCounter
 from prototrain.system.objects import attributes_of
 from prototrain.system.resources import table_digest
 from prototrain.system.signals import StopRequest

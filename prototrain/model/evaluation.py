@@ -14,11 +14,10 @@ from prototrain.data.randomness import reshuffles
 from prototrain.data.reading_ahead import prefetched
 from prototrain.data.waiting import patiently
 from prototrain.errors import DataError, StepError
-from prototrain.step.compiled import compiled
+from prototrain.step.functions import compiled
 from prototrain.step.graph_caveats import graph_caveats
-from prototrain.step.packing import Packing
-from prototrain.step.result import stage
-from prototrain.step.stop_variable import StopVariable
+from prototrain.step.result import ScalarPacker, failed_stage
+from prototrain.step.variables import StopVariable
 from prototrain.system.signals import StopRequest
 from prototrain.system.tracebacks import cause
 from prototrain.system.waiting import announcing
@@ -187,7 +186,7 @@ class Evaluation:
         self.examples = 0
         self._name = name
         self._evaluate_batch = evaluate_batch
-        self._packing = Packing()
+        self._packer = ScalarPacker()
         self._pass = CompiledPass(dataset, self._measure, [tf.float64, tf.float32, tf.float64])
 
     def run(self, stop: StopRequest, batches: int, *, step: int) -> dict[str, float] | None:
@@ -214,7 +213,7 @@ class Evaluation:
         if not weight:
             raise DataError(f"dataset {self._name!r} is empty")
         self.examples = int(weight)
-        return self._packing.unpack((single / tf.cast(weight, tf.float32), double / weight))
+        return self._packer.unpack((single / tf.cast(weight, tf.float32), double / weight))
 
     def rehearse(self, stop: StopRequest, batches: int, *, step: int) -> list[str]:
         """Evaluate two batches at most and forget it, so that mistakes show; see `CompiledPass.rehearse`.
@@ -230,7 +229,7 @@ class Evaluation:
             found = self._pass.rehearse(self._name, stop, batches)
         if found is not None and not found[0]:
             raise DataError(f"dataset {self._name!r} is empty")
-        return self._packing.names
+        return self._packer.names
 
     def caveats(self) -> list[str]:
         """See `CompiledPass.caveats`."""
@@ -242,10 +241,10 @@ class Evaluation:
             yield
         except tf.errors.OpError as error:
             raise StepError(
-                f"evaluating {self._name!r} at step {step} failed in the {stage(error)}: {cause(error)}"
+                f"evaluating {self._name!r} at step {step} failed in the {failed_stage(error)}: {cause(error)}"
             ) from error
 
     def _measure(self, inputs: Batch) -> tuple[Any, ...]:
         size = tf.cast(batch_size(inputs), tf.float64)
-        single, double = self._packing.pack(self._evaluate_batch(inputs))
+        single, double = self._packer.pack(self._evaluate_batch(inputs))
         return tf.reshape(size, [1]), single * tf.cast(size, tf.float32), double * size

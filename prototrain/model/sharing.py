@@ -21,7 +21,7 @@ from prototrain.model.kept_values import keeping_values, noting
 from prototrain.model.keras_hooks import has_automatic_name, listening, place_again
 from prototrain.private_api.graphs import passing_graph
 from prototrain.private_api.of_keras import KerasVariable, call_by, layers_within, own_weights
-from prototrain.step.scratch import is_scratch
+from prototrain.step.variables import is_scratch
 from prototrain.towers import components, tower_index
 
 _ASSIGNS = re.compile(r"Assign(Add|Sub)?VariableOp|ResourceScatter\w*")

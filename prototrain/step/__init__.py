@@ -1,4 +1,4 @@
-"""One tower's `train_step`, compiled into a call of many steps that returns what it did.
+"""The compiled step: many iterations of `train_step` in one graph call.
 
-Nothing here knows a trainer: a call is given a `StepPlan` and returns a `StepResult`, or raises a `StepFailure`.
+Nothing here imports a trainer: a call is made from a `StepPlan` and returns a `StepResult`.
 """

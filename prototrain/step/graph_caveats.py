@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from prototrain.step.scratch import is_scratch
+from prototrain.step.variables import is_scratch
 from prototrain.system.graphs import all_operations
 from prototrain.system.resources import LOOKUP, is_changing_table, resource_uses
 from prototrain.system.tracebacks import users_own

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from prototrain.optimizers import update_with
-from prototrain.step.scratch import scratch_variable
+from prototrain.step.variables import scratch_variable
 
 if TYPE_CHECKING:
     from prototrain.step.loss_scale import LossScale

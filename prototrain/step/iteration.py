@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.step.packing import Packing
-from prototrain.step.plan import Batch, StepPlan
+from prototrain.step.result import ScalarPacker
 from prototrain.step.trace import TowerTrace, tracing
 from prototrain.step.watched import join, pick
 from prototrain.towers import components
 
+if TYPE_CHECKING:
+    from prototrain.step.loop import StepPlan
 
-class Iterated(NamedTuple):
-    """One iteration, traced.
-
-    Attributes:
-        outputs: the step's scalars by name, averaged over the towers.
-        counts: whether it was a step: finite, as far as the guard asks for that.
-        seen: the watched tensors by name.
-    """
-
-    outputs: dict[str, tf.Tensor]
-    counts: tf.Tensor
-    seen: dict[str, tf.Tensor]
+Batch = dict[str, Any]
 
 
 class Iteration:
@@ -38,15 +28,21 @@ class Iteration:
 
     def __init__(self, plan: StepPlan) -> None:
         self._plan = plan
-        self._packing = Packing()
+        self._packer = ScalarPacker()
 
-    def __call__(self, inputs: Batch, step: tf.Tensor, *, watched: bool = False) -> Iterated:
+    def __call__(
+        self, inputs: Batch, step: tf.Tensor, *, watched: bool = False
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor, dict[str, tf.Tensor]]:
         """Trace it.
 
         Args:
             inputs: a global batch.
             step: the number of completed steps, int64.
-            watched: whether to hand out the plan's `watched_names`.
+            watched: whether to return the plan's `watched_names`.
+
+        Returns:
+            the step's scalars by name, averaged over the towers; whether it counts as a step (a bool tensor: False if
+            the guard found it not finite); the watched tensors by name.
         """
         plan = self._plan
         with behind(inputs):
@@ -61,7 +57,7 @@ class Iteration:
             after_run = plan.after_run
             follow = None if after_run is None else lambda: after_run(dict(outputs))
             counts = plan.guard.finish(outputs if plan.must_be_finite else {}, finite, follow)
-        return Iterated(outputs, counts, seen)
+        return outputs, counts, seen
 
     def _tower(self, inputs: Batch, watched: bool) -> tuple[dict[str, tf.Tensor], tf.Tensor, dict[str, tf.Tensor]]:
         """One tower's part of it."""
@@ -79,11 +75,11 @@ class Iteration:
         if placement.towers == 1:
             return outputs
         statistics = placement.moving_statistics()
-        vectors = self._packing.pack(outputs)
+        vectors = self._packer.pack(outputs)
         single, double, *means = placement.mean([*vectors, *map(tf.convert_to_tensor, statistics)])
         for variable, mean in zip(statistics, means, strict=True):
             variable.assign(mean)
-        return self._packing.unstack((single, double))
+        return self._packer.unstack((single, double))
 
     def _warn_of_variable(self, make: Callable[..., Any], **arguments: Any) -> Any:
         self._plan.log(

@@ -1,100 +1,144 @@
-"""Many iterations as one traced loop over the batches of an iterator.
+"""The compiled loop: many iterations over the batches of an iterator, traced once.
 
-The loop ends after the number of steps that was asked for, when the data ends, when a stop is requested, and at the
-very step whose loss or gradient is not finite. Where a callback runs after every step it is one iteration without a
-loop.
+The loop ends after the requested number of steps, at the end of the data, when a stop is requested, and at the step
+whose loss or gradient is not finite. When a callback runs after every step, it is one iteration without a loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from prototrain.private_api.runtime import is_deterministic
-from prototrain.step.direct_call import DirectCall
-from prototrain.step.graph_caveats import OWN_CLOCK
-from prototrain.step.iteration import Iteration
-from prototrain.step.packing import Packing
-from prototrain.step.plan import Batch, StepPlan
-from prototrain.step.result import Outcome
-from prototrain.step.scratch import scratch_variable
-from prototrain.step.stop_variable import StopVariable
+from prototrain.step.functions import ConcreteCall
+from prototrain.step.guard import Guard
+from prototrain.step.iteration import Batch, Iteration
+from prototrain.step.result import ScalarPacker, StepResult
+from prototrain.step.variables import StopVariable, scratch_variable
 from prototrain.step.watched import noting_summaries
 
-State = dict[str, Any]  # what one iteration hands over to the next, by name
+State = dict[str, Any]
+"""The loop's variables by name, which one iteration passes to the next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """Everything that a compiled call needs to know of a trainer.
+
+    Attributes:
+        train_step: one tower's iteration, from its batch to scalars by name; traced.
+        placement: a `Placement`, which runs it on the towers.
+        data: the training data: `iterator`, `endless` and `element_spec`.
+        guard: the policy for non-finite steps.
+        changed_early: returns the variables that a step may change before it is known to be finite.
+        must_be_finite: whether the guard checks all scalars, not only those of an update.
+        before_run: called while each iteration is traced, with the number of completed steps.
+        after_run: called after it with the scalars, or None.
+        watched_names: names of the tensors to return from a watched step.
+        may_be_watched: whether the last step of a call can be run as a watched one.
+        alone: whether every call is a single step, which needs no loop.
+        stop_requested: whether the run is to stop.
+        log: prints a line for the user.
+    """
+
+    train_step: Callable[[Batch], Mapping[str, tf.Tensor]]
+    placement: Any
+    data: Any
+    guard: Guard
+    changed_early: Callable[[], Sequence[Any]]
+    must_be_finite: bool
+    before_run: Callable[[tf.Tensor], None]
+    after_run: Callable[[dict[str, Any]], None] | None
+    watched_names: frozenset[str]
+    may_be_watched: bool
+    alone: bool
+    stop_requested: Callable[[], bool]
+    log: Callable[[str], None]
 
 
 class CompiledLoop:
-    """The iterations of a plan, many in one call.
+    """The iterations of a plan, many in one graph call.
 
     Args:
-        plan: what an iteration is.
+        plan: what an iteration does.
         stop: ends the loop.
-        packing: knows what the scalars of an `Outcome` are called.
-        stride: by how much the number of the step grows from one iteration to the next.
-        towers: on how many towers it runs; the default is the plan's number.
+        stride: the difference of the step numbers of two successive iterations.
+        towers: the number of towers it runs on; the plan's by default.
 
     Attributes:
-        completed: an int64 variable, the number of completed steps, which is right also after a failed call.
-        has_summaries: whether the step has `tf.summary` calls; None as long as it is not known.
+        completed: an int64 variable with the number of completed steps, correct also after a failed call.
+        has_summaries: whether the step calls `tf.summary`; None before it is traced.
     """
 
-    def __init__(
-        self, plan: StepPlan, stop: StopVariable, packing: Packing, *, stride: int = 1, towers: int | None = None
-    ) -> None:
+    def __init__(self, plan: StepPlan, stop: StopVariable, *, stride: int = 1, towers: int | None = None) -> None:
         self._plan = plan
         self._iteration = Iteration(plan)
         self._stop = stop
-        self._packing = packing
+        self._packer = ScalarPacker()
         self._stride = stride
         self.completed = scratch_variable(0, dtype=tf.int64, name="completed")
         self.has_summaries: bool | None = None
         towers = plan.placement.towers if towers is None else towers
-        self._call = DirectCall(self._run_one if plan.alone else self._run, towers=towers)
+        self._call = ConcreteCall(self._run_one if plan.alone else self._run, towers=towers)
 
     @property
     def graph(self) -> Any:
-        """What was traced, or None."""
+        """The traced graph, or None before the first call."""
         return self._call.graph
 
     def trace(self, iterator: Any, n: tf.Tensor) -> None:
-        """Trace it now, if it is not yet."""
+        """Trace the loop, unless it is traced already."""
         self._call.trace(iterator, n)
 
-    def __call__(self, iterator: Any, n: tf.Tensor) -> Outcome:
+    def __call__(self, iterator: Any, n: tf.Tensor) -> StepResult:
         """Do up to `n` steps."""
         results = self._call(iterator, n)
-        return Outcome.on_host(**dict(zip(self._returned, results, strict=True)))
+        return self.on_host(**dict(zip(self._returned, results, strict=True)))
+
+    def on_host(
+        self, *, done: Any, waited: Any, single: tf.Tensor, double: tf.Tensor, finite: Any = True, ended: Any = False
+    ) -> StepResult:
+        """The result of a call from the tensors of its last state."""
+        steps, is_finite = int(done), bool(finite)
+        return StepResult(
+            steps=steps,
+            # Without a step there are no scalars, except those of one that was not finite.
+            outputs=self._packer.unpack((single, double)) if steps or not is_finite else {},
+            is_finite=is_finite,
+            data_ended=bool(ended),
+            waiting=float(waited),
+        )
 
     def _run(self, iterator: Any, n: tf.Tensor) -> State:
         first = self._first_state()
 
-        def goes_on(state: State) -> Any:
+        def has_more(state: State) -> Any:
             more = (state["done"] < n) & ~self._stop.value
             more = more & state["finite"] if "finite" in state else more
             return more & ~state["ended"] if "ended" in state else more
 
         shapes = {name: tf.TensorShape([None] if name in ("single", "double") else []) for name in first}
         with noting_summaries() as has_summaries:
-            (state,) = tf.while_loop(goes_on, self._body(iterator), [first], shape_invariants=[shapes])
+            (state,) = tf.while_loop(has_more, self._body(iterator), [first], shape_invariants=[shapes])
         return self._traced(state, has_summaries())
 
     def _run_one(self, iterator: Any, n: tf.Tensor) -> State:
-        """Run one step, whatever `n` is, without a loop: to enter one takes about as long as a small step."""
+        """Run one step, whatever `n` is, without a loop: entering one takes about as long as a small step."""
         with noting_summaries() as has_summaries:
             (state,) = self._body(iterator)(self._first_state())
         return self._traced(state, has_summaries())
 
     def _traced(self, state: State, has_summaries: bool) -> State:
         self.has_summaries = has_summaries
-        self._returned = sorted(state)  # as TensorFlow orders what is in a dict
+        self._returned = sorted(state)  # the order in which TensorFlow flattens a dict
         return state
 
     def _first_state(self) -> State:
-        # Only what can change is carried along: every variable of a loop costs some ops in every iteration.
+        # Only what can change: each loop variable costs some ops in every iteration.
         first: State = {"done": tf.constant(0), "waited": tf.zeros([], tf.float64)}
         first |= {"single": tf.zeros([0]), "double": tf.zeros([0], tf.float64)}
         first |= {"finite": tf.constant(True)} if self._plan.guard.may_end else {}
@@ -111,38 +155,38 @@ class CompiledLoop:
             took = _time_after(tf.nest.flatten(batch, expand_composites=True)) - begin
             waited = state["waited"] + took
 
-            def go_on(inputs: Batch) -> State:
+            def iterate(inputs: Batch) -> State:
                 after = step(inputs, state["done"], waited)
                 return {name: after[name] for name in state}
 
             if endless:
-                return [go_on(batch)]
+                return [iterate(batch)]
             ended = {**state, "waited": waited, "ended": tf.constant(True)}
-            return [tf.cond(batch.has_value(), lambda: go_on(batch.get_value()), lambda: ended)]
+            return [tf.cond(batch.has_value(), lambda: iterate(batch.get_value()), lambda: ended)]
 
         return body
 
     def run_watched(self, inputs: Batch, start: tf.Tensor) -> tuple[State, dict[str, tf.Tensor]]:
-        """Trace one step of which more is seen than its scalars; see `WatchedStep`."""
-        seen: dict[str, tf.Tensor] = {}
-        state = self._step(start, inputs, tf.constant(0), tf.zeros([], tf.float64), seen)
-        return state, seen
+        """Trace one step that also returns its watched tensors; see `WatchedStep`."""
+        watched: dict[str, tf.Tensor] = {}
+        state = self._step(start, inputs, tf.constant(0), tf.zeros([], tf.float64), watched)
+        return state, watched
 
     def _step(
-        self, start: tf.Tensor, inputs: Batch, done: Any, waited: Any, seen: dict[str, tf.Tensor] | None = None
+        self, start: tf.Tensor, inputs: Batch, done: Any, waited: Any, watched: dict[str, tf.Tensor] | None = None
     ) -> State:
         number = start + tf.cast(done * self._stride, tf.int64)
-        iterated = self._iteration(inputs, number, watched=seen is not None)
-        if seen is not None:
-            seen.update(iterated.seen)
-        single, double = self._packing.pack(iterated.outputs)
-        completed = tf.cast(iterated.counts, tf.int32) if self._plan.guard.may_end else tf.constant(1)
-        # Behind the update, so that a failing call leaves the number of steps that were really made.
-        with tf.control_dependencies([iterated.counts, single, double]):
+        outputs, counts, seen = self._iteration(inputs, number, watched=watched is not None)
+        if watched is not None:
+            watched.update(seen)
+        single, double = self._packer.pack(outputs)
+        completed = tf.cast(counts, tf.int32) if self._plan.guard.may_end else tf.constant(1)
+        # After the update, so that a failing call leaves the number of steps that were completed.
+        with tf.control_dependencies([counts, single, double]):
             self.completed.assign_add(tf.cast(completed, tf.int64))
         return {
             "done": done + completed,
-            "finite": iterated.counts,
+            "finite": counts,
             "ended": tf.constant(False),
             "waited": waited,
             "single": single,
@@ -151,7 +195,7 @@ class CompiledLoop:
 
 
 def _time_after(tensors: list[Any]) -> tf.Tensor:
-    if is_deterministic():  # TensorFlow refuses to tell the time then, and how long a batch took is not known
+    if is_deterministic():  # TensorFlow refuses to read the clock then, and the waiting time is unknown
         return tf.zeros([], tf.float64)
     with tf.device("CPU:0"), tf.control_dependencies(tensors):
-        return tf.timestamp(name=OWN_CLOCK)
+        return tf.timestamp(name="prototrain_clock")

@@ -1,91 +1,101 @@
-"""What a compiled call did: made steps, or failed in one."""
+"""The result of a compiled call, and the scalars on their way to it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
-from prototrain.errors import PrototrainError
+from prototrain.errors import ModelError, PrototrainError
 
 _NODE = re.compile(r"\[\[(?:\{\{function_node [^}]*\}\})?(?:\{\{node )?([^\]}]*)")
 
 _EMPTY_ELEMENT = "components but got"
-"""What a dataset's iterator says, whatever op it is read by, of an element that is not what its stage promises;
-`snapshot` has been seen to give such ones."""
+"""Part of TensorFlow's message for a dataset element that does not have the structure its stage declares."""
 
 
-class Outcome(NamedTuple):
-    """What a compiled call has returned.
-
-    Attributes:
-        done: completed steps, int.
-        finite: whether none had to be left out, bool.
-        ended: whether it met the end of the data, bool.
-        waited: seconds spent on waiting for batches, float64.
-        single: the last step's float32 scalars, see `Packing`.
-        double: its other scalars, as float64.
-    """
-
-    done: int
-    finite: bool
-    ended: bool
-    waited: float
-    single: tf.Tensor
-    double: tf.Tensor
-
-    @classmethod
-    def on_host(
-        cls, *, done: Any, waited: Any, single: tf.Tensor, double: tf.Tensor, finite: Any = True, ended: Any = False
-    ) -> Outcome:
-        """That of tensors; the last two are left out where they cannot be another."""
-        return cls(int(done), bool(finite), bool(ended), float(waited), single, double)
-
-
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class StepResult:
-    """What a call of many steps has done.
+    """What a call of many steps did.
 
     Attributes:
-        steps: how many it completed.
-        outputs: the last step's scalars by name.
-        data_ended: whether it met the end of the data.
-        watched: tensors of the step by name, if it was a watched one.
-        summary_events: TensorBoard events that `tf.summary` calls in it made, if it was a watched one.
-        waiting: seconds spent on waiting for batches.
-        tracing: seconds of a first call, most of which is tracing.
+        steps: the number of completed steps.
+        outputs: the last step's scalars by name; those of the failed step if `is_finite` is False.
+        is_finite: False if the call ended at a non-finite step, whose update was not applied.
+        data_ended: whether the call reached the end of the data.
+        watched: tensors of the last step by name, if it was a watched one.
+        summary_events: TensorBoard events of `tf.summary` calls in the last step, if it was a watched one.
+        waiting: seconds spent waiting for batches.
+        tracing: seconds of a first call, which are mostly tracing.
+        error: why the step after the completed ones failed, or None.
+        is_whole: whether the variables are those of the last completed step.
     """
 
     steps: int
     outputs: Mapping[str, float] = field(default_factory=dict)
+    is_finite: bool = True
     data_ended: bool = False
     watched: Mapping[str, Any] = field(default_factory=dict)
     summary_events: Sequence[Any] = ()
     waiting: float = 0.0
     tracing: float = 0.0
+    error: PrototrainError | None = None
+    is_whole: bool = True
 
 
-class StepFailure(Exception):
-    """A call failed in one of its steps, for which it had read a batch already.
+class ScalarPacker:
+    """Packs a dict of scalars into two vectors, so that one copy brings all of them to the host.
 
-    Attributes:
-        error: for the user.
-        done: what the call had completed before.
-        is_whole: whether the state is that of the last completed step.
+    float32 values stay float32; all others become float64.
     """
 
-    def __init__(self, error: PrototrainError, done: StepResult, *, is_whole: bool) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.done = done
-        self.is_whole = is_whole
+    def __init__(self) -> None:
+        self._names: tuple[list[str], list[str]] = ([], [])
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the scalars, once they have been packed."""
+        single, double = self._names
+        return [*single, *double]
+
+    def pack(self, outputs: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return a float32 and a float64 vector; traced.
+
+        Raises:
+            ModelError: an output is not a scalar.
+        """
+        single: dict[str, tf.Tensor] = {}
+        double: dict[str, tf.Tensor] = {}
+        for name, value in outputs.items():
+            tensor = tf.convert_to_tensor(value)
+            if tensor.shape.rank != 0:
+                raise ModelError(f"a step's outputs must be scalars; {name!r} has shape {tensor.shape}")
+            if tensor.dtype == tf.float32:
+                single[name] = tensor
+            else:
+                double[name] = tf.cast(tensor, tf.float64)
+        self._names = (list(single), list(double))
+        return _stack(single, tf.float32), _stack(double, tf.float64)
+
+    def unstack(self, vectors: tuple[tf.Tensor, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Return the scalars of packed vectors as tensors; traced."""
+        pairs = zip(self._names, vectors, strict=True)
+        return {name: value for names, vector in pairs for name, value in zip(names, tf.unstack(vector), strict=True)}
+
+    def unpack(self, vectors: tuple[tf.Tensor, tf.Tensor]) -> dict[str, float]:
+        """Copy the scalars of packed vectors to the host."""
+        found: dict[str, float] = {}
+        for names, vector in zip(self._names, vectors, strict=True):
+            if names:
+                found.update(zip(names, vector.numpy().tolist(), strict=True))
+        return found
 
 
-def stage(error: tf.errors.OpError) -> str:
-    """The part of an iteration that a TensorFlow error comes from: "data" or "model".
+def failed_stage(error: tf.errors.OpError) -> str:
+    """The part of an iteration that raised a TensorFlow error: "data" or "model".
 
     The message ends with the op that failed and, if it failed inside another one, with that one: a dataset's ops fail
     inside the op that reads the iterator.
@@ -96,3 +106,7 @@ def stage(error: tf.errors.OpError) -> str:
     nodes = _NODE.findall(text)
     outermost = text.rpartition("[Op:")[2] if "[Op:Iterator" in text else nodes[-1] if nodes else ""
     return "data" if "IteratorGetNext" in outermost else "model"
+
+
+def _stack(values: dict[str, tf.Tensor], dtype: tf.DType) -> tf.Tensor:
+    return tf.stack(list(values.values())) if values else tf.zeros([0], dtype)

@@ -13,7 +13,6 @@ from prototrain.errors import ModelError
 from prototrain.gradient_processors import drop_missing, global_norm, variable_name
 from prototrain.optimizers import update_with
 from prototrain.private_api.of_keras import expect_averages
-from prototrain.step.plan import Towers
 from prototrain.step.trace import tower_trace
 
 Pairs = Sequence[tuple[Any, Any]]
@@ -58,7 +57,7 @@ def apply_gradients(
     loss: tf.Tensor,
     optimizer: keras.optimizers.Optimizer,
     *,
-    placement: Towers,
+    placement: Any,
     processors: Sequence[Callable[[Pairs], Pairs]],
     record_norm: bool,
     notes: GradientNotes | None = None,

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,25 +22,10 @@ from tensorboard.compat.proto.event_pb2 import Event
 from prototrain.data.elements import at_path, by_path, has_path
 from prototrain.errors import ModelError
 from prototrain.experiment.event_files import records
-from prototrain.step.direct_call import DirectCall
-from prototrain.step.plan import Stream
-from prototrain.step.result import Outcome
+from prototrain.step.functions import ConcreteCall
+from prototrain.step.result import StepResult
 
 Traced = Callable[[dict[str, Any], tf.Tensor], tuple[dict[str, Any], dict[str, tf.Tensor]]]
-
-
-class Seen(NamedTuple):
-    """What a watched step has shown.
-
-    Attributes:
-        outcome: what a step of the long call returns.
-        tensors: by name.
-        events: what `tf.summary` calls in it made.
-    """
-
-    outcome: Outcome
-    tensors: dict[str, tf.Tensor]
-    events: list[Event]
 
 
 class SummaryFile:
@@ -69,22 +54,24 @@ class SummaryFile:
 
 
 class WatchedStep:
-    """One step of which its tensors and summaries are seen.
+    """One step that returns its tensors and summaries as well.
 
     Args:
-        data: gives the batches.
-        traced: from a batch and the number of completed steps to what the long call returns, and tensors by name.
-        towers: on how many towers it runs.
+        data: the training data: `iterator` and `element_spec`.
+        traced: maps a batch and the number of completed steps to the loop's state and to tensors by name.
+        on_host: makes a result of such a state.
+        towers: the number of towers.
     """
 
-    def __init__(self, data: Stream, traced: Traced, towers: int) -> None:
+    def __init__(self, data: Any, traced: Traced, on_host: Callable[..., StepResult], towers: int) -> None:
         self._data = data
         self._traced = traced
+        self._on_host = on_host
         self._file = SummaryFile()
         signature = (dict(data.element_spec), tf.TensorSpec([], tf.int64))
-        self._call = DirectCall(self._run, signature, towers=towers)
+        self._call = ConcreteCall(self._run, signature, towers=towers)
 
-    def __call__(self, start: int) -> Seen:
+    def __call__(self, start: int) -> StepResult:
         """Do the step, if there is a batch.
 
         Args:
@@ -92,9 +79,11 @@ class WatchedStep:
         """
         batch = self._data.iterator.get_next_as_optional()
         if not batch.has_value():
-            return Seen(Outcome(0, True, True, 0.0, tf.zeros([0]), tf.zeros([0], tf.float64)), {}, [])
-        state, seen = self._call.pack(self._call(batch.get_value(), tf.constant(np.int64(start))))
-        return Seen(Outcome.on_host(**state), seen, self._file.take())
+            return StepResult(steps=0, data_ended=True)
+        state, tensors = self._call.pack(self._call(batch.get_value(), tf.constant(np.int64(start))))
+        result = self._on_host(**state)
+        result.watched, result.summary_events = tensors, self._file.take()
+        return result
 
     def _run(self, inputs: dict[str, Any], start: tf.Tensor) -> tuple[dict[str, Any], dict[str, tf.Tensor]]:
         with self._file.writer.as_default(step=start + 1), tf.summary.record_if(True):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,37 +14,33 @@ import tensorflow as tf
 
 from prototrain.experiment import Experiment
 from prototrain.model.placement import OwnPacePlacement
-from prototrain.step.compiled_call import CompiledCall
-from prototrain.step.loop import CompiledLoop
-from prototrain.step.packing import Packing
-from prototrain.step.plan import Batch, StepPlan
-from prototrain.step.result import Outcome
-from prototrain.step.snapshot import Snapshot
-from prototrain.step.stop_variable import StopVariable
-from prototrain.step.watched import Seen
+from prototrain.step.calls import StepCalls
+from prototrain.step.iteration import Batch
+from prototrain.step.loop import CompiledLoop, StepPlan
+from prototrain.step.result import StepResult
+from prototrain.step.variables import StopVariable, VariableBackup
 from prototrain.towers import choose_devices, in_words
+from prototrain.trainers.compiled_steps import step_plan
 from prototrain.trainers.own_pace import OwnPaceTrainer
-from prototrain.trainers.step_plan import step_plan
 
 if TYPE_CHECKING:
     from prototrain.model import ModelProtocol
 
 
-class LoopsInThreads:
-    """One compiled loop per tower, all run at the same time, each in a thread of its own.
+class LoopsInThreads(StepCalls):
+    """One compiled loop per tower, all run at the same time, each in its own thread.
 
     Args:
-        plan: what an iteration is.
+        plan: what an iteration does.
         placement: the towers.
         stop: ends all loops.
-        packing: takes the scalars apart.
     """
 
-    def __init__(self, plan: StepPlan, placement: OwnPacePlacement, stop: StopVariable, packing: Packing) -> None:
-        self._plan = plan
+    def __init__(self, plan: StepPlan, placement: OwnPacePlacement, stop: StopVariable) -> None:
+        super().__init__(plan)
         self._stop = stop
         self._completed = 0
-        self._snapshot = Snapshot(plan.changed_early)
+        self._backup = VariableBackup(plan.changed_early)
         towers = len(placement.devices)
         self._pool = ThreadPoolExecutor(towers, thread_name_prefix="tower")
 
@@ -52,62 +49,56 @@ class LoopsInThreads:
                 with placement.on_tower(index):
                     return plan.train_step(inputs)
 
-            # Variables and ops lie on several devices, which only `tf.function` itself can call for.
-            return CompiledLoop(replace(plan, train_step=train_step), stop, packing, stride=towers, towers=towers)
+            # Variables and ops are on several devices, which only `tf.function` itself can call for.
+            return CompiledLoop(replace(plan, train_step=train_step), stop, stride=towers, towers=towers)
 
         self._loops = [on_tower(index) for index in range(towers)]
 
-    def run(self, iterator: Any, n: int, start: int) -> Outcome:
+    def _run(self, iterator: Any, n: int, start: int) -> StepResult:
         self._completed = start
         share, rest = divmod(n, len(self._loops))
         quotas = [tf.constant(np.int32(share + (index < rest))) for index in range(len(self._loops))]
-        # One after the other: the towers' names and seeds must not depend on which thread is faster.
+        # One after the other: names and seeds of the towers must not depend on which thread is faster.
         for loop, quota in zip(self._loops, quotas, strict=True):
             loop.trace(iterator, quota)
-        self._snapshot.take()
+        self._backup.take()
         futures = []
         for index, (loop, quota) in enumerate(zip(self._loops, quotas, strict=True)):
             loop.completed.assign(np.int64(start + index))
             futures.append(self._pool.submit(self._run_one, loop, iterator, quota))
         errors = [error for future in futures if (error := future.exception())]
-        # What was asked to stop because of another tower goes on in the next call, unless a signal has come.
+        # A stop that was set because of another tower ends with this call, unless a signal has come.
         self._stop.set(self._plan.stop_requested())
         made = [int(loop.completed) - start - index for index, loop in enumerate(self._loops)]
         self._completed = start + sum(made)
-        outcomes = [future.result() for future in futures if not future.exception()]
-        bad = [outcome for outcome in outcomes if not outcome.finite]
+        results = [future.result() for future in futures if not future.exception()]
+        bad = [result for result in results if not result.is_finite]
         if bad:
-            self._snapshot.put_back()
+            self._backup.restore()
         if errors:
             raise errors[0]
-        shown = bad or [outcome for outcome in outcomes if outcome.done] or outcomes
-        return Outcome(
-            done=sum(made),
-            finite=not bad,
-            ended=any(outcome.ended for outcome in outcomes),
-            waited=max(outcome.waited for outcome in outcomes),
-            single=tf.reduce_mean(tf.stack([outcome.single for outcome in shown]), 0),
-            double=tf.reduce_mean(tf.stack([outcome.double for outcome in shown]), 0),
+        shown = bad or [result for result in results if result.steps]
+        names = shown[0].outputs if shown else {}
+        return StepResult(
+            steps=sum(made),
+            outputs={name: fmean(result.outputs[name] for result in shown) for name in names},
+            is_finite=not bad,
+            data_ended=any(result.data_ended for result in results),
+            waiting=max(result.waiting for result in results),
         )
 
-    def _run_one(self, loop: CompiledLoop, iterator: Any, n: tf.Tensor) -> Outcome:
+    def _run_one(self, loop: CompiledLoop, iterator: Any, n: tf.Tensor) -> StepResult:
         try:
-            outcome = loop(iterator, n)
+            result = loop(iterator, n)
         except BaseException:
             self._stop.set(True)
             raise
-        if not outcome.finite:
+        if not result.is_finite:
             self._stop.set(True)
-        return outcome
+        return result
 
     def completed(self) -> int:
         return self._completed
-
-    def watch(self, start: int) -> Seen:
-        raise NotImplementedError("towers that go at their own pace have no last step in common")
-
-    def has_summaries(self, iterator: Any) -> bool:
-        return False
 
     @property
     def graph(self) -> Any:
@@ -148,12 +139,10 @@ class AsyncTrainer(OwnPaceTrainer):
         placement = OwnPacePlacement(self.devices)
         super().__init__(model, len(self.devices), placement, scale_gradient=scale_gradient, experiment=experiment)
 
-    def make_call(self) -> CompiledCall:
-        # The other towers' loops go on when one fails, and always do several steps.
+    def make_calls(self) -> StepCalls:
+        # The other towers' loops continue when one fails, and always do several steps.
         plan = replace(step_plan(self, may_fail=False, may_be_watched=False), alone=False)
-        packing = Packing()
-        runner = LoopsInThreads(plan, self.placement, self._stop_variable, packing)
-        return CompiledCall(plan, self._stop_variable, packing, runner)
+        return LoopsInThreads(plan, self.placement, self._stop_variable)
 
     def describe(self) -> dict[str, Any]:
         found = {**super().describe(), "towers": f"{len(self.devices)}, each with batches of its own"}

@@ -19,7 +19,7 @@ from prototrain.experiment.provenance import origin_of, sources_of
 from prototrain.experiment.record import Outcome
 from prototrain.predictor import Predictor
 from prototrain.private_api.needs import lacking
-from prototrain.step.counter import StepCounter
+from prototrain.step.variables import StepCounter
 from prototrain.system.outlasting import outlasting
 from prototrain.system.signals import StopRequest
 from prototrain.trainers.banner import closing, describe_run, opening

@@ -20,15 +20,13 @@ from prototrain.errors import ClusterError, ConfigError
 from prototrain.experiment import Experiment
 from prototrain.model.placement import Placement
 from prototrain.private_api.runtime import is_ready
-from prototrain.step.compiled_call import CompiledCall
+from prototrain.step.calls import StepCalls
 from prototrain.step.iteration import Iteration
-from prototrain.step.packing import Packing
-from prototrain.step.plan import StepPlan
-from prototrain.step.result import Outcome, StepFailure, StepResult
-from prototrain.step.snapshot import Snapshot
-from prototrain.step.watched import Seen
+from prototrain.step.loop import StepPlan
+from prototrain.step.result import ScalarPacker, StepResult
+from prototrain.step.variables import VariableBackup
+from prototrain.trainers.compiled_steps import step_plan
 from prototrain.trainers.own_pace import OwnPaceTrainer
-from prototrain.trainers.step_plan import step_plan
 
 if TYPE_CHECKING:
     from prototrain.model import ModelProtocol
@@ -38,12 +36,11 @@ LOOK_SECONDS = 2.0
 SILENCE_SECONDS = 20.0
 
 
-class ScheduledSteps:
+class ScheduledSteps(StepCalls):
     """Steps that the coordinator hands, each with its batch, to whichever worker is free.
 
     Args:
         plan: what an iteration is.
-        packing: takes the scalars apart.
         coordinator: hands the steps out.
         cluster: the workers.
         count_updates: called with the number of completed steps.
@@ -56,7 +53,6 @@ class ScheduledSteps:
     def __init__(
         self,
         plan: StepPlan,
-        packing: Packing,
         coordinator: Any,
         cluster: ServerCluster,
         count_updates: Callable[[int], None],
@@ -66,8 +62,8 @@ class ScheduledSteps:
         leave: Callable[[int], object] = os._exit,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._plan = plan
-        self._packing = packing
+        super().__init__(plan)
+        self._packer = ScalarPacker()
         self._coordinator = coordinator
         self._cluster = cluster
         self._count_updates = count_updates
@@ -77,13 +73,13 @@ class ScheduledSteps:
         self._clock = clock
         self._completed = 0
         self._iteration = Iteration(plan)
-        self._snapshot = Snapshot(plan.changed_early)
+        self._backup = VariableBackup(plan.changed_early)
         self._on_worker = tf.function(self._run_on_worker, autograph=False)
 
-    def run(self, iterator: Any, n: int, start: int) -> Outcome:
+    def _run(self, iterator: Any, n: int, start: int) -> StepResult:
         results: list[Any] = []
         self._completed, ended = start, False
-        self._asking(self._snapshot.take)
+        self._asking(self._backup.take)
         try:
             while len(results) < n and not ended and not self._plan.stop_requested():
                 batch = iterator.get_next_as_optional()
@@ -104,14 +100,13 @@ class ScheduledSteps:
                 good = [values for values in made if values[0]]
                 self._completed = start + len(good)
                 if len(good) < len(made):
-                    self._asking(self._snapshot.put_back)
+                    self._asking(self._backup.restore)
         if stuck is not None and not self._plan.stop_requested():
-            raise StepFailure(ClusterError(stuck), StepResult(steps=len(good)), is_whole=True)
+            return StepResult(steps=len(good), error=ClusterError(stuck))
         self._count_updates(self._completed)
         bad = [values for values in made if not values[0]]
-        nothing = (True, tf.zeros([0]), tf.zeros([0], tf.float64))
-        _, single, double = (bad or good or [nothing])[-1]
-        return Outcome(done=len(good), finite=not bad, ended=ended, waited=0.0, single=single, double=double)
+        outputs = {} if not (bad or good) else self._packer.unpack((bad or good)[-1][1:])
+        return StepResult(steps=len(good), outputs=outputs, is_finite=not bad, data_ended=ended)
 
     def _asking(self, read_or_write: Callable[[], None]) -> None:
         """Do something with variables, which parameter servers have."""
@@ -167,21 +162,11 @@ class ScheduledSteps:
         return None
 
     def _run_on_worker(self, inputs: dict[str, Any], step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        iterated = self._iteration(inputs, step)
-        return iterated.counts, *self._packing.pack(iterated.outputs)
+        outputs, counts, _ = self._iteration(inputs, step)
+        return counts, *self._packer.pack(outputs)
 
     def completed(self) -> int:
         return self._completed
-
-    def watch(self, start: int) -> Seen:
-        raise NotImplementedError("a step takes place elsewhere, and several of them at once")
-
-    def has_summaries(self, iterator: Any) -> bool:
-        return False
-
-    @property
-    def graph(self) -> Any:
-        return None
 
 
 class DistributedAsyncTrainer(OwnPaceTrainer):
@@ -231,14 +216,12 @@ class DistributedAsyncTrainer(OwnPaceTrainer):
         else:
             serve(timeout=timeout)
 
-    def make_call(self) -> CompiledCall:
-        plan = step_plan(self, may_fail=False, may_be_watched=False)  # the other workers' steps go on
-        packing = Packing()
+    def make_calls(self) -> StepCalls:
+        plan = step_plan(self, may_fail=False, may_be_watched=False)  # the other workers' steps continue
         limits = Limits(self.config["trainer.cluster_timeout"], self.config["trainer.stall_timeout"])
-        runner = ScheduledSteps(
-            plan, packing, self.coordinator, self.cluster, self._count_updates, limits, lambda: self.stop.signum
+        return ScheduledSteps(
+            plan, self.coordinator, self.cluster, self._count_updates, limits, lambda: self.stop.signum
         )
-        return CompiledCall(plan, self._stop_variable, packing, runner)
 
     def _count_updates(self, completed: int) -> None:
         # Workers count at the same time without a lock, so that the optimizer's own count falls behind.

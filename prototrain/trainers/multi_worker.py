@@ -21,14 +21,14 @@ from prototrain.data.shares import OwnPlaces, Share, shared_out
 from prototrain.errors import ClusterError, ConfigError, NonFiniteError, StepError, StopTraining
 from prototrain.experiment import Experiment
 from prototrain.model.placement import Placement
-from prototrain.step.compiled_call import CompiledCall
-from prototrain.step.scratch import scratch_variable
+from prototrain.step.calls import CompiledCalls, StepCalls
+from prototrain.step.variables import scratch_variable
 from prototrain.system.tracebacks import in_one_line
 from prototrain.towers import choose_devices, in_words
 from prototrain.trainers.backup import Backup
+from prototrain.trainers.compiled_steps import step_plan
 from prototrain.trainers.peers import Peers
 from prototrain.trainers.replicated import BatchMeaning, SyncTrainer
-from prototrain.trainers.step_plan import step_plan
 
 if TYPE_CHECKING:
     from prototrain.callbacks.base import Callback
@@ -144,7 +144,7 @@ class MultiWorkerTrainer(SyncTrainer):
         self.check_rate()
         if not self._peers.has_begun:
             self._tell_of_start()
-        agreed = self._peers.agree(min(n, self.call.longest))
+        agreed = self._peers.agree(min(n, self.calls.longest))
         self._backup.take()
         self._begun.assign(self.global_step)
         try:
@@ -182,7 +182,7 @@ class MultiWorkerTrainer(SyncTrainer):
         if self._supervision is not None and self._peers.has_begun:
             self._supervision.step = step
 
-    def make_call(self) -> CompiledCall:
+    def make_calls(self) -> StepCalls:
         # Several workers have no step that is seen alone: its graph would be another one on each of them.
         plan = step_plan(self, may_be_watched=False)
 
@@ -190,7 +190,7 @@ class MultiWorkerTrainer(SyncTrainer):
             self._begun.assign(step + 1)
             plan.before_run(step)
 
-        return CompiledCall(dataclasses.replace(plan, before_run=before_run), self._stop_variable)
+        return CompiledCalls(dataclasses.replace(plan, before_run=before_run), self._stop_variable)
 
     def make_datasets(self) -> dict[str, tf.data.Dataset]:
         return shared_out(super().make_datasets(), self.share, self.global_batch // self.worker.count)

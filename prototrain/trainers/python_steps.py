@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from prototrain.checkpoint.looking import trackables
 from prototrain.errors import NonFiniteError, StopTraining
-from prototrain.step.call_length import CALL_SECONDS
+from prototrain.step.calls import CALL_SECONDS
 from prototrain.step.eager_caveats import saved_handles, watching
 
 if TYPE_CHECKING:

@@ -22,17 +22,17 @@ from prototrain.model.net import check_net, scalars
 from prototrain.model.placement import Placement
 from prototrain.optimizers import make_optimizer, processors_from_config
 from prototrain.step import update
-from prototrain.step.compiled_call import CompiledCall
+from prototrain.step.calls import CompiledCalls, StepCalls
 from prototrain.step.eager_caveats import saved_handles, unwatched
 from prototrain.step.loss_scale import LossScale
 from prototrain.step.micro_batches import over_micro_batches
-from prototrain.step.stop_variable import StopVariable
 from prototrain.step.trace import tower_trace
+from prototrain.step.variables import StopVariable
 from prototrain.system.graphs import short_digest
 from prototrain.system.waiting import announcing
 from prototrain.towers import choose_devices, in_words
 from prototrain.trainers.base import Trainer
-from prototrain.trainers.compiled_steps import CompiledSteps
+from prototrain.trainers.compiled_steps import CompiledSteps, step_plan
 from prototrain.trainers.optimization import (
     UNSET_RATE,
     decay_losses,
@@ -45,7 +45,6 @@ from prototrain.trainers.optimization import (
 )
 from prototrain.trainers.registered_optimizers import RegisteredOptimizers
 from prototrain.trainers.run_length import RunLength
-from prototrain.trainers.step_plan import step_plan
 from prototrain.trainers.xla_choice import XlaChoice
 
 if TYPE_CHECKING:
@@ -324,13 +323,13 @@ class TowerTrainer(Trainer):
     # -- the compiled call --------------------------------------------------------------------------------------------
 
     @property
-    def call(self) -> CompiledCall:
-        """The compiled call of the present run."""
-        return self._steps.call
+    def calls(self) -> StepCalls:
+        """The compiled calls of the present run."""
+        return self._steps.calls
 
-    def make_call(self) -> CompiledCall:
-        """Make the compiled call for the callbacks of the present run."""
-        return CompiledCall(step_plan(self), self._stop_variable)
+    def make_calls(self) -> StepCalls:
+        """Make the compiled calls for the callbacks of the present run."""
+        return CompiledCalls(step_plan(self), self._stop_variable)
 
     @property
     def is_compiled(self) -> bool:

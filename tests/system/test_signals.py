@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -147,15 +146,14 @@ def test_a_run_saves_when_it_is_asked_to_and_nothing_else_changes(
 def test_a_call_of_a_million_steps_is_left_to_save_and_gone_on_with_and_ends_at_a_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = SimpleNamespace(limit=10**6, start=lambda: None, finish=lambda steps: 0.0)
-    monkeypatch.setattr("prototrain.step.compiled_call.CallLength", lambda: whole)
+    monkeypatch.setattr("prototrain.step.calls.CALL_SECONDS", 1e9)
     trainer = SimpleTrainer(tiny_model(), experiment=tmp_path)
     seconds: list[float] = []
     times: list[float] = []
 
     def until(step: int) -> None:
         deadline = time.monotonic() + 60
-        while trainer.call.completed() < step and time.monotonic() < deadline:
+        while trainer.calls.completed() < step and time.monotonic() < deadline:
             time.sleep(0.005)
 
     def watch() -> None:
@@ -171,7 +169,8 @@ def test_a_call_of_a_million_steps_is_left_to_save_and_gone_on_with_and_ends_at_
 
     class Start(Callback):
         def before_train(self) -> None:
-            assert trainer.call.completed() == 0  # made here, so that the thread finds it
+            assert trainer.calls.completed() == 0  # made here, so that the thread finds it
+            trainer.calls.longest = 10**6
             threading.Thread(target=watch, daemon=True).start()
 
     with pytest.raises(SystemExit):

@@ -15,7 +15,6 @@ from prototrain.cluster import servers as server_cluster
 from prototrain.cluster.hub import Limits
 from prototrain.cluster.servers import ServerCluster, find_servers
 from prototrain.errors import ClusterError, ConfigError, StepError
-from prototrain.step.packing import Packing
 from prototrain.trainers.distributed_async import ScheduledSteps
 from tests.trainers import processes
 
@@ -85,7 +84,6 @@ def test_steps_that_do_not_end(
     seconds = itertools.count()
     steps = ScheduledSteps(
         SimpleNamespace(log=lines.append, changed_early=list),  # type: ignore[arg-type]
-        Packing(),
         SimpleNamespace(done=lambda: False),
         SimpleNamespace(silent=lambda: silent, require_alive=lambda: None),  # type: ignore[arg-type]
         lambda completed: None,
@@ -125,15 +123,14 @@ def test_statistics_that_a_step_has_spoilt_are_put_back() -> None:
 
     steps = ScheduledSteps(
         SimpleNamespace(changed_early=lambda: [statistics], stop_requested=lambda: False),  # type: ignore[arg-type]
-        Packing(),
         SimpleNamespace(schedule=schedule, done=lambda: True),
         SimpleNamespace(),  # type: ignore[arg-type]
         lambda completed: None,
         Limits(silence=10, stall=50),
         lambda: None,
     )
-    outcome = steps.run(iter(batches), 3, 0)
-    assert (outcome.done, outcome.finite) == (2, False)
+    result = steps._run(iter(batches), 3, 0)
+    assert (result.steps, result.is_finite) == (2, False)
     assert statistics.numpy().tolist() == [1.0, 2.0]
 
 

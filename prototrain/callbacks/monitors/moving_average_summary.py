@@ -12,7 +12,7 @@ import tensorflow as tf
 from prototrain.callbacks.base import Callback
 from prototrain.checkpoint.state import OF_CALLBACKS
 from prototrain.errors import CallbackError
-from prototrain.step.scratch import scratch_variable
+from prototrain.step.variables import scratch_variable
 from prototrain.towers import components
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, ProxyCallback
 from prototrain.errors import CallbackError
-from prototrain.step.scratch import scratch_variable
+from prototrain.step.variables import scratch_variable
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer

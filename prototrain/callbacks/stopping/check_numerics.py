@@ -9,7 +9,7 @@ import tensorflow as tf
 from prototrain.callbacks.base import Callback
 from prototrain.errors import NonFiniteError
 from prototrain.private_api.of_keras import KerasVariable
-from prototrain.step.compiled import compiled
+from prototrain.step.functions import compiled
 
 
 class CheckNumerics(Callback):

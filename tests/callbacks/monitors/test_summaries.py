@@ -83,7 +83,7 @@ def test_a_run_in_two_parts_has_the_bits_of_one_without_summaries(experiment: Pa
         trainer.train(callbacks, max_steps=max_steps)
     assert values(trainer) == values(whole)
     # Without the callback nothing of them is left in the graph.
-    library = whole.call.graph.as_graph_def().library
+    library = whole.calls.graph.as_graph_def().library
     assert not {node.op for function in library.function for node in function.node_def if "Summary" in node.op}
 
 

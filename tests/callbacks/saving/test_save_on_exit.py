@@ -143,7 +143,7 @@ def checking_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelD
 
 
 def test_a_model_that_fails_in_the_compiled_step(experiment: Path) -> None:
-    """Of data that fails and values that are not finite, tests/step/test_compiled_call.py has it."""
+    """Of data that fails and values that are not finite, tests/step/test_calls.py has it."""
     model: dict[str, Any] = {"datasets": broken_datasets, "build": checking_build}
     with pytest.raises(StepError, match="step 4"):
         tiny_trainer(experiment, **model).train([SaveOnExit(), ModelSaver().every(steps=2)], max_steps=5)

@@ -1,8 +1,9 @@
-"""Calling a traced function from Python with as little in between as there can be."""
+"""Traced functions: `tf.function` for methods of many objects, and direct calls of a concrete function."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -10,16 +11,25 @@ import tensorflow as tf
 from prototrain.private_api.graphs import captures_vary
 
 
-class DirectCall:
-    """A traced function, called by the op that runs it.
+def compiled(function: Callable[..., Any]) -> Any:
+    """`tf.function` without AutoGraph, for a method or an inner function.
 
-    What `tf.function` does around that op takes longer than a small step does, which counts where Python calls for
-    every step. The function is traced once, for the kind of arguments that it is first called with.
+    TensorFlow counts traces by code object and warns at the fifth: it would warn at the fifth evaluation in a loop,
+    although each evaluation traces its own model once. A `partial` has a count of its own.
+    """
+    return tf.function(partial(function), autograph=False)
+
+
+class ConcreteCall:
+    """A function that is traced once and then called by the op that runs it.
+
+    The Python code of `tf.function` around that op takes longer than a small training step, which matters when a
+    callback asks for every step.
 
     Args:
-        function: from and to nested structures of tensors.
-        signature: of its arguments, if it is wider than that of the first ones.
-        towers: with several, `tf.function` calls it after all: the op cannot be on all of their devices.
+        function: maps nested structures of tensors to nested structures of tensors.
+        signature: of its arguments; the first call's arguments by default.
+        towers: the number of towers. With several, `tf.function` makes the call: one op cannot be on all devices.
     """
 
     def __init__(
@@ -28,26 +38,22 @@ class DirectCall:
         self._function = tf.function(function, input_signature=signature, autograph=False)
         self._towers = towers
         self._traced: Any = None
-        self._captured: list[tf.Tensor] | None = None  # where they are the same at each call
+        self._captured: list[tf.Tensor] | None = None  # None if they differ from call to call
 
     @property
     def graph(self) -> Any:
-        """What was traced, or None."""
+        """The traced graph, or None before the first call."""
         return None if self._traced is None else self._traced.graph
 
     def trace(self, *arguments: Any) -> None:
-        """Trace it now, if it is not yet."""
+        """Trace the function, unless it is traced already."""
         if self._traced is None:
             self._traced = self._function.get_concrete_function(*arguments)
             self._types = [tensor.dtype for tensor in self._traced.outputs]
             self._captured = None if captures_vary(self._traced) else self._traced.captured_inputs
 
     def __call__(self, *arguments: Any) -> list[tf.Tensor]:
-        """Run it.
-
-        Returns:
-            its results, flat: `pack` puts them together.
-        """
+        """Run the function and return its results as a flat list; see `pack`."""
         self.trace(*arguments)
         if self._towers > 1:
             return list(tf.nest.flatten(self._traced(*arguments)))
@@ -57,5 +63,5 @@ class DirectCall:
         return results
 
     def pack(self, results: list[tf.Tensor]) -> Any:
-        """Give results the structure that the function returned."""
+        """Give a flat list of results the structure that the function returned."""
         return tf.nest.pack_sequence_as(self._traced.structured_outputs, results)

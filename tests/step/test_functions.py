@@ -1,4 +1,4 @@
-"""Calls of a traced function by the op that runs it."""
+"""Traced functions and direct calls of them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain.step.direct_call import DirectCall
+from prototrain.step.functions import ConcreteCall, compiled
 
 
-def read_and_add(total: tf.Variable) -> DirectCall:
+def read_and_add(total: tf.Variable) -> ConcreteCall:
     def function(iterator: tf.data.Iterator, n: tf.Tensor) -> dict[str, tf.Tensor]:
         for _ in range(2):
             total.assign_add(next(iterator) * n)
         return {"total": total.read_value(), "n": n}
 
-    return DirectCall(function)
+    return ConcreteCall(function)
 
 
 def test_it_does_what_the_function_does() -> None:
@@ -36,7 +36,7 @@ def test_it_is_traced_once() -> None:
         traces.append(x.shape)
         return x * 2
 
-    call = DirectCall(function, [tf.TensorSpec([None])])
+    call = ConcreteCall(function, [tf.TensorSpec([None])])
     assert call.graph is None
     call.trace(tf.zeros([3]))
     assert [len(call(tf.zeros([size]))[0]) for size in (3, 5)] == [3, 5]
@@ -50,6 +50,19 @@ def test_errors_come_through() -> None:
 
 
 def test_for_several_towers_tensorflow_calls_it() -> None:
-    call = DirectCall(lambda x: {"twice": x * 2}, towers=2)
+    call = ConcreteCall(lambda x: {"twice": x * 2}, towers=2)
     results = call.pack(call(tf.constant([1.0, 2.0])))
     np.testing.assert_array_equal(results["twice"], [2.0, 4.0])
+
+
+def test_tracings_are_counted_for_each_object(caplog: pytest.LogCaptureFixture) -> None:
+    class Sum:
+        def __init__(self, more: float) -> None:
+            self._more = more
+            self.call = compiled(self._run)
+
+        def _run(self, value: tf.Tensor) -> tf.Tensor:
+            return value + self._more
+
+    assert [float(Sum(more).call(tf.constant(1.0))) for more in range(8)] == [1.0 + more for more in range(8)]
+    assert not caplog.records

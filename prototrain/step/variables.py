@@ -1,0 +1,130 @@
+"""Variables of the engine that no checkpoint holds: the stop flag, the step counter, backups of values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from prototrain.towers import components
+
+
+def scratch_variable(initial_value: Any, *, name: str, dtype: tf.DType | None = None) -> tf.Variable:
+    """Return a variable that is set before each use, so that no checkpoint needs it."""
+    # Without lifting, `tf.function` does not trace a second time for a variable made in `tf.init_scope` while tracing.
+    variable = tf.Variable(
+        initial_value, trainable=False, name=name, dtype=dtype, experimental_enable_variable_lifting=False
+    )
+    variable.is_scratch = True
+    return variable
+
+
+def is_scratch(variable: Any) -> bool:
+    """Whether `scratch_variable` made a variable."""
+    return bool(getattr(variable, "is_scratch", False))
+
+
+class StopVariable:
+    """A flag that ends a compiled loop; a signal may set it at any moment.
+
+    Attributes:
+        value: the bool variable.
+    """
+
+    def __init__(self) -> None:
+        self.value = scratch_variable(False, name="stop")
+
+    def set(self, stop: bool) -> None:
+        """Set the flag, also while a function is being traced in another thread."""
+        with tf.init_scope():
+            self.value.assign(stop)
+
+
+class StepCounter:
+    """Counts completed steps. Traced code gets a tensor with the number of each step, Python code a number.
+
+    Attributes:
+        step: the number of completed steps.
+    """
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._in_run: Any = None
+        self._variable: Any = None
+        self._is_read = False  # by a graph, through the variable
+
+    def prepare(self) -> None:
+        """Create the variable that graphs read; inside `build` it would be taken for one of the model's."""
+        if self._variable is None:
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._variable = scratch_variable(np.int64(self._step), name="global_step", dtype=tf.int64)
+
+    @property
+    def step(self) -> int:
+        return self._step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._step = step
+        if self._is_read:
+            self._variable.assign(np.int64(step))  # TensorFlow would cache a tensor for each Python number
+
+    def trace_iteration(self, step: Any) -> None:
+        """Set the tensor that `read` returns while the present iteration is traced."""
+        self._in_run = step
+
+    @property
+    def in_iteration(self) -> Any:
+        """The step tensor of the iteration that is being traced, or None; inner graphs belong to it."""
+        is_inside = hasattr(self._in_run, "graph") and not tf.executing_eagerly()
+        graph = tf.compat.v1.get_default_graph() if is_inside else None  # TensorFlow 2 has no other name for it
+        while graph is not None:
+            if graph is self._in_run.graph:
+                return self._in_run
+            graph = getattr(graph, "outer_graph", None)
+        return None
+
+    def read(self) -> Any:
+        """The number of completed steps; an int64 scalar tensor while something is traced."""
+        if tf.executing_eagerly():
+            return self._step
+        found = self.in_iteration
+        if found is not None:
+            return found
+        self.prepare()
+        if not self._is_read:
+            self._is_read = True
+            with tf.init_scope():
+                self.step = self._step
+        return tf.identity(self._variable)
+
+
+class VariableBackup:
+    """Restores variables that became non-finite while several towers or workers updated them at their own pace.
+
+    A non-finite step restores the statistics that it changed, but another step may have read them in between. The
+    backup is taken while no step is running.
+
+    Args:
+        variables: returns the variables that a step may change before it is known to be finite.
+    """
+
+    def __init__(self, variables: Callable[[], Sequence[Any]]) -> None:
+        self._variables = variables
+        self._kept: list[tuple[tf.Variable, tf.Tensor]] = []
+
+    def take(self) -> None:
+        """Copy the present values."""
+        self._kept = []
+        for variable in (copy for one in self._variables() for copy in components(one)):
+            if variable.dtype.is_floating:
+                with tf.device(variable.device):
+                    self._kept.append((variable, tf.identity(variable)))
+
+    def restore(self) -> None:
+        """Restore the copied values of variables that are not finite now."""
+        for variable, value in self._kept:
+            if not bool(tf.reduce_all(tf.math.is_finite(variable))):
+                variable.assign(value)
