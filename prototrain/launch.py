@@ -29,7 +29,7 @@ from prototrain.errors import ConfigError
 from prototrain.experiment import Experiment
 from prototrain.model import ModelProtocol
 from prototrain.schedules import from_config
-from prototrain.system.outlasting import outlasting
+from prototrain.system.signals import ignore_save_signals
 from prototrain.towers import choose_devices
 from prototrain.trainers.replicated import SyncReplicatedTrainer
 from prototrain.trainers.tower import SimpleTrainer, TowerTrainer
@@ -125,7 +125,7 @@ def _check_fresh(experiment: Experiment, confirm: Callable[[str], bool] | None) 
         raise ConfigError(f"{experiment} was not deleted, so there is no fresh start")
 
 
-@outlasting()
+@ignore_save_signals()
 def launch(
     model: ModelProtocol,
     *,

@@ -303,9 +303,8 @@ class CallbackGroup:
 
     def _run(self, hook: str, callback: Callback, when: str | None = None) -> AbstractContextManager[None]:
         """Name what a stop waits for; code of the user's it ends, if that does not end by itself."""
-        stop = self._trainer.stop
-        wait = stop.interrupting if callback in self._of_user else stop.waiting_for
-        return wait(f"{hook} of {self._labels[callback]}", when=when)
+        what = f"{hook} of {self._labels[callback]}"
+        return self._trainer.stop.waiting_for(what, when=when, interruptible=callback in self._of_user)
 
     @contextmanager
     def _timed(self, callback: Callback, *, records: bool = True) -> Iterator[None]:

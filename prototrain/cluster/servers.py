@@ -16,8 +16,7 @@ from prototrain.cluster.waiting import Waiting
 from prototrain.cluster.workers import ending_after, require_not_started
 from prototrain.config.schema import SCHEMA
 from prototrain.errors import ClusterError, ConfigError, StepError
-from prototrain.system.outlasting import outlasting
-from prototrain.system.signals import LeavingAtOnce
+from prototrain.system.signals import LeavingAtOnce, ignore_save_signals
 
 POLL_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0
@@ -152,7 +151,7 @@ def serve(
     print(f"{cluster.task_type} {cluster.task_index} serves at {own} until the chief at {chief} is gone", flush=True)
     waiting = Waiting(seconds, clock=clock)
     heard = alive = None
-    with outlasting():  # a signal to save may be sent to all processes, and only the chief saves
+    with ignore_save_signals():  # a signal to save may be sent to all processes, and only the chief saves
         while heard is None or clock() - heard < PATIENCE_SECONDS:
             if _answers(chief):
                 heard = clock()

@@ -18,8 +18,8 @@ from prototrain.config import Config
 from prototrain.config.schema import REFERENCE
 from prototrain.errors import ConfigError
 from prototrain.model import import_own
-from prototrain.system.outlasting import outlasting
 from prototrain.system.quiet import import_tensorflow
+from prototrain.system.signals import ignore_save_signals
 
 if TYPE_CHECKING:
     from prototrain.runs.repeat import Repeat
@@ -125,10 +125,10 @@ def _run(options: argparse.Namespace) -> None:
     if options.repeats is None:
         if options.model is None:
             options.wrong_usage("the following arguments are required: model, or --from EXPERIMENT")
-        with outlasting(), _shortened(options):
+        with ignore_save_signals(), _shortened(options):
             _train(options)
         return
-    with outlasting():
+    with ignore_save_signals():
         _repeat(options)
 
 

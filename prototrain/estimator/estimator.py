@@ -39,7 +39,7 @@ from prototrain.estimator.trainers import BuiltProgram, ProgramTrainer, make_tra
 from prototrain.estimator.warm_start import warm_start
 from prototrain.experiment import source_of
 from prototrain.launch import standard_callbacks
-from prototrain.system.outlasting import outlasting
+from prototrain.system.signals import ignore_save_signals
 from prototrain.system.terminal import say
 from prototrain.system.waiting import announcing
 from prototrain.system.wording import in_digits
@@ -91,7 +91,7 @@ class Estimator:
 
     # -- training -----------------------------------------------------------------------------------------------------
 
-    @outlasting()
+    @ignore_save_signals()
     def train(
         self,
         input_fn: InputFn,
@@ -155,7 +155,7 @@ class Estimator:
         callbacks = [*trainer.learning_rates(), *callbacks, *as_callbacks(hooks)]
         trainer.train(callbacks, max_steps=spec.max_steps or ENDLESS)
 
-    @outlasting()
+    @ignore_save_signals()
     def train_and_evaluate(self, train_spec: TrainSpec, eval_spec: EvalSpec) -> dict[str, Any]:
         """Train, evaluating whenever a checkpoint is due and at the end; see `train_and_evaluate`.
 
@@ -369,7 +369,7 @@ def train_and_evaluate(
     Raises:
         PrototrainError: the user's mistakes, and what went wrong in a step.
     """
-    with outlasting():
+    with ignore_save_signals():
         return estimator._train_and_export(train_spec, eval_spec)
 
 

@@ -14,7 +14,7 @@ from prototrain.data.elements import at_path
 from prototrain.data.reading_ahead import prefetched
 from prototrain.errors import DataError
 from prototrain.predictor.predictor import Predictor
-from prototrain.system.interactive import in_notebook
+from prototrain.system.terminal import in_notebook
 from prototrain.system.tracebacks import cause
 
 

@@ -14,9 +14,8 @@ from prototrain.errors import ConfigError, SweepError
 from prototrain.model import ModelProtocol, load_model
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import as_options, from_mapping
-from prototrain.system.outlasting import outlasting
 from prototrain.system.preloaded import Preloaded
-from prototrain.system.signals import AFTER_STEP, StopRequest
+from prototrain.system.signals import AFTER_STEP, StopRequest, ignore_save_signals
 from prototrain.system.tables import show
 from prototrain.system.terminal import say
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from prototrain.trainers.tower import TowerTrainer
 
 
-@outlasting()
+@ignore_save_signals()
 def sweep(
     model: str | ModelProtocol,
     space: Mapping[str, Any],

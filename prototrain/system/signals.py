@@ -1,90 +1,82 @@
-"""Asking a run to stop, or to save: from a signal, from another thread, promptly and without breaking anything.
+"""Signals that ask a run to stop, to save, or to show its threads.
 
 A Python signal handler runs only between bytecodes, so a compiled call of many steps would delay it until the call
-returns, and raising from it could tear a TensorFlow trace apart. `StopRequest` therefore only records the request. The
-byte that the interpreter writes to the wakeup descriptor at once reaches a thread, which tells listeners (a compiled
-trainer sets the variable that its loop reads), and the training loop raises, or saves, at the end of the step.
+returns, and an exception raised from it could tear a TensorFlow trace apart. `StopRequest` therefore only sets a flag.
+The byte that the interpreter writes to the wakeup descriptor reaches a thread at once; the thread tells listeners (a
+compiled trainer sets the variable that its loop reads), and the training loop stops, or saves, at the end of the step.
 
-SIGINT, SIGTERM, SIGHUP (a terminal was closed) and SIGXCPU (a limit of processor time) stop a run, SIGUSR1 has it save
-and go on, and SIGQUIT shows what all threads are doing.
-
-A forked child has none of this: what it is sent is meant for it alone.
+SIGINT, SIGTERM, SIGHUP (a closed terminal) and SIGXCPU (a limit of processor time) stop a run, SIGUSR1 makes it save
+and continue, and SIGQUIT prints the stacks of all threads. A forked child inherits none of this.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
 from prototrain.system.forks import tell_of_forks
-from prototrain.system.interactive import is_interactive
-from prototrain.system.stacks import begin_stacks, end_stacks
+from prototrain.system.terminal import is_interactive
 
-_SENT = (signal.SIGINT, signal.SIGTERM)  # by somebody, who may lose patience
-_SYSTEM = (signal.SIGHUP, signal.SIGXCPU)  # sends these by itself, and more than once
-_STOPS = (*_SENT, *_SYSTEM)
+_FROM_USER = (signal.SIGINT, signal.SIGTERM)
+_FROM_SYSTEM = (signal.SIGHUP, signal.SIGXCPU)  # sent by the system, and more than once
+_STOPS = (*_FROM_USER, *_FROM_SYSTEM)
 _SAVE = signal.SIGUSR1
 _STEP = "the current step"
+_STDERR = 2
 AFTER_STEP = "after this step and saving"
-GRACE_SECONDS = 10.0  # that code of the user's has after a stop was requested
+GRACE_SECONDS = 10.0  # until a callback that still runs after a stop request is interrupted
 
 
 class StopRequest:
-    """Turns signals into flags while it is entered as a context manager: to stop, and to save and go on.
+    """Turns signals into flags while it is entered: one to stop, one to save and continue.
 
-    The first signal asks the run to stop after its step, or after what it does before the first one; the second says
-    what is being waited for, and ends it if it may be interrupted; the third leaves at once (in an interactive session
-    by KeyboardInterrupt, elsewhere by ending the process). SIGHUP and SIGXCPU count as the first only: terminals send
-    one twice, and the system the other every second. Where they are ignored, as under ``nohup``, they stay so. Off the
-    main thread no handlers are installed, and only `request` sets a flag.
+    The first signal asks the run to stop after its step. The second says what the run is waiting for, and interrupts
+    it if it is a callback. The third leaves at once: by KeyboardInterrupt in an interactive session, else by ending
+    the process. SIGHUP and SIGXCPU count as a first signal only; where they are ignored, as under ``nohup``, they stay
+    ignored. Off the main thread no handlers are installed, and only `request` sets the flag.
 
     Args:
         announce: called with one line of text for the user.
-        saves: whether whoever owns this looks at `take_save`.
+        saves: whether the owner calls `take_save`.
 
     Attributes:
-        announce: as it was given.
+        signum: the signal that asked for a stop, or None.
+        announce: as given.
         stage: what a stop waits for.
-        patience: seconds after which a step that a stop waits for counts as stuck: the process ends without saving;
-            None to wait for ever.
     """
 
     def __init__(self, announce: Callable[[str], None], *, saves: bool = True) -> None:
+        self.announce = announce
+        self._saves = saves
+        self._listeners: list[Callable[[bool], None]] = []
+        self._pausing: list[Callable[[bool], None]] = []
+        self._old_handlers: dict[int, Any] = {}
+        self._old_wakeup = -1
+        self._sockets: tuple[socket.socket, socket.socket] | None = None  # receiver, sender
+        self._thread: threading.Thread | None = None
+        self._reset()
+
+    def _reset(self) -> None:
         self.signum: int | None = None
         self.stage = _STEP
-        self.patience: float | None = None
-        self._when: str | None = None  # a stop takes effect, if not after what it waits for
-        self._effect = ""  # when it was to take effect that was requested
-        self._ends_it = ""  # what the user does about that
-        self.listeners: list[Callable[[bool], None]] = []
-        self._pausing: list[Callable[[bool], None]] = []
+        self._when: str | None = None  # when a stop takes effect, if not after `stage`
+        self._interruptible: object | None = None  # stands for the callback that may be interrupted now
+        self._overdue: object | None = None  # the one whose grace period is over
+        self._announced = ""
+        self._received = self._handled = 0  # stop signals, in the thread and in the main thread
+        self._is_own = False  # whether the next signal comes from `_interrupt`
         self._save_asked = self._paused = False
-        self._saves = saves
-        self.announce = announce
-        self._count = 0
-        self._old_handlers: dict[int, Any] = {}
-        self._had_stacks = False
-        self._old_wakeup = -1
-        self._receiver: socket.socket | None = None
-        self._sender: socket.socket | None = None
-        self._thread: threading.Thread | None = None
-        self._running: object | None = None  # stands for code that may be interrupted, while that runs
-        self._overdue: object | None = None  # for that which has had its time
-        self._is_held = False  # while something is done that has to come to its end
-        self._handled = 0  # in the main thread
-        self._is_own = False  # the next signal
 
     def __enter__(self) -> StopRequest:
-        self.signum, self._count, self.stage, self._when, self._effect = None, 0, _STEP, None, ""
-        self._running, self._overdue, self._handled, self._ends_it = None, None, 0, ""
-        self._save_asked = self._paused = False
+        self._reset()
         self._tell(False)
         if threading.current_thread() is threading.main_thread():
             self._listen()
@@ -93,129 +85,112 @@ class StopRequest:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._receiver is None or self._sender is None or self._thread is None:
+        if self._sockets is None or self._thread is None:
             return
-        self._give_back()
+        receiver, sender = self._sockets
+        self._restore_handlers()
         signal.set_wakeup_fd(self._old_wakeup)
-        # To close it would not do: the thread would wait until every copy of it is closed, in children as well.
-        self._sender.shutdown(socket.SHUT_WR)
+        # Closing would not end the thread while a child process holds a copy of the socket.
+        sender.shutdown(socket.SHUT_WR)
         self._thread.join()
-        self._sender.close()
-        self._receiver.close()
-        self._receiver = self._sender = self._thread = None
+        sender.close()
+        receiver.close()
+        self._sockets = self._thread = None
+
+    def after_fork(self) -> None:
+        """Give a forked child the handlers from before the run, and leave the run's sockets alone."""
+        if self._sockets is None:
+            return
+        self._restore_handlers()
+        signal.set_wakeup_fd(-1)  # the one from before belongs to the parent as well
+        for one in self._sockets:
+            one.close()
+        self._sockets = self._thread = None
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Give the signals back to whoever had them before, for as long as a user types in the middle of a run."""
-        listening = self._receiver is not None
+        """Restore the handlers from before the run for a while, such as for an interactive shell."""
+        is_listening = self._sockets is not None
         self.__exit__(None, None, None)
         try:
             yield
         finally:
-            if listening:
+            if is_listening:
                 self._listen()
-
-    def after_fork(self) -> None:
-        """Leave signals that this child gets to whoever had them before the run, and the run's sockets alone."""
-        if self._receiver is None or self._sender is None:
-            return
-        self._give_back()
-        signal.set_wakeup_fd(-1)  # the one from before is the parent's as well
-        self._sender.close()
-        self._receiver.close()
-        self._receiver = self._sender = self._thread = None
 
     @contextmanager
     def telling(self, listener: Callable[[bool], None], *, pauses: bool = False) -> Iterator[None]:
-        """Call `listener` with True when a stop is requested, and with False when a run begins, for a while.
+        """Call `listener` with True when a stop is requested, and with False when a run begins.
 
         Args:
             listener: may be called from another thread.
-            pauses: call it with True also when the run is to be saved, and with False when that is done.
+            pauses: call it with True also when the run is to save, and with False when that is done.
         """
-        self.listeners.append(listener)
+        self._listeners.append(listener)
         if pauses:
             self._pausing.append(listener)
         try:
             yield
         finally:
-            self.listeners.remove(listener)
+            self._listeners.remove(listener)
             if pauses:
                 self._pausing.remove(listener)
 
     @contextmanager
-    def waiting_for(self, stage: str, *, when: str | None = None) -> Iterator[None]:
-        """Name what a stop waits for meanwhile.
+    def waiting_for(self, stage: str, *, when: str | None = None, interruptible: bool = False) -> Iterator[None]:
+        """Name what a stop waits for in this block.
 
         Args:
             stage: such as "setup of Download".
-            when: the stop takes effect, in words, if that is not after it.
-        """
-        before = self.stage, self._when
-        self.stage, self._when = stage, when
-        try:
-            yield
-        finally:
-            self.stage, self._when = before
-
-    @contextmanager
-    def interrupting(self, what: str, *, when: str | None = None) -> Iterator[None]:
-        """Let a second signal, or a first one after a while, end what is done meanwhile, which may wait for ever.
-
-        So it is with what waits for other processes that have got the same signal, such as a `multiprocessing.Pool`.
-
-        Args:
-            what: is done, such as "trigger of Download".
-            when: as for `waiting_for`.
+            when: when the stop takes effect, if not after `stage`.
+            interruptible: whether a second signal, or the first one after `GRACE_SECONDS`, interrupts the block: it
+                may wait forever for processes that got the same signal, such as those of a `multiprocessing.Pool`.
 
         Raises:
-            KeyboardInterrupt, SystemExit: as `check`, from wherever the main thread is.
+            KeyboardInterrupt, SystemExit: as `check`, if the block is interrupted.
         """
-        before = self.stage, self._when
-        self.stage, self._when, self._running = what, when, object()
+        before = self.stage, self._when, self._interruptible
+        self.stage, self._when = stage, when
+        if interruptible:
+            self._interruptible = object()
         try:
             yield
         finally:
-            self._running = None
-            self.stage, self._when = before
+            self.stage, self._when, self._interruptible = before
 
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:
-        """Let what is done meanwhile, such as saving, come to its end, also within `interrupting`."""
-        before = self._running, self._is_held
-        self._running, self._is_held = None, True
+        """Let a block complete, such as saving, also inside of an interruptible one."""
+        before, self._interruptible = self._interruptible, None
         try:
             yield
         finally:
-            self._running, self._is_held = before
+            self._interruptible = before
 
     def request(self, signum: int) -> None:
         """Ask the run to stop after its step, as if `signum` had arrived."""
-        if self.signum is None:
-            # Now: the run may be elsewhere when the user is told.
-            self._effect = self._says()
-            if self._running is not None:
-                self._ends_it = f"; once more, or {GRACE_SECONDS:g} s, interrupts {self.stage}"
-            self.signum = signum
-            self._tell(True)
+        if self.signum is not None:
+            return
+        effect = self._when or (AFTER_STEP if self.stage == _STEP else f"after {self.stage}")
+        more = "; twice more leaves at once" if signum in _FROM_USER else ""
+        if self._interruptible is not None:
+            more = f"; once more, or {GRACE_SECONDS:g} s, interrupts {self.stage}"
+        self._announced = effect + more  # now: the run may have moved on when the thread prints it
+        self.signum = signum
+        self._tell(True)
 
     def take_save(self) -> bool:
-        """Whether the run was asked to save, once; whoever asks this does it."""
+        """Whether the run was asked to save since the last call; the caller then saves."""
         if self._paused:
             self._paused = False
             self._tell_pausing(False)
-            if self.signum is not None or self._paused:  # what came meanwhile was overwritten
+            if self.signum is not None or self._paused:  # a request that came in between was overwritten
                 self._tell_pausing(True)
         asked, self._save_asked = self._save_asked, False
         return asked
 
-    def _pause(self) -> None:
-        """Have the present call end after its step."""
-        self._paused = True
-        self._tell_pausing(True)
-
     def check(self) -> None:
-        """Raise what the signal stands for, if one has arrived. Called where stopping leaves everything whole.
+        """Raise the exception of a stop signal, if one has arrived. Called where a stop leaves everything whole.
 
         Raises:
             KeyboardInterrupt: after SIGINT.
@@ -226,72 +201,48 @@ class StopRequest:
         if self.signum is not None:
             raise SystemExit(128 + self.signum)
 
-    def _tell(self, stop: bool) -> None:
-        for listener in self.listeners:
-            listener(stop)
-
-    def _tell_pausing(self, pause: bool) -> None:
-        for listener in self._pausing:
-            listener(pause)
-
-    def _give_back(self) -> None:
-        for signum, handler in self._old_handlers.items():
-            if handler is not None:  # one that was not set from Python cannot be set from Python
-                signal.signal(signum, handler)
-        end_stacks(self._had_stacks)
+    # -- the handler, in the main thread ------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        tell_of_forks(self)  # now: whoever took the signals last gives them back first
-        self._receiver, self._sender = socket.socketpair()
-        self._sender.setblocking(False)
+        tell_of_forks(self)  # now: the last to take the signals is the first to give them back
+        receiver, sender = self._sockets = socket.socketpair()
+        sender.setblocking(False)
         before = {signum: signal.getsignal(signum) for signum in (*_STOPS, _SAVE)}
-        # What is started in the background by a shell ignores SIGINT as well, which has always stopped a run.
+        # SIGINT is taken also where a shell has started the process in the background and made it ignore that.
         self._old_handlers = {
             signum: handler
             for signum, handler in before.items()
-            if signum not in _SYSTEM or handler is not signal.SIG_IGN
+            if signum not in _FROM_SYSTEM or handler is not signal.SIG_IGN
         }
-        self._old_wakeup = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
-        self._thread = threading.Thread(target=self._wait, args=(self._receiver,), name="stop-request", daemon=True)
+        self._old_wakeup = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+        self._thread = threading.Thread(target=self._wait, args=(receiver,), name="stop-request", daemon=True)
         self._thread.start()
         for signum in self._old_handlers:
             signal.signal(signum, self._handle)
         self._had_stacks = begin_stacks()
 
+    def _restore_handlers(self) -> None:
+        for signum, handler in self._old_handlers.items():
+            if handler is not None:  # a handler that was not set from Python cannot be restored from Python
+                signal.signal(signum, handler)
+        end_stacks(self._had_stacks)
+
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if signum == _SAVE:
-            self._save_asked = True  # here alone: the thread may be so late that it has been done, and then only pauses
+            self._save_asked = True  # here, and not in the thread, which may come after the save
             if callable(before := self._old_handlers[_SAVE]):
                 before(signum, frame)
             return
-        # The thread usually comes first; this makes the flag certain once the main thread runs Python again.
-        self.request(signum)
+        self.request(signum)  # usually the thread has done so; this makes it certain
         self._handled += 1
-        if self._running is not None and (self._overdue is self._running or (self._handled > 1 and signum in _SENT)):
-            self._running = None
+        is_second = self._handled > 1 and signum in _FROM_USER
+        if self._interruptible is not None and (is_second or self._overdue is self._interruptible):
+            self._interruptible = None
             self.check()
-        if self._count > 2 and signum in _SENT and is_interactive():
+        if self._received > 2 and signum in _FROM_USER and is_interactive():
             raise KeyboardInterrupt
 
-    def _after_grace(self, running: object | None, run: object) -> None:
-        """End code that has had its time, unless it has ended; say of a step that it goes on."""
-        if self._thread is not run or self.signum is None:
-            return
-        if running is not None and self._running is running:
-            self.announce(f"{self.stage} has not ended for {GRACE_SECONDS:g} s; interrupting it")
-            self._overdue, self._is_own = running, True
-            signal.pthread_kill(threading.main_thread().ident or 0, self.signum)
-        elif self._count == 1 and not self._is_held:
-            limit = "" if self.patience is None or self.stage != _STEP else f", or {self.patience:g} s,"
-            self.announce(
-                f"{self.stage} has not ended for {GRACE_SECONDS:g} s; twice more{limit} leaves at once, without saving"
-            )
-
-    def _after_patience(self, run: object, signum: int) -> None:
-        """End the process if a step is stuck, and nothing is being saved."""
-        if self._thread is run and self.stage == _STEP and not self._is_held:
-            self.announce(f"{self.stage} has not ended for {self.patience:g} s; leaving without saving")
-            os._exit(128 + signum)
+    # -- the thread, which prints and tells listeners at once ---------------------------------------------------------
 
     def _wait(self, receiver: socket.socket) -> None:
         while received := receiver.recv(64):
@@ -304,46 +255,56 @@ class StopRequest:
         if signum == _SAVE:
             self._on_save(name)
             return
-        if self._is_own or (self._count and signum in _SYSTEM):
+        if self._is_own or (self._received and signum in _FROM_SYSTEM):
             self._is_own = False
             return
-        self._count += 1
-        if self._count == 1:
+        self._received += 1
+        if self._received == 1:
             self.request(signum)
-            more = self._ends_it or ("; twice more leaves at once" if signum in _SENT else "")
-            self.announce(f"{name}: stopping {self._effect or self._says()}{more}")
-            _start_timer(GRACE_SECONDS, self._after_grace, self._running, self._thread)
-            if self.patience is not None and not is_interactive():
-                _start_timer(self.patience, self._after_patience, self._thread, signum)
-        elif self._count == 2:
-            said = f"still waiting for {self.stage}" if self._running is None else f"interrupting {self.stage}"
-            self.announce(f"{name}: {said}; once more leaves at once, without saving")
+            self.announce(f"{name}: stopping {self._announced}")
+            if self._interruptible is not None:
+                timer = threading.Timer(GRACE_SECONDS, self._interrupt, (self._interruptible, self._thread))
+                timer.daemon = True
+                timer.start()
+        elif self._received == 2:
+            action = "still waiting for" if self._interruptible is None else "interrupting"
+            self.announce(f"{name}: {action} {self.stage}; once more leaves at once, without saving")
         elif not is_interactive():
             os._exit(128 + signum)
 
-    def _says(self) -> str:
-        """When a stop that is requested now takes effect."""
-        return self._when or (AFTER_STEP if self.stage == _STEP else f"after {self.stage}")
+    def _interrupt(self, block: object, thread: object) -> None:
+        """Interrupt a callback that still runs after the grace period."""
+        if self._thread is thread and self._interruptible is block and self.signum is not None:
+            self.announce(f"{self.stage} has not ended for {GRACE_SECONDS:g} s; interrupting it")
+            self._overdue, self._is_own = block, True
+            signal.pthread_kill(threading.main_thread().ident or 0, self.signum)
 
     def _on_save(self, name: str) -> None:
         if not self._saves:
-            self.announce(f"{name}: there is nothing to save here; going on")
+            self.announce(f"{name}: there is nothing to save here; continuing")
         elif self.stage != "saving":
             self._pause()
             self.announce(f"{name}: saving after this step")
 
+    def _pause(self) -> None:
+        """End the present call after its step."""
+        self._paused = True
+        self._tell_pausing(True)
 
-def _start_timer(seconds: float, call: Callable[..., None], *arguments: object) -> None:
-    timer = threading.Timer(seconds, call, arguments)
-    timer.daemon = True
-    timer.start()
+    def _tell(self, stop: bool) -> None:
+        for listener in self._listeners:
+            listener(stop)
+
+    def _tell_pausing(self, pause: bool) -> None:
+        for listener in self._pausing:
+            listener(pause)
 
 
 class LeavingAtOnce(StopRequest):
-    """Ends the process at the first signal while it is entered, for waiting where there is nothing to be saved.
+    """Ends the process at the first signal, while there is nothing to save.
 
-    Inside of TensorFlow, such as until other processes have connected, no handler of Python's is called. A kernel of a
-    notebook is left to its own handlers.
+    Inside TensorFlow, such as until other processes have connected, Python calls no handler. A notebook's kernel keeps
+    its own handlers.
     """
 
     def __init__(self) -> None:
@@ -358,3 +319,66 @@ class LeavingAtOnce(StopRequest):
         if signum in _STOPS:
             os._exit(128 + signum)
         super()._on_signal(signum)
+
+
+@contextmanager
+def ignore_save_signals() -> Iterator[None]:
+    """Keep SIGUSR1 and SIGQUIT from ending the process before and after a run, where there is nothing to save.
+
+    SIGUSR1 prints a line, SIGQUIT the stacks of all threads. Off the main thread nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = _HarmlessHandlers()
+    try:
+        yield
+    finally:
+        handlers.after_fork()
+
+
+class _HarmlessHandlers:
+    """The handlers of `ignore_save_signals`."""
+
+    def __init__(self) -> None:
+        self._is_over = False
+        self._took_save = signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+        if self._took_save:
+            signal.signal(signal.SIGUSR1, self._handle)
+        try:  # a copy: the stream itself is put aside while TensorFlow is imported
+            self._stderr: int | None = os.dup(_STDERR)
+        except OSError:
+            self._stderr = None
+        self._had_stacks = begin_stacks(self._stderr or _STDERR)
+        tell_of_forks(self)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if signal.getsignal(signal.SIGUSR1) == self._handle:  # else a run has taken it and passes it on
+            with suppress(OSError):
+                os.write(self._stderr or _STDERR, b"SIGUSR1: there is nothing to save; continuing\n")
+
+    def after_fork(self) -> None:
+        if self._took_save:
+            self._took_save = False
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        if self._is_over:
+            return
+        self._is_over = True
+        end_stacks(self._had_stacks)
+        if self._stderr is not None:
+            os.close(self._stderr)
+
+
+def begin_stacks(file: int = _STDERR) -> bool:
+    """Make SIGQUIT print the stacks of all threads, also during a call of TensorFlow; returns whether it did before."""
+    had_stacks: bool = faulthandler.unregister(signal.SIGQUIT)  # type: ignore[func-returns-value,assignment]
+    faulthandler.register(signal.SIGQUIT, file=file, all_threads=True)
+    return had_stacks
+
+
+def end_stacks(had_stacks: bool) -> None:
+    """Restore what SIGQUIT did before `begin_stacks`, given its result."""
+    if had_stacks:
+        faulthandler.register(signal.SIGQUIT, file=_STDERR, all_threads=True)
+    else:
+        faulthandler.unregister(signal.SIGQUIT)

@@ -1,4 +1,4 @@
-"""A word about what takes long, so that nobody has to guess whether anything happens."""
+"""Prints a message when an operation takes longer than two seconds."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager, suppress
 from typing import Protocol
 
 PATIENCE_SECONDS = 2.0
-_open = threading.local()  # what this thread has begun to do
+_open = threading.local()  # the operations of this thread, from the outermost
 
 
 class Timer(Protocol):
-    """What `threading.Timer` is: calls a function after a time, unless it is cancelled."""
+    """The interface of `threading.Timer`."""
 
     daemon: bool
 
@@ -28,14 +28,14 @@ def announcing(
     *,
     timer: Callable[[float, Callable[[], object]], Timer] = threading.Timer,
 ) -> Iterator[None]:
-    """Say what is being done, if it takes longer than a user waits without wondering.
+    """Print what is being done, if it takes longer than `PATIENCE_SECONDS`.
 
-    Of several that are within each other, the innermost says it: it knows best.
+    Of nested operations only the innermost is printed.
 
     Args:
         what: such as "restoring the checkpoint of step 100".
-        announce: called with a line of text, from a thread of its own.
-        timer: makes what calls a function after so many seconds.
+        announce: called with a line of text, from another thread.
+        timer: makes a timer, as `threading.Timer` does.
     """
     others: list[object] = vars(_open).setdefault("others", [])
     this = object()
@@ -45,7 +45,7 @@ def announcing(
     def begin() -> None:
         begun.append(timer(PATIENCE_SECONDS, speak))
         begun[-1].daemon = True
-        with suppress(RuntimeError):  # a system without a thread to spare: then nothing is said
+        with suppress(RuntimeError):  # the system has no thread to spare
             begun[-1].start()
 
     def speak() -> None:

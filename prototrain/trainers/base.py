@@ -20,8 +20,7 @@ from prototrain.experiment.record import Outcome
 from prototrain.predictor import Predictor
 from prototrain.private_api.needs import lacking
 from prototrain.step.variables import StepCounter
-from prototrain.system.outlasting import outlasting
-from prototrain.system.signals import StopRequest
+from prototrain.system.signals import StopRequest, ignore_save_signals
 from prototrain.trainers.banner import closing, describe_run, opening
 from prototrain.trainers.memory import saying_what_is_left
 from prototrain.trainers.python_steps import python_steps
@@ -158,7 +157,7 @@ class Trainer:
         self.evaluation_scopes = []
         self.check_finite = self.record_gradient_norm = False
         begun = self.session.begun_afresh() if fresh else nullcontext()
-        with begun, outlasting(), saying_what_is_left(self), self._around_run(), self.session, self.stop:
+        with begun, ignore_save_signals(), saying_what_is_left(self), self._around_run(), self.session, self.stop:
             try:
                 with self.stop.waiting_for("the start of the run", when="before the first step"):
                     with self.setup_scope():

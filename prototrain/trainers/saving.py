@@ -120,14 +120,14 @@ class Saving:
         if not trainer.is_chief:
             return
         if trainer.experiment is None:
-            trainer.log("nothing was saved: the trainer has no experiment directory; going on")
+            trainer.log("nothing was saved: the trainer has no experiment directory; continuing")
             return
         try:
             path = trainer.save()
         except CheckpointError as error:
             trainer.log(f"WARNING: {error}; training goes on")
         else:
-            trainer.log(f"saved step {trainer.global_step} to {path}; going on")
+            trainer.log(f"saved step {trainer.global_step} to {path}; continuing")
 
     def _snapshot(self, gives_way: bool) -> Snapshot:
         trainer = self._trainer

@@ -99,7 +99,6 @@ class TowerTrainer(Trainer):
         super().__init__(experiment=experiment)
         self.model = model
         self.config = model.config
-        self.stop.patience = self.config["trainer.stall_timeout"]
         self.placement = Placement() if placement is None else placement
         self.strategy, self.towers = self.placement.strategy, self.placement.towers
         check_divides(self.global_batch, self.towers, self.config["model.accumulate_steps"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -122,8 +121,8 @@ def test_a_thread_is_no_longer_waiting_for_sockets_that_children_have(children: 
     # A copy that no hook of Python's has closed, as a child has that a library has forked.
     stop = StopRequest(print)
     with stop:
-        assert isinstance(stop._sender, socket.socket)
-        copy = os.dup(stop._sender.fileno())
+        assert stop._sockets is not None
+        copy = os.dup(stop._sockets[1].fileno())
     os.close(copy)
 
 

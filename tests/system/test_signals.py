@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,7 @@ import tensorflow as tf
 from prototrain import Callback, KerasTrainer, SimpleTrainer
 from prototrain.callbacks import SaveOnExit
 from prototrain.estimator import Estimator, EstimatorSpec
-from prototrain.system.outlasting import outlasting
-from prototrain.system.signals import LeavingAtOnce, StopRequest
+from prototrain.system.signals import LeavingAtOnce, StopRequest, ignore_save_signals
 from tests.conftest import ROOT
 from tests.preloaded import Program
 from tests.system.test_forks import code_of, fork, wait_for_ever
@@ -131,7 +128,7 @@ def test_a_run_saves_when_it_is_asked_to_and_nothing_else_changes(
     # What is being traced runs when the signal comes, and makes its step or none.
     for steps in ({0, 1}, {7}, {8}, {12}, {STEPS}):
         paths = [tmp_path / "checkpoints" / f"step-{step:010d}" for step in steps]
-        assert sum(f"to {path}; going on" in said for path in paths) == 1, steps
+        assert sum(f"to {path}; continuing" in said for path in paths) == 1, steps
 
     for path in (tmp_path / "checkpoints").iterdir():
         if path.name > "step-0000000007":
@@ -275,7 +272,7 @@ def test_the_stacks_of_all_threads_are_shown(capfd: pytest.CaptureFixture[str]) 
 
 
 def test_around_a_run_there_is_nothing_to_save_and_nothing_is_lost(capfd: pytest.CaptureFixture[str]) -> None:
-    with outlasting(), outlasting():
+    with ignore_save_signals(), ignore_save_signals():
         save()
         send(signal.SIGQUIT)
         stderr = os.dup(2)
@@ -287,8 +284,8 @@ def test_around_a_run_there_is_nothing_to_save_and_nothing_is_lost(capfd: pytest
         with StopRequest(lambda text: print(text, flush=True), saves=False):
             save()
     said = capfd.readouterr()
-    assert said.err.count("SIGUSR1: there is nothing to save; going on") == 2
-    assert said.out.count("SIGUSR1: there is nothing to save here; going on") == 2
+    assert said.err.count("SIGUSR1: there is nothing to save; continuing") == 2
+    assert said.out.count("SIGUSR1: there is nothing to save here; continuing") == 2
     assert "most recent call first" in said.err
 
 
@@ -333,7 +330,7 @@ def test_from_the_start_of_a_process_on_while_it_waits_for_data(tmp_path: Path) 
     try:
         wait_for(process, "making data")
         process.send_signal(signal.SIGUSR1)
-        wait_for(process, "there is nothing to save; going on")
+        wait_for(process, "there is nothing to save; continuing")
         wait_for(process, "waiting for a batch")
         process.send_signal(signal.SIGQUIT)
         wait_for(process, "most recent call first")
@@ -422,84 +419,6 @@ def test_a_save_that_a_callback_of_the_user_s_has_asked_for_comes_to_its_end(exp
     with pytest.raises(SystemExit) as caught:
         trainer.train([At(1, lambda: setattr(signals, "is_quiet", False)), SavesItself()], max_steps=4)
     assert caught.value.code == 143 and trainer.session.checkpoints.steps() == [2]
-
-
-def test_the_process_is_left_in_a_stuck_step_and_not_while_it_saves(monkeypatch: pytest.MonkeyPatch) -> None:
-    timers: queue.Queue[Callable[[], None]] = queue.Queue()
-    monkeypatch.setattr(
-        "prototrain.system.signals._start_timer", lambda _, call, *given: timers.put(partial(call, *given))
-    )
-    left: list[int] = []
-    monkeypatch.setattr(os, "_exit", left.append)
-    said: list[str] = []
-    stop = StopRequest(said.append)
-    stop.patience = 60.0
-    with stop:
-        os.kill(os.getpid(), signal.SIGTERM)
-        grace, patience = timers.get(timeout=30), timers.get(timeout=30)
-        with stop.uninterrupted():
-            grace()
-            patience()
-        with stop.waiting_for("trigger of Validation"):
-            grace()
-            patience()
-        assert said[1:] == ["trigger of Validation has not ended for 10 s; twice more leaves at once, without saving"]
-        assert left == []
-        grace()
-        patience()
-        assert said[2:] == [
-            "the current step has not ended for 10 s; twice more, or 60 s, leaves at once, without saving",
-            "the current step has not ended for 60 s; leaving without saving",
-        ]
-    grace()
-    patience()
-    assert left == [143] and len(said) == 4
-
-
-def test_a_step_that_waits_for_data_which_never_comes_ends_after_one_signal(tmp_path: Path) -> None:
-    program = """
-        import os, signal, time
-        import keras, tensorflow as tf
-        from prototrain import Config, SimpleTrainer
-        from prototrain.callbacks import ModelSaver, SaveOnExit
-        from prototrain.system import signals
-        signals.GRACE_SECONDS = 0.5
-        def numbers():
-            for number in range(99):
-                if number == 8:
-                    time.sleep(1)  # until the training waits
-                    os.kill(os.getpid(), signal.SIGTERM)
-                    time.sleep(300)
-                yield [float(number)]
-        class Model:
-            config = Config({
-                "model.batch_size": 2, "model.num_steps": 20, "model.optimizer.method": "sgd",
-                "model.lr_schedule.method": "constant", "model.lr_schedule.constant.value": 0.1,
-                "trainer.stall_timeout": 2.0,
-            })
-            def datasets(self):
-                made = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([1]))
-                return {"trn": made.batch(2).map(lambda x: {"x": x})}
-            def build(self, inputs, train_phase):
-                return {"loss": tf.reduce_mean(keras.layers.Dense(1)(inputs["x"]))}
-        SimpleTrainer(Model(), experiment="run").train([ModelSaver().every(steps=1), SaveOnExit()])
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=120,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 143, done.stderr
-    said = [line for line in done.stdout.splitlines() if "SIGTERM" in line or "has not ended" in line]
-    assert said == [
-        "SIGTERM: stopping after this step and saving; twice more leaves at once",
-        "the current step has not ended for 0.5 s; twice more, or 2 s, leaves at once, without saving",
-        "the current step has not ended for 2 s; leaving without saving",
-    ]
-    assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())[-1] == "step-0000000004"
 
 
 def test_a_pool_whose_workers_die_of_the_same_ctrl_c_does_not_hold_up_the_run(tmp_path: Path) -> None:

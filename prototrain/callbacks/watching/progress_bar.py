@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.monitor import as_number
 from prototrain.errors import CallbackError
-from prototrain.system.interactive import in_notebook
+from prototrain.system.terminal import in_notebook
 from prototrain.system.wording import matching
 
 _USUAL = ("loss",)  # which not every trainer has
