@@ -22,7 +22,7 @@ from prototrain.checkpoint.fit import describe_variable
 from prototrain.data.elements import at_path, by_path, from_paths, has_path
 from prototrain.errors import ExperimentError, ModelError
 from prototrain.model.built import BuiltModel
-from prototrain.model.sharing import base_name
+from prototrain.model.layer_cache import base_name
 from prototrain.private_api.runtime import owner
 from prototrain.step.functions import compiled
 from prototrain.system.graphs import needed, needed_everywhere

@@ -16,8 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.model.build_call import BuildCall
 from prototrain.model.keras_hooks import present_call
+from prototrain.model.layer_cache import BuildCall
 
 _KEYS = tf.compat.v1.GraphKeys
 _NO_VARIABLES = "tf.compat.v1.trainable_variables() has those that are trained"

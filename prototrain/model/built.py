@@ -29,11 +29,11 @@ from prototrain.experiment.data_files import describe_files, noting_files
 from prototrain.experiment.provenance import config_provenance, source_digest
 from prototrain.model.evaluation import Evaluation
 from prototrain.model.graph_digest import model_digest, outputs_of
+from prototrain.model.layer_cache import LayerCache
 from prototrain.model.layer_settings import layer_settings
 from prototrain.model.loading import Model, declared_spec
 from prototrain.model.net import check_net, scalars
 from prototrain.model.placement import Placement
-from prototrain.model.sharing import VariableStore
 from prototrain.model.variables import select, variable_table
 from prototrain.predictor import Predictor
 from prototrain.step.graph_caveats import graph_caveats, resource_caveats
@@ -134,7 +134,7 @@ class BuiltModel:
         self.datasets = self.data.datasets
         look(self)
         keras.utils.set_random_seed(seed)
-        self._store = VariableStore()
+        self._cache = LayerCache()
         try:
             with announcing("building the model", log):
                 self._create_variables(check)
@@ -142,12 +142,12 @@ class BuiltModel:
             if (asked := out_of_memory(error)) is None:
                 raise
             raise OutOfMemoryError(f"out of memory: building the model: {asked}") from error
-        self.variables = dict(self._store.variables)
+        self.variables = dict(self._cache.variables)
         self._weights: dict[str, tf.Variable] = {}
         self.trainable: dict[str, Any] = {}
         self.decayed: dict[str, Any] = {}
         self.choose_trained()
-        self._layer_settings = layer_settings(self._store.layers.values())
+        self._layer_settings = layer_settings(self._cache.layers.values())
 
     def _create_variables(self, check: Callable[[Any], object]) -> None:
         """Call `build` on a real batch, which creates the variables, and once more, which must find all of them."""
@@ -155,7 +155,7 @@ class BuiltModel:
         first, spec = first_part(self.data.first_batch, parts), self.data.element_spec
         self._spec = spec if parts == 1 else tf.nest.map_structure(tf.type_spec_from_value, first)
         tower = building(self.placement.towers, True, step=self.counter.read)
-        creating = self._store.creating(self.placement.strategy, self.placement.declare_variable)
+        creating = self._cache.creating(self.placement.strategy, self.placement.declare_variable)
         with tower, dtype_policy(self.policy), creating:
             check(self.model.build(first, True))
         self._trace(check)
@@ -169,9 +169,9 @@ class BuiltModel:
             return outputs_of(net)
 
         with building(self.placement.towers, True, step=self.counter.read), dtype_policy(self.policy):
-            graph = self._store.adopt(build, self._spec)
+            graph = self._cache.adopt(build, self._spec)
         self._traced_as = self._given()
-        handles = {id(part.handle): name for name, one in self._store.variables.items() for part in components(one)}
+        handles = {id(part.handle): name for name, one in self._cache.variables.items() for part in components(one)}
         self.graph_digest = model_digest(graph, handles)
         self.graph_caveats = graph_caveats(graph, graph.variables)
         self.resources = resource_caveats(graph)
@@ -180,7 +180,7 @@ class BuiltModel:
     def _given(self) -> list[Any]:
         """The plain values among the model's attributes, and what its layers are made with, which `build` may go by."""
         plain = {name: value for name, value in attributes_of(self.model, ()).items() if type(value) in _PLAIN}
-        settings = layer_settings(self._store.layers.values())
+        settings = layer_settings(self._cache.layers.values())
         frozen = {name: {**of, "trainable": None} for name, of in settings.items()}  # which changes no graph
         return [plain, frozen]
 
@@ -196,7 +196,7 @@ class BuiltModel:
         Returns:
             whether they are others than before.
         """
-        weights = self._store.trainable
+        weights = self._cache.trainable
         if weights.keys() == self._weights.keys():
             return False
         self._weights = weights
@@ -212,14 +212,14 @@ class BuiltModel:
         Returns:
             by name, for a checkpoint, what each tower has of its own.
         """
-        return self.placement.adopt(self.variables, self._store)
+        return self.placement.adopt(self.variables, self._cache)
 
     # -- Keras's part -------------------------------------------------------------------------------------------------
 
     @property
     def keras_layers(self) -> dict[str, keras.layers.Layer]:
         """The Keras layers that `build` makes or calls, by name."""
-        return dict(self._store.layers)
+        return dict(self._cache.layers)
 
     @property
     def frozen(self) -> dict[str, bool]:
@@ -229,15 +229,15 @@ class BuiltModel:
     def keras_variables(self, variables: Iterable[Any]) -> dict[str, Any]:
         """Variables of the model by name, as optimizers want them: those that hold them in Keras, if there are."""
         names = {id(variable): name for name, variable in self.variables.items()}
-        return {names[id(variable)]: self._store.keras_variable(variable) for variable in variables}
+        return {names[id(variable)]: self._cache.keras_variable(variable) for variable in variables}
 
     def with_keras_variables(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """A gradient processor that puts variables of Keras, which know their constraints, in place of TensorFlow's."""
-        return [(gradient, self._store.keras_variable(variable)) for gradient, variable in pairs]
+        return [(gradient, self._cache.keras_variable(variable)) for gradient, variable in pairs]
 
     def layer_loss(self) -> tf.Tensor | None:
         """The sum of the layers' losses in the last `build` of this tower; None if there are none; traced."""
-        return self._store.loss()
+        return self._cache.loss()
 
     # -- using it -----------------------------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ class BuiltModel:
         """
         tower = building(self.placement.towers, train_phase, self.placement.tower_to_build(), self.counter.read)
         quiet = left_out_of_graphs() if tower_trace() is None else nullcontext()
-        with tower, self._store.sharing(), dtype_policy(self.policy), quiet:
+        with tower, self._cache.sharing(), dtype_policy(self.policy), quiet:
             return check_net(self.model.build(inputs, train_phase))
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:

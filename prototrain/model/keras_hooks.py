@@ -1,8 +1,9 @@
-"""Where Keras asks the call of `build` that is under way.
+"""Hooks in Keras and TensorFlow that report to the call of `build` in progress.
 
-Keras has no notion of a function that is called again and means the same layers. So its constructors ask here first,
-and get the object that an earlier call made in their place. The hooks are put in once, when this module is imported;
-in a thread where no call of `build` is under way they do nothing.
+Keras has no notion of a function that is called again and means the same layers. So its constructors ask the present
+`BuildCall` first, and return the object of an earlier call. Variables report each use, so that what a first call
+changes can be restored. The hooks are installed when this module is imported; in a thread without a call of `build`
+they do nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from prototrain.private_api.of_keras import (
     snake_case,
     stand_in,
 )
+from prototrain.private_api.runtime import is_table_made, raw_handle, table_contents, tell_of_uses
 
 if TYPE_CHECKING:
-    from prototrain.model.build_call import BuildCall
+    from prototrain.model.layer_cache import BuildCall
 
 Method = Callable[..., Any]
 
@@ -39,15 +41,14 @@ STATEFUL = (
     keras.random.SeedGenerator,
     KerasVariable,
 )
-"""The kinds of Keras objects that have variables, and so are made once."""
+"""The Keras classes with variables, whose objects are made once."""
 
-
-_thread = threading.local()  # towers are traced in threads of their own
+_thread = threading.local()  # towers are traced in threads
 
 
 @contextmanager
 def listening(listener: BuildCall) -> Iterator[None]:
-    """Let a call of `build` hear what Keras does in this thread."""
+    """Report to a call of `build` what Keras does in this thread."""
     outer = present_call()
     _thread.listener = listener
     try:
@@ -58,25 +59,25 @@ def listening(listener: BuildCall) -> Iterator[None]:
 
 @contextmanager
 def calling(layer: Any) -> Iterator[None]:
-    """Let what happens in this thread be that layer's own concern, as in its call: making objects, assigning."""
+    """Treat what this thread makes and assigns in the block as a layer's own, as in its call."""
     listener = present_call()
     with nullcontext() if listener is None else listener.inside(layer):
         yield
 
 
 def automatic_name(layer: Any) -> str | None:
-    """What stands before the number in a layer's name, if it is one that Keras gives where there is none, else None."""
+    """The name that Keras gives to an unnamed layer of this class, without the number; None if this one has a name."""
     kind = snake_case(type(layer).__name__)
     return kind if re.fullmatch(rf"{kind}(_\d+)?", layer.name) else None
 
 
 def has_automatic_name(layer: Any) -> bool:
-    """Whether a layer's name is one that Keras gives if there is none."""
+    """Whether Keras has named a layer."""
     return automatic_name(layer) is not None
 
 
 def place_again(variable: Any) -> None:
-    """Let a Keras variable hold a new `tf.Variable` with the value of the old one, as the present strategy makes it."""
+    """Make a Keras variable hold a new `tf.Variable` of the same value, placed by the present strategy."""
     held = variable.value
     new = tf.Variable(
         tf.convert_to_tensor(held),
@@ -89,11 +90,76 @@ def place_again(variable: Any) -> None:
     hold(variable, new)
 
 
+# -- values of variables -----------------------------------------------------------------------------------------------
+
+
+class VariableValues:
+    """The values of variables before their first use, wherever the variables belong.
+
+    A layer may count in a `tf.Variable` that Keras does not know, and an op may change a random generator's state. But
+    whatever uses a variable from Python reads its handle first, and reading the handle is reported.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[Any, Any]] = {}
+
+    def note(self, variable: Any) -> None:
+        """A variable is about to be used."""
+        handle = raw_handle(variable)  # not the property, which leads here
+        if id(handle) in self._before:
+            return
+        with tf.init_scope():
+            # A variable that a graph is making has no value yet, nor has one that is being initialized.
+            if tf.executing_eagerly() and hasattr(handle, "numpy") and tf.raw_ops.VarIsInitializedOp(resource=handle):
+                # A tensor keeps its value: only a variable that changes is copied.
+                value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
+                self._before[id(handle)] = (variable, value)
+
+    @contextmanager
+    def keeping(self, *variables: Any) -> Iterator[None]:
+        """Keep what is assigned in this block to these variables, and to those that were not used before."""
+        with noting(None) if _noted_by() is self else nullcontext():
+            yield
+        for variable in variables:
+            self._before.pop(id(raw_handle(variable)), None)
+
+    def restore(self) -> None:
+        """Assign the values from before."""
+        for variable, value in self._before.values():
+            variable.assign(value)
+
+
+@contextmanager
+def restoring_values() -> Iterator[VariableValues]:
+    """Restore, at the end, every variable that this thread uses in the block, except in graphs traced before."""
+    before = VariableValues()
+    try:
+        with noting(before):
+            yield before
+    finally:
+        before.restore()
+
+
+def _noted_by() -> Any:
+    return getattr(_thread, "notes", None)
+
+
+@contextmanager
+def noting(notes: Any) -> Iterator[None]:
+    """Call `notes.note(variable)` before this thread uses a variable; None for nothing."""
+    outer = _noted_by()
+    _thread.notes = notes
+    try:
+        yield
+    finally:
+        _thread.notes = outer
+
+
 # -- the hooks --------------------------------------------------------------------------------------------------------
 
 
 def present_call() -> BuildCall | None:
-    """The call of `build` that is under way in this thread, or None."""
+    """The call of `build` in progress in this thread, or None."""
     listener: BuildCall | None = getattr(_thread, "listener", None)
     return listener
 
@@ -114,7 +180,7 @@ def _hook_constructor(kind: type) -> None:
         listener = None if getattr(_thread, "constructing", False) else present_call()
         if listener is None:
             return make()
-        found = listener.earlier(cls, args, kwargs)
+        found = listener.find(cls, args, kwargs)
         if found is not None:
             return found
         _thread.constructing = True
@@ -124,32 +190,32 @@ def _hook_constructor(kind: type) -> None:
             _thread.constructing = False
         if isinstance(made, keras.layers.Layer):
             made.build = _built_once(made, made.build)
-        _hook_initialiser(type(made))
-        listener.note_new(made)
+        _hook_initializer(type(made))
+        listener.add(made)
         return made
 
     new.__signature__ = inspect.signature(kind.__init__)  # type: ignore[attr-defined,misc]
     kind.__new__ = new  # type: ignore[method-assign,assignment]
 
 
-def _hook_initialiser(kind: type) -> None:
-    """Let a class not initialise an object a second time, and say when the first time is over."""
+def _hook_initializer(kind: type) -> None:
+    """Make a class initialize each object once."""
     original = kind.__init__  # type: ignore[misc]
     if hasattr(original, "asks_first"):
         return
 
     @functools.wraps(original)
-    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
         listener = present_call()
         if listener is None:
             original(self, *args, **kwargs)
-        elif not listener.is_initialised(self):
-            with listener.aside():
+        elif not listener.is_initialized(self):
+            with listener.ignoring():
                 original(self, *args, **kwargs)
 
-    initialise.asks_first = True  # type: ignore[attr-defined]
-    initialise.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
-    kind.__init__ = initialise  # type: ignore[misc]
+    initialize.asks_first = True  # type: ignore[attr-defined]
+    initialize.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    kind.__init__ = initialize  # type: ignore[misc]
 
 
 def _built_once(layer: Any, build: Method) -> Method:
@@ -160,7 +226,7 @@ def _built_once(layer: Any, build: Method) -> Method:
             return build(*args, **kwargs)
         if listener.is_done(layer):
             return None
-        with listener.aside():
+        with listener.ignoring():
             return build(*args, **kwargs)
 
     return build_once
@@ -219,27 +285,6 @@ def _drawn(original: Method) -> Method:
     return draw
 
 
-def _entered(original: Method) -> Method:
-    def enter(self: Any) -> Any:
-        full = original(self)
-        listener = present_call()
-        if listener is not None:
-            listener.enter_scope(self.name, full)
-        return full
-
-    return enter
-
-
-def _left(original: Method) -> Method:
-    def leave(self: Any, *error: Any) -> Any:
-        listener = present_call()
-        if listener is not None:
-            listener.leave_scope()
-        return original(self, *error)
-
-    return leave
-
-
 def _outside_of_graphs(original: Method) -> Method:
     def read(self: Any, *args: Any, **kwargs: Any) -> Any:
         if present_call() is None:
@@ -278,9 +323,44 @@ def _hook_keras() -> None:
         _replace(keras.Sequential, name, _once)
     for name in ("Normalization", "Discretization", "TextVectorization", "StringLookup", "IntegerLookup"):
         _replace(getattr(keras.layers, name), "adapt", _once)
-    _replace(tf.name_scope, "__enter__", _entered)
-    _replace(tf.name_scope, "__exit__", _left)
     _hook_properties()
 
 
+def _table_key(initializer: Any, default_value: Any) -> tuple[Any, ...] | None:
+    """A key for the contents of a lookup table, or None if they are not known yet."""
+    held = table_contents(initializer)
+    if held is None:
+        return None
+    default = tf.get_static_value(default_value) if tf.is_tensor(default_value) else default_value
+    return initializer.key_dtype.name, initializer.value_dtype.name, held, repr(default)
+
+
+def _hook_tables() -> None:
+    """Make lookup tables once, by their contents: a table of a traced call would be filled in every step."""
+    kind: Any = tf.lookup.StaticHashTable
+    original = kind.__init__
+
+    def new(cls: type, initializer: Any = None, default_value: Any = None, *more: Any, **named: Any) -> Any:
+        call = present_call()
+        contents = None if call is None or initializer is None else _table_key(initializer, default_value)
+        if call is None or contents is None:
+            return object.__new__(cls)
+        return call.table((cls.__qualname__, *contents), lambda: object.__new__(cls))
+
+    @functools.wraps(original)
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not is_table_made(self):
+            original(self, *args, **kwargs)
+
+    kind.__new__, kind.__init__ = new, initialize
+
+
+def _note_use(variable: Any) -> None:
+    notes = _noted_by()
+    if notes is not None:
+        notes.note(variable)
+
+
 _hook_keras()
+_hook_tables()
+tell_of_uses(_note_use)

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.data.batches import Batch, split_batch
-from prototrain.model.sharing import VariableStore, base_name
+from prototrain.model.layer_cache import LayerCache, base_name
 from prototrain.towers import OF_TOWER, components, is_local, is_seed, seed_of_tower
 
 PACKED_ELEMENTS = 2**14
@@ -45,7 +45,7 @@ class Placement:
         self.parts: int = self.towers if own_towers is None else own_towers
         self.may_fail = self.towers == 1 or combines_by_copies
         self._first_part = 0 if own_towers is None else first_tower
-        self._store: VariableStore | None = None
+        self._cache: LayerCache | None = None
         self._variables: Mapping[str, tf.Variable] = {}
 
     # -- building -----------------------------------------------------------------------------------------------------
@@ -63,20 +63,20 @@ class Placement:
         """The index of the tower that `build` is called for, or None if TensorFlow's strategy knows it."""
         return None
 
-    def adopt(self, variables: dict[str, tf.Variable], store: VariableStore) -> dict[str, tf.Variable]:
+    def adopt(self, variables: dict[str, tf.Variable], cache: LayerCache) -> dict[str, tf.Variable]:
         """Take a model that was built: start the random layers of every tower elsewhere.
 
         Args:
             variables: the model's, by name; one that lies elsewhere from now on is replaced.
-            store: hands them out.
+            cache: hands them out.
 
         Returns:
             by name, for a checkpoint, what each tower has of its own.
         """
-        self._variables, self._store = variables, store
-        return self._separate(variables, store)
+        self._variables, self._cache = variables, cache
+        return self._separate(variables, cache)
 
-    def _separate(self, variables: dict[str, tf.Variable], store: VariableStore) -> dict[str, tf.Variable]:
+    def _separate(self, variables: dict[str, tf.Variable], cache: LayerCache) -> dict[str, tf.Variable]:
         found = {}
         for name, variable in variables.items():
             copies = components(variable)
@@ -116,13 +116,13 @@ class Placement:
 
     def moving_statistics(self) -> list[tf.Variable]:
         """The variables that each tower assigns from its own part of a batch, and that are averaged after each step."""
-        frozen = set() if self._store is None else self._store.frozen
+        frozen = set() if self._cache is None else self._cache.frozen
         found = self._variables.values()
         return [v for v in found if v.dtype.is_floating and is_local(v) and id(v) not in frozen]
 
     def own_variables(self) -> list[tf.Variable]:
         """The variables that only one tower has, in place of one that all share."""
-        by_tower = {} if self._store is None else self._store.of_tower
+        by_tower = {} if self._cache is None else self._cache.of_tower
         return [variable for own in by_tower.values() for variable in own.values()]
 
 
@@ -145,8 +145,8 @@ class CentralPlacement(Placement):
             arguments["aggregation"] = mean if kind.is_floating else first
         return arguments
 
-    def _separate(self, variables: dict[str, tf.Variable], store: VariableStore) -> dict[str, tf.Variable]:
-        found = seeds_of_towers(variables, store, range(self.towers)) if self.towers > 1 else {}
+    def _separate(self, variables: dict[str, tf.Variable], cache: LayerCache) -> dict[str, tf.Variable]:
+        found = seeds_of_towers(variables, cache, range(self.towers)) if self.towers > 1 else {}
         for name, variable in list(variables.items()):
             if self.towers > 1 and is_seed(name, variable):
                 variables[name] = found[name]  # the first tower's, which stands where the shared one stood
@@ -180,13 +180,11 @@ class OwnPacePlacement(Placement):
     def tower_to_build(self) -> int | None:
         return self._building
 
-    def _separate(self, variables: dict[str, tf.Variable], store: VariableStore) -> dict[str, tf.Variable]:
-        return seeds_of_towers(variables, store, range(1, len(self.devices)))
+    def _separate(self, variables: dict[str, tf.Variable], cache: LayerCache) -> dict[str, tf.Variable]:
+        return seeds_of_towers(variables, cache, range(1, len(self.devices)))
 
 
-def seeds_of_towers(
-    variables: Mapping[str, tf.Variable], store: VariableStore, towers: range
-) -> dict[str, tf.Variable]:
+def seeds_of_towers(variables: Mapping[str, tf.Variable], cache: LayerCache, towers: range) -> dict[str, tf.Variable]:
     """Give towers random seeds of their own where the variables lie in one place for all of them.
 
     Returns:
@@ -198,7 +196,7 @@ def seeds_of_towers(
             first = tf.convert_to_tensor(variable).numpy()
             for index in towers:
                 own = tf.Variable(seed_of_tower(first, index), trainable=False, name=base_name(variable))
-                store.of_tower.setdefault(index, {})[base_name(variable)] = own
+                cache.of_tower.setdefault(index, {})[base_name(variable)] = own
                 found[f"{name}{OF_TOWER}{index}" if index else name] = own
     return found
 

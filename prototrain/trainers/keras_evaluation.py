@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from prototrain.checkpoint.global_random import random_state_kept
 from prototrain.model.evaluation import first_batches
-from prototrain.model.kept_values import keeping_values
+from prototrain.model.keras_hooks import restoring_values
 from prototrain.system.signals import StopRequest
 
 
@@ -54,7 +54,7 @@ def rehearsed(model: keras.Model, name: str, data: tf.data.Dataset, batches: int
         the names of the metrics.
     """
     model.test_function = None  # one that was traced before does not tell which variables it uses
-    with random_state_kept(), keeping_values():
+    with random_state_kept(), restoring_values():
         return list(_scalars(model.evaluate(first_batches(name, data, batches, stop), verbose=0, return_dict=True)))
 
 

@@ -17,7 +17,7 @@ from prototrain.data.elements import batch_size
 from prototrain.errors import ModelError
 from prototrain.experiment import source_of
 from prototrain.model.keras_hooks import calling, present_call
-from prototrain.model.sharing import MissingVariableError
+from prototrain.model.layer_cache import MissingVariableError
 from prototrain.step.trace import TowerTrace
 from prototrain.trainers.keras_data import Element, named
 from prototrain.trainers.optimization import optimizer_config
@@ -102,7 +102,7 @@ class CompiledModel:
         """Let optimizers be built that are used in a branch (`tf.cond`) which the first step has not taken: tracing
         meets all branches, as in `fit`."""
         call = present_call()
-        with nullcontext() if call is None else call.aside():  # or it would be given what that step has made
+        with nullcontext() if call is None else call.ignoring():  # or it would be given what that step has made
             as_given = self._elements["trn"].as_given
             step = tf.function(lambda batch: self._model.train_step(as_given(batch)), autograph=False)
             step.get_concrete_function(inputs)
@@ -121,7 +121,8 @@ class CompiledModel:
             with calling(self._model):
                 logs = self._model.train_step(self._elements["trn"].as_given(inputs))
         except MissingVariableError as error:
-            if (name := error.variable.partition("/")[0]) not in late:
+            name = next((part for part in error.variable.split("/") if part in late), None)
+            if name is None:
                 raise
             raise ModelError(
                 f"{self.name}.train_step uses its optimizer {name!r} for the first time in a branch that the first "

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.model.sharing import VariableStore, base_name
+from prototrain.model.layer_cache import LayerCache, base_name
 from tests.tiny import tiny_build, tiny_datasets, tiny_trainer
 
 Build = Callable[[dict[str, tf.Tensor], bool], Any]
@@ -18,17 +18,17 @@ BATCH = {"x": tf.constant(np.random.default_rng(1).normal(size=(6, 4)), tf.float
 SPEC = {"x": tf.TensorSpec([None, 4], tf.float32)}
 
 
-def fresh(build: Build) -> VariableStore:
+def fresh(build: Build) -> LayerCache:
     """A store after the calls that a trainer makes before training."""
     keras.utils.clear_session(free_memory=False)
-    store = VariableStore()
+    store = LayerCache()
     with store.creating():
         build(BATCH, True)
     store.adopt(lambda inputs: build(inputs, True), SPEC)
     return store
 
 
-def used_again(store: VariableStore, build: Build, train_phase: bool) -> set[int]:
+def used_again(store: LayerCache, build: Build, train_phase: bool) -> set[int]:
     """The ids of the variables that a later call inside a loop uses."""
 
     def body(count: tf.Tensor) -> tf.Tensor:
@@ -237,3 +237,13 @@ def test_a_trainer_trains_and_names_layers_that_exist_before() -> None:
 
 def test_base_name() -> None:
     assert base_name(tf.Variable(1.0, name="a/b")) == "a/b"
+
+
+def test_a_variable_left_out_must_be_told_from_those_that_stay() -> None:
+    def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+        if train_phase:
+            tf.Variable(1.0, name="scale")
+        return inputs["x"] * tf.Variable(2.0, name="scale")
+
+    with pytest.raises(ModelError, match=r"left out scale, which cannot be told .* a name of its own"):
+        used_again(fresh(build), build, False)
