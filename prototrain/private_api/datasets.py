@@ -62,6 +62,25 @@ def iterator_handle(iterator: Any) -> tf.Tensor:
     return handle
 
 
+def next_synchronously(iterator: Any) -> Any:
+    """Read the next element of an iterator in the calling thread; traced.
+
+    TensorFlow's `next` hands each read to another thread, which costs more than a small batch. Reading in the calling
+    thread is safe where a prefetch stage makes the elements. Elements with other parts than dense tensors are read by
+    `next`.
+    """
+    spec = iterator.element_spec
+    parts = tf.nest.flatten(spec)
+    if not all(isinstance(part, tf.TensorSpec) for part in parts):
+        return next(iterator)
+    read = tf.raw_ops.IteratorGetNextSync(
+        iterator=iterator_handle(iterator),
+        output_types=[part.dtype for part in parts],
+        output_shapes=[part.shape for part in parts],
+    )
+    return tf.nest.pack_sequence_as(spec, read)
+
+
 def holds_generator(content: bytes | mmap.mmap) -> bool:
     """Whether a state that was written holds the random generator of a shuffle.
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from prototrain.private_api.datasets import next_synchronously
 from prototrain.private_api.runtime import is_deterministic
 from prototrain.step.functions import ConcreteCall
 from prototrain.step.guard import Guard
@@ -151,7 +152,7 @@ class CompiledLoop:
         def body(state: State) -> list[State]:
             begin = _time_after([state["done"]])
             with tf.control_dependencies([begin]):
-                batch = next(iterator) if endless else iterator.get_next_as_optional()
+                batch = next_synchronously(iterator) if endless else iterator.get_next_as_optional()
             took = _time_after(tf.nest.flatten(batch, expand_composites=True)) - begin
             waited = state["waited"] + took
 
