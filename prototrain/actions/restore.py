@@ -15,7 +15,7 @@ from prototrain.experiment.fetching import fetched
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel
 
-__all__ = ["BuiltModel", "Restored", "add_checkpoint", "restore"]
+__all__ = ["Restored", "add_checkpoint", "restore"]
 
 _COMPARED = ("config", "model code")
 
@@ -37,11 +37,6 @@ class Restored:
     experiment: Experiment
     averaged: bool
     changes: list[str]
-
-    @property
-    def trainer(self) -> BuiltModel:
-        """An earlier name of `built`."""
-        return self.built
 
     def describe(self) -> dict[str, str]:
         """What the weights are, for the table at the start of an action."""

@@ -62,7 +62,7 @@ def test_an_export(trained: SimpleTrainer, base: Path, tmp_path: Path, capsys: p
     x = tiny_arrays(13)["x"]
     found = serve(x=tf.constant(x))
     restored = restore(model_in(base, build=build_with_classes))
-    logits, classes = restored.trainer.get_predictor(["x"], ["logits", "classes"])(x)
+    logits, classes = restored.built.get_predictor(["x"], ["logits", "classes"])(x)
     np.testing.assert_array_equal(found["logits"], logits)
     assert found["classes"].numpy().tolist() == classes.tolist()
     average = trained.state["callbacks/ExponentialMovingAverage/logits/bias"].numpy()

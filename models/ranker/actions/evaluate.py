@@ -49,7 +49,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     """
     restored = restore(model, args.checkpoint)
     start = time.perf_counter()
-    outcome, embeddings = search(restored.trainer, read_shop())
+    outcome, embeddings = search(restored.built, read_shop())
     seconds = time.perf_counter() - start
     rows = {
         **restored.describe(),
