@@ -8,8 +8,7 @@ from typing import Any
 
 from prototrain.errors import ExperimentError
 from prototrain.runs import read_run
-from prototrain.runs.curves import FORMATS, choose_scalars, draw
-from prototrain.runs.shown import Look
+from prototrain.runs.curves import FORMATS, Look, choose_scalars, draw
 from prototrain.system.files import write_atomic
 from prototrain.system.terminal import say
 

@@ -50,9 +50,7 @@ class Repeat:
         experiment.check_inside()
         self._environment = found = read_object(experiment.environment)
         if not all(isinstance(found.get(key), kind) for key, kind in _FORM.items()):
-            raise ExperimentError(
-                f"--from: {experiment.environment} does not say enough; another version has written it"
-            )
+            raise ExperimentError(f"--from: {experiment.environment} lacks entries that a run writes")
         if not isinstance(found.get("model"), str) or found["trainer"].startswith("__main__:"):
             raise ExperimentError(
                 f"--from: {directory} is of a script ({' '.join(map(str, found.get('command', [])))}), which makes its "

@@ -20,8 +20,7 @@ from prototrain.experiment import Experiment
 from prototrain.experiment.event_files import read_images
 from prototrain.experiment.record import Attempt
 from prototrain.runs import Run, flat
-from prototrain.runs.curves import choose_scalars, draw
-from prototrain.runs.shown import Look, by_tag, is_constant
+from prototrain.runs.curves import Look, by_tag, choose_scalars, draw, is_constant
 from prototrain.system.wording import in_digits, in_words
 
 _COLUMNS = 3  # of charts

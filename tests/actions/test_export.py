@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain.actions import export, restore, saved_model
-from prototrain.actions.restore import BuiltModel
+from prototrain.model.built import BuiltModel
 from prototrain.actions.saved_model import ServedModel
 from prototrain.errors import ConfigError, ExperimentError, ModelError
 from prototrain.trainers.tower import SimpleTrainer

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tabulate import tabulate
 
 from prototrain.actions import add_checkpoint, restore
-from prototrain.actions.restore import BuiltModel
+from prototrain.model.built import BuiltModel
 from prototrain.errors import DataError, ExperimentError
 from prototrain.model import ModelProtocol
 from prototrain.system.files import write_atomic
