@@ -15,9 +15,9 @@ import pytest
 import tensorflow as tf
 
 from prototrain.actions import export, restore, saved_model
-from prototrain.model.built import BuiltModel
 from prototrain.actions.saved_model import ServedModel
 from prototrain.errors import ConfigError, ExperimentError, ModelError
+from prototrain.model.built import BuiltModel
 from prototrain.trainers.tower import SimpleTrainer
 from tests.actions.conftest import model_in
 from tests.tiny import tiny_arrays, tiny_build, tiny_model

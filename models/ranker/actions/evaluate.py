@@ -13,9 +13,9 @@ import tensorflow as tf
 from tabulate import tabulate
 
 from prototrain.actions import add_checkpoint, restore
-from prototrain.model.built import BuiltModel
 from prototrain.errors import DataError, ExperimentError
 from prototrain.model import ModelProtocol
+from prototrain.model.built import BuiltModel
 from prototrain.system.files import write_atomic
 from prototrain.system.tables import plain_table
 
