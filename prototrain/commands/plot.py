@@ -8,7 +8,7 @@ from typing import Any
 
 from prototrain.errors import ExperimentError
 from prototrain.runs import read_run
-from prototrain.runs.curves import FORMATS, Look, choose_scalars, draw
+from prototrain.runs.curves import FORMATS, Look, choose_scalars, draw, picture_path
 from prototrain.system.files import write_atomic
 from prototrain.system.terminal import say
 
@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
     )
     add_look(plot)
     plot.add_argument(
-        "-o", "--output", metavar="FILE", type=_picture, required=True, help=f"ends in .{', .'.join(FORMATS)}"
+        "-o", "--output", metavar="FILE", type=picture_path, required=True, help=f"ends in .{', .'.join(FORMATS)}"
     )
     plot.set_defaults(command=_plot)
 
@@ -57,13 +57,6 @@ def _weight(text: str) -> float:
     if not 0 <= weight < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to below 1")
     return weight
-
-
-def _picture(text: str) -> Path:
-    path = Path(text)
-    if path.suffix[1:].lower() not in FORMATS:
-        raise argparse.ArgumentTypeError(f"{text!r} must end in .{', .'.join(FORMATS)}")
-    return path
 
 
 def _plot(options: argparse.Namespace) -> None:

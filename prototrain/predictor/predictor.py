@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -192,11 +192,8 @@ class DatasetPredictor:
         """
         return (outputs for _, outputs in self.pairs())
 
-    def pairs(self, wanted: Callable[[Any], bool] = lambda batch: True) -> Iterator[tuple[Any, list[Any]]]:
+    def pairs(self) -> Iterator[tuple[Any, list[Any]]]:
         """Each batch with the predictor's outputs, in order.
-
-        Args:
-            wanted: called with each batch; if false, the batch is skipped.
 
         Raises:
             DataError, ModelError: as above.
@@ -204,8 +201,7 @@ class DatasetPredictor:
         is_hidden = not self._bar or not (sys.stderr.isatty() or in_notebook())
         with tqdm(total=self._length(), unit=" batches", dynamic_ncols=True, disable=is_hidden) as bar:
             for batch in self._batches():
-                if wanted(batch):
-                    yield batch, self._predictor(*self._inputs(batch))
+                yield batch, self._predictor(*self._inputs(batch))
                 bar.update()
 
     def predict_all(self) -> list[Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import math
+from argparse import ArgumentTypeError
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prototrain.errors import ExperimentError
@@ -57,6 +59,15 @@ class Line:
 
 
 _PLAIN = Look()
+
+
+def picture_path(text: str) -> Path:
+    """Parse the path of a picture, for argparse."""
+    path = Path(text)
+    if path.suffix[1:].lower() not in FORMATS:
+        raise ArgumentTypeError(f"{text!r} must end in .{', .'.join(FORMATS)}")
+    return path
+
 
 # -- which points -----------------------------------------------------------------------------------------------------
 

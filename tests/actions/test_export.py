@@ -68,7 +68,7 @@ def test_an_export(trained: SimpleTrainer, base: Path, tmp_path: Path, capsys: p
     average = trained.state["callbacks/ExponentialMovingAverage/logits/bias"].numpy()
     assert not np.array_equal(average, trained.variables["logits/bias"])
 
-    with pytest.raises(ExperimentError, match="exported/20 is there already; delete it"):
+    with pytest.raises(ExperimentError, match="exported/20 exists; delete it"):
         run(base)
 
 
