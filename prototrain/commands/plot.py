@@ -32,20 +32,20 @@ def add(commands: Any) -> None:
 
 
 def add_look(parser: argparse.ArgumentParser) -> None:
-    """Declare how curves are to look."""
+    """Declare the options for the look of curves."""
     parser.add_argument("--log", action="store_true", help="draw values on a logarithmic axis")
     parser.add_argument(
         "--smooth",
         metavar="WEIGHT",
         type=_weight,
         default=0.0,
-        help="draw a moving average, of which WEIGHT (0 to 1, such as 0.9) is the one before",
+        help="draw a moving average with this weight of the value before, 0 to 1, such as 0.9",
     )
     parser.add_argument("--time", action="store_true", help="draw over the time that the run took, not over the steps")
 
 
 def look_of(options: argparse.Namespace) -> Look:
-    """What `add_look` has declared, as it was given."""
+    """The values of the options of `add_look`."""
     return Look(log=options.log, smooth=options.smooth, over_time=options.time)
 
 
@@ -66,7 +66,7 @@ def _plot(options: argparse.Namespace) -> None:
 
 
 def write_result(path: Path, content: str | bytes) -> None:
-    """Write a command's result, and say where it is.
+    """Write a command's result, and print its path.
 
     Raises:
         ExperimentError: it cannot be written.
