@@ -7,7 +7,6 @@ import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,27 +121,6 @@ def _text(x: Any, training: bool) -> Any:
     return keras.layers.Dense(CLASSES, name="logits")(x)
 
 
-def _resnet50(x: Any, training: bool) -> Any:
-    """ResNet-50, for small images: 53 convolutions in 16 bottlenecks."""
-
-    def conv(x: Any, name: str, filters: int, size: int = 1, strides: int = 1) -> Any:
-        x = keras.layers.Conv2D(filters, size, strides, padding="same", use_bias=False, name=f"{name}_conv")(x)
-        return keras.layers.BatchNormalization(name=f"{name}_bn")(x, training=training)
-
-    x = keras.layers.ReLU(name="stem_relu")(conv(x, "stem", 64, 7, 2))
-    x = keras.layers.MaxPooling2D(3, 2, padding="same", name="stem_pool")(x)
-    for stage, (blocks, filters) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512))):
-        for block in range(blocks):
-            name, strides = f"block{stage}_{block}", 2 if stage and not block else 1
-            inner = keras.layers.ReLU(name=f"{name}_relu1")(conv(x, f"{name}_1", filters, 1, strides))
-            inner = keras.layers.ReLU(name=f"{name}_relu2")(conv(inner, f"{name}_2", filters, 3))
-            inner = conv(inner, f"{name}_3", 4 * filters)
-            x = x if block else conv(x, f"{name}_short", 4 * filters, 1, strides)
-            x = keras.layers.ReLU(name=f"{name}_relu3")(keras.layers.Add(name=f"{name}_add")([x, inner]))
-    x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
-    return keras.layers.Dense(CLASSES, name="logits")(x)
-
-
 def _resnet18(x: Any, training: bool) -> Any:
     """ResNet-18 as it is used on images of 32 x 32: no stride and no pooling in the stem, 20 convolutions."""
 
@@ -162,10 +140,11 @@ def _resnet18(x: Any, training: bool) -> Any:
     return keras.layers.Dense(CLASSES, name="logits")(x)
 
 
-def _transformer(x: Any, training: bool, *, layers: int = 100, width: int = 32) -> Any:
-    """An encoder, each of whose layers has attention with two heads and two dense layers."""
+def _transformer(x: Any, training: bool) -> Any:
+    """An encoder of four layers, each of whose layers has attention with two heads and two dense layers."""
+    width = 64
     x = keras.layers.Embedding(1000, width, name="embedding")(x)
-    for number in range(layers):
+    for number in range(4):
         name = f"layer{number}"
         inner = keras.layers.LayerNormalization(name=f"{name}_norm1")(x)
         inner = keras.layers.MultiHeadAttention(2, width // 2, name=f"{name}_attention")(inner, inner)
@@ -187,15 +166,6 @@ WORKLOADS = {
     "lines": Workload("the MLP on JSON lines", 32, 2000, (64,), "float32", _lines, _mlp),
 }
 
-DEEP = {  # for how long a run takes to begin
-    "resnet50": Workload(
-        "ResNet-50, 64x64 images", 8, 60, (64, 64, 3), "float32", _arrays(_normal(64, 64, 64, 3)), _resnet50
-    ),
-    "transformer": Workload(
-        "transformer of 100 layers, 16 tokens", 8, 60, (16,), "int32", _arrays(_tokens(256, 16, 1000)), _transformer
-    ),
-}
-
 SIDE_BY_SIDE = {  # for other libraries, which have the same layers in benchmarks/peers; the steps are those of a turn
     "mlp": dataclasses.replace(WORKLOADS["mlp"], steps=1000),
     "resnet18": Workload(
@@ -208,7 +178,7 @@ SIDE_BY_SIDE = {  # for other libraries, which have the same layers in benchmark
         (32,),
         "int32",
         _arrays(_tokens(1024, 32, 1000)),
-        partial(_transformer, layers=4, width=64),
+        _transformer,
     ),
     "lstm": dataclasses.replace(WORKLOADS["text"], steps=100),
 }

@@ -112,7 +112,7 @@ def _predicts(trainer: SimpleTrainer) -> None:
         (["user/pair/0"], (pair,), "of a tuple all is needed, also number '1'"),
         (["user"], ({"age": age},), "input 'user' must have age, pair/0, pair/1; there is no pair/0, pair/1 in it"),
         (["user"], (age,), "there is no age, pair/0, pair/1 in it"),
-        (["user"], ({"age": age[0], "pair": (pair, number)},), r"cannot do with 'user/age' of shape \(1,\)"),
+        (["user"], ({"age": age[0], "pair": (pair, number)},), r"cannot handle 'user/age' of shape \(1,\)"),
     ]:
         with pytest.raises(ModelError, match=message):
             trainer.get_predictor(names, ["guess"])(*given)

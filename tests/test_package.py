@@ -35,7 +35,6 @@ LAYERS = [
     ["estimator"],
     ["commands", "template"],
     ["cli"],
-    ["config_json", "config_schema", "files", "quiet", "server_cluster", "tracebacks"],  # earlier names, for users
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 PACKAGE = ROOT / "prototrain"

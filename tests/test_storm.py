@@ -1,4 +1,4 @@
-"""A short kill storm; `python -m benchmarks.storm --kills 100` is the long one."""
+"""A short kill storm; `python -m tests.storm --kills 100` is the long one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.storm import main, start_interpreter
 from tests.preloaded import Program
+from tests.storm import main, start_interpreter
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from functools import partial
 from typing import Any
 
 import torch
@@ -161,6 +160,3 @@ def lightning(name: str, batches: Batches, turns: Turns) -> None:
             default_root_dir=scratch,
         )
         trainer.fit(Module(), torch.utils.data.DataLoader(Endless(), batch_size=None))
-
-
-compiled = partial(by_hand, compiled=True)

@@ -1,7 +1,7 @@
-"""Functions over a model beside its training.
+"""Actions: functions over a model.
 
-An action is a module with `run(model, args)`. With `add_arguments(parser)` it declares what it takes on the command
-line besides the model and `-s`; `args` is what the parser made of it.
+An action is a module with `run(model, args)`. Its function `add_arguments(parser)`, if there is one, declares arguments
+for the command line; `args` is the parser's namespace.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ BUILT_IN = ("evaluate", "export", "find_batch_size", "find_lr", "inspect", "pred
 
 @dataclass(frozen=True)
 class Action:
-    """What a module offers as an action.
+    """An action's functions.
 
     Attributes:
         run: called with the model and the parsed arguments.
         add_arguments: called with the parser.
-        description: what it says of itself.
+        description: the module's docstring.
     """
 
     run: Callable[[Any, Namespace], None]
@@ -37,7 +37,7 @@ class Action:
 
 
 def load_action(name: str) -> Action:
-    """Find an action by its name, or by the module of the user's own that has it.
+    """Find an action by its name, or by the name of a module.
 
     Raises:
         ConfigError: there is no such module, or it has no `run`.

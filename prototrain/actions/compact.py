@@ -10,55 +10,25 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from prototrain.actions import reload_export
-from prototrain.actions.saved_model import ServedModel, compare
+from prototrain.actions.saved_model import ServedModel
 from prototrain.errors import ExperimentError, ModelError
 from prototrain.private_api.graphs import optimized, with_constants
-from prototrain.system.files import sync, write_atomic
 from prototrain.system.tracebacks import first_line
 
 _INPUTS, _OUTPUTS = reload_export.INPUTS, reload_export.OUTPUTS
 _OPTIMIZERS = ("function", "pruning", "constfold", "arithmetic", "common_subgraph_elimination", "dependency")
-"""Those of TensorFlow whose graphs run on any device: none that puts several operations into one of a device's own."""
-
-
-def write_compact(served: ServedModel, final: Path) -> str:
-    """Write a model into one file, whole and compared with the model in a fresh process, or not at all.
-
-    Args:
-        served: what to write; its default signature counts.
-        final: the file, whose name ends with ``.pb``.
-
-    Returns:
-        what the comparison found, in words.
-
-    Raises:
-        ModelError: the model has more than operations and weights, or what is exported would not be the same.
-        ExperimentError: the file cannot be written.
-    """
-    content = _frozen(served).SerializeToString()
-    temporary = final.with_name(f".tmp-{final.name}")
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(temporary, content)
-        outcome = compare(served, temporary)
-        temporary.replace(final)
-        sync(final.parent)
-    except OSError as error:
-        raise ExperimentError(f"cannot write {final}: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    return f"{outcome}; {len(content):,} bytes"
+"""Optimizers of TensorFlow whose graphs run on any device: none of them fuses operations for one device."""
 
 
 def load_compact(path: str | Path) -> Callable[..., dict[str, tf.Tensor]]:
-    """Load what ``prototrain action MODEL export --format compact`` has written.
+    """Load a file that ``prototrain action MODEL export --format compact`` has written.
 
     Returns:
-        a function that takes the inputs by name, as tensors or arrays, and gives the outputs by name. Its attributes
+        a function that takes the inputs by name, as tensors or arrays, and returns the outputs by name. Its attributes
         `inputs` and `outputs` are their names.
 
     Raises:
-        ExperimentError: there is no such file, or it is another one.
+        ExperimentError: there is no such file, or it is not a compact export.
     """
     try:
         found: Callable[..., dict[str, tf.Tensor]] = reload_export.load_compact(str(path))
@@ -67,8 +37,12 @@ def load_compact(path: str | Path) -> Callable[..., dict[str, tf.Tensor]]:
     return found
 
 
-def _frozen(served: ServedModel) -> tf.compat.v1.GraphDef:
-    """The graph of the default signature, with inputs and outputs by name."""
+def freeze(served: ServedModel) -> tf.compat.v1.GraphDef:
+    """The graph of the default signature with the weights as constants, and with inputs and outputs by name.
+
+    Raises:
+        ModelError: the model uses something else that a graph alone cannot hold.
+    """
     function = served.concrete()
     frozen = _without_variables(function)
     graph = tf.Graph()
@@ -108,9 +82,9 @@ def _without_variables(function: Any) -> Any:
 
 
 def _optimized(graph: tf.Graph, outputs: list[str]) -> tf.compat.v1.GraphDef:
-    """A graph with what leads to the outputs alone, and with what can be known computed."""
+    """A graph without operations that the outputs do not need, and with constant parts computed."""
     meta = tf.compat.v1.MetaGraphDef(graph_def=graph.as_graph_def())
-    meta.collection_def["train_op"].node_list.value.extend(outputs)  # where it looks for what is asked for
+    meta.collection_def["train_op"].node_list.value.extend(outputs)  # where it looks for the outputs
     config = tf.compat.v1.ConfigProto()
     options = config.graph_options.rewrite_options
     options.min_graph_nodes = -1

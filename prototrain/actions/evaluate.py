@@ -23,14 +23,14 @@ from prototrain.system.terminal import say
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare what the action takes."""
     add_checkpoint(parser)
-    parser.add_argument("--dataset", metavar="tst|vld|trn", help="which one; default: tst, or vld if there is no tst")
+    parser.add_argument("--dataset", metavar="tst|vld|trn", help="default: tst, or vld if there is no tst")
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
-    """Print the mean of each scalar, weighted by the number of examples in a batch, and keep it in ``analysis/``.
+    """Print the mean of each scalar, weighted by the examples in a batch, and write it to ``analysis/``.
 
     Args:
-        model: has been trained.
+        model: a trained one.
         args: `checkpoint` and `dataset`.
 
     Raises:
@@ -54,7 +54,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
 
 
 def choose_dataset(datasets: dict[str, tf.data.Dataset], wanted: str | None) -> str:
-    """The name of a dataset that has an end: the one that is wanted, else "tst" or "vld".
+    """The name of a finite dataset: the requested one, else "tst" or "vld".
 
     Raises:
         DataError: there is no such dataset, or it has no end.
@@ -67,7 +67,7 @@ def choose_dataset(datasets: dict[str, tf.data.Dataset], wanted: str | None) -> 
 
 
 def _keep(restored: Restored, dataset: str, examples: int, scalars: dict[str, float]) -> Path:
-    """Write the outcome beside those of the same checkpoint on other datasets."""
+    """Write the result into the file with those of the same checkpoint on other datasets."""
     path = restored.experiment.directory / "analysis" / f"{restored.checkpoint.path.name}-evaluate.json"
     outcome = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

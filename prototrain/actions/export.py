@@ -1,27 +1,29 @@
-"""Write the model as a SavedModel or one file that needs no prototrain, and make sure that it gives the same."""
+"""Write the model as a SavedModel or one file that needs no prototrain, and check that it gives the same results."""
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
-from prototrain.actions.compact import write_compact
-from prototrain.actions.keras_file import export_keras
+import keras
+import numpy as np
+
+from prototrain.actions.compact import freeze
 from prototrain.actions.restore import add_checkpoint, restore
 from prototrain.actions.saved_model import ServedModel, compare
-from prototrain.errors import ConfigError, ExperimentError
+from prototrain.errors import ConfigError, ExperimentError, ModelError
 from prototrain.model import ModelProtocol
+from prototrain.model.built import BuiltModel
 from prototrain.system.files import sync
 from prototrain.system.tables import plain_table
 from prototrain.system.terminal import say
+from prototrain.system.tracebacks import first_line
 
-_LEFT = re.compile(r"\.tmp-\d+-(\d+)")
-_OF_SAVED_MODEL = ("assets", "assets.extra", "fingerprint.pb", "saved_model.pb", "variables")
+_SUFFIXES = {"saved_model": "", "compact": ".pb", "keras": ".keras"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -29,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_checkpoint(parser)
     parser.add_argument(
         "--format",
-        choices=("saved_model", "compact", "keras"),
+        choices=tuple(_SUFFIXES),
         default="saved_model",
         help="a SavedModel with the config's inputs and outputs; compact: the same as one file, an optimized graph "
         "with the weights in it; or a .keras file of the network, if that is one Keras model; default: %(default)s",
@@ -39,86 +41,35 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(model: ModelProtocol, args: Namespace) -> None:
     """Write ``exported/<step>/`` in the experiment's directory, or ``exported/<step>.pb``, or ``.keras``.
 
-    Its signature ``serving_default`` takes ``actions.export.inputs`` and gives ``actions.export.outputs``, for any
-    number of examples. Before it is put in its place, a fresh Python process that cannot import prototrain loads it and
-    runs it on real data, and what it gives is compared with the model.
+    The signature ``serving_default`` takes ``actions.export.inputs`` and returns ``actions.export.outputs``, for any
+    number of examples. A fresh Python process that cannot import prototrain loads the export and runs it on real data;
+    it appears only if the results equal the model's.
 
     Args:
-        model: has been trained.
+        model: a trained one.
         args: `checkpoint`, and `format`, "saved_model", "compact" or "keras".
 
     Raises:
         CheckpointError: there is no checkpoint that fits.
-        ConfigError: the config does not say what to export.
-        ModelError: the model has no such inputs or outputs, or what is exported would not be the same as the model.
-        ExperimentError: the export is there already, or cannot be written.
+        ConfigError: the config does not name inputs or outputs.
+        ModelError: the model has no such inputs or outputs, or the export would not give the same.
+        ExperimentError: the export exists, or cannot be written.
     """
-    if args.format == "keras":
-        return export_keras(restore(model, args.checkpoint))
-    inputs, outputs = (_names(model, f"actions.export.{part}") for part in ("inputs", "outputs"))
+    is_keras = args.format == "keras"
+    inputs, outputs = ([] if is_keras else _names(model, f"actions.export.{part}") for part in ("inputs", "outputs"))
     restored = restore(model, args.checkpoint)
-    compact = args.format == "compact"
-    final = restored.experiment.directory / "exported" / f"{restored.checkpoint.step}{'.pb' if compact else ''}"
+    final = restored.experiment.directory / "exported" / f"{restored.checkpoint.step}{_SUFFIXES[args.format]}"
     if final.exists():
-        raise ExperimentError(f"{final} is there already; delete it to export this step again")
-    served = ServedModel(restored.built, inputs, outputs)
-    outcome = (write_compact if compact else write_export)(served, final)
-    say(plain_table({**restored.describe(), **served.describe(), "compared": outcome}), end="\n\n")
+        raise ExperimentError(f"{final} exists; delete it to export this step again")
+    if is_keras:
+        network = whole_network(restored.built)
+        rows = {"network": network.name, "compared": write_keras(network, final)}
+    else:
+        served = ServedModel(restored.built, inputs, outputs)
+        write = write_compact if args.format == "compact" else write_export
+        rows = {**served.describe(), "compared": write(served, final)}
+    say(plain_table({**restored.describe(), **rows}), end="\n\n")
     say(f"exported to {restored.experiment.keep(final)}")
-
-
-def write_export(served: ServedModel, final: Path, extra: Mapping[str, Path] = MappingProxyType({})) -> str:
-    """Write a SavedModel, whole and compared with the model in a fresh process, or not at all.
-
-    Args:
-        served: what to write.
-        final: where.
-        extra: files that go along, by their places in there.
-
-    Returns:
-        what the comparison found, in words.
-
-    Raises:
-        ModelError: what is exported would not be the same as the model.
-        ExperimentError: it cannot be written.
-    """
-    temporary = final.with_name(f".tmp-{final.name}-{os.getpid()}")
-    try:
-        sweep(final.parent)
-        temporary.mkdir(parents=True)
-        served.save(temporary)
-        outcome = compare(served, temporary)
-        for name, path in extra.items():
-            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, temporary / name)
-        _sync(temporary)
-        temporary.rename(final)
-        sync(final.parent)
-    except OSError as error:
-        raise ExperimentError(f"cannot write {final}: {error.strerror}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return outcome
-
-
-def sweep(directory: Path) -> None:
-    """Delete what exports that were killed have left in a directory: nothing that another one is writing just now."""
-    for path in directory.glob(".tmp-*"):
-        left = _LEFT.fullmatch(path.name)
-        if left is None or path.is_symlink() or not path.is_dir() or _is_alive(int(left[1])):
-            continue
-        if all(inside.name in _OF_SAVED_MODEL for inside in path.iterdir()):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return process != os.getpid()
 
 
 def _names(model: ModelProtocol, key: str) -> list[str]:
@@ -128,6 +79,103 @@ def _names(model: ModelProtocol, key: str) -> list[str]:
     return found
 
 
-def _sync(directory: Path) -> None:
-    for path in [*directory.rglob("*"), directory]:
-        sync(path)
+@contextmanager
+def appearing(final: Path) -> Iterator[Path]:
+    """A temporary path for a file or directory that becomes `final` if nothing fails.
+
+    Raises:
+        ExperimentError: it cannot be written.
+    """
+    temporary = final.with_name(f".tmp-{final.name}")
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        _remove(temporary)  # an export that was killed
+        yield temporary
+        for path in [*temporary.rglob("*"), temporary]:
+            sync(path)
+        temporary.rename(final)
+        sync(final.parent)
+    except OSError as error:
+        raise ExperimentError(f"cannot write {final}: {error.strerror}") from error
+    finally:
+        _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_export(served: ServedModel, final: Path, extra: Mapping[str, Path] = MappingProxyType({})) -> str:
+    """Write a SavedModel, complete and compared with the model in a fresh process, or nothing.
+
+    Args:
+        served: the model.
+        final: the directory.
+        extra: further files, by their paths in it.
+
+    Returns:
+        the result of the comparison, in words.
+
+    Raises:
+        ModelError: the export would not give the same as the model.
+        ExperimentError: it cannot be written.
+    """
+    with appearing(final) as temporary:
+        served.save(temporary)
+        outcome = compare(served, temporary)
+        for name, path in extra.items():
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, temporary / name)
+    return outcome
+
+
+def write_compact(served: ServedModel, final: Path) -> str:
+    """Write one optimized graph in which the weights are constants; otherwise as `write_export`."""
+    content = freeze(served).SerializeToString()
+    with appearing(final) as temporary:
+        temporary.write_bytes(content)
+        outcome = compare(served, temporary)
+    return f"{outcome}; {len(content):,} bytes"
+
+
+def write_keras(network: keras.Model, final: Path) -> str:
+    """Write a ``.keras`` file, and compare the weights after loading it.
+
+    Raises:
+        ModelError: Keras cannot save the network, or its weights are others after loading.
+        ExperimentError: the file cannot be written.
+    """
+    with appearing(final) as temporary:
+        try:
+            network.save(temporary)
+            loaded = keras.models.load_model(temporary, compile=False)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise ModelError(
+                f"Keras cannot save the network {network.name} and load it again: {first_line(error)}"
+            ) from error
+        pairs = list(zip(network.get_weights(), loaded.get_weights(), strict=True))
+        if not all(np.array_equal(mine, theirs, equal_nan=True) for mine, theirs in pairs):
+            raise ModelError(f"the network {network.name} has other weights after it was saved and loaded again")
+    return f"{len(pairs)} arrays of weights, equal after loading"
+
+
+def whole_network(built: BuiltModel) -> keras.Model:
+    """The one Keras model that has all of a model's weights.
+
+    Raises:
+        ModelError: there is none.
+    """
+    weights = {id(v.value) for layer in built.keras_layers.values() for v in layer.weights}
+    of_build = {id(v) for v in built.variables.values() if v.trainable}
+    for layer in built.keras_layers.values():
+        if isinstance(layer, keras.Model) and weights | of_build <= {id(v.value) for v in layer.weights}:
+            return layer
+    outermost = list(built.keras_layers) or ["no layer"]
+    raise ModelError(
+        "the network is not one Keras model: build() uses "
+        f"{', '.join(outermost[:6])}{' and more' if len(outermost) > 6 else ''}; put all layers into one "
+        "keras.Sequential or keras.Model, or export a SavedModel"
+    )

@@ -1,7 +1,7 @@
-"""Find a batch size: train a few steps with one after the other, each twice as large, until memory or data end.
+"""Find a batch size: train some steps with one after the other, each twice as large, until memory or data end.
 
-The doubling is that of Lightning's batch size scaler. What is suggested is not the largest one that fits, but the
-smallest of those that are about as fast as the fastest: what is larger makes fewer updates of the same examples.
+The suggestion is not the largest size that fits, but the smallest that is about as fast as the fastest: larger ones
+make fewer updates of the same examples.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import resource
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
-from io import StringIO
 from itertools import pairwise
 from typing import Final
 
@@ -36,12 +34,12 @@ _MIB: Final = 2**20
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found out about one batch size.
+    """A measured batch size.
 
     Attributes:
         size: of the batches.
         speed: examples per second.
-        memory: in bytes, the most that this process, or the GPU, has had in use so far.
+        memory: the peak so far of this process, or of the GPU, in bytes.
     """
 
     size: int
@@ -58,17 +56,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
-    """Print and draw how many examples a second are trained on with each batch size, on one device.
+    """Print and draw the examples per second with each batch size, on one device.
 
-    For each of them a model of its own is made, with a learning rate of 0. The experiment is not touched.
+    Each size trains a separate model, with a learning rate of 0. The experiment is not touched.
 
     Args:
-        model: is to be trained; its `datasets()` gives batches of ``model.batch_size``.
+        model: the model; its `datasets()` makes batches of ``model.batch_size``.
         args: `start`, `max`, `steps`, `output`.
 
     Raises:
-        ConfigError: the numbers make no sense, or not even the smallest batch can be trained on.
-        PrototrainError: what a run of the model would fail with.
+        ConfigError: a wrong argument, or not even the smallest batch can be trained on.
+        PrototrainError: as a run of the model.
     """
     parts = model.config["model.accumulate_steps"]
     start = -(-args.start // parts) * parts
@@ -104,17 +102,17 @@ def suggest(found: Sequence[Measured]) -> Measured:
 def measure(
     model: ModelProtocol, start: int, largest: int, steps: int, *, free: Callable[[], int] | None = None
 ) -> tuple[list[Measured], str]:
-    """Measure one batch size after the other; ``model.batch_size`` stays what it was set to last.
+    """Measure one batch size after the other; leaves the last one in ``model.batch_size``.
 
     Args:
-        model: is to be trained.
+        model: the model.
         start: the first size.
         largest: the last one at most.
-        steps: how many of them are measured.
-        free: returns how many bytes of memory there are; by default of this machine.
+        steps: to measure.
+        free: returns the bytes of free memory; by default of this machine.
 
     Returns:
-        what was found, and why there is no more of it, in words.
+        the measurements, and why they ended, in words.
     """
     found: list[Measured] = []
     size = start
@@ -128,15 +126,15 @@ def measure(
             if given != size:
                 takes = "" if found else " (does datasets() use model.batch_size?)"
                 return found, f"the data gave a batch of {given} in place of {size}{takes}"
-            with redirect_stdout(StringIO()) if found else nullcontext():  # the tables of one run are enough
-                speed = _speed(trainer, size, steps)
-            found.append(Measured(size, speed, _peak()))
+            if found:
+                trainer.log = lambda text: None  # type: ignore[method-assign]  # the tables of one run are enough
+            found.append(Measured(size, _speed(trainer, size, steps), _peak()))
         except OutOfMemoryError as error:
             return found, f"batches of {size} are too large: {error}"
         except DataError as error:
             if not found:
                 raise
-            return found, f"batches of {size} cannot be had: {error}"
+            return found, f"batches of {size} cannot be made: {error}"
         del trainer
         gc.collect()
         size *= 2
@@ -146,12 +144,12 @@ def measure(
 def _speed(trainer: SimpleTrainer, size: int, steps: int) -> float:
     stopwatch = _Stopwatch(steps)
     trainer.train([LearningRate(lambda step: tf.zeros([])), stopwatch], max_steps=_WARM + _TIMES * steps)
-    fastest = min(end - begin for begin, end in pairwise(stopwatch.times))  # the rest were disturbed by others
+    fastest = min(end - begin for begin, end in pairwise(stopwatch.times))
     return size * steps / max(fastest, 1e-9)
 
 
 class _Stopwatch(Callback):
-    """Notes when the first steps are over, and then after so many more."""
+    """Records the time after the first steps, and then every so many."""
 
     def __init__(self, steps: int) -> None:
         self.times: list[float] = []
@@ -165,7 +163,7 @@ class _Stopwatch(Callback):
 
 
 def _too_large(found: Sequence[Measured], free: Callable[[], int]) -> str | None:
-    """Why the next size is not tried: without a GPU, a process that takes too much memory is killed without a word."""
+    """Why the next size is not tried; on a CPU the system kills a process that takes too much memory."""
     if len(found) < 2 or tf.config.list_physical_devices("GPU"):
         return None
     wanted, there = 2 * (found[-1].memory - found[-2].memory), free()

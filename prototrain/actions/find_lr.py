@@ -1,8 +1,8 @@
-"""Find a learning rate to begin with: train a little while it grows, and look where the loss falls.
+"""Find a learning rate to start with: train some steps while it grows, and look where the loss falls.
 
-The range test of L. N. Smith, "Cyclical Learning Rates for Training Neural Networks" (2015, 2017), with the growth by a
-constant factor, the smoothed loss, the end at four times the lowest loss, and the rules for a suggestion of fastai's
-`lr_find`.
+The range test of L. N. Smith, "Cyclical Learning Rates for Training Neural Networks" (2015, 2017). As in fastai's
+`lr_find`, the rate grows by a constant factor, the loss is smoothed, the test ends at four times the lowest loss, and
+the suggestion is the `valley`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Final
 
 import tensorflow as tf
@@ -19,7 +18,6 @@ from prototrain.actions.plots import add_plot, write_plot
 from prototrain.callbacks import Callback, LearningRate
 from prototrain.errors import ConfigError, StopTraining
 from prototrain.model import ModelProtocol
-from prototrain.system.tables import plain_table
 from prototrain.system.terminal import say
 from prototrain.trainers.tower import SimpleTrainer
 
@@ -42,27 +40,26 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
-    """Print a learning rate, and draw the loss over the rates that were tried.
+    """Print a learning rate, and draw the loss over the rates.
 
-    A model of its own is trained, with the config's optimizer and from ``model.weights_load_path`` if that is set. The
+    A separate model is trained, with the config's optimizer and from ``model.weights_load_path`` if that is set. The
     experiment is not touched.
 
     Args:
-        model: is to be trained.
+        model: the model.
         args: `start`, `end`, `steps`, `output`.
 
     Raises:
-        ConfigError: the rates do not grow, or the loss left all bounds at the first of them.
-        PrototrainError: what a run of the model would fail with.
+        ConfigError: the rates do not grow, or the loss diverged at the first of them.
+        PrototrainError: as a run of the model.
     """
     if not 0 < args.start < args.end < math.inf or args.steps < 20:
         raise ConfigError("find_lr: --start must be above 0 and below --end, and --steps at least 20")
     points = try_rates(model, args.start, args.end, args.steps)
     points = points[args.steps // 10 : -5]
     if len(points) < 6:
-        raise ConfigError(f"find_lr: the loss left all bounds within a few steps; begin at less than {args.start:g}")
-    valley, steepest, lowest = suggest_valley(points), suggest_steepest(points), suggest_below_lowest(points)
-    say(plain_table({"in the valley": _shown(valley), "steepest": _shown(steepest), "lowest / 10": _shown(lowest)}))
+        raise ConfigError(f"find_lr: the loss diverged within a few steps; start below {args.start:g}")
+    valley = suggest_valley(points)
     if min(loss for _, loss in points) > 0.98 * points[0][1]:
         say("WARNING: the loss has hardly fallen at any rate, so these numbers mean little; take more --steps")
     method = model.config.get("model.lr_schedule.method")
@@ -72,15 +69,11 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     write_plot(args.output, points, at, f"in the valley: {valley:.2g}", axes=("learning rate", "smoothed loss"))
 
 
-def _shown(rate: float) -> str:
-    return f"{rate:.2g}"
-
-
 def try_rates(model: ModelProtocol, start: float, end: float, steps: int) -> list[Point]:
-    """Train a model of its own while the rate grows by a constant factor from step to step.
+    """Train a separate model while the rate grows by a constant factor from step to step.
 
     Returns:
-        a point for each step, up to the first loss that is not finite or has left all bounds.
+        a point for each step, up to the first loss that is not finite or too large.
     """
     trainer = SimpleTrainer(model)
     trainer.load_weights(model.config["model.weights_load_path"])
@@ -95,7 +88,7 @@ def try_rates(model: ModelProtocol, start: float, end: float, steps: int) -> lis
 
 
 class _Curve(Callback):
-    """Notes the smoothed loss after each step, and ends the run when there is nothing more to be seen."""
+    """Records the smoothed loss of each step, and ends the run when it diverges."""
 
     def __init__(self) -> None:
         self.points: list[Point] = []
@@ -124,14 +117,3 @@ def suggest_valley(points: Sequence[Point]) -> float:
     end = lengths.index(longest)
     third = longest / 3
     return points[max(end - longest + int(third) + int(third / 2), 0)][0]
-
-
-def suggest_steepest(points: Sequence[Point]) -> float:
-    """The rate from which on the loss falls the most."""
-    drops = [after[1] - before[1] for before, after in pairwise(points)]
-    return points[drops.index(min(drops))][0]
-
-
-def suggest_below_lowest(points: Sequence[Point]) -> float:
-    """A tenth of the rate at which the loss is at its lowest."""
-    return min(points, key=lambda point: point[1])[0] / 10

@@ -1,4 +1,4 @@
-"""What a model is made of: its variables, its tensors, what it computes, and who runs when while it is trained."""
+"""Show a model's variables and tensors, and the callbacks of its config."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from prototrain.actions.flops import count_flops
 from prototrain.callbacks.describe import callback_table
-from prototrain.data.elements import batch_size, by_path
+from prototrain.data.elements import by_path
 from prototrain.launch import default_callbacks
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel
 from prototrain.system.tables import Table, plain_table, show
-from prototrain.system.wording import some_of
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
     """Print the model's variables, the shapes of what `build` returns for one batch, and the callbacks of its config.
 
     Args:
-        model: the model; nothing of it is trained or written.
+        model: the model; nothing is trained or written.
         args: not used.
     """
     built = BuiltModel(model)
@@ -36,27 +34,12 @@ def run(model: ModelProtocol, args: Namespace) -> None:
 
 
 def _totals(built: BuiltModel) -> dict[str, str]:
-    """Numbers of parameters and of floating-point operations."""
+    """Numbers of parameters."""
     total, trained = (
         sum(variable.shape.num_elements() or 0 for variable in variables.values())
         for variables in (built.variables, built.trainable)
     )
-    return {"parameters": f"{total:,}, {trained:,} of them trained", "FLOPs per example": _flops(built)}
-
-
-def _flops(built: BuiltModel) -> str:
-    """What `build` computes for one example of a batch when it is not trained on, in words."""
-
-    def build(inputs: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in built.build(inputs, False).items() if tf.is_tensor(value)}
-
-    batch = built.data.first_batch
-    specs = tf.nest.map_structure(tf.type_spec_from_value, batch)
-    counted = count_flops(tf.function(build, autograph=False).get_concrete_function(specs).graph)
-    number = f"{counted.number / int(batch_size(batch)):,.0f}"
-    if not counted.uncounted:
-        return f"{number} (matrix products and convolutions, forward)"
-    return f"unknown; at least {number}, without {some_of(counted.uncounted)}"
+    return {"parameters": f"{total:,}, {trained:,} of them trained"}
 
 
 def _describe(value: Any) -> tuple[str, str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from prototrain.errors import ExperimentError
-from prototrain.runs.curves import FORMATS
+from prototrain.runs.curves import FORMATS, picture_path
 from prototrain.system.files import write_atomic
 from prototrain.system.terminal import say
 
@@ -20,30 +20,23 @@ def add_plot(parser: ArgumentParser, default: str) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        type=_picture,
+        type=picture_path,
         default=Path(default),
         help=f"the plot; ends in .{', .'.join(FORMATS)}; default: %(default)s",
     )
 
 
-def _picture(text: str) -> Path:
-    path = Path(text)
-    if path.suffix[1:].lower() not in FORMATS:
-        raise ArgumentTypeError(f"{text!r} must end in .{', .'.join(FORMATS)}")
-    return path
-
-
 def write_plot(
     path: Path, points: Sequence[tuple[float, float]], mark: tuple[float, float], label: str, *, axes: tuple[str, str]
 ) -> None:
-    """Draw a curve over a logarithmic axis, and say where the picture is; where matplotlib is not, say so.
+    """Draw a curve over a logarithmic axis, and print the path, or that matplotlib is missing.
 
     Args:
         path: of the picture.
         points: of the curve.
-        mark: a point on it.
-        label: what the mark means.
-        axes: what is written on the axes.
+        mark: a point on the curve.
+        label: of the mark.
+        axes: their labels.
 
     Raises:
         ExperimentError: the file cannot be written.

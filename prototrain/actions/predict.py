@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import numpy as np
+import orjson
 import tensorflow as tf
 
 from prototrain.actions.evaluate import choose_dataset
-from prototrain.actions.prediction_files import SUFFIXES, Predictions
 from prototrain.actions.prediction_inputs import INPUT_SUFFIXES, FileBatches
-from prototrain.actions.restore import Restored, add_checkpoint, restore
-from prototrain.data.digest import NO_BATCHES, digest_behind
+from prototrain.actions.restore import add_checkpoint, restore
 from prototrain.data.elements import at_path, batch_size, has_path
-from prototrain.errors import ConfigError, DataError, ModelError
+from prototrain.errors import ConfigError, DataError, ExperimentError, ModelError
 from prototrain.model import ModelProtocol
 from prototrain.predictor import DatasetPredictor
+from prototrain.system.files import sync, write_atomic
 from prototrain.system.tables import plain_table
 from prototrain.system.terminal import say
+
+SUFFIXES = (".jsonl", ".npz")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -38,47 +44,44 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--outputs",
         metavar="NAME,...",
         type=_names,
-        help="what to write of what build() returns; default: the key actions.export.outputs",
+        help="names in what build() returns; default: the key actions.export.outputs",
     )
-    parser.add_argument(
-        "--keep", metavar="NAME,...", type=_names, default=[], help="what of a batch to write beside it"
-    )
+    parser.add_argument("--keep", metavar="NAME,...", type=_names, default=[], help="what of a batch to write as well")
     parser.add_argument(
         "--inputs",
         metavar="NAME,...",
         type=_names,
-        help="what of a batch build() is given; default: what a training batch has, too",
+        help="what of a batch to give build(); default: what a training batch has as well",
     )
     parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
         type=_path(SUFFIXES),
-        help=f"ends in {' or '.join(SUFFIXES)}; default: analysis/<checkpoint>-predict-<dataset>.jsonl there",
+        help=f"ends in {' or '.join(SUFFIXES)}; default: analysis/<checkpoint>-predict-<dataset>.jsonl",
     )
-    parser.add_argument("--overwrite", action="store_true", help="delete what is there already, and begin anew")
+    parser.add_argument("--overwrite", action="store_true", help="replace a file that exists")
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
     """Write one row for each example, in the order of the data.
 
-    The file appears when it is whole. Until then parts of it are in a directory beside it, and the same command goes on
-    behind the last one. What the predictions are of is in ``<file>.about.json``.
+    The file appears when it is complete. ``<file>.about.json`` says which checkpoint and data it is of.
 
     Args:
-        model: has been trained.
+        model: a trained one.
         args: `checkpoint`, `dataset` or `files`, `outputs`, `keep`, `inputs`, `output`, `overwrite`.
 
     Raises:
         CheckpointError: there is no checkpoint that fits.
-        ConfigError: nobody says what to write.
-        DataError: there is no such dataset, it has no end, cannot be read, or does not repeat.
-        ExperimentError: other predictions are there, or the file cannot be written.
+        ConfigError: neither the arguments nor the config name outputs.
+        DataError: there is no such dataset, or it has no end, is empty or cannot be read.
+        ExperimentError: the file exists, or cannot be written.
         ModelError: the model has no such output, or not one row of it for each example.
     """
     outputs = args.outputs or model.config.get("actions.export.outputs")
     if not outputs:
-        raise ConfigError("say what to write: --outputs NAME,... or the key actions.export.outputs")
+        raise ConfigError("predict: name the outputs, with --outputs NAME,... or the key actions.export.outputs")
     restored = restore(model, args.checkpoint)
     built = restored.built
     if args.files:
@@ -88,59 +91,37 @@ def run(model: ModelProtocol, args: Namespace) -> None:
         data = label = choose_dataset(built.datasets, args.dataset)
         batches = built.datasets[data]
     given = args.inputs or [name for name in built.element_spec if name in batches.element_spec]
-    names = {"inputs": ", ".join(given), "outputs": ", ".join([*outputs, *args.keep])}
-    rows = {**restored.describe(), "data": data, **names}
-    analysis = restored.experiment.directory / "analysis"
-    path = args.output or analysis / f"{restored.checkpoint.path.name}-predict-{label}.jsonl"
-    about = {**rows, "run_id": restored.checkpoint.meta.get("run_id"), "model code": built.code}
-    predictions = Predictions(path, about, overwrite=args.overwrite)
-    if predictions.is_whole:
-        say(f"{path} is there already, of the same checkpoint, data and outputs; --overwrite makes it anew")
-        return
+    path = args.output or (
+        restored.experiment.directory / "analysis" / f"{restored.checkpoint.path.name}-predict-{label}.jsonl"
+    )
+    if path.exists() and not args.overwrite:
+        raise ExperimentError(f"{path} exists; name another file with -o, or replace it with --overwrite")
+    rows = {
+        **restored.describe(),
+        "data": data,
+        "inputs": ", ".join(given),
+        "outputs": ", ".join([*outputs, *args.keep]),
+    }
     say(plain_table(rows), end="\n\n")
-    if predictions.batches:
-        say(f"going on behind {predictions.examples:,} examples that are written")
-    _predict(restored, batches, (given, outputs, args.keep), predictions)
-    if not predictions.examples:
-        raise DataError(f"there is nothing in {data} to predict for")
-    predictions.join()
-    odd = f" ({predictions.not_finite:,} numbers are not finite)" if predictions.not_finite else ""
-    if args.output is None:
-        restored.experiment.keep(predictions.about_file)
-    where = path if args.output else restored.experiment.keep(path)
-    say(f"written to {where}: {predictions.examples:,} examples{odd}")
-
-
-def _predict(
-    restored: Restored, batches: Any, names: tuple[Sequence[str], Sequence[str], Sequence[str]], there: Predictions
-) -> None:
-    """Add what is not there yet; a signal ends it behind a batch."""
-    inputs, outputs, kept = names
-    built, seen, digest = restored.built, 0, NO_BATCHES
-
-    def is_new(batch: Any) -> bool:
-        nonlocal seen, digest
-        seen, digest = seen + 1, digest_behind(batch, digest)
-        if seen == there.batches and digest != there.digest:
-            raise DataError(
-                "the data did not repeat: reading it again gave other batches than those whose predictions are there; "
-                "--overwrite begins anew"
-            )
-        return seen > there.batches
-
-    with built.stop, there.saved():
-        found = DatasetPredictor(built.get_predictor(inputs, outputs), batches).pairs(is_new)
-        for batch, values in found:
+    predictor = DatasetPredictor(built.get_predictor(given, outputs), batches)
+    examples = not_finite = 0
+    with built.stop, _written(path) as write:
+        for batch, values in predictor.pairs():
             size = int(batch_size(batch))
-            of_model = {name: _rows(name, value, size) for name, value in zip(outputs, values, strict=True)}
-            there.add({**of_model, **{name: _rows(name, _kept(batch, name), size) for name in kept}}, size, digest)
-            if built.stop.signum is not None:
-                break
-        if seen < there.batches:
-            raise DataError("the data did not repeat: it ended before what is there already; --overwrite begins anew")
-    if built.stop.signum is not None:
-        say(f"stopped behind {there.examples:,} examples; the same command goes on there")
-        built.stop.check()
+            found = {name: _rows(name, value, size) for name, value in zip(outputs, values, strict=True)}
+            not_finite += write({**found, **{name: _rows(name, _kept(batch, name), size) for name in args.keep}})
+            examples += size
+            built.stop.check()
+        if not examples:
+            raise DataError(f"there is nothing in {data} to predict for")
+    about = path.with_name(f"{path.name}.about.json")
+    write_atomic(about, json.dumps({**rows, "run_id": restored.checkpoint.meta.get("run_id")}, indent=2) + "\n")
+    where: Any = path
+    if args.output is None:
+        restored.experiment.keep(about)
+        where = restored.experiment.keep(path)
+    odd = f" ({not_finite:,} numbers are not finite)" if not_finite else ""
+    say(f"written to {where}: {examples:,} examples{odd}")
 
 
 def _kept(batch: Any, name: str) -> Any:
@@ -173,3 +154,117 @@ def _path(suffixes: Sequence[str]) -> Callable[[str], Path]:
         return Path(text)
 
     return path
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[Callable[[dict[str, Any]], int]]:
+    """A function that writes the rows of a batch, and counts numbers that are not finite.
+
+    The file appears at the end, if nothing fails.
+
+    Raises:
+        ExperimentError: it cannot be written.
+    """
+    temporary = path.with_name(f".tmp-{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            rows = _Lines(file) if path.suffix == ".jsonl" else _Arrays(file)
+            yield rows.write
+            rows.finish()
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync(path.parent)
+    except OSError as error:
+        raise ExperimentError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class _Lines:
+    """A line of JSON for each example; numbers that are not finite are null."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def write(self, rows: dict[str, Any]) -> int:
+        arrays = {name: _array(name, value) for name, value in rows.items()}
+        columns = [_listed(name, value) for name, value in arrays.items()]
+        for values in zip(*columns, strict=True):
+            row = dict(zip(rows, values, strict=True))
+            self._file.write(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
+        return sum(map(_not_finite, arrays.values()))
+
+    def finish(self) -> None:
+        pass
+
+
+class _Arrays:
+    """An array for each name. All rows are in memory until the end."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._found: dict[str, list[np.ndarray[Any, Any]]] = {}
+
+    def write(self, rows: dict[str, Any]) -> int:
+        not_finite = 0
+        for name, value in rows.items():
+            array = _array(name, value)
+            if isinstance(array, tf.RaggedTensor):
+                raise ModelError(f"{name!r} is ragged, which .npz cannot hold; take .jsonl")
+            parts = self._found.setdefault(name, [])
+            if parts and parts[0].shape[1:] != array.shape[1:]:
+                raise ModelError(
+                    f"{name!r} has rows of shape {parts[0].shape[1:]} and of shape {array.shape[1:]}, which do not fit "
+                    "into one array; take .jsonl"
+                )
+            if array.dtype.kind == "O":
+                if any(text.endswith(b"\0") for text in array.ravel()):
+                    raise ModelError(f"{name!r} has texts that end in a NUL, which .npz cannot hold; take .jsonl")
+                array = array.astype(bytes)
+            parts.append(array)
+            not_finite += _not_finite(array)
+        return not_finite
+
+    def finish(self) -> None:
+        joined: dict[str, Any] = {name: np.concatenate(parts) for name, parts in self._found.items()}
+        np.savez(self._file, **joined)
+
+
+def _array(name: str, value: Any) -> Any:
+    """An array of a type that NumPy itself knows, or a ragged tensor."""
+    if isinstance(value, tf.RaggedTensor):
+        return value
+    array = np.ascontiguousarray(value)
+    if array.dtype.kind == "c":
+        raise ModelError(f"{name!r} is complex; have build() return its parts")
+    return array.astype(np.float32) if array.dtype.kind not in "biufOSU" or array.dtype.name == "bfloat16" else array
+
+
+def _listed(name: str, value: Any) -> Any:
+    """Rows that `orjson` can write."""
+    if isinstance(value, tf.RaggedTensor):
+        value = value.to_list()
+    elif value.dtype.kind in "OS":
+        value = value.tolist()
+    else:
+        return value
+    try:
+        return [_decoded(row) for row in value]
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{name!r} has bytes that are not UTF-8, which JSON cannot hold; take .npz") from error
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(one) for one in value]
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _not_finite(value: Any) -> int:
+    is_float = isinstance(value, np.ndarray) and value.dtype.kind == "f"
+    return int(np.count_nonzero(~np.isfinite(value))) if is_float else 0

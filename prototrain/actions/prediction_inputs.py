@@ -1,4 +1,4 @@
-"""Examples in files, to predict for."""
+"""Examples from files, for predicting."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ INPUT_SUFFIXES = (".jsonl", ".npz")
 
 
 class FileBatches:
-    """The examples of files, in batches that do not go beyond the end of a file.
+    """The examples of files, in batches within one file.
 
     Args:
-        files: JSON lines, each an object, or ``.npz`` with an array for each name. What is inside of a dict of a batch
-            stands there as in the batch, or in an ``.npz`` under its path, ``user/age``.
+        files: JSON lines, each an object, or ``.npz`` with an array for each name. Nested values are nested in JSON
+            and have a path in an ``.npz``, ``user/age``.
         size: the number of examples in a batch.
-        spec: what a training batch looks like; names that it does not have may have any type.
+        spec: of a training batch; other names may have any type.
 
     Attributes:
-        element_spec: the names that the first file has.
+        element_spec: the names in the first file.
 
     Raises:
         DataError: a file cannot be read, is empty, or does not fit the specification.
@@ -97,8 +97,7 @@ def _flat(found: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _tensor(values: Any, spec: Any, what: str) -> Any:
-    """Values of a batch as a tensor of the type that training batches have; a number that has no place in it is an
-    error, where NumPy and TensorFlow would take another one."""
+    """Convert values to the type of a training batch; a number that does not fit is an error, not another number."""
     if isinstance(spec, tf.SparseTensorSpec):
         raise DataError(f"{what} is sparse in a training batch; predict for a dataset in place of files")
     try:

@@ -1,10 +1,9 @@
-"""Run by `export` in a fresh process: loads what was exported with nothing but TensorFlow and runs its signature.
+"""Run by `export` in a fresh process: load an export with nothing but TensorFlow and run its signatures.
 
     python -I reload_export.py SAVED_MODEL INPUTS OUTPUTS
 
 SAVED_MODEL is a directory, or the file of a compact export. INPUTS and OUTPUTS are prefixes of TensorFlow bundles with
-tensors called ``<case>/<input>`` and
-``<case>/<signature>:<output>``.
+tensors called ``<case>/<input>`` and ``<case>/<signature>:<output>``.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 INPUTS, OUTPUTS = "inputs/", "outputs/"
-"""What the names of a compact export's inputs and outputs start with in its graph."""
+"""Prefixes of the names of inputs and outputs in a compact export's graph."""
 
 
 def main(saved_model: str, inputs: str, outputs: str) -> None:
-    """Write what the signatures give for each case."""
+    """Write the outputs of the signatures for each case."""
     import tensorflow as tf
 
     if Path(saved_model).is_dir():
@@ -42,7 +41,7 @@ def load_compact(path: str) -> Any:
     """A function from the inputs of a compact export, by name, to its outputs by name.
 
     Raises:
-        ValueError: it is another file.
+        ValueError: it is not a compact export.
         OSError: it cannot be read.
     """
     import tensorflow as tf

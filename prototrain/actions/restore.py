@@ -1,4 +1,4 @@
-"""A trained model for use: built as for a run, with the weights of one checkpoint."""
+"""A trained model: built as for a run, with the weights of one checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prototrain.experiment.fetching import fetched
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel
 
-__all__ = ["BuiltModel", "Restored", "add_checkpoint", "restore"]
+__all__ = ["Restored", "add_checkpoint", "restore"]
 
 _COMPARED = ("config", "model code")
 
@@ -26,10 +26,10 @@ class Restored:
 
     Attributes:
         built: has the model's datasets and variables; `evaluate`, `build` and `get_predictor` use them.
-        checkpoint: where the weights are from.
-        experiment: the run that the checkpoint is of.
-        averaged: whether they are the moving averages of `ExponentialMovingAverage`, which the checkpoint has.
-        changes: what is not as it was when the checkpoint was written, in words.
+        checkpoint: the source of the weights.
+        experiment: the run that wrote the checkpoint.
+        averaged: whether the weights are the moving averages of `ExponentialMovingAverage`.
+        changes: what changed since the checkpoint was written, in words.
     """
 
     built: BuiltModel
@@ -38,13 +38,8 @@ class Restored:
     averaged: bool
     changes: list[str]
 
-    @property
-    def trainer(self) -> BuiltModel:
-        """An earlier name of `built`."""
-        return self.built
-
     def describe(self) -> dict[str, str]:
-        """What the weights are, for the table at the start of an action."""
+        """Rows for the table at the start of an action."""
         found = {
             "model": self.built.name,
             "checkpoint": str(self.checkpoint.path),
@@ -58,8 +53,8 @@ def add_checkpoint(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint",
         metavar="STEP|best|PATH",
-        help="a step, what MinSaver or MaxSaver kept, or the directory of a checkpoint or of an experiment; "
-        "default: the newest of the experiment that the config names",
+        help="a step, the best one that MinSaver or MaxSaver kept, or the directory of a checkpoint or an experiment; "
+        "default: the newest of the config's experiment",
     )
 
 
@@ -75,7 +70,6 @@ def restore(model: ModelProtocol, checkpoint: str | None = None) -> Restored:
         CheckpointError: there is none, or it is damaged, of another run, or of another model.
     """
     path = _find(model, checkpoint)
-    # An action writes beside the checkpoint as well, and a pipe in place of one of its files would be waited for.
     own = path.parent.name == "checkpoints"
     experiment = Experiment(path.parent.parent) if own else Experiment.from_config(model.config)
     experiment.check_inside()
@@ -90,7 +84,7 @@ def restore(model: ModelProtocol, checkpoint: str | None = None) -> Restored:
 
 
 def _find(model: ModelProtocol, checkpoint: str | None) -> Path:
-    """Where the checkpoint lies that is meant; what is in it is not looked at."""
+    """The path of the checkpoint."""
     experiment = Experiment.from_config(model.config)
     if checkpoint is not None and not checkpoint.isdecimal() and checkpoint != "best":
         path = Experiment(fetched(checkpoint)).directory  # which fails at a name that cannot be

@@ -1,4 +1,4 @@
-"""A model as a function of named tensors that TensorFlow can save, and what was saved compared with it."""
+"""A model as a function of named tensors that TensorFlow can save, and the comparison of an export with it."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from prototrain.towers import is_seed
 Tensors = dict[str, tf.Tensor]
 
 DEFAULT = "serving_default"
-"""The signature that is taken where none is named."""
+"""The default signature."""
 
 _RANDOM = re.compile(r"(?!Stateless)\w*(Random|Multinomial|TruncatedNormal|StatefulUniform|StatefulStandardNormal|Rng)")
 
 
 class ServedModel:
-    """The part of a model that leads from some of its tensors to others, without training, for any number of examples.
+    """A model as a function from some tensors to others, without training, for any number of examples.
 
     Args:
-        built: has the model, with the weights to be saved.
-        inputs: names or paths in a batch, or else names in the model's mapping for a batch. What is at ``user/age`` is
-            given as ``user_age``.
-        outputs: names in the model's mapping; or, for each signature, its outputs by name, with their names in there.
+        built: the model, with the weights to be saved.
+        inputs: names or paths in a batch, or names in the model's mapping for a batch. The argument for the path
+            ``user/age`` is ``user_age``.
+        outputs: names in the model's mapping; or, for each signature, such names by the names of its outputs.
 
     Attributes:
-        built: has the model.
+        built: the model.
         specs: the inputs by name.
         cases: inputs from the training data, with different numbers of examples.
 
@@ -105,19 +105,19 @@ class ServedModel:
         return self._functions[DEFAULT].get_concrete_function()
 
     def tolerance(self, output: tf.Tensor) -> float:
-        """What another device, or operations fused in another way, may do to an output: a part of its largest value."""
+        """How much of its largest value an output may differ by on another device or with other fused operations."""
         sixteen_bits = self.built.config["model.mixed_precision"] is not None or output.dtype.size == 2
         return 2e-2 if sixteen_bits else 1e-4
 
     def results(self) -> list[Tensors]:
-        """What the model gives for the cases, as evaluation and predictors run it, by ``<signature>:<output>``."""
+        """The model's outputs for the cases, by ``<signature>:<output>``."""
         return [compiled(self._serve)(case) for case in self.cases]
 
     def save(self, directory: Path) -> None:
         """Write a SavedModel with these signatures.
 
         Raises:
-            ModelError: the model stands on something that TensorFlow cannot save.
+            ModelError: the model uses something that TensorFlow cannot save.
             ExperimentError: a file cannot be written.
         """
         module = tf.Module()
@@ -132,13 +132,13 @@ class ServedModel:
 
 
 def compare(served: ServedModel, directory: Path) -> str:
-    """Load what was exported in a fresh Python process without prototrain, and compare what it gives with the model.
+    """Run an export in a fresh Python process without prototrain, and compare its outputs with the model's.
 
     Returns:
-        on how many examples, and how large the largest difference was.
+        the numbers of examples and the largest difference, in words.
 
     Raises:
-        ModelError: it does not load, does not run, or gives something else.
+        ModelError: it does not load, does not run, or gives other outputs.
     """
     found = _run_elsewhere(directory, served.cases)
     largest = 0.0
@@ -158,9 +158,9 @@ def compare(served: ServedModel, directory: Path) -> str:
 
 
 def _run_elsewhere(directory: Path, cases: list[Tensors]) -> dict[str, np.ndarray[Any, Any]]:
-    """What a fresh process makes of each case, as ``<number of the case>/<name>``."""
+    """A fresh process's outputs for each case, by ``<number of the case>/<name>``."""
     given = {f"{number}/{name}": value for number, case in enumerate(cases) for name, value in case.items()}
-    # A GPU is taken already, by this process; -I leaves out the current directory and what PYTHONPATH names.
+    # This process has the GPU; -I ignores the current directory and PYTHONPATH.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     with tempfile.TemporaryDirectory() as scratch:
         inputs, outputs = (str(Path(scratch, name)) for name in ("inputs", "outputs"))
@@ -177,15 +177,12 @@ def _run_elsewhere(directory: Path, cases: list[Tensors]) -> dict[str, np.ndarra
 
 
 def _difference(expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> float:
-    """The largest difference, as a part of the largest value; infinite where values have to be equal and are not."""
+    """The largest difference, relative to the largest value; infinite if values that must be equal are not."""
     if expected.shape != found.shape or expected.dtype != found.dtype:
         return math.inf
     if not tf.as_dtype(expected.dtype).is_floating:
         return 0.0 if np.array_equal(expected, found) else math.inf
     one, two = expected.astype(np.float64), found.astype(np.float64)
-    if np.array_equal(one, two, equal_nan=True):
-        return 0.0
-    # What is not finite has no difference: it must be in the same places.
     finite = np.isfinite(one)
     if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
         return math.inf
@@ -194,10 +191,10 @@ def _difference(expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> 
 
 
 def _real_inputs(built: BuiltModel, paths: Sequence[str]) -> tuple[dict[str, str], Tensors]:
-    """The first training batch's values, of the batch itself or of what the model makes of it.
+    """Input values from the first training batch, or from the model's mapping for it.
 
     Returns:
-        the paths by the names of the arguments, and the values by these.
+        the paths, and the values, by the names of the arguments.
     """
     batch = built.data.first_batch
     net = batch if all(has_path(batch, path) for path in paths) else {**built.build(batch, False), **batch}
@@ -231,7 +228,7 @@ def _free(name: str, value: tf.Tensor, of_dataset: Any) -> tf.TensorSpec:
 
 
 def _of_two_sizes(inputs: Tensors) -> list[Tensors]:
-    """The inputs, and those of one example; or of two, if they are one. Without a dimension of examples, the inputs."""
+    """The inputs, and the same with one example, or with two if they have one."""
     several = _examples(inputs) > 1
 
     def other(value: tf.Tensor) -> tf.Tensor:
@@ -262,13 +259,13 @@ def _require_certain(graph: Any) -> None:
 
 
 def _resources(graph: Any) -> list[Any]:
-    """What a graph uses besides variables, such as lookup tables."""
+    """Resources of a graph besides variables, such as lookup tables."""
     found = [owner(outside) for outside, _ in graph.captures]
     return [thing for thing in found if isinstance(thing, tf.saved_model.experimental.TrackableResource)]
 
 
 def _some(function: Any, signature: str, inputs: Tensors) -> Tensors:
-    """What one signature gives of all outputs."""
+    """The outputs of one signature."""
     start = f"{signature}:"
     return {name.removeprefix(start): value for name, value in function(inputs).items() if name.startswith(start)}
 

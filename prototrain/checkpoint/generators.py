@@ -50,7 +50,7 @@ class GeneratorState:
             found.set_state(_with_arrays(found.get_state(legacy=False), state))
         else:
             found.bit_generator.state = _with_arrays(_bits(found), state)
-            if state.get(_SEEDS) is not None:  # earlier versions did not write them
+            if state[_SEEDS] is not None:
                 _set_seeds(found, state[_SEEDS])
 
 

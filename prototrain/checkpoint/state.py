@@ -213,9 +213,8 @@ class StateEntries:
             entry.read(checkpoint.prefix_of(key), checkpoint.meta["parts"][key])
         for key, holder in self._objects.items():
             if not has_tag(LOST, values[key]):
-                coded = values[key][OBJECT] if has_tag(OBJECT, values[key]) else values[key]  # of an earlier version
                 with taking(f"state[{key!r}]"):
-                    holder.load_state_dict(decode(coded))
+                    holder.load_state_dict(decode(values[key][OBJECT]))
         beside()
         caveats = self._put(data)
         for name, variable in mine.items():
@@ -254,20 +253,16 @@ class StateEntries:
         found: dict[str, Any] = {}
         for key in (*self._values, *self._arrays, *late):
             coded: Any = values.get(key)
-            if key not in values and isinstance(self._state[key], np.ndarray):  # of an earlier version
-                coded = tagged(STORED, self._arrays.get(key, key))
-            elif key not in values or has_tag(LOST, coded) or has_tag(OBJECT, coded):
+            if key not in values or has_tag(LOST, coded) or has_tag(OBJECT, coded):
                 continue
             if not has_tag(STORED, coded):
                 with taking(f"state[{key!r}]"):
                     found[key] = decode(coded)
             else:
-                name, order = coded[STORED] if isinstance(coded[STORED], list) else (coded[STORED], None)
+                name, order = coded[STORED]
                 if name in saved:
-                    value, there = np.array(saved.pop(name)), self._state.get(key)
-                    # Earlier versions did not save the order: then that of the array which is there is right.
-                    is_fortran = order == "F" or (order is None and isinstance(there, np.ndarray) and there.flags.fnc)
-                    found[key] = np.asfortranarray(value) if is_fortran else value
+                    value = np.array(saved.pop(name))
+                    found[key] = np.asfortranarray(value) if order == "F" else value
         return found
 
     def _put(self, data: Mapping[str, Any]) -> list[str]:

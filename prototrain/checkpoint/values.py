@@ -164,7 +164,7 @@ def _dtype_text(dtype: np.dtype[Any]) -> str | None:
 
 
 def decode(coded: Any) -> Any:
-    """The value that `encode` was given; what was written before there were tags comes as it is.
+    """The value that `encode` was given.
 
     Raises:
         ValueError, TypeError: it is nothing that `encode` returns.

@@ -1,4 +1,4 @@
-"""`prototrain compare`: what differs between runs, and what came of it."""
+"""`prototrain compare`: differences between runs, and their results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prototrain.runs import Range, Run, flat, read_run, settings
 from prototrain.system.tables import Table, show
 from prototrain.system.wording import in_digits, in_words
 
-_OF_EACH_RUN = ("run_id", "started", "command")  # differ always, and say nothing of the results
+_OF_EACH_RUN = ("run_id", "started", "command")  # always differ
 
 _AS_TEXT = {"disable_numparse": True}
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from prototrain.errors import ExperimentError
 from prototrain.runs import read_run
-from prototrain.runs.curves import FORMATS, choose_scalars, draw
-from prototrain.runs.shown import Look
+from prototrain.runs.curves import FORMATS, Look, choose_scalars, draw, picture_path
 from prototrain.system.files import write_atomic
 from prototrain.system.terminal import say
 
@@ -27,26 +26,26 @@ def add(commands: Any) -> None:
     )
     add_look(plot)
     plot.add_argument(
-        "-o", "--output", metavar="FILE", type=_picture, required=True, help=f"ends in .{', .'.join(FORMATS)}"
+        "-o", "--output", metavar="FILE", type=picture_path, required=True, help=f"ends in .{', .'.join(FORMATS)}"
     )
     plot.set_defaults(command=_plot)
 
 
 def add_look(parser: argparse.ArgumentParser) -> None:
-    """Declare how curves are to look."""
+    """Declare the options for the look of curves."""
     parser.add_argument("--log", action="store_true", help="draw values on a logarithmic axis")
     parser.add_argument(
         "--smooth",
         metavar="WEIGHT",
         type=_weight,
         default=0.0,
-        help="draw a moving average, of which WEIGHT (0 to 1, such as 0.9) is the one before",
+        help="draw a moving average with this weight of the value before, 0 to 1, such as 0.9",
     )
     parser.add_argument("--time", action="store_true", help="draw over the time that the run took, not over the steps")
 
 
 def look_of(options: argparse.Namespace) -> Look:
-    """What `add_look` has declared, as it was given."""
+    """The values of the options of `add_look`."""
     return Look(log=options.log, smooth=options.smooth, over_time=options.time)
 
 
@@ -60,13 +59,6 @@ def _weight(text: str) -> float:
     return weight
 
 
-def _picture(text: str) -> Path:
-    path = Path(text)
-    if path.suffix[1:].lower() not in FORMATS:
-        raise argparse.ArgumentTypeError(f"{text!r} must end in .{', .'.join(FORMATS)}")
-    return path
-
-
 def _plot(options: argparse.Namespace) -> None:
     runs = [read_run(directory) for directory in options.experiments]
     names = choose_scalars(runs, options.scalar)
@@ -74,7 +66,7 @@ def _plot(options: argparse.Namespace) -> None:
 
 
 def write_result(path: Path, content: str | bytes) -> None:
-    """Write a command's result, and say where it is.
+    """Write a command's result, and print its path.
 
     Raises:
         ExperimentError: it cannot be written.

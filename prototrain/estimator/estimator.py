@@ -288,18 +288,6 @@ class Estimator:
             built = self._built(program, checkpoint_path)
         return export_built(built, receiver, export_dir_base, self._directory.experiment, assets_extra)
 
-    def export_savedmodel(
-        self,
-        export_dir_base: str | Path,
-        serving_input_receiver_fn: Callable[[], ServingInputReceiver],
-        assets_extra: Mapping[str, str | Path] | None = None,
-        as_text: bool = False,
-        checkpoint_path: str | Path | None = None,
-    ) -> str:
-        """The earlier name of `export_saved_model`, with its order of arguments."""
-        more: dict[str, Any] = {"assets_extra": assets_extra, "as_text": as_text}
-        return self.export_saved_model(export_dir_base, serving_input_receiver_fn, checkpoint_path, **more)
-
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def latest_checkpoint(self) -> str | None:

@@ -17,7 +17,7 @@ from prototrain.system.storage import Storage
 from prototrain.system.urls import cache_home, url_of
 
 MIRRORS = "mirrors"
-NOT_COPIED = (LOCK, ".token", "metrics.index")
+NOT_COPIED = (LOCK, ".token")
 TEMPORARY = (".tmp-", ".old-")
 
 

@@ -10,7 +10,7 @@ from prototrain.experiment.lock import LOCK
 
 _OWN_NAMES = {
     "config.json", "config.txt", "source", "environment.json", "checkpoints", "summaries", "metrics.jsonl",
-    "metrics.index", "metrics.superseded.jsonl", "train.log", LOCK, "analysis", "exported", "hyper.txt", "run.json",
+    "metrics.superseded.jsonl", "train.log", LOCK, "analysis", "exported", "hyper.txt", "run.json",
     "report.html", ".token", "places", "trackers",
 }  # fmt: skip
 STEP = re.compile(r"step-(\d{10,})")

@@ -1,7 +1,7 @@
 """run.json: what became of a run, for those who look at it from outside.
 
 A run has an attempt for each time that it was started or went on. An attempt says "running" until its end is written:
-one that still says so while no process has the directory was killed. The file has called them "parts" from the start.
+one that still says so while no process has the directory was killed. The file calls them "parts".
 """
 
 from __future__ import annotations

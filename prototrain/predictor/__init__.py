@@ -1,7 +1,6 @@
-"""Using a model while it is being trained, or after: one call, many small requests from threads, a whole dataset."""
+"""Predicting with a model during or after training: one call, many small requests from threads, a whole dataset."""
 
 from prototrain.predictor.asynchronous import AsyncPredictor
-from prototrain.predictor.dataset import DatasetPredictor
-from prototrain.predictor.predictor import Predictor
+from prototrain.predictor.predictor import DatasetPredictor, Predictor
 
 __all__ = ["AsyncPredictor", "DatasetPredictor", "Predictor"]

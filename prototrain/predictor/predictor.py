@@ -1,27 +1,29 @@
-"""A function made of a model."""
+"""Functions made of a model: of single batches, and of a whole dataset."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from typing import Any, Protocol
 
 import keras
 import numpy as np
 import tensorflow as tf
+from tqdm.auto import tqdm
 
 from prototrain.data.elements import at_path, by_path, from_paths, has_path
-from prototrain.errors import ModelError
-from prototrain.predictor.traces import Traces
+from prototrain.errors import DataError, ModelError
 from prototrain.private_api.graphs import passing_graph
+from prototrain.system.terminal import in_notebook
 from prototrain.system.tracebacks import cause, in_one_line
 
 
 class Buildable(Protocol):
-    """What a predictor calls: a trainer, or a model that was built without one.
+    """A trainer, or a model that was built without one.
 
     Attributes:
-        element_spec: what a training batch looks like, by name, where that is known.
+        element_spec: of a training batch, by name, where that is known.
     """
 
     @property
@@ -32,35 +34,27 @@ class Buildable(Protocol):
 
 
 class Predictor:
-    """A compiled function from arrays or tensors to arrays. It shares the training variables: what it returns changes
-    as training goes on. Any number of threads may call it at the same time, also while the model is trained.
+    """A compiled function from arrays or tensors to arrays.
 
         predict = trainer.get_predictor(["images"], ["logits"])
         (logits,) = predict(images)
 
-    An input is whatever `build` reads from its inputs when it is not training: a part of a training batch, or something
-    else, such as a state to go on from. It may have any shape that `build` can do with; other shapes than those before
-    are traced anew, except for batches of another size.
+    It shares the training variables, so its results change while training continues. Any number of threads may call it
+    at the same time. An input is anything that `build` reads from its inputs when it is not training: a part of a
+    training batch or something else, such as a state. Batches of different sizes share one trace, and so do other
+    shapes where `build` can be traced with an open size; elsewhere each shape is traced.
 
     Args:
         built: whose `build` is called, not training.
-        input_names: names of inputs, in the order in which the function takes them. What is inside of a batch's dicts
-            is named by its path, ``user/age``; the name of a dict stands for all that is in it.
-        output_names: names in the model's mapping, in the order in which the function returns them.
-        log: prints a line for the user.
+        input_names: names of inputs, in the function's order. A value inside of a batch's dicts has a path,
+            ``user/age``; the name of a dict stands for all of it.
+        output_names: names in the model's mapping, in the function's order.
 
     Raises:
-        ModelError: there is no such path in a dict of a training batch, or of a tuple not all is named.
+        ModelError: there is no such path in a dict of a training batch, or only a part of a tuple is named.
     """
 
-    def __init__(
-        self,
-        built: Buildable,
-        input_names: Sequence[str],
-        output_names: Sequence[str],
-        *,
-        log: Callable[[str], None] = print,
-    ) -> None:
+    def __init__(self, built: Buildable, input_names: Sequence[str], output_names: Sequence[str]) -> None:
         self._built = built
         self.input_names = _names(input_names, "input_names")
         self.output_names = _names(output_names, "output_names")
@@ -69,23 +63,22 @@ class Predictor:
             from_paths(self._specs, built.element_spec)
         except KeyError as error:
             raise ModelError(f"input_names: of a tuple all is needed, also number {error}") from error
-        label = f"the predictor from {', '.join(self.input_names)} to {', '.join(self.output_names)}"
-        self._traces = Traces(self._run, label, log=log)
+        self._function = tf.function(self._run, autograph=False, reduce_retracing=True)
+        self._of_each_shape = tf.function(self._run, autograph=False)
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Predict.
 
         Args:
-            inputs: NumPy arrays or tensors in the order of `input_names`. The types of those that a training batch has
-                are converted to those of it. Of others an array of float64 becomes one of Keras's `floatx`, and a dict
-                or a tuple stays one, of tensors.
+            inputs: NumPy arrays or tensors in the order of `input_names`. Parts of a training batch are converted to
+                its types; of others, an array of float64 becomes one of Keras's `floatx`.
 
         Returns:
             NumPy arrays in the order of `output_names` (for sparse or ragged outputs the tensors themselves).
 
         Raises:
-            ModelError: their number is wrong, `build` has no use for one or cannot do with its shape, or the model has
-                no such output.
+            ModelError: their number is wrong, `build` does not use one or cannot handle its shape, or the model has no
+                such output.
         """
         if len(inputs) != len(self.input_names):
             raise ModelError(
@@ -93,10 +86,18 @@ class Predictor:
             )
         values = [self._convert(name, value) for name, value in zip(self.input_names, inputs, strict=True)]
         try:
-            outputs = self._traces(values)
+            outputs = self._call(values)
         except tf.errors.OpError as error:
             raise ModelError(f"the model failed on {self._shown(values)}: {cause(error)}") from error
         return [tf.nest.map_structure(_as_array, output) for output in outputs]
+
+    def _call(self, values: list[Any]) -> Any:
+        try:
+            return self._function(values)
+        except (ModelError, TypeError, ValueError, tf.errors.InvalidArgumentError):
+            outputs = self._of_each_shape(values)  # fails again, unless only the open size was wrong
+            self._function = self._of_each_shape
+            return outputs
 
     def _run(self, values: list[Any]) -> list[Any]:
         inputs = from_paths(dict(zip(self.input_names, values, strict=True)), self._built.element_spec)
@@ -112,7 +113,7 @@ class Predictor:
                 raise
             seen = {name: spec for name, spec in self._specs.items() if spec is not None}
             trained = f" (a training batch has {_in_words(seen)})" if seen else ""
-            raise ModelError(f"build() cannot do with {self._shown(values)}{trained}: {in_one_line(error)}") from error
+            raise ModelError(f"build() cannot handle {self._shown(values)}{trained}: {in_one_line(error)}") from error
         missing = [name for name in self.output_names if name not in net]
         if missing:
             raise ModelError(f"the model has no output {', '.join(map(repr, missing))}; it has: {', '.join(net)}")
@@ -120,33 +121,22 @@ class Predictor:
         self._check_read(values, outputs, inputs)
         return outputs
 
-    # -- what is wrong with inputs ------------------------------------------------------------------------------------
-
     def _check_read(self, values: list[Any], outputs: list[Any], inputs: dict[str, Any]) -> None:
-        """Fail if an input that is no part of a training batch has no effect: its name may be misspelt."""
-        returned = {id(tensor) for tensor in tf.nest.flatten(outputs, expand_composites=True)}
-        unread = [
-            name
-            for name, value in zip(self.input_names, values, strict=True)
-            if self._specs[name] is None
-            and not any(tensor.consumers() or id(tensor) in returned for tensor in _components(value))
-        ]
-        if not unread:
-            return
-        noting = _NotingDict(inputs)
-        # Keras takes a dict of another class for one tensor. Then nothing more is known of what is asked for.
-        with passing_graph("names").as_default(), suppress(TypeError, ValueError):
-            self._built.build(noting, False)
-        for name in unread:
-            if name not in noting.asked:  # otherwise only its shape, or that it was there, has counted
-                known = dict.fromkeys([*noting.asked, *by_path(self._built.element_spec or {})])
-                raise ModelError(f"build() does not read the input {name!r}; it knows of: {', '.join(known)}")
+        """Fail if `build` does not ask for an input that is not part of a training batch: it may be misspelt."""
+        returned = {id(tensor) for tensor in _components(outputs)}
+        for name, value in zip(self.input_names, values, strict=True):
+            used = any(tensor.consumers() or id(tensor) in returned for tensor in _components(value))
+            if used or self._specs[name] is not None:
+                continue
+            noting = _NotingDict(inputs)  # only its shape may count, which leaves no trace in the graph
+            with passing_graph("names").as_default(), suppress(TypeError, ValueError):
+                self._built.build(noting, False)
+            if name not in noting.asked:
+                raise ModelError(f"build() does not read the input {name!r}; it asks for: {', '.join(noting.asked)}")
 
     def _has_other_shapes(self, values: list[Any]) -> bool:
         given = zip(self._specs.values(), values, strict=True)
         return any(spec is None or not all(map(_fits, _components(spec), _components(value))) for spec, value in given)
-
-    # -- converting ---------------------------------------------------------------------------------------------------
 
     def _spec(self, name: str) -> Any:
         specs = self._built.element_spec or {}
@@ -173,19 +163,104 @@ class Predictor:
         return _in_words(dict(zip(self.input_names, values, strict=True)))
 
 
+class DatasetPredictor:
+    """A model's outputs for the batches of a dataset, with a progress bar on a terminal or in a notebook.
+
+        predict = trainer.get_predictor(["x"], ["classes"])
+        for (classes,) in DatasetPredictor(predict, trainer.datasets["vld"]):
+            ...
+        (classes,) = DatasetPredictor(predict, trainer.datasets["vld"]).predict_all()
+
+    Args:
+        predictor: made by `get_predictor`.
+        dataset: of batches: a `tf.data.Dataset` of dicts, or any iterable of dicts, or of lists or tuples in the order
+            of the predictor's inputs.
+        bar: whether to show a bar.
+    """
+
+    def __init__(self, predictor: Predictor, dataset: Iterable[Any], *, bar: bool = True) -> None:
+        self._predictor = predictor
+        self._dataset = dataset
+        self._bar = bar
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        """The predictor's outputs for each batch, in order.
+
+        Raises:
+            DataError: the data cannot be read, or a batch does not have the predictor's inputs.
+            ModelError: see `Predictor`.
+        """
+        return (outputs for _, outputs in self.pairs())
+
+    def pairs(self) -> Iterator[tuple[Any, list[Any]]]:
+        """Each batch with the predictor's outputs, in order.
+
+        Raises:
+            DataError, ModelError: as above.
+        """
+        is_hidden = not self._bar or not (sys.stderr.isatty() or in_notebook())
+        with tqdm(total=self._length(), unit=" batches", dynamic_ncols=True, disable=is_hidden) as bar:
+            for batch in self._batches():
+                yield batch, self._predictor(*self._inputs(batch))
+                bar.update()
+
+    def predict_all(self) -> list[Any]:
+        """The outputs for the whole dataset, concatenated along their first axis.
+
+        Returns:
+            an array for each of the predictor's outputs.
+
+        Raises:
+            DataError: the dataset is empty or has no end, or the outputs of its batches cannot be concatenated.
+        """
+        if isinstance(self._dataset, tf.data.Dataset) and self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+            raise DataError("the dataset has no end; leave out its repeat(), or take() a part of it")
+        found = list(self)
+        if not found:
+            raise DataError("the dataset is empty")
+        return [_together(name, parts) for name, *parts in zip(self._predictor.output_names, *found, strict=True)]
+
+    def _batches(self) -> Iterator[Any]:
+        if not isinstance(self._dataset, tf.data.Dataset):
+            yield from self._dataset
+            return
+        try:
+            yield from self._dataset.prefetch(1)
+        except tf.errors.OpError as error:
+            raise DataError(f"reading the dataset failed: {cause(error)}") from error
+
+    def _inputs(self, batch: Any) -> list[Any]:
+        names = self._predictor.input_names
+        if isinstance(batch, Mapping):
+            try:
+                return [at_path(batch, name) for name in names]
+            except KeyError as error:
+                raise DataError(f"a batch has no {error}; it has: {', '.join(map(str, batch))}") from error
+        if not isinstance(batch, list | tuple) or len(batch) < len(names):
+            what = f"{len(batch)} components" if isinstance(batch, list | tuple) else type(batch).__name__
+            raise DataError(f"a batch must be a dict, or have {', '.join(names)} in this order; got {what}")
+        return list(batch[: len(names)])
+
+    def _length(self) -> int | None:
+        if isinstance(self._dataset, tf.data.Dataset):
+            length = int(self._dataset.cardinality())
+            return length if length >= 0 else None
+        return len(self._dataset) if isinstance(self._dataset, Sized) else None
+
+
 class _NotingDict(dict[str, Any]):
-    """A dict that notes what it is asked for, in `asked`."""
+    """A dict that notes which names are asked for, in `asked`."""
 
     def __init__(self, items: Mapping[str, Any]) -> None:
         super().__init__(items)
-        self.asked: dict[str, None] = {}
+        self.asked: dict[Any, None] = {}
 
     def __getitem__(self, name: str) -> Any:
         self.asked[name] = None
         return super().__getitem__(name)
 
     def __contains__(self, name: object) -> bool:
-        self.asked[str(name)] = None
+        self.asked[name] = None
         return super().__contains__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -193,14 +268,8 @@ class _NotingDict(dict[str, Any]):
         return super().get(name, default)
 
     def __iter__(self) -> Iterator[str]:
-        self.asked.update(dict.fromkeys(super().keys()))
+        self.asked.update(dict.fromkeys(self.keys()))
         return super().__iter__()
-
-    def items(self) -> Any:
-        return {name: self[name] for name in self}.items()
-
-    def values(self) -> Any:
-        return {name: self[name] for name in self}.values()
 
 
 def _names(names: Sequence[str], what: str) -> list[str]:
@@ -214,7 +283,7 @@ def _components(value: Any) -> list[Any]:
 
 
 def _fits(spec: Any, value: Any) -> bool:
-    """Whether a tensor has the shape of a training batch's, in which batches may have any size."""
+    """Whether a tensor has the shape of a training batch's, for any batch size."""
     wanted, got = spec.shape, value.shape
     return bool(wanted.rank == got.rank and wanted[1:].is_compatible_with(got[1:]))
 
@@ -245,3 +314,11 @@ def _convert_to(spec: Any, value: Any) -> Any:
     if isinstance(spec, tf.RaggedTensorSpec) and isinstance(value, list):
         return tf.ragged.constant(value, spec.dtype, ragged_rank=spec.ragged_rank)
     return tf.convert_to_tensor(np.asarray(value), spec.dtype)
+
+
+def _together(name: str, parts: list[Any]) -> Any:
+    shapes = [np.shape(part) for part in parts]
+    if any(not shape or shape[1:] != shapes[0][1:] for shape in shapes):
+        seen = " and ".join(str(shape) for shape in dict.fromkeys(shapes))
+        raise DataError(f"outputs {name!r} of shapes {seen} do not fit together; take those of each batch in a loop")
+    return np.concatenate(parts)

@@ -1,6 +1,6 @@
-"""Runs that have been: reading, comparing, plotting, reporting and repeating them. Needs no TensorFlow."""
+"""Reading, comparing, plotting, reporting and repeating experiments. Needs no TensorFlow, except for repeating."""
 
+from prototrain.runs.metrics import Range
 from prototrain.runs.reading import Run, find_runs, flat, read_run, settings
-from prototrain.runs.series import Range
 
 __all__ = ["Range", "Run", "find_runs", "flat", "read_run", "settings"]

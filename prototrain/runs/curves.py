@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from argparse import ArgumentTypeError
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prototrain.errors import ExperimentError
 from prototrain.runs import Run
-from prototrain.runs.shown import Line, Look, by_tag, lines, unit_for
 from prototrain.system.terminal import one_line
 from prototrain.system.wording import matching
 
@@ -19,18 +21,143 @@ if TYPE_CHECKING:
     from matplotlib.ticker import Formatter
 
 FORMATS = ("pdf", "png", "svg")
+_GROUPS = 2048  # of neighbouring points, more than a picture has columns
 _STYLES = ("-", "--", ":", "-.")
 # Names may hold a $; a picture of the same curves is the same file.
 _SETTINGS: dict[Any, Any] = {"text.parse_math": False, "svg.hashsalt": "prototrain"}
 _METADATA: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "png": {}, "svg": {"Date": None}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """The look of curves.
+
+    Attributes:
+        log: whether values have a logarithmic axis.
+        smooth: the weight of the average before in a moving average, at least 0 and less than 1; 0: no smoothing.
+        over_time: whether the x axis has the time that the run took in place of its steps.
+    """
+
+    log: bool = False
+    smooth: float = 0.0
+    over_time: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """A scalar of a run, as it is drawn.
+
+    Attributes:
+        xs: steps, or seconds.
+        values: at each of them.
+        smoothed: (xs, values) of the smoothed line, if requested.
+    """
+
+    xs: Sequence[float]
+    values: Sequence[float]
+    smoothed: tuple[Sequence[float], Sequence[float]] | None = None
+
+
 _PLAIN = Look()
 
 
-def choose_scalars(runs: Sequence[Run], patterns: Sequence[str]) -> list[str]:
-    """The scalars that names and patterns with ``*`` mean; of the patterns, some of the runs may have none.
+def picture_path(text: str) -> Path:
+    """Parse the path of a picture, for argparse."""
+    path = Path(text)
+    if path.suffix[1:].lower() not in FORMATS:
+        raise ArgumentTypeError(f"{text!r} must end in .{', .'.join(FORMATS)}")
+    return path
+
+
+# -- which points -----------------------------------------------------------------------------------------------------
+
+
+def lines(run: Run, names: Sequence[str], look: Look = _PLAIN) -> dict[str, Line]:
+    """The scalars of a run that it has, by name, with at most some thousand points each.
 
     Raises:
-        ExperimentError: a run has none of a name, or no run has any of a pattern; the message names those that it has.
+        ExperimentError: the file cannot be read.
+    """
+    found = {}
+    for name, column in run.columns([name for name in names if name in run.ranges]).items():
+        xs = _seconds(run, column.times) if look.over_time else column.steps
+        smoothed = _picked(xs, list(moving_average(column.values, look.smooth))) if look.smooth else None
+        found[name] = Line(*_picked(xs, column.values), smoothed)
+    return found
+
+
+def _picked(xs: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
+    places = shown(values)
+    return [xs[place] for place in places], [values[place] for place in places]
+
+
+def _seconds(run: Run, times: Sequence[float]) -> list[float]:
+    """How long the run had taken at each time; without any record of attempts it began with its first row."""
+    if run.attempts:
+        return [run.elapsed(time) if math.isfinite(time) else math.nan for time in times]
+    begin = next((time for time in times if math.isfinite(time)), math.nan)
+    return [time - begin for time in times]
+
+
+def shown(values: Sequence[float]) -> list[int]:
+    """The places of the points that a picture needs: of every few neighbours the lowest and the highest.
+
+    So no peak is lost. Where no value is finite, there is a gap.
+    """
+    if len(values) <= 2 * _GROUPS:
+        return list(range(len(values)))
+    length = -(-len(values) // _GROUPS)
+    places = {0, len(values) - 1}
+    for start in range(0, len(values), length):
+        group = [(value, place) for place, value in enumerate(values[start : start + length], start)]
+        finite = [pair for pair in group if math.isfinite(pair[0])] or group[:1]
+        places |= {min(finite)[1], max(finite)[1]}
+    return sorted(places)
+
+
+def moving_average(values: Sequence[float], weight: float) -> Iterator[float]:
+    """A moving average whose first values are not drawn towards zero; it ignores values that are not finite.
+
+    Args:
+        values: to be smoothed.
+        weight: of the average before.
+    """
+    total = weights = 0.0
+    for value in values:
+        if math.isfinite(value):
+            total = weight * total + (1 - weight) * value
+            weights = weight * weights + 1 - weight
+        yield total / weights if weights else math.nan
+
+
+def is_constant(runs: Sequence[Run], names: Sequence[str]) -> bool:
+    """Whether a chart of some scalars would show level lines only."""
+    ranges = [run.ranges[name] for run in runs for name in names if name in run.ranges]
+    return all(found.lowest[0] == found.highest[0] or math.isnan(found.lowest[0]) for found in ranges)
+
+
+def by_tag(names: Sequence[str]) -> dict[str, list[str]]:
+    """Group the scalars that share a chart: those that differ only before the first slash."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        prefix, slash, tag = name.partition("/")
+        groups.setdefault(tag if slash else prefix, []).append(name)
+    return groups
+
+
+def unit_for(seconds: float) -> tuple[float, str]:
+    """The unit for a time axis up to so many seconds: its length in seconds, and its name."""
+    for unit, name in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
+        if seconds >= 3 * unit:
+            return unit, name
+    return 1.0, "seconds"
+
+
+def choose_scalars(runs: Sequence[Run], patterns: Sequence[str]) -> list[str]:
+    """Expand names and patterns with ``*``; a run need not have scalars for every pattern.
+
+    Raises:
+        ExperimentError: a run lacks a name, or no run has a scalar for a pattern; the message names those that it has.
     """
     for run in runs:
         if not run.ranges:
@@ -51,17 +178,20 @@ def _is_pattern(name: str) -> bool:
     return any(sign in name for sign in "*?[")
 
 
+# -- drawing ----------------------------------------------------------------------------------------------------------
+
+
 def draw(
     runs: Sequence[Run], names: Sequence[str], file_format: str, look: Look = _PLAIN, *, columns: int = 1
 ) -> bytes:
-    """Draw scalars of runs, those of one tag in one chart.
+    """Draw scalars of runs, with those of one tag in one chart.
 
     Args:
-        runs: some of which have these scalars.
+        runs: each may have some of the scalars.
         names: of the scalars.
         file_format: one of `FORMATS`.
         look: of the curves.
-        columns: how many charts stand beside each other; if there are several, the charts are small.
+        columns: how many charts are in a row; with several, the charts are small.
 
     Returns:
         the content of the file.
@@ -116,7 +246,7 @@ def _draw_chart(
     scalar has a colour. Behind a smoothed curve the values themselves are pale.
 
     Returns:
-        what cannot be shown on its axis, in words.
+        a note about values that cannot be shown on the axis, or an empty text.
     """
     count = len(names) if len(runs) == 1 else len(runs)
     for number, run in enumerate(runs):
@@ -156,7 +286,7 @@ def _draw_chart(
 
 
 def _label(axes: Axes, tag: str, names: Sequence[str], left_out: str, *, is_small: bool) -> list[Legend]:
-    """Say what the curves are; the legends that lie outside of the charts are returned."""
+    """Label a chart; returns the legends that are outside of it."""
     if not is_small:
         axes.set_ylabel(one_line(tag) + left_out)
         legend = axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize="small")
@@ -171,7 +301,7 @@ def _label(axes: Axes, tag: str, names: Sequence[str], left_out: str, *, is_smal
 
 
 def _plain_numbers() -> Formatter:
-    """What labels a logarithmic axis: the usual one writes powers as formulas, which are switched off for names."""
+    """Labels for a logarithmic axis: the default writes powers as formulas, which are switched off because of names."""
     from matplotlib.ticker import LogFormatter
 
     class PlainNumbers(LogFormatter):

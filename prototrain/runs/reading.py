@@ -1,4 +1,4 @@
-"""Runs as their directories show them from outside, also while they go on. Nothing here imports TensorFlow."""
+"""Experiments, read from their directories, also while they run. Nothing here imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from prototrain.errors import ExperimentError
 from prototrain.experiment import Experiment, checkpoint_steps
 from prototrain.experiment.fetching import experiments_below
 from prototrain.experiment.record import Attempt, Outcome, State, read_attempts
-from prototrain.experiment.rows import rows_of
-from prototrain.runs.metrics import Metrics, as_float, read_metrics
-from prototrain.runs.series import Curve, Range
+from prototrain.runs.metrics import Column, Metrics, Range, read_columns, read_metrics
 
 _NO_END = "killed, no end was recorded"
 
@@ -31,21 +29,22 @@ class Run:
     """One experiment.
 
     Attributes:
-        directory: where it lies.
-        name: what it is called in tables.
-        state: what became of it, or "running".
-        reason: why it ended, where there is more to say than that it came to its end.
-        step: completed steps; while it runs, after a kill or a failed start, those that have left a trace.
+        directory: its directory.
+        name: its name in tables.
+        state: how it ended, or "running".
+        reason: why it ended, unless it reached its end.
+        step: completed steps; while it runs, and after a kill or a failed start, those known from metrics and
+            checkpoints.
         total_steps: where it is to end; None if nowhere, or not known.
         started: when it was last started, in seconds since the epoch; None if not known.
-        seconds: how long it took, over all times that it was started.
-        durations: how long it took each time.
+        seconds: how long it took, over all attempts.
+        durations: how long each attempt took.
         checkpoint: the step of the newest checkpoint, if there is any.
-        changes: (key, value, default) of what is not the model's own default; None if not known.
+        changes: (key, value, default) of what differs from the model's own config; None if not known.
         config: the content of config.json; empty if there is none.
         environment: the content of environment.json.
-        attempts: of the run, each from one start to the next stop.
-        metrics: what has become of its scalars over the steps.
+        attempts: each from one start to the next stop.
+        ranges: every scalar's last value and extremes, by name.
     """
 
     directory: Path
@@ -62,45 +61,26 @@ class Run:
     config: dict[str, Any]
     environment: dict[str, Any]
     attempts: list[Attempt]
-    metrics: Metrics
+    ranges: dict[str, Range]
 
     @cached_property
-    def ranges(self) -> dict[str, Range]:
-        """Every scalar's last value and extremes, by name."""
-        return {name: series.range for name, series in self.metrics.series.items()}
+    def scalars(self) -> dict[str, list[tuple[int, float]]]:
+        """All (step, value) pairs by name, as they are in the file now."""
+        return {
+            name: list(zip(column.steps, column.values, strict=True)) for name, column in self.columns(None).items()
+        }
 
-    @cached_property
-    def curves(self) -> dict[str, Curve]:
-        """(step, value) pairs by name; where there are very many, as few as show the same, all peaks among them."""
-        metrics = self.metrics
-        if not metrics.has_curves:
-            with _reading(self.directory):
-                metrics = read_metrics(Experiment(self.directory).metrics)
-        return {name: series.curve for name, series in metrics.series.items()}
+    def columns(self, names: Iterable[str] | None) -> dict[str, Column]:
+        """The steps, times and values of some scalars, or of all if None, as they are in the file now.
 
-    @cached_property
-    def scalars(self) -> dict[str, Curve]:
-        """All (step, value) pairs by name, as they are in the file by now; of a million rows they take gigabytes."""
+        Raises:
+            ExperimentError: the file cannot be read.
+        """
         with _reading(self.directory):
-            return _curves(rows_of(Experiment(self.directory).metrics))
-
-    def rows(self, names: Iterable[str]) -> Iterator[tuple[int, float, dict[str, float]]]:
-        """(step, time, {name: value}) of the rows that have some of these scalars, one after the other; the time is in
-        seconds since the epoch, or NaN."""
-        wanted = set(names)
-        with _reading(self.directory):
-            for row in rows_of(Experiment(self.directory).metrics):
-                values = {name: value for name, value in row.items() if name in wanted and _is_scalar(value)}
-                if values:
-                    time = row.get("time")
-                    yield (
-                        row["step"],
-                        as_float(time) if isinstance(time, int | float) else math.nan,
-                        {name: as_float(value) for name, value in values.items()},
-                    )
+            return read_columns(Experiment(self.directory).metrics, names)
 
     def elapsed(self, moment: float) -> float:
-        """How long the run had taken at a moment, in seconds, over all times that it had been started by then.
+        """How long the run had taken at a moment, in seconds, over all attempts started by then.
 
         Args:
             moment: in seconds since the epoch.
@@ -109,11 +89,6 @@ class Run:
         if not begun:
             return 0.0
         return sum(self.durations[: begun[-1]]) + moment - self.attempts[begun[-1]].started
-
-    @property
-    def parts(self) -> list[Attempt]:
-        """The earlier name of `attempts`."""
-        return self.attempts
 
     @property
     def steps(self) -> str:
@@ -127,8 +102,8 @@ class Run:
 
 
 def is_experiment(directory: Path) -> bool:
-    """Whether a run has been started in a directory, or it looks so: what is wrong with it is said when it is read."""
-    return os.path.lexists(os.path.join(directory, "environment.json"))  # asked of every directory there is
+    """Whether a directory has an environment.json, which every run writes."""
+    return os.path.lexists(os.path.join(directory, "environment.json"))
 
 
 def _fail(error: OSError) -> None:
@@ -139,8 +114,7 @@ def find_runs(directory: str | Path, complain: Callable[[OSError], None] = _fail
     """The experiments at and below a directory, in the order of their names; links are not followed.
 
     Args:
-        directory: where to look. Of a URL, the directories are given that stand for the experiments on this machine,
-            for `read_run`.
+        directory: where to look. For a URL, the result has the local copies, for `read_run`.
         complain: called for a directory that cannot be read; by default the error is raised.
     """
     if (base := Experiment(directory)).remote is not None:
@@ -157,8 +131,8 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
     """Read an experiment.
 
     Args:
-        directory: where it lies; a URL, or the local directory that stands for one, is brought up to date first.
-        name: what to call it; the directory as it is given if None.
+        directory: its directory or URL; the local copy of a URL is updated first.
+        name: its name in tables; by default the directory as given.
         clock: returns seconds since the epoch.
 
     Raises:
@@ -178,7 +152,7 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
     experiment.check_inside(deep=False)
     with _reading(directory):
         attempts = read_attempts(experiment.record)
-        metrics = read_metrics(experiment.metrics, _moments(attempts), curves=False)
+        metrics = read_metrics(experiment.metrics, _moments(attempts))
         checkpoints = checkpoint_steps(experiment.checkpoints)
         running = (not attempts or attempts[-1].state == "running") and experiment.is_running()
     has_config = (directory / "config.json").exists()
@@ -201,7 +175,7 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
         config=read_object(directory / "config.json") if has_config else {},
         environment=read_object(experiment.environment),
         attempts=attempts,
-        metrics=metrics,
+        ranges=metrics.ranges,
     )
 
 
@@ -214,12 +188,12 @@ def _reading(directory: Path) -> Iterator[None]:
 
 
 def settings(run: Run) -> dict[str, Any]:
-    """A run's config without the keys that only say where the run lies."""
+    """A run's config without the keys for its location."""
     return {key: value for key, value in run.config.items() if key not in LOCATION_KEYS}
 
 
 def flat(entries: dict[str, Any]) -> dict[str, Any]:
-    """What is in an object as JSON has it; the entries of objects inside of it have names with dots."""
+    """A nested JSON object as one dict, with dotted names."""
     found: dict[str, Any] = {}
     for key, value in entries.items():
         found |= (
@@ -232,27 +206,13 @@ def _without_location(changes: Any) -> list[tuple[str, Any, Any]] | None:
     return None if changes is None else [tuple(change) for change in changes if change[0] not in LOCATION_KEYS]
 
 
-def _curves(rows: Iterable[dict[str, Any]]) -> dict[str, Curve]:
-    curves: dict[str, Curve] = {}
-    for row in rows:
-        for name, value in row.items():
-            if name in ("step", "time") or not _is_scalar(value):
-                continue
-            curves.setdefault(name, []).append((row["step"], as_float(value)))
-    return curves
-
-
-def _is_scalar(value: Any) -> bool:
-    return value is None or isinstance(value, int | float)
-
-
 def _moments(attempts: list[Attempt]) -> list[float]:
-    """When others were started after attempts that have left no end."""
+    """The starts of attempts that follow one without a recorded end."""
     return [later.started for one, later in pairwise(attempts) if one.seconds is None]
 
 
 def _durations(attempts: list[Attempt], metrics: Metrics, now: float | None) -> list[float]:
-    """What each attempt took; one without an end up to now, if it is the last and goes on, else to its last row."""
+    """The seconds of each attempt; one without an end lasts until now if it is running, else until its last row."""
     found = []
     for number, attempt in enumerate(attempts):
         if attempt.seconds is not None:

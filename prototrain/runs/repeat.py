@@ -1,4 +1,4 @@
-"""Doing a run again from what its directory holds: its config, the copies of its modules, and what it ran on."""
+"""Repeating a run from its directory: its config, the copies of its modules, and what it ran on."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _FORM = {"trainer": str, "modules": dict, "callbacks": list, "provenance": dict,
 
 
 class Repeat:
-    """A run that is to be done again, into a directory of its own.
+    """A run that is repeated, into another directory.
 
     Args:
-        directory: the run's.
+        directory: of the run.
         model: its model, if the user has named it.
 
     Attributes:
         model: the name of its model.
         trainer: its trainer's class, as ``module:name``.
         towers: what it was trained on, for a trainer that takes towers, else None.
-        modules: those that it has copies of, by name.
+        modules: the copies of its modules, by name.
 
     Raises:
-        ExperimentError: it is no experiment, or does not say enough.
+        ExperimentError: it is no experiment, or cannot be repeated.
         ConfigError: a file in it is damaged.
     """
 
@@ -50,9 +50,7 @@ class Repeat:
         experiment.check_inside()
         self._environment = found = read_object(experiment.environment)
         if not all(isinstance(found.get(key), kind) for key, kind in _FORM.items()):
-            raise ExperimentError(
-                f"--from: {experiment.environment} does not say enough; another version has written it"
-            )
+            raise ExperimentError(f"--from: {experiment.environment} lacks entries that a run writes")
         if not isinstance(found.get("model"), str) or found["trainer"].startswith("__main__:"):
             raise ExperimentError(
                 f"--from: {directory} is of a script ({' '.join(map(str, found.get('command', [])))}), which makes its "
@@ -83,7 +81,7 @@ class Repeat:
         return str(self._experiment)
 
     def configure(self, config: Config) -> None:
-        """Make a model's config that of the run; the experiment is called ``<name>-repeat`` and lies beside it."""
+        """Restore the run's config into a model's; the new experiment is ``<name>-repeat`` in the same directory."""
         config.restore(self._experiment.directory / "config.json")
         directory = Path(os.path.normpath(self._experiment.directory))
         directory = directory if directory.name not in ("", "..") else directory.resolve()
@@ -94,7 +92,7 @@ class Repeat:
             config["model.jit_compile"] = measured[-1]  # another measurement could turn out otherwise
 
     def check_directory(self, config: Config) -> None:
-        """Check that a config does not name the run itself.
+        """Refuse a config that names the run itself.
 
         Raises:
             ConfigError: it does.
@@ -103,25 +101,24 @@ class Repeat:
             raise ConfigError(f"--from: {self._experiment} cannot be repeated into itself; set another experiment_name")
 
     def announcement(self) -> Callback:
-        """A callback that says at the start what differs."""
+        """A callback that prints the differences at the start."""
         return _Announcement(self)
 
     def differences(self, environment: dict[str, Any], config: Config) -> list[str]:
-        """What is not as it was in the run, in words.
+        """The differences from the run, in words.
 
         Args:
-            environment: the content of another run's environment.json.
-            config: that run's.
+            environment: the content of the other run's environment.json.
+            config: the other run's.
         """
         then, now = self._environment, environment
         found = differences({**unrecorded(now["provenance"]), **_settings(then)}, _settings(now))
         changed = differing([read_object(self._experiment.directory / "config.json"), config])
         found += [f"config {key} was {was} and is {value}" for key, (was, value) in changed if key not in LOCATION_KEYS]
-        found += file_changes(then["data"].get("files", {}), now["data"]["files"])
-        if "stages" in then["data"]:  # which earlier versions told in another way
-            stages = first_difference(then["data"]["stages"], now["data"]["stages"])
-            found += [] if stages is None else [stages]
-        imports = {name: digest for name, digest in then.get("imports", {}).items() if name in now["imports"]}
+        found += file_changes(then["data"]["files"], now["data"]["files"])
+        stages = first_difference(then["data"]["stages"], now["data"]["stages"])
+        found += [] if stages is None else [stages]
+        imports = {name: digest for name, digest in then["imports"].items() if name in now["imports"]}
         found += [f"{name} is not what it was" for name in imports if imports[name] != now["imports"][name]]
         found += [f"callback {name} is missing" for name in then["callbacks"] if name not in now["callbacks"]]
         found += [f"callback {name} is new" for name in now["callbacks"] if name not in then["callbacks"]]
@@ -129,7 +126,7 @@ class Repeat:
         return found + [f"the run itself was {line}" for line in resumed]
 
     def compare_metrics(self, experiment: Experiment) -> str:
-        """Whether another run has measured the same, in words; how fast it was does not count."""
+        """Whether another run has the same metrics, except for times and speeds, in words."""
         common = 0
         for step, then, now in _at_the_same_steps(self._experiment.metrics, experiment.metrics):
             common += 1
@@ -157,7 +154,7 @@ class _Announcement(Callback):
 
 
 def _at_the_same_steps(one: Path, other: Path) -> Iterator[tuple[int, Row, Row]]:
-    """The rows of two files that have the same step; in what a run has left the steps grow from row to row."""
+    """Pairs of rows with the same step of two files whose steps grow from row to row."""
     others = rows_of(other)
     there = next(others, None)
     for row in rows_of(one):
@@ -170,9 +167,8 @@ def _at_the_same_steps(one: Path, other: Path) -> Iterator[tuple[int, Row, Row]]
 def _settings(environment: dict[str, Any]) -> dict[str, Any]:
     names = {"platform": "platform", "devices": "devices", "working directory": "directory"}
     other = {name: environment.get(key) for name, key in names.items()}
-    # Versions before did not record flags; imports are compared by themselves.
     provenance = {key: value for key, value in environment["provenance"].items() if key != "imports"}
-    return {"flags": {}, **environment["versions"], **provenance, **other}
+    return {**environment["versions"], **provenance, **other}
 
 
 def _as_option(towers: Any) -> str | None:

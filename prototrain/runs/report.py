@@ -1,4 +1,4 @@
-"""One HTML page about a run, whole in itself: it opens without a network, and nothing in it is a script."""
+"""One self-contained HTML page about a run, without scripts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from prototrain.experiment import Experiment
 from prototrain.experiment.event_files import read_images
 from prototrain.experiment.record import Attempt
 from prototrain.runs import Run, flat
-from prototrain.runs.curves import choose_scalars, draw
-from prototrain.runs.shown import Look, by_tag, is_constant
+from prototrain.runs.curves import Look, by_tag, choose_scalars, draw, is_constant
 from prototrain.system.wording import in_digits, in_words
 
 _COLUMNS = 3  # of charts
@@ -71,17 +70,19 @@ def write_page(
     scalars: Sequence[str] | None = None,
     look: Look | None = None,
 ) -> str:
-    """The page.
+    """Write the page.
 
     Args:
-        run: the run that it is about.
-        complain: called with a line about what is damaged, and left out.
-        scalars: names and patterns of those that are drawn; None for all.
+        run: the run.
+        complain: called with a line about each damaged file, which is left out.
+        scalars: names and patterns of the scalars to draw; None for all.
         look: of the curves.
 
+    Returns:
+        its content.
+
     Raises:
-        ExperimentError: the run has scalars, and matplotlib, which draws them, is not installed; or something in its
-            directory leads elsewhere.
+        ExperimentError: matplotlib is not installed and the run has scalars; or a link leads out of its directory.
         OSError: a file of the experiment cannot be read.
     """
     Experiment(run.directory).check_inside()
@@ -116,7 +117,7 @@ def _summary(run: Run) -> str:
 
 
 def _curves(run: Run, scalars: Sequence[str] | None, look: Look) -> str:
-    """Small charts beside each other, and in words what would be a level line."""
+    """Small charts in rows, and the constant scalars in words."""
     names = list(run.ranges) if scalars is None else choose_scalars([run], scalars)
     charts = by_tag(names).values()
     level = [name for chart in charts if is_constant([run], chart) for name in chart]
@@ -143,7 +144,7 @@ def _scalars(run: Run) -> str:
 def _config(run: Run) -> str:
     defaults = {key: as_text(default) for key, _, default in run.changes or []}
     rows = [[key, as_text(value), defaults.get(key, "")] for key, value in run.config.items()]
-    return _table(rows, ["key", "value", "in place of the default"])
+    return _table(rows, ["key", "value", "default"])
 
 
 def _environment(run: Run) -> str:
@@ -202,7 +203,7 @@ def _images(run: Run, complain: Callable[[str], None]) -> str:
 
 
 def _dumped(directory: Path) -> dict[str, dict[int, list[bytes]]]:
-    """What `DumpTensorAsImage` has written: for each name the images by step."""
+    """The images of `DumpTensorAsImage`, by name and step."""
     matches = sorted(
         ((match[1], int(match[2]), int(match[3]), path) for path in directory.glob("*.png")
          if (match := _DUMPED.fullmatch(path.name))),
@@ -227,7 +228,7 @@ def _steps_of(name: str, by_step: dict[int, list[bytes]]) -> str:
 
 
 def _spread(steps: Sequence[int], count: int) -> list[int]:
-    """At most so many of the steps, the first and the last among them, at even distances."""
+    """At most `count` of the steps, at even distances, with the first and the last."""
     if len(steps) <= count:
         return list(steps)
     return [steps[round(number * (len(steps) - 1) / (count - 1))] for number in range(count)]
@@ -239,7 +240,7 @@ def _spread(steps: Sequence[int], count: int) -> list[int]:
 def _table(rows: Sequence[Sequence[Any]], headers: Iterable[str] = ()) -> str:
     if not rows:
         return ""
-    # The format "html" escapes what is in the cells.
+    # The format "html" escapes the cells.
     text = tabulate(rows, headers=list(headers), tablefmt="html", disable_numparse=True, missingval="")
     return f'<div class="table">\n{text}\n</div>'
 

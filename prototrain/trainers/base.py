@@ -353,7 +353,7 @@ class Trainer:
 
     def get_predictor(self, input_names: Sequence[str], output_names: Sequence[str]) -> Predictor:
         """A function from arrays to arrays that shares the training variables; see `Predictor` for its arguments."""
-        return Predictor(self, input_names, output_names, log=self.log)
+        return Predictor(self, input_names, output_names)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

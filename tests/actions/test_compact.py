@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain.actions import compact, export, load_compact, restore
+from prototrain.actions import export, load_compact, restore
 from prototrain.errors import ExperimentError, ModelError
 from prototrain.trainers.tower import SimpleTrainer
 from tests.actions.conftest import model_in
@@ -49,7 +46,7 @@ def test_a_compact_export(trained: SimpleTrainer, base: Path, capsys: pytest.Cap
     kinds = {node.op for node in definition.node}
     assert not kinds & {"VarHandleOp", "ReadVariableOp", "PartitionedCall", "RestoreV2"}
     assert not [node for node in definition.node if "x" in node.name.split("/") and node.op == "Identity"]
-    with pytest.raises(ExperimentError, match="is there already; delete it"):
+    with pytest.raises(ExperimentError, match="exists; delete it"):
         run(base, ["logits"])
     with pytest.raises(TypeError, match="the export takes x, y by name, not y"):
         serve(y=x)
@@ -72,23 +69,15 @@ class Served:
     """What `write_export` knows of a model."""
 
     def save(self, directory: Path) -> None:
+        directory.mkdir()
         (directory / "saved_model.pb").write_bytes(b"graph")
         (directory / "variables").mkdir()
 
 
-def test_an_export_is_whole_whenever_it_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    left = tmp_path / f".tmp-1700000000-{ended.pid}"
-    others = [
-        tmp_path / f".tmp-1-{os.getppid()}",
-        tmp_path / f".tmp-mine-{ended.pid}",
-        tmp_path / f".tmp-3-{ended.pid}",
-    ]
-    for path in (left, *others):
-        path.mkdir()
-    (left / "saved_model.pb").write_bytes(b"half")
-    (others[2] / "precious").write_bytes(b"not of an export")
+def test_an_export_is_complete_whenever_it_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = tmp_path / ".tmp-20"
+    left.mkdir()
+    (left / "half").write_bytes(b"of an export that was killed")
     served: Any = Served()
     seen = []
 
@@ -96,11 +85,10 @@ def test_an_export_is_whole_whenever_it_is_killed(tmp_path: Path, monkeypatch: p
         seen.append(sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".")))
         return "equal"
 
-    for module in (export, compact):
-        monkeypatch.setattr(module, "compare", look)
-    monkeypatch.setattr(compact, "_frozen", lambda served: tf.compat.v1.GraphDef())
+    monkeypatch.setattr(export, "compare", look)
+    monkeypatch.setattr(export, "freeze", lambda served: tf.compat.v1.GraphDef())
     assert export.write_export(served, tmp_path / "20") == "equal"
-    assert compact.write_compact(served, tmp_path / "21.pb").startswith("equal")
-    assert seen == [[], ["20"]]  # whatever comes before the comparison is over leaves nothing under the name
-    assert not left.exists() and all(path.exists() for path in others)
+    assert export.write_compact(served, tmp_path / "21.pb").startswith("equal")
+    assert seen == [[], ["20"]]  # before the comparison is over there is nothing under the name
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["20", "21.pb"]
     assert sorted(path.name for path in (tmp_path / "20").iterdir()) == ["saved_model.pb", "variables"]

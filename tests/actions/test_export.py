@@ -15,9 +15,9 @@ import pytest
 import tensorflow as tf
 
 from prototrain.actions import export, restore, saved_model
-from prototrain.actions.restore import BuiltModel
 from prototrain.actions.saved_model import ServedModel
 from prototrain.errors import ConfigError, ExperimentError, ModelError
+from prototrain.model.built import BuiltModel
 from prototrain.trainers.tower import SimpleTrainer
 from tests.actions.conftest import model_in
 from tests.tiny import tiny_arrays, tiny_build, tiny_model
@@ -62,13 +62,13 @@ def test_an_export(trained: SimpleTrainer, base: Path, tmp_path: Path, capsys: p
     x = tiny_arrays(13)["x"]
     found = serve(x=tf.constant(x))
     restored = restore(model_in(base, build=build_with_classes))
-    logits, classes = restored.trainer.get_predictor(["x"], ["logits", "classes"])(x)
+    logits, classes = restored.built.get_predictor(["x"], ["logits", "classes"])(x)
     np.testing.assert_array_equal(found["logits"], logits)
     assert found["classes"].numpy().tolist() == classes.tolist()
     average = trained.state["callbacks/ExponentialMovingAverage/logits/bias"].numpy()
     assert not np.array_equal(average, trained.variables["logits/bias"])
 
-    with pytest.raises(ExperimentError, match="exported/20 is there already; delete it"):
+    with pytest.raises(ExperimentError, match="exported/20 exists; delete it"):
         run(base)
 
 

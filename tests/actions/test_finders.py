@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from prototrain.actions import find_batch_size, find_lr
 from prototrain.actions.find_batch_size import Measured, measure, suggest
-from prototrain.actions.find_lr import suggest_below_lowest, suggest_steepest, suggest_valley
+from prototrain.actions.find_lr import suggest_valley
 from prototrain.errors import ConfigError
 from prototrain.trainers.tower import SimpleTrainer
 from tests.actions.conftest import model_in
@@ -49,8 +49,6 @@ def test_what_is_suggested_is_what_fastai_suggests() -> None:
     points = [(10.0**number, loss) for number, loss in enumerate(losses)]
     # The longest run of falling losses has 8 members and ends at number 10: 10 - 8 + int(8 / 3) + int(8 / 6).
     assert suggest_valley(points) == 10.0**5
-    assert suggest_steepest(points) == 10.0**5
-    assert suggest_below_lowest(points) == pytest.approx(10.0**9)
     rising = [(rate, rate) for rate in (1.0, 2.0, 3.0)]
     assert math.isfinite(suggest_valley(rising)) and suggest_valley([(1.0, 3.0), (2.0, 2.0)]) == 1.0
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import keras
 import pytest
-import tensorflow as tf
 
 from prototrain.actions import inspect
-from tests.tiny import tiny_build, tiny_model
+from tests.tiny import tiny_model
 
 
 def printed(capsys: pytest.CaptureFixture[str], **model: Any) -> str:
@@ -28,8 +27,7 @@ def test_variables_tensors_callbacks_and_numbers(
     for words in ("fc0/kernel", "[8, 6]", "Validation", "every 100 steps", "SaveOnExit"):
         assert words in found
     # fc0 4 x 6 + 6, bn0 4 x 6, dropout's seed 2, logits 6 x 2 + 2
-    assert "parameters         70, 56 of them trained\n" in found
-    assert "FLOPs per example  72 (matrix products and convolutions, forward)\n" in found
+    assert "parameters  70, 56 of them trained\n" in found
     assert list(tmp_path.iterdir()) == []
 
 
@@ -38,16 +36,5 @@ def test_a_model_without_a_loss(capsys: pytest.CaptureFixture[str]) -> None:
         return {"logits": keras.layers.Dense(2, name="logits")(inputs["x"]), "names": ["a", "b"]}
 
     found = printed(capsys, build=build)
-    assert "parameters         10, 10 of them trained" in found
+    assert "parameters  10, 10 of them trained" in found
     assert re.search(r"^names/0 +str", found, re.MULTILINE)
-
-
-def test_what_is_not_known_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    def build(inputs: Any, train_phase: bool) -> Any:
-        net = tiny_build(inputs, train_phase)
-        for number in range(5):
-            net[f"fft{number}"] = tf.signal.fft(tf.complex(net.x, 0.0))
-        return net
-
-    found = printed(capsys, build=build)
-    assert "FLOPs per example  unknown; at least 72, without FFT_" in found and "and 2 more\n" in found

@@ -42,7 +42,7 @@ def test_a_network_that_is_one_model_is_written_as_it_was_trained(
     x = tiny_arrays()["x"]
     here = trainer.keras_layers["net"](x)
     np.testing.assert_allclose(keras.models.load_model(written)(x), here, rtol=1e-6)
-    with pytest.raises(ExperimentError, match=r"5.keras is there already"):
+    with pytest.raises(ExperimentError, match=r"5.keras exists"):
         export.run(model, KERAS)
     assert [path.name for path in written.parent.iterdir()] == ["5.keras"]
 

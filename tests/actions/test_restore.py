@@ -31,8 +31,8 @@ def arrays(variables: Any) -> dict[str, Any]:
 def test_the_newest_with_its_moving_averages(trained: SimpleTrainer, base: Path) -> None:
     restored = restore(model_in(base))
     expected = {**arrays(trained.variables), **arrays(averaged_weights(trained.state))}
-    assert arrays(restored.trainer.variables).keys() == trained.variables.keys()
-    for name, value in arrays(restored.trainer.variables).items():
+    assert arrays(restored.built.variables).keys() == trained.variables.keys()
+    for name, value in arrays(restored.built.variables).items():
         np.testing.assert_array_equal(value, expected[name])
     assert restored.describe() == {
         "model": "tiny",
@@ -75,11 +75,11 @@ def test_what_a_trainer_of_ones_own_has_trained_without_averages(tmp_path: Path)
     trainer.train([SaveOnExit()], max_steps=1)
     restored = restore(model)
     assert (
-        arrays(restored.trainer.variables)["logits/kernel"].tobytes()
+        arrays(restored.built.variables)["logits/kernel"].tobytes()
         == arrays(trainer.variables)["logits/kernel"].tobytes()
     )
     assert restored.describe()["weights"] == "as trained"
-    assert not hasattr(restored.trainer, "train"), "what cannot train is no trainer"
+    assert not hasattr(restored.built, "train"), "what cannot train is no trainer"
 
 
 def test_what_has_changed_is_named(trained: SimpleTrainer, base: Path) -> None:

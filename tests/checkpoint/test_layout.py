@@ -11,8 +11,6 @@ import pytest
 from prototrain import Trainer
 from prototrain.callbacks import SaveOnExit
 from prototrain.checkpoint.layout import not_kept, order_of
-from prototrain.checkpoint.state import StateEntries
-from prototrain.checkpoint.values import STORED, tagged
 
 LIST: list[int] = [1, 2]
 ARRAY = np.arange(12.0).reshape(3, 4)
@@ -71,14 +69,8 @@ class Holds(Trainer):
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("is_of_earlier_version", [False, True])
-def test_an_array_is_filled_and_stays_in_its_order(
-    tmp_path: Path, order: str, is_of_earlier_version: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        if is_of_earlier_version:
-            patch.setattr(StateEntries, "_coded", lambda self, key: tagged(STORED, self._arrays[key]))
-        Holds(tmp_path, order).train([SaveOnExit()], max_steps=2)
+def test_an_array_is_filled_and_stays_in_its_order(tmp_path: Path, order: str) -> None:
+    Holds(tmp_path, order).train([SaveOnExit()], max_steps=2)
     trainer = Holds(tmp_path, order)
     trainer.train([SaveOnExit()], max_steps=3)
     assert trainer.session.resume_line() == "resumed at step 2, exact"

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from prototrain.callbacks import Callback, SaveOnExit
 from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
-from prototrain.checkpoint.generators import GeneratorState
 from prototrain.checkpoint.looking import looking, variables_in
 from prototrain.checkpoint.state import StateEntries, taking
 from prototrain.errors import CheckpointError
@@ -233,19 +232,6 @@ def test_lists_dicts_and_arrays_that_have_another_name_stay_the_same_object(tmp_
     assert state["other"] == [2]  # two entries that were one list when the program began, and are no longer
 
 
-def test_what_earlier_versions_saved_comes_back(tmp_path: Path) -> None:
-    rng, entries = random.Random(1), StateEntries({"array": np.arange(6.0)})
-    version, words, gauss = rng.getstate()
-    values = {"value": [1, 2], "rng": [version, list(words), gauss], "counter": {"count": 3}}
-    Checkpoints(tmp_path).save(Snapshot(1, entries.variables, meta={"values": values}))
-    other = {"array": np.zeros(0), "value": None, "rng": random.Random(2), "counter": Counter()}
-    found = Checkpoints(tmp_path).newest()
-    assert found is not None
-    StateEntries(other).restore(found)
-    assert_same(other["array"], np.arange(6.0))
-    assert (other["value"], other["counter"].count, other["rng"].random()) == ([1, 2], 3, rng.random())
-
-
 @pytest.mark.parametrize("first", [{}, None, np.zeros(2)])
 def test_what_has_become_unfit_costs_nothing_else(first: Any, experiment: Path) -> None:
     class Spoils(CountingTrainer):
@@ -344,14 +330,6 @@ def test_random_generators_go_on_where_they_were(make: Callable[[int], Any], tmp
     other = {"rng": make(2)}
     StateEntries(other).restore(checkpoint)
     assert (draws(other["rng"]), children(other["rng"])) == expected
-
-
-def test_a_generator_without_its_seeds_as_earlier_versions_saved_it(tmp_path: Path) -> None:
-    generator, other = np.random.default_rng(1), np.random.default_rng(2)
-    state = GeneratorState(generator).state_dict()
-    del state["seed_sequence"]
-    GeneratorState(other).load_state_dict(state)
-    assert draws(other) == draws(generator)
 
 
 def test_a_generator_of_another_kind_is_one_line(tmp_path: Path) -> None:

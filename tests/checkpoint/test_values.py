@@ -90,10 +90,6 @@ def test_what_json_can_hold_is_written_as_it_is(value: Any) -> None:
     assert encode(value, "x") == value
 
 
-def test_what_an_earlier_version_wrote_comes_as_it_is() -> None:
-    assert decode({"a": [1, {"b": None}], "tuple": [1], "$": 2}) == {"a": [1, {"b": None}], "tuple": [1], "$": 2}
-
-
 class Kind(enum.IntEnum):
     ONE = 1
 

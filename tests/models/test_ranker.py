@@ -17,10 +17,10 @@ from models.ranker.actions.evaluate import search
 from models.ranker.config import config as ranker_config
 from models.ranker.layouts import read_shop
 from prototrain import Config, load_model
-from prototrain.actions.restore import BuiltModel
 from prototrain.cli import main
 from prototrain.errors import ConfigError
 from prototrain.experiment.event_files import read_images
+from prototrain.model.built import BuiltModel
 from prototrain.trainers.replicated import SyncReplicatedTrainer
 from prototrain.trainers.tower import SimpleTrainer
 from tests.models.exact import assert_resumes_exactly, train

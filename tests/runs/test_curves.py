@@ -12,8 +12,7 @@ import pytest
 
 from prototrain.cli import main
 from prototrain.runs import read_run
-from prototrain.runs.curves import draw
-from prototrain.runs.shown import Line, Look, lines, unit_for
+from prototrain.runs.curves import Line, Look, draw, lines, unit_for
 from tests.made import ROWS, make, part, running
 
 
@@ -113,7 +112,7 @@ def test_smoothing_and_time_of_a_resumed_run() -> None:
     make(Path("resumed"), part(seconds=40.0), part(started=4600.0, seconds=40.0), rows=rows)
     run = read_run("resumed")
     line = lines(run, ["x", "not there"], Look(smooth=0.5, over_time=True))["x"]
-    assert line == Line([10.0, 20.0, 60.0], (4.0, 0.0, 8.0), ([10.0, 20.0, 60.0], pytest.approx((4, 4 / 3, 36 / 7))))
+    assert line == Line([10.0, 20.0, 60.0], [4.0, 0.0, 8.0], ([10.0, 20.0, 60.0], pytest.approx([4, 4 / 3, 36 / 7])))
     make(Path("nothing known"), running(), rows=[{"step": 1, "x": 1.0}])
     assert math.isnan(lines(read_run("nothing known"), ["x"], Look(over_time=True))["x"].xs[0])
     assert [unit_for(seconds)[1] for seconds in (5, 200, 20000, 1e6)] == ["seconds", "minutes", "hours", "days"]

@@ -178,7 +178,7 @@ def test_what_differs_is_said(place: Path, original: Path, capsys: pytest.Captur
         (["experiments/first", "-s", "model.unit=3"], None, "unknown key 'model.unit'; the nearest known one is"),
         (["experiments/first"], {"model": None}, "is of a script ("),
         (["experiments/first"], {"trainer": "__main__:Mine"}, "is of a script ("),
-        (["experiments/first"], {"modules": None}, "does not say enough; another version has written it"),
+        (["experiments/first"], {"modules": None}, "lacks entries that a run writes"),
         (
             ["experiments/first"],
             {"modules": {"a.net_of_repeat": "/a/net_of_repeat", "b.net_of_repeat": "/b/net_of_repeat"}},

@@ -13,9 +13,9 @@ import tensorflow as tf
 from tabulate import tabulate
 
 from prototrain.actions import add_checkpoint, restore
-from prototrain.actions.restore import BuiltModel
 from prototrain.errors import DataError, ExperimentError
 from prototrain.model import ModelProtocol
+from prototrain.model.built import BuiltModel
 from prototrain.system.files import write_atomic
 from prototrain.system.tables import plain_table
 
@@ -49,7 +49,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     """
     restored = restore(model, args.checkpoint)
     start = time.perf_counter()
-    outcome, embeddings = search(restored.trainer, read_shop())
+    outcome, embeddings = search(restored.built, read_shop())
     seconds = time.perf_counter() - start
     rows = {
         **restored.describe(),

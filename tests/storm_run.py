@@ -77,20 +77,19 @@ class Progress(Callback):
         print(f"made step {self.trainer.global_step}", flush=True)
 
 
-def callbacks(kind: str) -> list[Callback]:
-    """Every kind of state, and saves often enough to be killed in; of kind `calls`, up to five steps in a call."""
-    each = 5 if kind == "calls" else 1
+def callbacks() -> list[Callback]:
+    """Callbacks with every kind of state, and saves often enough to be killed in."""
     return [
         Validation(batches=2).every(steps=20),
         MovingAverage().every(steps=5),
         Best().every(steps=20),
-        Summaries().every(steps=each),
+        Summaries().every(steps=1),
         JSONWriter(),
         TensorBoardWriter(),
         ModelSaver(max_to_keep=2).every(steps=15),
         SaveOnExit(),
         StopOnNaN(),
-        Progress().every(steps=each),
+        Progress().every(steps=1),
     ]
 
 
@@ -104,12 +103,10 @@ def arrays(examples: int, seed: int) -> dict[str, np.ndarray[Any, Any]]:
 def trn(kind: str) -> tf.data.Dataset:
     """A shuffled and mapped dataset whose position is kept in the way that `kind` names."""
     data = arrays(500, 1)
-    if kind in ("replay", "restart"):
+    if kind == "replay":
 
         def generate() -> Any:
-            # Without a seed each pass is another one, which no run can repeat.
-            order = np.random.default_rng(None if kind == "restart" else 7).permutation(500)
-            for index in order:
+            for index in np.random.default_rng(7).permutation(500):
                 yield {name: values[index] for name, values in data.items()}
 
         spec = {"images": tf.TensorSpec((64,), tf.float32), "labels": tf.TensorSpec((), tf.int32)}
@@ -183,20 +180,6 @@ def _pair(example: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
     return example["images"], example["labels"]
 
 
-def train_estimator(directory: Path, steps: int) -> None:
-    """The same layers in a `model_fn`."""
-    from prototrain.estimator import Estimator, EstimatorSpec, ModeKeys, OptimizerSpec, RunConfig
-
-    def model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> EstimatorSpec:
-        net = build({"images": features, "labels": labels}, mode == ModeKeys.TRAIN)
-        return EstimatorSpec(mode, loss=net.loss, train_op=OptimizerSpec(keras.optimizers.Adam(0.01)))
-
-    estimator = Estimator(model_fn, directory, config=RunConfig(save_checkpoints_steps=15, save_summary_steps=5))
-    # One without an end: a resumed run goes on in it, where it reads one with an end from its start.
-    estimator.train(lambda: trn("iterator").map(_pair).repeat(), max_steps=steps)
-    print(f"finished at step {steps}")
-
-
 def make_trainer(kind: str, directory: Path, steps: int) -> Trainer:
     """The trainer of a kind."""
     if kind == "keras":
@@ -223,24 +206,17 @@ def make_trainer(kind: str, directory: Path, steps: int) -> Trainer:
         from prototrain.trainers.replicated import SyncReplicatedTrainer
 
         return SyncReplicatedTrainer(model, towers="cpu:2", experiment=directory)
-    if kind == "async":
-        from prototrain.trainers.async_towers import AsyncTrainer
-
-        return AsyncTrainer(model, towers="cpu:2", experiment=directory)
     return SimpleTrainer(model, experiment=directory)
 
 
 def main() -> None:
-    """Run, or go on with, the run that the arguments name: kind, directory, steps."""
+    """Train, or resume, the run that the arguments name: kind, directory, steps."""
     kind, directory, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    if kind == "estimator":
-        train_estimator(directory, steps)
-        return
-    if kind in ("towers", "async"):
+    if kind == "towers":
         make_cpu_devices(2)
     trainer = make_trainer(kind, directory, steps)
     schedule = [] if kind in ("run_step", "keras") else [LearningRate(lambda step: 0.01 * 0.9 ** (step / 100))]
-    trainer.train([*schedule, *callbacks(kind)], steps_per_epoch=35, max_steps=steps)
+    trainer.train([*schedule, *callbacks()], steps_per_epoch=35, max_steps=steps)
     print(f"finished at step {trainer.global_step}")
 
 

@@ -1,5 +1,0 @@
-"""The earlier name of `prototrain.cluster.servers`."""
-
-from prototrain.cluster.servers import connect
-
-__all__ = ["connect"]
