@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from numbers import Integral
 
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.errors import CallbackError
@@ -19,7 +20,7 @@ def check_batches(who: str, batches: object) -> None:
     Raises:
         CallbackError: that is no number of batches.
     """
-    if not isinstance(batches, int) or isinstance(batches, bool) or not 0 <= batches <= sys.maxsize:
+    if not isinstance(batches, Integral) or isinstance(batches, bool) or not 0 <= batches <= sys.maxsize:
         raise CallbackError(f"{who}: batches must be a whole number, 0 for all, got {batches!r}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from prototrain.callbacks.base import Priority
 from prototrain.callbacks.best import Best, Mode
 from prototrain.callbacks.hyperparameters.hyper_param import HyperParam
 from prototrain.callbacks.hyperparameters.hyper_param_setter import HyperParamSetter
@@ -31,6 +32,7 @@ class StatMonitorParamSetter(HyperParamSetter):
     """
 
     goes_by_measurements = True
+    priority = Priority.DECIDE
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import tensorflow as tf
@@ -38,12 +39,13 @@ class EarlyStopping(Callback):
     """
 
     chief_only = False
+    priority = Priority.DECIDE
     at_end = False
 
     def __init__(
         self, stat: str, *, mode: Mode, patience: int, min_delta: float = 0.0, restore_best: bool = False
     ) -> None:
-        if not isinstance(patience, int) or isinstance(patience, bool) or patience < 1:
+        if not isinstance(patience, Integral) or isinstance(patience, bool) or patience < 1:
             raise CallbackError(f"EarlyStopping: patience must be a whole number of at least 1, got {patience!r}")
         self.stat = stat
         self.patience = patience
