@@ -69,7 +69,11 @@ class Foreseen:
         if not asked or not trainer.is_compiled or trainer.call.leaves_summaries:  # tf.summary may record any
             return
         for prefix, inner, who in asked:
-            if inner in trainer.outputs or len(self._given[prefix]) > 1 or f"{prefix}/{inner}" in trainer.monitors.names():
+            if (
+                inner in trainer.outputs
+                or len(self._given[prefix]) > 1
+                or f"{prefix}/{inner}" in trainer.monitors.names()
+            ):
                 continue
             known = sorted(f"{prefix}/{name}" for name in trainer.outputs)
             if not any(_may_record(callback) for callback in trainer.callbacks):

@@ -98,7 +98,10 @@ class CallbackGroup:
         self._trainer.monitors.attach(callback for callback in inner if isinstance(callback, Monitor))
         for callback in self.callbacks:
             callback.trainer = self._trainer
-            with self._timed(callback, "setup", records=False), self._told("setup", callback):  # no monitor is set up yet
+            with (
+                self._timed(callback, "setup", records=False),
+                self._told("setup", callback),
+            ):  # no monitor is set up yet
                 callback.setup()
             self._set_up.append(callback)
             self._trainer.stop.check()
@@ -250,7 +253,11 @@ class CallbackGroup:
             try:
                 running = self._told(hook, callback) if is_of_start else self._run(hook, callback, AFTER_STEP)
                 is_extra = hook != "trigger_step" and self._agenda.is_at_end_only(callback)
-                with self._timed(callback, hook), self._off_schedule.at_end(callback) if is_extra else _NOTHING, running:
+                with (
+                    self._timed(callback, hook),
+                    self._off_schedule.at_end(callback) if is_extra else _NOTHING,
+                    running,
+                ):
                     getattr(callback, hook)()
             except StopTraining as request:
                 stop = stop or request

@@ -18,7 +18,7 @@ from prototrain.errors import CheckpointError, ConfigError
 from prototrain.experiment import Experiment
 from prototrain.experiment.provenance import ORDER
 from prototrain.model.built import BuiltModel, datasets_of
-from prototrain.model.net import check_net, scalars
+from prototrain.model.net import check_names, check_net, scalars
 from prototrain.model.placement import Placement
 from prototrain.optimizers import make_optimizer, processors_from_config
 from prototrain.step import update
@@ -532,6 +532,7 @@ class TowerTrainer(Trainer):
         check_net(net)
         if self.is_compiled and not self.has_own_train_step:
             scalars(net)
+            check_names(net)
 
 
 class SimpleTrainer(TowerTrainer):

@@ -172,7 +172,10 @@ def test_a_second_value_names_both_callbacks(experiment: Path) -> None:
 @pytest.mark.parametrize(
     ("callback", "words"),
     [
-        (Validation("val"), r"Validation\('val'\): datasets\(\) gives no 'val'; did you mean 'vld'\? it gives trn, vld"),
+        (
+            Validation("val"),
+            r"Validation\('val'\): datasets\(\) gives no 'val'; did you mean 'vld'\? it gives trn, vld",
+        ),
         (InferenceRunner("val", ScalarStats("loss")), "InferenceRunner: datasets.. gives no 'val'; did you mean 'vld'"),
     ],
 )

@@ -200,7 +200,10 @@ def test_wrong_intervals_are_refused(interval: dict[str, Any], message: str) -> 
 
 def test_numbers_of_numpy_are_intervals() -> None:
     recorder, thinned = Recorder(), Recorder()
-    callbacks = [recorder.every(steps=np.int64(5), epochs=np.int32(2)), PeriodicCallback(thinned, every_k_steps=np.int64(4))]
+    callbacks = [
+        recorder.every(steps=np.int64(5), epochs=np.int32(2)),
+        PeriodicCallback(thinned, every_k_steps=np.int64(4)),
+    ]
     CountingTrainer().train(callbacks, steps_per_epoch=np.int64(2), max_steps=np.int64(10))
     assert recorder.steps("trigger") == [4, 5, 8, 10]
     assert thinned.steps("trigger") == [4, 8]

@@ -34,7 +34,11 @@ class Summaries(Callback):
         self.trainer.monitors.put_scalars(self.trainer.outputs, self.prefix)
         scalars: dict[str, list[float]] = {}
         for event in self.trainer.summary_events:
-            numbers = {value.tag: as_number(value.tag, found) for value in event.summary.value if (found := scalar_in(value)) is not None}
+            numbers = {
+                value.tag: as_number(value.tag, found)
+                for value in event.summary.value
+                if (found := scalar_in(value)) is not None
+            }
             for name, number in numbers.items():
                 scalars.setdefault(name, []).append(number)  # one for each micro-batch
             if not numbers:
