@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Collection
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -190,6 +191,17 @@ class Callback:
 
     def __repr__(self) -> str:
         return f"{self.name}()"
+
+
+def begins_anew(callback: Callback) -> bool:
+    """Whether a callback is to forget an earlier run; asked once, in each `setup`.
+
+    It is, unless it is set up for the trainer that it had before, to train further from where that is.
+    """
+    trainer = callback.trainer
+    before = vars(callback).get("_set_up_for")
+    callback._set_up_for = weakref.ref(trainer)  # type: ignore[attr-defined]
+    return trainer.global_step == 0 or before is None or before() is not trainer
 
 
 class ProxyCallback(Callback):

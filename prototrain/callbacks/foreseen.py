@@ -65,7 +65,7 @@ class Foreseen:
             CallbackError: it has not, and nothing else may record one.
         """
         asked, self._asked = self._asked, []
-        trainer = self._trainer
+        trainer: Any = self._trainer  # `call` is that of a compiled one
         if not asked or not trainer.is_compiled or trainer.call.leaves_summaries:  # tf.summary may record any
             return
         for prefix, inner, who in asked:

@@ -10,7 +10,6 @@ import tensorflow as tf
 from prototrain.errors import ModelError
 from prototrain.private_api.of_keras import KerasVariable
 
-
 OF_ENGINE = (
     "gradient_norm",
     "learning_rate",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from numbers import Integral
+
+import numpy as np
 
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.errors import CallbackError, DataError
@@ -21,7 +22,7 @@ def check_batches(who: str, batches: object) -> None:
     Raises:
         CallbackError: that is no number of batches.
     """
-    if not isinstance(batches, Integral) or isinstance(batches, bool) or not 0 <= batches <= sys.maxsize:
+    if not isinstance(batches, int | np.integer) or isinstance(batches, bool) or not 0 <= batches <= sys.maxsize:
         raise CallbackError(f"{who}: batches must be a whole number, 0 for all, got {batches!r}")
 
 
