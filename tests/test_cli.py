@@ -37,6 +37,24 @@ def build(inputs, train_phase):
     net.loss = tf.reduce_mean((net.out[:, 0] - inputs["y"]) ** 2)
     return net
 """
+ASKS = """
+from prototrain import Callback, SimpleTrainer
+
+class Asks(Callback):
+    def trigger(self):
+        self.trainer
+        return None
+
+    def before_train(self):
+        pass
+
+def callbacks():
+    return [Asks()]
+
+class Mine(SimpleTrainer):
+    def run_step(self):
+        return super().run_step()
+"""
 TRAINER = "from prototrain import SimpleTrainer\nclass Mine(SimpleTrainer):\n    pass\n"
 
 
@@ -176,7 +194,7 @@ def test_wrong_data_names_file_and_line(content: str | None, message: str, capfd
     )
     if content is not None:
         Path("data.jsonl").write_text(content)
-    assert fails(capfd) == f"prototrain: error: {message}\n" or message.endswith("not JSON")
+    assert fails(capfd) == f"prototrain: error: {message} (m.py, line 16)\n" or message.endswith("not JSON")
     assert not Path("experiments").exists()
 
 
@@ -219,8 +237,45 @@ class Mine(SimpleTrainer):
 def build""",
     )
     said = fails(capfd, "--trainer", "m:Mine")
-    assert said.count("  File ") == 2 and "in trigger_step" in said and said.endswith("RuntimeError: mine\n")
+    assert (
+        said.count("  File ") == 2
+        and "in trigger_step" in said
+        and said.endswith("RuntimeError: mine\nin trigger_step of Failing\n")
+    )
     assert Path("experiments/e/checkpoints/step-0000000002").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ("    net = ", '    config["model.batch_sizes"]\n    net = ', "(m.py, line 19)"),
+        ("    data = ", '    config["model.batch_sizes"]\n    data = ', "(m.py, line 15)"),
+        (
+            "        self.trainer",
+            '        self.trainer.monitors.latest("vld/acc")',
+            "(m.py, line 28, in trigger_epoch of Asks)",
+        ),
+        (
+            "        self.trainer",
+            '        self.trainer.config["model.batch_sizes"]',
+            "(m.py, line 28, in trigger_epoch of Asks)",
+        ),
+        ("        pass", '        config["model.batch_sizes"]', "(m.py, line 32, in before_train of Asks)"),
+        ("    return [", '    config["model.batch_sizes"]\n    return [', "(m.py, line 35)"),
+        ("        return super", '        self.monitors.latest("vld/acc")\n        return super', "(m.py, line 39)"),
+    ],
+    ids=["build", "datasets", "a scalar in trigger", "a key in trigger", "before_train", "callbacks", "run_step"],
+)
+def test_an_error_of_prototrain_in_the_user_s_code_says_where(
+    old: str, new: str, place: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = MODEL + ASKS
+    assert old in model
+    Path("m.py").write_text(model.replace(old, new, 1), encoding="utf-8")
+    said = fails(capfd, "--trainer", "m:Mine")
+    assert said.startswith("prototrain: error: ") and said.endswith(f"{place}\n") and said.count("\n") == 1
+    record = Path("experiments/e/run.json")
+    assert not record.exists() or place in record.read_text()
 
 
 def test_an_error_in_a_generator_shows_where(capfd: pytest.CaptureFixture[str]) -> None:

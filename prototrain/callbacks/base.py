@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Collection
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
 class Priority(IntEnum):
     """Order of callbacks within one hook, smallest first; equal ones keep the order of the list.
 
-    A decision sees the evaluation of its own step, a writer sees both, and a checkpoint holds the outcome of all three.
-    In between, a checkpoint that a score points to is kept before other weights are put in the place of those that were
-    measured.
+    Callbacks that state no priority run with the evaluations, in the order of the list. Then those that decide by what
+    was measured, those that write and those that save follow, so that a checkpoint holds the measurements and decisions
+    of its own step. A checkpoint that a score points to is kept before other weights replace those that were measured.
     """
 
     EVALUATE = 100
@@ -74,7 +75,7 @@ class Callback:
     goes_by_measurements: bool = False
     measures: bool = False
     not_compared: Collection[str] = ()
-    priority: int = Priority.DECIDE
+    priority: int = Priority.EVALUATE
     state_key: str | None = None
     at_end: bool = True
     trainer: Trainer
@@ -99,7 +100,10 @@ class Callback:
         """Called right after the steps of an epoch; if the end of the run cuts it short, unless `at_end` is False."""
 
     def before_run(self) -> None:
-        """Add TensorFlow ops that run before each iteration. In a plain-Python trainer: called before `run_step`."""
+        """Add TensorFlow ops that run before each iteration. In a plain-Python trainer: called before `run_step`.
+
+        `trainer.global_step` is a tensor here and in `after_run`: the number of completed steps, 0 in the first.
+        """
 
     def after_run(self, outputs: dict[str, Any]) -> None:
         """Add TensorFlow ops that run after each iteration. In a plain-Python trainer: called after `run_step`.
@@ -187,6 +191,17 @@ class Callback:
 
     def __repr__(self) -> str:
         return f"{self.name}()"
+
+
+def begins_anew(callback: Callback) -> bool:
+    """Whether a callback is to forget an earlier run; asked once, in each `setup`.
+
+    It is, unless it is set up for the trainer that it had before, to train further from where that is.
+    """
+    trainer = callback.trainer
+    before = vars(callback).get("_set_up_for")
+    callback._set_up_for = weakref.ref(trainer)  # type: ignore[attr-defined]
+    return trainer.global_step == 0 or before is None or before() is not trainer
 
 
 class ProxyCallback(Callback):

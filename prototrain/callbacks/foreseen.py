@@ -1,11 +1,11 @@
-"""What is known, before the first step, of the scalars that will come."""
+"""What is known, before the first step, of the scalars that will be recorded."""
 
 from __future__ import annotations
 
 import difflib
 import functools
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.base import Callback, ProxyCallback
@@ -15,51 +15,126 @@ from prototrain.errors import CallbackError
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
+_OTHERS = ("checkpoint", "cluster", "hyper", "perf")  # prefixes that callbacks use without announcing it
 _KNOWN = ("prototrain", "keras", "tensorflow", "numpy")
 
 
 class Foreseen:
-    """The names that evaluations will give, for callbacks that go by one of them.
+    """The names of the scalars that callbacks will record.
 
-    Who measures says what it gives, in its `before_train` or before; who decides asks in its own, which comes later.
+    A callback that records calls `give`, in its `before_train` or before. One that decides calls `require` in its own,
+    which comes later.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._given: dict[str, set[str] | None] = {}
+        self.forget()
 
     def forget(self) -> None:
         """A run begins."""
-        self._given = {}
+        self._given: dict[str, list[tuple[Callback, set[str] | None]]] = {}
+        self._of_step: set[str] = set()  # the prefixes of the scalars of steps
+        self._asked: list[tuple[str, str, Callback]] = []  # for such scalars: prefix, name, and by what
 
-    def give(self, prefix: str, names: Collection[str] | None) -> None:
-        """Somebody will record scalars of these names, None if they are not known, with a prefix."""
-        before = self._given.get(prefix, set())
-        self._given[prefix] = None if names is None or before is None else before | set(names)
+    def give(self, prefix: str, names: Collection[str] | None, who: Callback) -> None:
+        """Announce scalars.
 
-    def require(self, name: str, who: Callback) -> None:
-        """Check that a scalar will come, as far as that is known: where its prefix is that of data which is evaluated.
-
-        Where code of the user's runs along, which may record anything, what is not known to come is only warned of.
+        Args:
+            prefix: what their names start with, without the slash.
+            names: their names without it; None if they are not known.
+            who: records them.
 
         Raises:
-            CallbackError: it will not.
+            CallbackError: another callback records one of them as well.
         """
-        prefix = max((prefix for prefix in self._given if name.startswith(f"{prefix}/")), key=len, default=None)
-        names = None if prefix is None else self._given[prefix]
-        known = [f"{prefix}/{each}" for each in sorted(names or ())]
-        if not known or name in known or name in self._trainer.monitors.names():
+        mine = None if names is None else set(names)
+        for other, theirs in self._given.setdefault(prefix, []):
+            if other is not who and mine and theirs and (both := sorted(mine & theirs)):
+                raise recorded_twice(f"{prefix}/{both[0]}", other.name, who.name)
+        self._given[prefix].append((who, mine))
+
+    def give_outputs(self, prefix: str, who: Callback) -> None:
+        """Announce the scalars of the steps, whose names the first one shows."""
+        self.give(prefix, None, who)
+        self._of_step.add(prefix)
+
+    def check_outputs(self) -> None:
+        """Check, after the first call of a compiled step, that it has the scalars that were asked for.
+
+        Raises:
+            CallbackError: it has not, and nothing else may record one.
+        """
+        asked, self._asked = self._asked, []
+        trainer: Any = self._trainer  # `call` is that of a compiled one
+        if not asked or not trainer.is_compiled or trainer.call.leaves_summaries:  # tf.summary may record any
             return
-        near = difflib.get_close_matches(name, known, n=1)
-        meant = f"did you mean {near[0]!r}? " if near else ""
-        said = f"{who.name}: there is no scalar {name!r}; {meant}there are: {', '.join(known)}"
+        for prefix, inner, who in asked:
+            if (
+                inner in trainer.outputs
+                or len(self._given[prefix]) > 1
+                or f"{prefix}/{inner}" in trainer.monitors.names()
+            ):
+                continue
+            known = sorted(f"{prefix}/{name}" for name in trainer.outputs)
+            if not any(_may_record(callback) for callback in trainer.callbacks):
+                raise CallbackError(f"{who.name}: {no_such_scalar(f'{prefix}/{inner}', known)}")
+
+    def require(self, name: str, who: Callback) -> None:
+        """Check that a scalar will be recorded, if that can be known.
+
+        Where code of the user's runs that may record anything, a name that looks mistyped is only warned of.
+
+        Raises:
+            CallbackError: nothing records it.
+        """
+        if name in self._trainer.monitors.names() or name.partition("/")[0] in _OTHERS:
+            return
+        prefix = max((prefix for prefix in self._given if name.startswith(f"{prefix}/")), key=len, default="")
+        given = self._given.get(prefix, [])
+        inner = name.removeprefix(f"{prefix}/")
+        if any(names is None or inner in names for _, names in given):
+            if prefix in self._of_step:
+                self._asked.append((prefix, inner, who))
+            return
+        said = f"{who.name}: {no_such_scalar(name, self._names(), near=self._likely(name))}"
         if not any(_may_record(callback) for callback in self._trainer.callbacks):
             raise CallbackError(said)
-        self._trainer.session.say_once(f"WARNING: {said}; going on, since a callback of yours may record it")
+        if given:  # of other names nothing is known where code of the user's may record them
+            self._trainer.session.say_once(f"WARNING: {said}; going on, since a callback of yours may record it")
+
+    def _names(self) -> list[str]:
+        """What will be recorded; ``trn/*`` where only the prefix is known."""
+        found = {
+            f"{prefix}/{name}" for prefix, given in self._given.items() for _, names in given for name in names or "*"
+        }
+        return sorted(found)
+
+    def _likely(self, name: str) -> list[str]:
+        """The names that may have been meant."""
+        stem = name.rpartition("/")[2]
+        return [known.removesuffix("*") + stem if known.endswith("/*") else known for known in self._names()]
+
+
+def no_such_scalar(name: str, known: Iterable[str], *, near: Iterable[str] | None = None) -> str:
+    """What to say of a scalar that there is not: the nearest name, and those that there are."""
+    there = list(known)
+    found = difflib.get_close_matches(name, there if near is None else list(near), n=1)
+    meant = f"did you mean {found[0]!r}? " if found else ""
+    return f"there is no scalar {name!r}; {meant}there are: {', '.join(there) or 'none yet'}"
+
+
+def recorded_twice(name: str, first: str, second: str, step: int | None = None) -> CallbackError:
+    """The error for a second value of one name at one step."""
+    at = "" if step is None else f" at step {step}"
+    if step is not None and first == second:
+        return CallbackError(f"{first} records {name!r} twice{at}; give the second value another name")
+    return CallbackError(
+        f"{first} and {second} both record {name!r}{at}; give one of them another prefix=, or leave it out"
+    )
 
 
 def _may_record(callback: Callback) -> bool:
-    """Whether a callback may record scalars that nobody has foreseen: it is the user's, or calls what is."""
+    """Whether a callback may record scalars that are not announced: it is the user's, or calls what is."""
     if isinstance(callback, ProxyCallback) and _may_record(callback.callback):
         return True
     if _is_foreign(callback) or _is_foreign(callback.trainer):

@@ -22,6 +22,7 @@ from prototrain.errors import StopTraining
 from prototrain.step.python_summaries import PythonSummaries
 from prototrain.system.forks import tell_of_forks
 from prototrain.system.signals import AFTER_STEP
+from prototrain.system.tracebacks import note_hook
 from prototrain.system.waiting import announcing
 
 if TYPE_CHECKING:
@@ -97,7 +98,10 @@ class CallbackGroup:
         self._trainer.monitors.attach(callback for callback in inner if isinstance(callback, Monitor))
         for callback in self.callbacks:
             callback.trainer = self._trainer
-            with self._timed(callback, records=False), self._told("setup", callback):  # no monitor is set up yet
+            with (
+                self._timed(callback, "setup", records=False),
+                self._told("setup", callback),
+            ):  # no monitor is set up yet
                 callback.setup()
             self._set_up.append(callback)
             self._trainer.stop.check()
@@ -110,7 +114,7 @@ class CallbackGroup:
             if callback.overrides("before_train"):
                 try:
                     with (
-                        self._timed(callback),
+                        self._timed(callback, "before_train"),
                         self._off_schedule.once_more(callback),
                         self._told("before_train", callback),
                     ):
@@ -129,7 +133,7 @@ class CallbackGroup:
         self.has_ended, self.late_failure = True, None
         for callback in self._set_up:
             try:
-                with self._timed(callback):
+                with self._timed(callback, "after_train"):
                     callback.after_train()
             except StopTraining:
                 continue  # which it is anyway
@@ -165,12 +169,14 @@ class CallbackGroup:
     def before_run(self) -> None:
         for callback in self.callbacks:
             if callback.overrides("before_run"):
-                callback.before_run()
+                with _noting(callback, "before_run"):
+                    callback.before_run()
 
     def after_run(self, outputs: dict[str, Any]) -> None:
         for callback in self.callbacks:
             if callback.overrides("after_run"):
-                callback.after_run(outputs)
+                with _noting(callback, "after_run"):
+                    callback.after_run(outputs)
 
     # -- after steps and epochs -------------------------------------------------------------------------------------
 
@@ -189,7 +195,9 @@ class CallbackGroup:
 
     def trigger_step(self) -> None:
         """Run `trigger_step` of the callbacks that asked for this step."""
-        self._stepped = True
+        if not self._stepped:
+            self._stepped = True
+            self._trainer.monitors.foreseen.check_outputs()
         self._agenda.begin_step()
         self._run_pending()
 
@@ -213,7 +221,7 @@ class CallbackGroup:
         """Complete the step that a restored checkpoint was taken in: run the callbacks that it had not run yet."""
         for callback in self._agenda.to_prepare:
             kept = self._trainer.session.resume.preparing(f"before_epoch of {self._labels[callback]}")
-            with self._timed(callback), self._told("before_epoch", callback), kept:
+            with self._timed(callback, "before_epoch"), self._told("before_epoch", callback), kept:
                 callback.before_epoch()
             self._trainer.stop.check()
         self._agenda.to_prepare = ()
@@ -245,7 +253,11 @@ class CallbackGroup:
             try:
                 running = self._told(hook, callback) if is_of_start else self._run(hook, callback, AFTER_STEP)
                 is_extra = hook != "trigger_step" and self._agenda.is_at_end_only(callback)
-                with self._timed(callback), self._off_schedule.at_end(callback) if is_extra else _NOTHING, running:
+                with (
+                    self._timed(callback, hook),
+                    self._off_schedule.at_end(callback) if is_extra else _NOTHING,
+                    running,
+                ):
                     getattr(callback, hook)()
             except StopTraining as request:
                 stop = stop or request
@@ -307,13 +319,25 @@ class CallbackGroup:
         return self._trainer.stop.waiting_for(what, when=when, interruptible=callback in self._of_user)
 
     @contextmanager
-    def _timed(self, callback: Callback, *, records: bool = True) -> Iterator[None]:
-        """Take a callback's own time, and what it gives to `tf.summary`."""
+    def _timed(self, callback: Callback, hook: str, *, records: bool = True) -> Iterator[None]:
+        """Take a callback's own time, and what it gives to `tf.summary`; its scalars and errors bear its name."""
         begin = time.perf_counter()
         try:
-            with self.summaries.recording(self._trainer.counter.step) if records else nullcontext():
-                yield
-            for event in self.summaries.take():
-                self._trainer.monitors.put_summary(event.summary)
+            with _noting(callback, hook), self._trainer.monitors.recorded_by(self._labels[callback]):
+                with self.summaries.recording(self._trainer.counter.step) if records else nullcontext():
+                    yield
+                for event in self.summaries.take():
+                    self._trainer.monitors.put_summary(event.summary)
         finally:
             self.seconds[callback] += time.perf_counter() - begin
+
+
+@contextmanager
+def _noting(callback: Callback, hook: str) -> Iterator[None]:
+    """Note on an error which hook of which callback it came from."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, StopTraining):
+            note_hook(error, hook, callback.name)
+        raise

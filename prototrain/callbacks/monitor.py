@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
 from prototrain.callbacks.base import Callback, Priority
-from prototrain.callbacks.foreseen import Foreseen
+from prototrain.callbacks.foreseen import Foreseen, no_such_scalar, recorded_twice
 from prototrain.callbacks.pictures import histogram_summary, image_summary, text_summary
 from prototrain.errors import CallbackError
 from prototrain.system.files import LONGEST_NAME
@@ -78,13 +79,25 @@ class Monitors:
         self._history: dict[str, deque[tuple[int, float]]] = {}
         self._attached: list[Monitor] = []
         self._has_warned = False
+        self._recorder: str | None = None
+        self._recorded: dict[str, tuple[int, str]] = {}  # at which step a callback recorded each name last
         self.foreseen = Foreseen(trainer)
 
     def attach(self, monitors: Iterable[Monitor]) -> None:
         """Send what comes from now on to these monitors, in place of those before."""
         self._attached = list(monitors)
         self.foreseen.forget()
+        self._recorded = {}
         self._has_warned = False
+
+    @contextmanager
+    def recorded_by(self, who: str) -> Iterator[None]:
+        """Name what records scalars meanwhile, for the error about a name that is recorded twice."""
+        outer, self._recorder = self._recorder, who
+        try:
+            yield
+        finally:
+            self._recorder = outer
 
     def put_scalar(self, name: str, value: Any) -> None:
         """Record a scalar of the current step.
@@ -94,7 +107,8 @@ class Monitors:
             value: anything that `float` takes: a number, a NumPy or TensorFlow scalar.
 
         Raises:
-            CallbackError: the value is not a single number, or the name cannot be that of a scalar.
+            CallbackError: the value is not a single number, the name cannot be that of a scalar, or has a value at this
+                step already.
         """
         self.put_scalars({name: value})
 
@@ -115,6 +129,12 @@ class Monitors:
                 _check_name(name)
         numbers = {name: as_number(name, value) for name, value in values.items()}
         step = self._trainer.global_step
+        if self._recorder is not None:
+            for name in numbers:
+                before, by = self._recorded.get(name, (-1, ""))
+                if before == step:
+                    raise recorded_twice(name, by, self._recorder, step)
+                self._recorded[name] = (step, self._recorder)
         for name, number in numbers.items():
             if name not in self._history:
                 self._history[name] = deque(maxlen=HISTORY_LENGTH)
@@ -152,10 +172,8 @@ class Monitors:
         """
         for value in summary.value:
             name = f"{prefix}/{value.tag}" if prefix else value.tag
-            if value.metadata.plugin_data.plugin_name == "scalars":
-                self.put_scalar(name, tf.make_ndarray(value.tensor))
-            elif value.HasField("simple_value"):
-                self.put_scalar(name, value.simple_value)
+            if (scalar := scalar_in(value)) is not None:
+                self.put_scalar(name, scalar)
             else:
                 _check_name(name)
                 part, _, tag = name.partition("/") if "/" in name else ("", "", name)
@@ -206,8 +224,7 @@ class Monitors:
             CallbackError: there is no such scalar, or its newest value is of another step.
         """
         if name not in self._history:
-            known = ", ".join(self._history) or "none yet"
-            raise CallbackError(f"there is no scalar {name!r}; there are: {known}")
+            raise CallbackError(no_such_scalar(name, self._history))
         step, value = self._history[name][-1]
         if at_step is not None and step != at_step:
             raise CallbackError(
@@ -226,6 +243,13 @@ class Monitors:
             name: deque(((int(step), float(value)) for step, value in pairs), maxlen=HISTORY_LENGTH)
             for name, pairs in state.items()
         }
+
+
+def scalar_in(value: Any) -> Any:
+    """The number in a value of a `Summary` protocol buffer, or None if it is something else, such as an image."""
+    if value.metadata.plugin_data.plugin_name == "scalars":
+        return tf.make_ndarray(value.tensor)
+    return value.simple_value if value.HasField("simple_value") else None
 
 
 def _check_name(name: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from numbers import Integral, Real
 
 from prototrain.callbacks.base import Callback, ProxyCallback
 from prototrain.callbacks.earlier_hooks import check_hooks
@@ -45,14 +46,14 @@ class PeriodicTrigger(ProxyCallback):
             raise CallbackError(f"{callback.name} has no trigger(), so there is nothing to run at an interval")
         intervals = {"steps": every_k_steps, "epochs": every_k_epochs, "seconds": every_n_seconds}
         for unit, interval in intervals.items():
-            kind = (int, float) if unit == "seconds" else int
+            kind = Real if unit == "seconds" else Integral  # NumPy's numbers too
             right = isinstance(interval, kind) and not isinstance(interval, bool) and interval > 0
             if interval is not None and not right:
                 raise CallbackError(f"{callback.name}: an interval in {unit} must be positive, got {interval!r}")
         if not before_train and all(interval is None for interval in intervals.values()):
             raise CallbackError(f"{callback.name}: say how often, for example .every(steps=100)")
-        self.every_k_steps = every_k_steps
-        self.every_k_epochs = every_k_epochs
+        self.every_k_steps = None if every_k_steps is None else int(every_k_steps)
+        self.every_k_epochs = None if every_k_epochs is None else int(every_k_epochs)
         self.every_n_seconds = every_n_seconds
         self._before_train = before_train
         self._clock = clock

@@ -190,3 +190,8 @@ def averaged_weights(saved: Mapping[str, Any]) -> dict[str, Any]:
         saved: a checkpoint's variables by name.
     """
     return {name.removeprefix(AVERAGES): value for name, value in saved.items() if name.startswith(AVERAGES)}
+
+
+def as_measured(saved: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint holds, with the moving averages in the weights' place, as held-out data has seen them."""
+    return {**saved, **averaged_weights(saved)}

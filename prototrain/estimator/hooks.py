@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import tensorflow as tf
 
-from prototrain.callbacks.base import Callback
+from prototrain.callbacks.base import Callback, Priority
 from prototrain.errors import CallbackError, StopTraining
 from prototrain.estimator.logging_hook import LoggingTensorHook
 
@@ -143,6 +143,8 @@ class HookCallback(Callback):
     Raises:
         CallbackError: it needs a session, or wants to see what is no scalar of a step.
     """
+
+    priority = Priority.DECIDE  # a hook may ask for what was measured at its step
 
     def __init__(self, hook: Any) -> None:
         self.hook = hook

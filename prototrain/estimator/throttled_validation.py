@@ -31,6 +31,7 @@ class ThrottledValidation(Validation):
 
     def before_train(self) -> None:
         self._not_before = self._clock() + self._spec.start_delay_secs
+        self.trainer.monitors.foreseen.give(self._prefix, None, self)
 
     def trigger(self) -> None:
         if self._clock() >= self._not_before or self.trainer.global_step >= self.trainer.total_steps:

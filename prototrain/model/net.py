@@ -10,6 +10,31 @@ import tensorflow as tf
 from prototrain.errors import ModelError
 from prototrain.private_api.of_keras import KerasVariable
 
+OF_ENGINE = (
+    "gradient_norm",
+    "learning_rate",
+    "loss_l1",
+    "loss_l2",
+    "loss_layers",
+    "loss_scale",
+    "loss_total",
+)
+"""The names of the scalars that a step adds to those of the model."""
+
+
+def check_names(net: Mapping[str, Any]) -> None:
+    """Check that a model's scalars leave the names of the step's own scalars free.
+
+    Raises:
+        ModelError: one of them has such a name.
+    """
+    taken = [name for name in scalars(net, require_loss=False) if name in OF_ENGINE]
+    if taken:
+        raise ModelError(
+            f"build() returns a scalar {taken[0]!r}, which is the name of a scalar of the step itself; give it another "
+            f"name (taken: {', '.join(OF_ENGINE)})"
+        )
+
 
 def check_net(net: Any) -> Mapping[str, Any]:
     """Check what a model's `build` returned.

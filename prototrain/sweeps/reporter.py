@@ -11,7 +11,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from prototrain.callbacks.base import Callback
+from prototrain.callbacks.base import Callback, Priority
 from prototrain.config import Config
 from prototrain.errors import StopTraining
 
@@ -25,6 +25,8 @@ class SweepReporter(Callback):
     Args:
         report: takes the newest scalars, by name with their steps, and returns whether the run should end.
     """
+
+    priority = Priority.DECIDE
 
     def __init__(self, report: Callable[[Newest], bool]) -> None:
         self._report = report

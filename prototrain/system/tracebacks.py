@@ -14,6 +14,7 @@ from prototrain.system.graphs import all_operations
 from prototrain.system.terminal import one_line
 
 _FRAMEWORK = re.compile(r"[/\\](site|dist)-packages[/\\](absl|keras|tensorflow|wrapt)[/\\]|__autograph_generated_file")
+_HOOK = "in "  # what the note of a callback's hook begins with
 _HEADLINE = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^  File "(.+?)", line (\d+).*\n(?:    .*\n)*', re.MULTILINE)
 _OUT_OF_MEMORY = re.compile(r"\bOOM\b|[Oo]ut of memory|allocate|MemoryError")  # and not: no space left on a disk
@@ -43,7 +44,8 @@ def for_terminal(error: Exception) -> str:
     """What a program writes to its error stream when it ends with an error: one line for what the user has to know."""
     if isinstance(error, PrototrainError):
         inside = python_in_graph(error.__cause__) or ""
-        return f"{inside}prototrain: error: {one_line(' '.join(str(error).splitlines()))}\n"
+        said = f"{' '.join(str(error).splitlines())}{_raised_at(error)}"
+        return f"{inside}prototrain: error: {one_line(said)}\n"
     asked = out_of_memory(error)  # of the user's code, or a bug of ours
     return format_error(error) if asked is None else f"prototrain: error: out of memory: {one_line(asked)}\n"
 
@@ -94,7 +96,7 @@ def cause(error: BaseException) -> str:
 def in_one_line(error: BaseException) -> str:
     """What an error says, in one line; with its type, unless it is one of prototrain's own, which need none."""
     text = cause(error) if _is_of_tensorflow(error) else str(error)
-    said = text if isinstance(error, PrototrainError) else f"{type(error).__name__}: {text}"
+    said = f"{text}{_raised_at(error)}" if isinstance(error, PrototrainError) else f"{type(error).__name__}: {text}"
     return " ".join(said.split())
 
 
@@ -117,11 +119,30 @@ def out_of_memory(error: BaseException | None) -> str | None:
     return None if text is None else " ".join(text.split())
 
 
+def note_hook(error: BaseException, hook: str, callback: str) -> None:
+    """Note the hook of a callback that an error came from; a traceback ends with it."""
+    error.add_note(f"{_HOOK}{hook} of {callback}")
+
+
+def _raised_at(error: BaseException) -> str:
+    """The user's line and the hook of a callback that an error came from, in brackets, unless its text has them."""
+    text, line = str(error), _own_line(error)
+    hooks = [note for note in getattr(error, "__notes__", ()) if note.startswith(_HOOK)][:1]
+    found = [line] if line is not None and line not in text else []
+    found += [note for note in hooks if note.rpartition(" of ")[2] not in text or found]
+    return f" ({', '.join(found)})" if found else ""
+
+
 def _asked_at(error: BaseException) -> str:
-    """The last line of the user's own code that an error came through, in brackets."""
+    line = _own_line(error)
+    return "" if line is None else f" ({line})"
+
+
+def _own_line(error: BaseException) -> str | None:
+    """The last line of the user's own code that an error came through, such as "model.py, line 12"."""
     frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
     own = [(file, line) for file, line in users_own(frames) if not is_installed(file)]
-    return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
+    return f"{Path(own[-1][0]).name}, line {own[-1][1]}" if own else None
 
 
 def _is_of_tensorflow(error: BaseException) -> bool:

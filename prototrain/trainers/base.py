@@ -242,8 +242,9 @@ class Trainer:
 
     @property
     def global_step(self) -> int:
-        """Completed steps, over all runs that were resumed. Read while something is traced, such as in a `before_run`
-        or a `train_step`, it is an int64 tensor that has the number of each step, and so are the two below."""
+        """Completed steps, over all runs that were resumed. Read while something is traced, such as in a `before_run`,
+        an `after_run` or a `train_step`, it is an int64 tensor: the number of steps completed before the present one, 0
+        in the first. So are the two below."""
         step: int = self.counter.read()
         return step
 

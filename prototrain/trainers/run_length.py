@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from numbers import Integral
 
 ENDLESS = sys.maxsize
 """The number of steps of a run that has no planned end."""
@@ -37,8 +38,9 @@ class RunLength:
         """
         lengths = {"steps_per_epoch": steps_per_epoch, "max_epoch": max_epoch, "max_steps": max_steps}
         for name, value in lengths.items():
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+            if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < 0):
                 raise ValueError(f"{name} must be a whole number and not negative, got {value!r}")
+        steps_per_epoch, max_epoch, max_steps = (None if v is None else int(v) for v in lengths.values())
         if steps_per_epoch == 0:
             raise ValueError("steps_per_epoch must be at least 1")
         if max_epoch is not None and steps_per_epoch is None:

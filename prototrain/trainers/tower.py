@@ -12,13 +12,14 @@ import tensorflow as tf
 
 from prototrain.checkpoint.best import best_checkpoint, best_of
 from prototrain.checkpoint.looking import trackables
+from prototrain.checkpoint.weights import as_measured, averaged_weights
 from prototrain.data.batches import check_divides
 from prototrain.data.shares import Share
 from prototrain.errors import CheckpointError, ConfigError
 from prototrain.experiment import Experiment
 from prototrain.experiment.provenance import ORDER
 from prototrain.model.built import BuiltModel, datasets_of
-from prototrain.model.net import check_net, scalars
+from prototrain.model.net import check_names, check_net, scalars
 from prototrain.model.placement import Placement
 from prototrain.optimizers import make_optimizer, processors_from_config
 from prototrain.step import update
@@ -432,6 +433,9 @@ class TowerTrainer(Trainer):
     ) -> None:
         """Take over what matches by name and shape, and print a table of what became of each variable.
 
+        The best checkpoint gives the weights that were measured: the averages, where `ExponentialMovingAverage` was
+        among the callbacks. Averages of this trainer start again from what was loaded.
+
         Args:
             source: a dict of arrays, a ``.npz``, a Keras ``.weights.h5``, an experiment, one of its checkpoints, the
                 prefix of a TensorFlow 1 or 2 checkpoint; or a list of these, one after the other; nothing if None;
@@ -448,15 +452,21 @@ class TowerTrainer(Trainer):
         """
         if checkpoint not in ("newest", "best"):
             raise CheckpointError(f"load_weights: checkpoint must be 'newest' or 'best', not {checkpoint!r}")
+        is_best = checkpoint == "best" or source == "best"
         if source == "best":
-            source = best_checkpoint(self.require_experiment("load_weights('best')"))
+            source, checkpoint = best_checkpoint(self.require_experiment("load_weights('best')")), "newest"
         for one in source if isinstance(source, list | tuple) else () if source is None else (source,):
-            if checkpoint == "best" and source != "best":
+            if checkpoint == "best":
                 one = best_of(one)
             where = "" if isinstance(one, Mapping) else f" from {one}"
             with announcing(f"taking over weights{where}", self.log):
-                table = self.built.load_weights(one, prefix=prefix, ignore=ignore, names=names, mismatch=mismatch)
+                options = {"prefix": prefix, "ignore": ignore, "names": names, "mismatch": mismatch}
+                if is_best:
+                    options["prepare"] = as_measured
+                table = self.built.load_weights(one, **options)
             self.log(table)
+        for name, average in averaged_weights(self.state).items():  # which begin again with what was loaded
+            average.assign(self.variables[name])
 
     def dump_weights(self, path: str | Path) -> None:
         """Write all variables of the model into a ``.npz`` by name; `load_weights` and `numpy.load` read it."""
@@ -530,6 +540,7 @@ class TowerTrainer(Trainer):
         check_net(net)
         if self.is_compiled and not self.has_own_train_step:
             scalars(net)
+            check_names(net)
 
 
 class SimpleTrainer(TowerTrainer):

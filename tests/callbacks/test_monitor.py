@@ -136,7 +136,7 @@ def test_history_and_latest() -> None:
     assert monitors.latest("trn/loss") == monitors.latest("trn/loss", at_step=3) == 1 / 3
     with pytest.raises(CallbackError, match="is of step 3, not of step 4"):
         monitors.latest("trn/loss", at_step=4)
-    with pytest.raises(CallbackError, match="no scalar 'loss'; there are: trn/loss"):
+    with pytest.raises(CallbackError, match="no scalar 'loss'; did you mean 'trn/loss'"):
         monitors.latest("loss")
 
 

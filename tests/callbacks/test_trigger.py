@@ -6,10 +6,11 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from prototrain import Callback, StopTraining
-from prototrain.callbacks import ModelSaver, PeriodicTrigger, Priority
+from prototrain.callbacks import ModelSaver, PeriodicCallback, PeriodicTrigger, Priority
 from prototrain.errors import CallbackError
 from tests.tiny import CountingTrainer, Recorder
 
@@ -195,6 +196,17 @@ def test_all_other_hooks_pass_through() -> None:
 def test_wrong_intervals_are_refused(interval: dict[str, Any], message: str) -> None:
     with pytest.raises(CallbackError, match=message):
         Recorder().every(**interval)
+
+
+def test_numbers_of_numpy_are_intervals() -> None:
+    recorder, thinned = Recorder(), Recorder()
+    callbacks = [
+        recorder.every(steps=np.int64(5), epochs=np.int32(2)),
+        PeriodicCallback(thinned, every_k_steps=np.int64(4)),
+    ]
+    CountingTrainer().train(callbacks, steps_per_epoch=np.int64(2), max_steps=np.int64(10))
+    assert recorder.steps("trigger") == [4, 5, 8, 10]
+    assert thinned.steps("trigger") == [4, 8]
 
 
 def test_a_callback_without_trigger_is_refused() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from prototrain.model.net import scalars
+from prototrain.errors import ModelError
+from prototrain.model.net import OF_ENGINE, scalars
+from tests.tiny import tiny_build, tiny_trainer
 
 
 def test_scalars() -> None:
@@ -22,3 +27,18 @@ def test_scalars() -> None:
         }
     )
     assert {name: float(value) for name, value in found.items()} == {"loss": 1.0, "variable": 2.0, "count": 3.0}
+
+
+@pytest.mark.parametrize("name", OF_ENGINE)
+def test_names_of_the_step_s_own_scalars_are_refused(name: str) -> None:
+    def build(inputs: Any, train_phase: bool) -> Any:
+        return {**tiny_build(inputs, train_phase), name: tf.constant(5.0)}
+
+    with pytest.raises(ModelError, match=f"scalar '{name}'"):
+        tiny_trainer(build=build)
+
+
+def test_what_is_no_scalar_may_have_such_a_name() -> None:
+    trainer = tiny_trainer(build=lambda *given: {**tiny_build(*given), "learning_rate": tf.ones([2])})
+    trainer.train(max_steps=1)
+    assert trainer.outputs["learning_rate"] == pytest.approx(0.01)

@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, Priority
-from prototrain.callbacks.evaluation.inferencer import Inferencer
-from prototrain.callbacks.evaluation.validation import check_batches
+from prototrain.callbacks.evaluation.inferencer import Inferencer, known_names
+from prototrain.callbacks.evaluation.validation import check_batches, no_such_dataset
 from prototrain.data.elements import batch_size
 from prototrain.errors import CallbackError, DataError, StepError
 from prototrain.model.evaluation import OR_BATCHES, CompiledPass, require_end
@@ -68,18 +68,17 @@ class InferenceRunner(Callback):
         if isinstance(found, str):
             known = self.trainer.datasets or {}
             if found not in known:
-                raise DataError(
-                    f"InferenceRunner: datasets() gives no {found!r}; it gives {', '.join(known) or 'none'}"
-                )
+                raise DataError(f"InferenceRunner: {no_such_dataset(found, known)}")
             found = known[found]
         if not self.batches:
             require_end(self.prefix, found, OR_BATCHES)
-        self.trainer.monitors.foreseen.give(self.prefix, None)  # only results say what inferencers call their scalars
         self._counts: list[int] = []
         self._pass = CompiledPass(found, self._look_at, [tf.float64])
 
     def before_train(self) -> None:
         trainer = self.trainer
+        for inferencer in self.inferencers:
+            trainer.monitors.foreseen.give(self.prefix, known_names(inferencer), self)
         if not self._rehearse or trainer.global_step >= trainer.total_steps:
             return
         # Not inside of the evaluation's scopes: other callbacks must take this for no evaluation.
@@ -100,10 +99,20 @@ class InferenceRunner(Callback):
         batches, (sums,) = found
         if not batches:
             raise DataError(f"InferenceRunner: the dataset {self.dataset!r} is empty")
+        self.trainer.monitors.put_scalars(self._results(sums), self.prefix)
+
+    def _results(self, sums: tf.Tensor) -> dict[str, float]:
+        found: dict[str, float] = {}
         rest = sums.numpy().tolist()
         for inferencer, count in zip(self.inferencers, self._counts, strict=True):
-            self.trainer.monitors.put_scalars(inferencer.result(rest[:count]), self.prefix)
+            for name, value in inferencer.result(rest[:count]).items():
+                if name in found:
+                    raise CallbackError(
+                        f"InferenceRunner: two of its inferencers give {self.prefix}/{name}; give one of them a name"
+                    )
+                found[name] = value
             rest = rest[count:]
+        return found
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

@@ -45,7 +45,21 @@ class Inferencer:
         raise NotImplementedError
 
 
-class ScalarStats(Inferencer):
+def known_names(inferencer: Inferencer) -> list[str] | None:
+    """The names of an inferencer's scalars, if they are known before a pass: those of prototrain's own are."""
+    is_own = type(inferencer).__module__ == __name__
+    return inferencer.scalar_names() if isinstance(inferencer, _Named) and is_own else None
+
+
+class _Named(Inferencer):
+    """An inferencer that knows the names of its scalars beforehand."""
+
+    def scalar_names(self) -> list[str]:
+        """The names of what `result` gives."""
+        raise NotImplementedError
+
+
+class ScalarStats(_Named):
     """Averages tensors over all examples.
 
     Args:
@@ -60,11 +74,14 @@ class ScalarStats(Inferencer):
         means = [tf.reduce_mean(tf.cast(tensor(net, name), tf.float64)) for name in self.names]
         return [size, *(mean * size for mean in means)]
 
+    def scalar_names(self) -> list[str]:
+        return self.names
+
     def result(self, sums: Sequence[float]) -> dict[str, float]:
         return {name: _ratio(total, sums[0]) for name, total in zip(self.names, sums[1:], strict=True)}
 
 
-class ClassificationError(Inferencer):
+class ClassificationError(_Named):
     """The share of wrong examples.
 
     Args:
@@ -84,11 +101,14 @@ class ClassificationError(Inferencer):
             )
         return [tf.math.count_nonzero(wrong), tf.size(wrong)]
 
+    def scalar_names(self) -> list[str]:
+        return [self.name]
+
     def result(self, sums: Sequence[float]) -> dict[str, float]:
         return {self.name: _ratio(sums[0], sums[1])}
 
 
-class BinaryClassificationStats(Inferencer):
+class BinaryClassificationStats(_Named):
     """Precision, recall, F1 and the counts behind them; what would be 0 / 0 is 0.
 
     Args:
@@ -107,6 +127,9 @@ class BinaryClassificationStats(Inferencer):
         both = (predicted & label, predicted & ~label, ~predicted & label, ~predicted & ~label)
         return [tf.math.count_nonzero(cell) for cell in both]
 
+    def scalar_names(self) -> list[str]:
+        return list(self.result([0.0] * 4))
+
     def result(self, sums: Sequence[float]) -> dict[str, float]:
         true_positive, false_positive, false_negative, true_negative = sums
         precision = _ratio(true_positive, true_positive + false_positive, otherwise=0.0)
@@ -124,7 +147,7 @@ class BinaryClassificationStats(Inferencer):
         return {f"{self.prefix}{name}": value for name, value in stats.items()}
 
 
-class KerasMetric(Inferencer):
+class KerasMetric(_Named):
     """Any Keras metric that has a single number as its result.
 
     Args:
@@ -150,6 +173,9 @@ class KerasMetric(Inferencer):
     def sums(self, net: Mapping[str, Any], size: tf.Tensor) -> Sequence[Any]:
         self.metric.update_state(*(tensor(net, name) for name in self.names))
         return []
+
+    def scalar_names(self) -> list[str]:
+        return [self.name]
 
     def result(self, sums: Sequence[float]) -> dict[str, float]:
         return {self.name: float(self.metric.result())}

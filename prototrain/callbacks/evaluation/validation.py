@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
 
 from prototrain.callbacks.base import Callback, Priority
-from prototrain.errors import CallbackError
+from prototrain.errors import CallbackError, DataError
 from prototrain.model.evaluation import OR_BATCHES, require_end
 from prototrain.system.waiting import announcing
 
@@ -19,8 +22,16 @@ def check_batches(who: str, batches: object) -> None:
     Raises:
         CallbackError: that is no number of batches.
     """
-    if not isinstance(batches, int) or isinstance(batches, bool) or not 0 <= batches <= sys.maxsize:
+    if not isinstance(batches, int | np.integer) or isinstance(batches, bool) or not 0 <= batches <= sys.maxsize:
         raise CallbackError(f"{who}: batches must be a whole number, 0 for all, got {batches!r}")
+
+
+def no_such_dataset(name: str, known: Iterable[str]) -> str:
+    """What to say of a dataset that there is not: the nearest name, and those that there are."""
+    there = list(known)
+    near = difflib.get_close_matches(name, there, n=1)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    return f"datasets() gives no {name!r}; {meant}it gives {', '.join(there) or 'none'}"
 
 
 class Validation(Callback):
@@ -33,7 +44,7 @@ class Validation(Callback):
     which nothing stays, so that a mistake in it shows at once; an `evaluate` of your own is not.
 
     Args:
-        dataset: its name among the model's datasets.
+        dataset: its name among the model's datasets; "vld" if None, and then a model without it is not validated.
         batches: how many batches; 0 for the whole dataset.
         prefix: what the scalars' names start with; the dataset's name if None.
         evaluate: called with the dataset's name and the number of batches, returns the scalars by name, or None if it
@@ -42,7 +53,7 @@ class Validation(Callback):
 
     Raises:
         CallbackError: `batches` is not a whole number from 0.
-        DataError: at setup, if all of a dataset without an end is asked for.
+        DataError: at setup, if a dataset that is named is not there, or all of one without an end is asked for.
     """
 
     measures = True
@@ -50,7 +61,7 @@ class Validation(Callback):
 
     def __init__(
         self,
-        dataset: str = "vld",
+        dataset: str | None = None,
         *,
         batches: int = 0,
         prefix: str | None = None,
@@ -58,9 +69,10 @@ class Validation(Callback):
         rehearse: bool = True,
     ) -> None:
         check_batches(self.name, batches)
-        self.dataset = dataset
+        self._is_named = dataset is not None
+        self.dataset = "vld" if dataset is None else dataset
         self.batches = batches
-        self.prefix = dataset if prefix is None else prefix
+        self.prefix = self.dataset if prefix is None else prefix
         self._evaluate = evaluate
         self._rehearse = rehearse and evaluate is None
         self._off = False
@@ -75,19 +87,24 @@ class Validation(Callback):
         known = self.trainer.datasets if self._evaluate is None else None
         self._off = known is not None and self.dataset not in known
         if self._off:
-            self.trainer.log(f"no validation: the model's datasets() gives no {self.dataset!r}")
+            said = no_such_dataset(self.dataset, known or ())
+            if self._is_named:
+                raise DataError(f"{self.name}({self.dataset!r}): {said}")
+            self.trainer.log(f"no validation: the model's {said}")
         elif known is not None and not self.batches:
             require_end(self.dataset, known[self.dataset], OR_BATCHES)
 
     def before_train(self) -> None:
         trainer = self.trainer
+        if self._off:
+            return
         names = None
-        if not self._off and self._rehearse and trainer.global_step < trainer.total_steps:
+        if self._rehearse and trainer.global_step < trainer.total_steps:
             # Not inside of the evaluation's scopes: other callbacks must take this for no evaluation.
             with announcing(f"trying out the validation on {self.dataset!r}", trainer.log):
                 names = trainer.rehearse(self.dataset, self.batches)
             trainer.stop.check()
-        trainer.monitors.foreseen.give(self.prefix, names)
+        trainer.monitors.foreseen.give(self.prefix, names, self)
 
     def trigger(self) -> None:
         if self._off:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from prototrain.callbacks.base import Callback
+from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.helping.attributes import decoded, encoded, held_by, inside_of, mark
 from prototrain.callbacks.proxies import innermost
 from prototrain.callbacks.saving.save_on_exit import save_ahead
@@ -57,6 +57,7 @@ class KerasCallback(Callback):
     """
 
     at_end = False
+    priority = Priority.DECIDE
 
     def __init__(self, callback: keras.callbacks.Callback, *, state_key: str | None = None) -> None:
         if not isinstance(callback, keras.callbacks.Callback):

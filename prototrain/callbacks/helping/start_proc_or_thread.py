@@ -51,6 +51,13 @@ class StartProcOrThread(Callback):
         self._clock = clock
         self._started: list[Startable] = []
 
+    def setup(self) -> None:
+        for one in self._all:
+            if (one.ident if isinstance(one, threading.Thread) else one.pid) is not None:
+                raise CallbackError(
+                    f"StartProcOrThread: {one.name} was started before, which is possible once; make a new one"
+                )
+
     def before_train(self) -> None:
         for one in self._all:
             if isinstance(one, threading.Thread) and self._stop_at_last:

@@ -30,6 +30,7 @@ class HumanHyperParamSetter(HyperParamSetter):
 
     def setup(self) -> None:
         super().setup()
+        self._reported = set()
         self._path = self.trainer.require_experiment("HumanHyperParamSetter").directory / self._file_name
 
     def new_value(self) -> float | None:

@@ -34,7 +34,7 @@ class HyperParam:
         CallbackError: the target is none of these, or has no name.
     """
 
-    not_compared = ("_target",)  # which a run changes; its value is in every checkpoint
+    not_compared = ("_given", "_target", "_values")  # which a run changes; its value is in every checkpoint
 
     def __init__(self, target: Any, attribute: str | None = None, *, name: str | None = None) -> None:
         is_variable = isinstance(target, (tf.Variable, KerasVariable))
@@ -44,11 +44,15 @@ class HyperParam:
             )
         own_name = str(target.name).split(":")[0] if is_variable else target if isinstance(target, str) else None
         self.name: str = name or attribute or own_name or ""
-        self._target = target
+        self._given = self._target = target
         self._attribute = attribute
+        self._values: tuple[float, float] | None = None  # before the first run, and set last
 
     def connect(self, trainer: Trainer) -> None:
-        """Find a variable that was given by name.
+        """Find a variable that was given by name, in this trainer, for a run that begins.
+
+        What was given as an object gets the value back that it had before an earlier run changed it, if that is still
+        in force, unless the trainer is to train further.
 
         Raises:
             CallbackError: there is no such variable or attribute.
@@ -56,8 +60,11 @@ class HyperParam:
         if self._attribute is not None:
             if not hasattr(self._target, self._attribute):
                 raise CallbackError(f"HyperParam: {type(self._target).__name__} has no attribute {self._attribute!r}")
-        elif isinstance(self._target, str):
-            self._target = self._find(self._target, trainer)
+        elif isinstance(self._given, str):
+            self._target, self._values = self._find(self._given, trainer), None
+        if trainer.global_step == 0 and self._values is not None and self.get() == self._values[1]:
+            self._put(self._values[0])
+            self._values = None
 
     @staticmethod
     def _find(name: str, trainer: Trainer) -> Any:
@@ -86,6 +93,11 @@ class HyperParam:
 
     def set(self, value: float) -> None:
         """Put another value in force."""
+        first = self.get() if self._values is None else self._values[0]
+        self._put(value)
+        self._values = (first, self.get())
+
+    def _put(self, value: float) -> None:
         if self._attribute is not None:
             setattr(self._target, self._attribute, value)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from prototrain.callbacks.base import Priority, begins_anew
 from prototrain.callbacks.best import Best, Mode
 from prototrain.callbacks.hyperparameters.hyper_param import HyperParam
 from prototrain.callbacks.hyperparameters.hyper_param_setter import HyperParamSetter
@@ -31,6 +32,7 @@ class StatMonitorParamSetter(HyperParamSetter):
     """
 
     goes_by_measurements = True
+    priority = Priority.DECIDE
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class StatMonitorParamSetter(HyperParamSetter):
 
     def setup(self) -> None:
         super().setup()
-        if self.trainer.global_step == 0:
+        if begins_anew(self):
             self._recent = []
 
     def before_train(self) -> None:

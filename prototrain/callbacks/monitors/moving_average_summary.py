@@ -56,7 +56,8 @@ class MovingAverageSummary(Callback):
         self.state_key = f"MovingAverageSummary/{decay}" + ("" if pattern is None else f"/{pattern}")
 
     def setup(self) -> None:
-        self.trainer.monitors.foreseen.give(self.prefix, None)
+        names = [f"{name}_average" for name in self.names] if self._pattern is None else None
+        self.trainer.monitors.foreseen.give(self.prefix, names, self)
         if self._pattern is None:
             state, key = self.trainer.state, f"{OF_CALLBACKS}{self.state_key}"
             # For each scalar the weighted sum of its values, and behind them the sum of the weights.

@@ -35,6 +35,9 @@ class SendMonitorData(Callback):
         except (KeyError, IndexError, ValueError, AttributeError) as error:
             raise CallbackError(f"SendMonitorData: {command!r} does not fit the names {self.names}: {error}") from error
 
+    def setup(self) -> None:
+        self._reported = False
+
     def trigger(self) -> None:
         monitors = self.trainer.monitors
         if not set(self.names) <= set(monitors.names()):

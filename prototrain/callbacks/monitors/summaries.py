@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from statistics import fmean
 
 from prototrain.callbacks.base import Callback
+from prototrain.callbacks.monitor import as_number, scalar_in
 
 
 class Summaries(Callback):
@@ -23,12 +25,22 @@ class Summaries(Callback):
         self.prefix = prefix
 
     def setup(self) -> None:
-        self.trainer.monitors.foreseen.give(self.prefix, None)  # what a step gives shows when it is traced
+        self.trainer.monitors.foreseen.give_outputs(self.prefix, self)
 
     def watches(self) -> Collection[str] | None:
         return ()
 
     def trigger(self) -> None:
         self.trainer.monitors.put_scalars(self.trainer.outputs, self.prefix)
+        scalars: dict[str, list[float]] = {}
         for event in self.trainer.summary_events:
-            self.trainer.monitors.put_summary(event.summary, self.prefix)
+            numbers = {
+                value.tag: as_number(value.tag, found)
+                for value in event.summary.value
+                if (found := scalar_in(value)) is not None
+            }
+            for name, number in numbers.items():
+                scalars.setdefault(name, []).append(number)  # one for each micro-batch
+            if not numbers:
+                self.trainer.monitors.put_summary(event.summary, self.prefix)
+        self.trainer.monitors.put_scalars({name: fmean(found) for name, found in scalars.items()}, self.prefix)

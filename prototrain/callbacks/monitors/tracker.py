@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prototrain.callbacks.base import Priority
+from prototrain.callbacks.base import Priority, begins_anew
 from prototrain.callbacks.monitor import Monitor
 from prototrain.errors import CallbackError, PrototrainError
 from prototrain.system.files import write_atomic
@@ -109,7 +109,7 @@ class Tracker(Monitor):
         self._waiting: list[Point] = []
         self._failing = self._has_warned = False
         self._sent_at = self._clock()
-        if self.trainer.global_step == 0:
+        if begins_anew(self):
             self._run, self._restored = None, []
 
     def before_train(self) -> None:

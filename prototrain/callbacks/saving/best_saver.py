@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from prototrain.callbacks.base import Callback, Priority
+from prototrain.callbacks.base import Callback, Priority, begins_anew
 from prototrain.callbacks.best import Best, Mode
 from prototrain.callbacks.proxies import innermost
 from prototrain.callbacks.saving.model_saver import ModelSaver
@@ -49,7 +49,7 @@ class BestSaver(Callback):
 
     def setup(self) -> None:
         self._checkpoints = self.trainer.require_experiment(self.name).checkpoints
-        if self.trainer.global_step == 0:
+        if begins_anew(self):
             self._reset()
         self._protect()
         # With a ModelSaver in the list, what is no longer the best is one of its checkpoints, to be kept or deleted

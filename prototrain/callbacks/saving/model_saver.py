@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from prototrain.callbacks.base import Callback, Priority
+from prototrain.callbacks.base import Callback, Priority, begins_anew
 from prototrain.callbacks.saving.save_interval import DAY, FAILURE_SECONDS, SaveInterval
 from prototrain.errors import CallbackError, CheckpointError, NonFiniteError
 
@@ -78,7 +78,7 @@ class ModelSaver(Callback):
 
     def setup(self) -> None:
         self.trainer.require_experiment("ModelSaver")
-        if self.trainer.global_step == 0:
+        if begins_anew(self):
             self._kept, self._kept_at = [], None
         self._protect()
         self._interval = SaveInterval(self._failure_seconds, self.trainer.workers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -87,12 +88,12 @@ class PeriodicCallback(ConditionalCallback):
     ) -> None:
         super().__init__(callback)
         given = [interval for interval in (every_k_steps, every_k_epochs) if interval is not None]
-        if not given or not all(isinstance(k, int) and not isinstance(k, bool) and k > 0 for k in given):
+        if not given or not all(isinstance(k, Integral) and not isinstance(k, bool) and k > 0 for k in given):
             raise CallbackError(
                 f"PeriodicCallback of {callback.name}: give every_k_steps or every_k_epochs, a positive whole number"
             )
-        self._every_k_steps = every_k_steps
-        self._every_k_epochs = every_k_epochs
+        self._every_k_steps = None if every_k_steps is None else int(every_k_steps)
+        self._every_k_epochs = None if every_k_epochs is None else int(every_k_epochs)
 
     def is_enabled(self) -> bool:
         return bool(self._fits(self.trainer.global_step, self.trainer.epoch_num))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from prototrain.callbacks.base import Callback, Priority
+from prototrain.callbacks.base import Callback, Priority, begins_anew
 from prototrain.callbacks.best import Best, Mode
 from prototrain.callbacks.saving.save_on_exit import save_ahead
 from prototrain.checkpoint.state import OF_CALLBACKS
@@ -38,12 +39,13 @@ class EarlyStopping(Callback):
     """
 
     chief_only = False
+    priority = Priority.DECIDE
     at_end = False
 
     def __init__(
         self, stat: str, *, mode: Mode, patience: int, min_delta: float = 0.0, restore_best: bool = False
     ) -> None:
-        if not isinstance(patience, int) or isinstance(patience, bool) or patience < 1:
+        if not isinstance(patience, int | np.integer) or isinstance(patience, bool) or patience < 1:
             raise CallbackError(f"EarlyStopping: patience must be a whole number of at least 1, got {patience!r}")
         self.stat = stat
         self.patience = patience
@@ -54,15 +56,15 @@ class EarlyStopping(Callback):
         if restore_best:
             self.priority = Priority.PUT_BACK
         self._copies: list[tuple[Any, tf.Variable]] = []
-        self._is_back = self._was_back = False
         self._reset()
 
     def _reset(self) -> None:
+        self._is_back = self._was_back = False
         self.best = Best(self._mode, min_delta=self._min_delta)
         self._waited = 0
 
     def setup(self) -> None:
-        if self.trainer.global_step == 0:
+        if begins_anew(self):
             self._reset()
         if self._restore_best:
             self._copies = list(self._copy_variables())

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from prototrain.callbacks.base import Callback
+from prototrain.callbacks.base import Callback, begins_anew
 from prototrain.errors import CallbackError, StopTraining
 
 
@@ -46,7 +46,7 @@ class StopAfter(Callback):
         return self._earlier + (0.0 if self._begin is None else self._clock() - self._begin)
 
     def setup(self) -> None:
-        self._earlier, self._begin = 0.0 if self.trainer.global_step == 0 else self.elapsed, None
+        self._earlier, self._begin = 0.0 if begins_anew(self) else self.elapsed, None
 
     def before_train(self) -> None:
         self._begin = self._clock()

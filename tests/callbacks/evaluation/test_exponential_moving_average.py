@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 
 from prototrain import Callback, SimpleTrainer
+from prototrain.actions.restore import restore
 from prototrain.callbacks import (
     CallbackFactory,
     ExponentialMovingAverage,
     InferenceRunner,
+    MinSaver,
     SaveOnExit,
     ScalarStats,
     StopOnNaN,
@@ -19,6 +22,7 @@ from prototrain.callbacks import (
     averaged_weights,
 )
 from prototrain.errors import CallbackError
+from prototrain.experiment import Experiment
 from tests.tiny import CountingTrainer, tiny_build, tiny_model, tiny_trainer, values
 
 
@@ -132,3 +136,41 @@ def test_frozen_weights_are_not_averaged_and_begin_when_they_are_thawed(tmp_path
     average = averaged_weights(second.state)["base/kernel"].numpy()
     expected = (first.variables["base/kernel"].numpy() + second.variables["base/kernel"].numpy()) / 2
     np.testing.assert_allclose(average, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["of its own", "of another", "a new trainer"])
+def test_the_best_weights_are_those_that_were_measured(how: str, experiment: Path) -> None:
+    trainer = tiny_trainer(experiment)
+    callbacks = [ExponentialMovingAverage(0.9), Validation().every(steps=5), MinSaver("vld/loss").every(steps=5)]
+    trainer.train([*callbacks, SaveOnExit()], max_steps=20)
+    note = json.loads((experiment / "checkpoints" / "min-vld-loss.json").read_text())
+    weights = trainer.evaluate("vld")
+    if how == "of another":
+        trainer = tiny_trainer()
+        trainer.load_weights(experiment, checkpoint="best")
+    else:
+        trainer = trainer if how == "of its own" else tiny_trainer(experiment)
+        trainer.load_weights("best")
+    assert trainer.evaluate("vld")["loss"] == pytest.approx(note["value"], rel=1e-5) != weights["loss"]
+
+
+def test_the_best_weights_on_the_command_line(tmp_path: Path) -> None:
+    model = tiny_model(trainer__experiment_base_dir=str(tmp_path))
+    callbacks = [ExponentialMovingAverage(0.9), Validation().every(steps=5), MinSaver("vld/loss").every(steps=5)]
+    SimpleTrainer(model, experiment=Experiment.from_config(model.config)).train(
+        [*callbacks, SaveOnExit()], max_steps=20
+    )
+    note = json.loads((tmp_path / "tiny" / "checkpoints" / "min-vld-loss.json").read_text())
+    restored = restore(model, "best")
+    assert restored.built.evaluate("vld")["loss"] == pytest.approx(note["value"], rel=1e-5)
+
+
+def test_averages_start_again_from_loaded_weights() -> None:
+    trainer, average = tiny_trainer(), ExponentialMovingAverage(0.9)
+    trainer.train([average], max_steps=5)
+    loaded = {name: np.full(v.shape, 3.0, np.float32) for name, v in trainer.trainable.items()}
+    trainer.load_weights(loaded)
+    seen = Weights()
+    trainer.train([average, seen], max_steps=6)
+    for name, value in averages(trainer).items():
+        np.testing.assert_allclose(value, 0.9 * 3.0 + 0.1 * seen.by_step[6][name], rtol=1e-6)

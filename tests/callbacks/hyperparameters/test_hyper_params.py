@@ -96,7 +96,7 @@ def test_schedules(options: dict[str, Any], expected: list[float], experiment: P
     target = knob()
     setter = ScheduledHyperParamSetter(HyperParam(target, "value"), **options)
     in_force = InForce(lambda: target.value)
-    CountingTrainer(experiment=experiment).train([setter, in_force, JSONWriter()], steps_per_epoch=2, max_steps=8)
+    CountingTrainer(experiment=experiment).train([in_force, setter, JSONWriter()], steps_per_epoch=2, max_steps=8)
     assert list(in_force.by_step.values()) == expected
     changes = {step: b for step, (a, b) in enumerate(pairwise(expected), 1) if a != b}
     assert rows(experiment, "hyper/value") == {0: expected[0], **changes}
