@@ -92,7 +92,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     rows = {**restored.describe(), "data": data, **names}
     analysis = restored.experiment.directory / "analysis"
     path = args.output or analysis / f"{restored.checkpoint.path.name}-predict-{label}.jsonl"
-    about = {**rows, "run_id": restored.checkpoint.meta.get("run_id"), "model code": built.code}
+    about = {**rows, "run_id": restored.checkpoint.meta.get("run_id"), "model code": built.facts()["sources"]}
     predictions = Predictions(path, about, overwrite=args.overwrite)
     if predictions.is_whole:
         say(f"{path} is there already, of the same checkpoint, data and outputs; --overwrite makes it anew")

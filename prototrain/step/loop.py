@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from prototrain.private_api.runtime import is_deterministic
 from prototrain.step.direct_call import DirectCall
-from prototrain.step.graph_caveats import OWN_CLOCK
 from prototrain.step.iteration import Iteration
 from prototrain.step.packing import Packing
 from prototrain.step.plan import Batch, StepPlan
@@ -154,4 +153,4 @@ def _time_after(tensors: list[Any]) -> tf.Tensor:
     if is_deterministic():  # TensorFlow refuses to tell the time then, and how long a batch took is not known
         return tf.zeros([], tf.float64)
     with tf.device("CPU:0"), tf.control_dependencies(tensors):
-        return tf.timestamp(name=OWN_CLOCK)
+        return tf.timestamp()

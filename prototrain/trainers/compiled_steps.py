@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import tensorflow as tf
-
-from prototrain.checkpoint.looking import trackables
-from prototrain.private_api.of_keras import KerasVariable
 from prototrain.step.compiled_call import CompiledCall
-from prototrain.step.eager_caveats import saved_handles
-from prototrain.step.graph_caveats import graph_caveats, resource_caveats
 from prototrain.step.result import StepFailure, StepResult
-from prototrain.towers import components
 from prototrain.trainers.python_steps import NOT_RECORDED
 
 if TYPE_CHECKING:
@@ -66,7 +59,9 @@ class CompiledSteps:
         self._take(result, is_whole=trainer.is_compiled)
         if not self._has_looked and self.call.graph is not None:
             self._has_looked = True
-            self._look_at_graph()
+            self._look()
+            if self.call.leaves_summaries and not trainer.callbacks.has_watchers:
+                trainer.session.say_once(NOT_RECORDED)
         if result.data_ended and not result.steps:
             trainer.data.start_next_pass()
         return result.steps
@@ -78,16 +73,3 @@ class CompiledSteps:
         trainer.go_to(trainer.counter.step + result.steps, outputs=result.outputs or None, is_whole=is_whole)
         trainer.watched, trainer.summary_events = result.watched, result.summary_events
         trainer.times.add_call(tracing=result.tracing, waiting=result.waiting)
-
-    def _look_at_graph(self) -> None:
-        """Once the step is traced, say what of it a resumed run will not repeat, as far as that was not known."""
-        trainer = self._trainer
-        saved = trackables(trainer.state)
-        variables = [one for one in saved if isinstance(one, tf.Variable | KerasVariable)]
-        copies = [copy for variable in variables for copy in components(variable)]
-        held = set(map(id, saved_handles(saved)))
-        unsaved = [said for handle, said in resource_caveats(self.call.graph) if id(handle) not in held]
-        trainer.session.weaken(graph_caveats(self.call.graph, copies) + unsaved)
-        self._look()
-        if self.call.leaves_summaries and not trainer.callbacks.has_watchers:
-            trainer.session.say_once(NOT_RECORDED)

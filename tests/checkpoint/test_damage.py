@@ -250,7 +250,7 @@ def test_a_directory_that_is_still_the_run_s(bench: Bench, capsys: pytest.Captur
         environment.write_text("{") if "damaged" in how else environment.unlink()
     trainer = tiny_trainer(directory, trainer__random_seed=1)
     trainer.train([SaveOnExit()], max_steps=7)
-    assert trainer.storage.resume_line() == "resumed at step 6, exact"
+    assert trainer.storage.resume_line().startswith("resumed at step 6")
     assert "took over the lock" not in capsys.readouterr().out
     assert trainer.storage.checkpoints.steps() == [3, 6, 7]
     ids = {verify(path).meta["run_id"] for path in (directory / "checkpoints").iterdir()}

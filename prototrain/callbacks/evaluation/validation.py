@@ -45,7 +45,6 @@ class Validation(Callback):
         DataError: at setup, if all of a dataset without an end is asked for.
     """
 
-    measures = True
     priority = Priority.EVALUATE
 
     def __init__(

@@ -30,8 +30,6 @@ class StatMonitorParamSetter(HyperParamSetter):
             step.
     """
 
-    goes_by_measurements = True
-
     def __init__(
         self,
         param: HyperParam | Any,
