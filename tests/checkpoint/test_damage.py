@@ -54,8 +54,9 @@ class Bench:
         """Restore what there is; returns the step in the checkpoint's name, and "" if nothing was restored."""
         self.trainer.global_step = 0
         self.trainer.experiment = Experiment(checkpoints.parent)
-        self.trainer.storage.resume.restore(True)
-        resumed = self.trainer.storage.resume.checkpoint
+        self.trainer.session.resume.restore(True)
+        self.trainer.session.resume.tidy()
+        resumed = self.trainer.session.resume.checkpoint
         return "" if resumed is None else resumed.path.name
 
 
@@ -226,7 +227,7 @@ def drop(*keys: str) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     "change",
     [break_callbacks, break_random, break_position]
-    + [drop(key) for key in ("values", "callbacks", "monitors", "outputs", "random", "provenance")]
+    + [drop(key) for key in ("values", "callbacks", "monitors", "outputs", "random", "facts")]
     + [drop("parts", "data"), drop("parts", "data", "fingerprint"), drop("callbacks", "pending")],
 )
 def test_a_whole_checkpoint_of_the_wrong_form_changes_nothing(

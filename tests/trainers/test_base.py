@@ -426,15 +426,6 @@ class Draws(Callback):
         self.noise = random.random()
 
 
-def test_what_is_drawn_for_an_epoch_has_to_be_kept(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="disk"):
-        stop = failing("trigger_step", 2, OSError("disk"))
-        CountingTrainer(experiment=tmp_path).train([Draws(), stop, SaveOnExit()], steps_per_epoch=3, max_steps=4)
-    trainer = CountingTrainer(experiment=tmp_path)
-    trainer.train([Draws(), SaveOnExit()], steps_per_epoch=3, max_steps=4)
-    assert "before_epoch of Draws, which has run again amid its epoch, draws" in trainer.session.resume_line()
-
-
 @pytest.mark.parametrize("end", [2, 3, 4, 6])
 def test_a_run_that_is_extended_begins_no_epoch_twice_for_whom_its_end_was_none(tmp_path: Path, end: int) -> None:
     straight, extended = Tally(), Tally()

@@ -16,7 +16,7 @@ import tensorflow as tf
 from prototrain import KerasTrainer, default_callbacks
 from prototrain.callbacks import KerasCallback, ModelSaver, SaveOnExit, StopOnNaN, Validation
 from prototrain.errors import DataError, ModelError, NonFiniteError, PrototrainError
-from prototrain.experiment.changes import differences
+from prototrain.experiment.facts import differences
 from prototrain.trainers import keras_trainer
 from prototrain.trainers.keras_model import named_optimizers, optimizers_of
 from tests.tiny import values
@@ -235,8 +235,8 @@ def test_a_resumed_run_is_exact_in_the_middle_of_an_epoch(tmp_path: Path) -> Non
     measured = [dict(trainer.monitors.history("vld/accuracy")) for trainer in (parts, whole)]
     assert measured[0].items() >= measured[1].items()
     parts.keras_model.compile(keras.optimizers.Adam(beta_1=0.8), parts.keras_model.loss, metrics=["accuracy"])
-    other = KerasTrainer(parts.keras_model, batches(*KINDS[convnet])).provenance()
-    assert "compiled with optimizer beta_1 was 0.9 and is 0.8" in differences(parts.provenance(), other)
+    other = KerasTrainer(parts.keras_model, batches(*KINDS[convnet])).facts()
+    assert "compiled with optimizer beta_1 0.9 -> 0.8" in differences(parts.facts(), other)
 
 
 def test_an_own_train_step_resumes_exactly_with_all_its_optimizers(tmp_path: Path) -> None:
