@@ -203,7 +203,7 @@ class TestResume:
             trainer.train([SaveOnExit()], max_steps=steps)
             assert trainer.global_step == steps
             if steps > 5:
-                assert "not bit-exact" in trainer.storage.resume_line()
+                assert "changed: " in trainer.storage.resume_line()
                 assert f"towers was {3 - towers} and is {towers}" in trainer.storage.resume_line()
             seeds = [
                 np.asarray(copy).tolist()
