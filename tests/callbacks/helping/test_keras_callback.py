@@ -386,20 +386,6 @@ def test_what_the_checkpoint_holds_anyway_is_no_reason(tmp_path: Path) -> None:
     assert "changed" not in part(9).session.resume_line()
 
 
-def test_state_of_an_earlier_version_is_taken(tmp_path: Path) -> None:
-    callback = KerasCallback(Holder(1))
-    callback.load_state_dict(
-        {"changed": {"value": [[5, "nan"], ["value/1"]]}, "lost": ["a"], "begun": 2, "ended": 1, "stopped": False}
-    )
-    assert callback.resume_caveats() == ["no checkpoint can hold Holder.a"]
-    state = callback._restored
-    callback.trainer = Measured()
-    callback.setup()
-    callback.load_state_dict(state)
-    callback.before_train()
-    assert repr(callback.callback.value) == "[5, nan]"
-
-
 def test_the_end_is_told_only_when_it_is_the_end() -> None:
     class Broken(Callback):
         def trigger_epoch(self) -> None:
