@@ -81,8 +81,6 @@ class _ByName:
         unmatched: the regular expressions that no variable's name has matched so far.
     """
 
-    not_compared = ("unmatched",)  # which tracing changes
-
     def __init__(self, patterns: Iterable[str]) -> None:
         self._patterns = [_compiled(pattern) for pattern in patterns]
         self.unmatched = [pattern.pattern for pattern in self._patterns]

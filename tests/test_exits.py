@@ -78,8 +78,6 @@ class WhileSaving:
 class WhileTracing(Callback):
     """Sends a signal when the compiled call is traced."""
 
-    changes_training = False
-
     def __init__(self, action: Callable[[], None]) -> None:
         self.action = action
 

@@ -63,13 +63,6 @@ def test_an_iterator_has_a_state_in_one_tensor() -> None:
     np.testing.assert_array_equal(next(other), expected)
 
 
-def test_an_iterator_s_handle_is_what_ops_take() -> None:
-    handle = datasets.iterator_handle(iter(tf.data.Dataset.range(5)))
-    assert handle.dtype == tf.resource
-    (first,) = tf.raw_ops.IteratorGetNext(iterator=handle, output_types=[tf.int64], output_shapes=[[]])
-    assert first == 0
-
-
 def test_a_stage_s_numbers() -> None:
     for batch in (
         numbers(),
@@ -207,31 +200,6 @@ def test_a_checkpoint_of_tensorflow_s_has_the_names_of_variables(tmp_path: Path)
     path = tf.train.Checkpoint(some=tf.Variable(1.0, name="mine")).write(str(tmp_path / "some"))
     saved = tf.train.load_checkpoint(path).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH")
     assert graphs.names_in_checkpoint(saved)["some/.ATTRIBUTES/VARIABLE_VALUE"] == "mine"
-
-
-def test_ops_are_seen_as_they_run() -> None:
-    seen: list[tuple[str, bool]] = []
-
-    def see(kind: Any, inputs: Any, attributes: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> None:
-        assert len(inputs) == 2 and outputs[0].shape == []
-        seen.append((kind.decode() if isinstance(kind, bytes) else kind, graph is None))
-
-    one = tf.constant(1.0)
-    with graphs.seeing_ops(see):
-        tf.add(one, one)
-        with graphs.no_ops_seen():
-            tf.multiply(one, one)
-        tf.subtract(one, one)
-    tf.multiply(one, one)
-    assert [kind for kind, eager in seen if eager] == ["AddV2", "Sub"]
-
-
-def test_what_is_known_of_ops_and_functions() -> None:
-    outer(tf.constant(1.0))
-    definition = graphs.function_definition(outer.get_concrete_function().name.decode())
-    assert [argument.name for argument in definition.signature.input_arg] == ["x"] and definition.node_def
-    assert graphs.function_definition("AddV2") is None
-    assert [graphs.is_stateful(kind) for kind in ("AddV2", "RandomUniform", "NoSuch")] == [False, True, True]
 
 
 # -- what TensorFlow keeps --------------------------------------------------------------------------------------------

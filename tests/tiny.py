@@ -120,8 +120,6 @@ class Recorder(Callback):
 class At(Callback):
     """Does something after one step."""
 
-    changes_training = False
-
     def __init__(self, step: int, action: Callable[[], None]) -> None:
         self.step, self.action = step, action
 
@@ -134,8 +132,6 @@ class At(Callback):
 
 class PressesCtrlC(Callback):
     """Presses Ctrl-C when the next step is about to begin, and not while code of a callback runs."""
-
-    changes_training = False
 
     def __init__(self, step: int) -> None:
         self.step = step

@@ -10,14 +10,12 @@ from prototrain.checkpoint import META, Checkpoint, Checkpoints, verify
 from prototrain.checkpoint.best import best_checkpoint
 from prototrain.errors import CheckpointError
 from prototrain.experiment import Experiment
-from prototrain.experiment.changes import differences
+from prototrain.experiment.facts import changes as changes_since
 from prototrain.experiment.fetching import fetched
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel
 
 __all__ = ["Restored", "add_checkpoint", "restore"]
-
-_COMPARED = ("config", "model code")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +73,9 @@ def restore(model: ModelProtocol, checkpoint: str | None = None) -> Restored:
     experiment.check_inside()
     found = verify(path, run_id=experiment.run_id if own else None)
     built = BuiltModel(model)
-    then, now = found.meta.get("provenance", {}), built.provenance()
-    keys = [key for key in _COMPARED if key in then]
-    changes = differences({key: then[key] for key in keys}, {key: now[key] for key in keys})
+    then, now = found.meta["facts"], built.facts()
+    sources = {name: digest for name, digest in then["sources"].items() if name in now["sources"]}
+    changes = changes_since({"config": then["config"], "sources": sources}, now)
     cure = f"since it was written, {'; '.join(changes)}" if changes else "name another one with --checkpoint"
     averaged = built.take_weights(found, cure=cure)
     return Restored(built=built, checkpoint=found, experiment=experiment, averaged=averaged, changes=changes)

@@ -117,13 +117,6 @@ class Agenda:
         trainer = self._trainer
         return trainer.counter.step >= min(trainer.end_of_epoch, trainer.total_steps)
 
-    def is_at_end_only(self, callback: Callback) -> bool:
-        """Whether a callback whose turn it is runs because the run ends here, and would not if it went on."""
-        if self._trainer.counter.step < self._trainer.total_steps or self._phase not in ("after_epoch", "epoch"):
-            return False
-        trigger = periodic_trigger(callback) if self._phase == "epoch" else None
-        return self._is_cut if trigger is None else not trigger.is_on_schedule(self._trainer.counter.step)
-
     def open_epoch(self) -> None:
         """Begin the phase of those that run ahead of an epoch's steps, unless that has been or a step is unfinished.
 

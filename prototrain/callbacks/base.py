@@ -56,25 +56,13 @@ class Callback:
         at_end: whether the end of a run counts as due although the interval or the epoch is not over. A callback whose
             `trigger` or `after_epoch` changes how training goes on says False: a run that ends here and is then
             extended must not differ from one that never ended.
-        changes_training: whether it may change what is trained. True: a resume with other attributes, another interval
-            or other code of it, or without it, is not called exact. False: nothing makes it so. None, if nobody says:
-            as True for classes and functions of the user's own, of which nobody else can know.
         chief_only: run only on the chief of several workers.
-        goes_by_measurements: whether it changes what is trained by what others measure. Code of the user's own that
-            asks `monitors` for something does so, too.
-        measures: whether it records what is found on held-out data. With a callback that goes by that, a resume with
-            other attributes or another interval of it is not called exact.
-        not_compared: names of attributes, and of globals that the class uses, which do not count there.
         priority: when it runs among those of the same hook, see `Priority`.
         state_key: the name of this callback's state in a checkpoint; the class's name if None. Two callbacks with state
             need two keys.
     """
 
-    changes_training: bool | None = None
     chief_only: bool = True
-    goes_by_measurements: bool = False
-    measures: bool = False
-    not_compared: Collection[str] = ()
     priority: int = Priority.EVALUATE
     state_key: str | None = None
     at_end: bool = True
@@ -149,10 +137,6 @@ class Callback:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned when the checkpoint was written."""
-
-    def resume_caveats(self) -> list[str]:
-        """Say why the state that was taken over is not all that a resumed run would need, in words."""
-        return []
 
     def every(
         self,
@@ -271,6 +255,3 @@ class ProxyCallback(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.callback.load_state_dict(state)
-
-    def resume_caveats(self) -> list[str]:
-        return self.callback.resume_caveats()

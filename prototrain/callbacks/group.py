@@ -13,10 +13,7 @@ from prototrain.callbacks.base import Callback
 from prototrain.callbacks.describe import describe
 from prototrain.callbacks.listing import checked, labels, state_keys
 from prototrain.callbacks.monitor import Monitor
-from prototrain.callbacks.off_schedule import OffSchedule
-from prototrain.callbacks.proxies import innermost
-from prototrain.callbacks.settings import callback_settings, is_of_user
-from prototrain.callbacks.unsaved import Unsaved
+from prototrain.callbacks.proxies import innermost, runs_code_of_user
 from prototrain.checkpoint.state import taking
 from prototrain.errors import StopTraining
 from prototrain.step.python_summaries import PythonSummaries
@@ -27,9 +24,6 @@ from prototrain.system.waiting import announcing
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
-
-
-_NOTHING = nullcontext()
 
 
 class CallbackGroup:
@@ -52,10 +46,7 @@ class CallbackGroup:
         self._state_keys = state_keys(self.callbacks)
         self._labels = labels(self.callbacks)
         self._agenda = Agenda(trainer, self._labels)
-        self._off_schedule = OffSchedule(trainer, self._labels)
-        self.unsaved = Unsaved(trainer, self._labels)
-        self.settings: dict[str, Any] = {}  # what they were made with
-        self._of_user = {callback for callback in self.callbacks if is_of_user(callback)}
+        self._of_user = {callback for callback in self.callbacks if runs_code_of_user(callback)}
         self._set_up: list[Callback] = []
         self._stepped = False
         self._outer = sys.exception()  # what the caller is handling, which is no failure of this run
@@ -85,6 +76,11 @@ class CallbackGroup:
         return bool(self._watchers)
 
     @property
+    def state_keys(self) -> list[str]:
+        """What the states of callbacks are called in a checkpoint."""
+        return sorted(self._state_keys)
+
+    @property
     def each_step(self) -> bool:
         """Whether some callback runs after every single step."""
         return self._agenda.each_step
@@ -93,7 +89,6 @@ class CallbackGroup:
 
     def setup(self) -> None:
         """Give every callback its trainer and let it prepare."""
-        self.settings = callback_settings(self._trainer, self._labels, self._state_keys)
         inner = map(innermost, self.callbacks)
         self._trainer.monitors.attach(callback for callback in inner if isinstance(callback, Monitor))
         for callback in self.callbacks:
@@ -113,16 +108,11 @@ class CallbackGroup:
         for callback in self.callbacks:
             if callback.overrides("before_train"):
                 try:
-                    with (
-                        self._timed(callback, "before_train"),
-                        self._off_schedule.once_more(callback),
-                        self._told("before_train", callback),
-                    ):
+                    with self._timed(callback, "before_train"), self._told("before_train", callback):
                         callback.before_train()
                 except StopTraining as request:
                     stop = stop or request
                 self._trainer.stop.check()
-        self.unsaved.begin()
         self._trainer.monitors.flush()
         if stop is not None:
             raise stop
@@ -220,7 +210,7 @@ class CallbackGroup:
     def finish_step(self) -> None:
         """Complete the step that a restored checkpoint was taken in: run the callbacks that it had not run yet."""
         for callback in self._agenda.to_prepare:
-            kept = self._trainer.session.resume.preparing(f"before_epoch of {self._labels[callback]}")
+            kept = self._trainer.session.resume.preparing()
             with self._timed(callback, "before_epoch"), self._told("before_epoch", callback), kept:
                 callback.before_epoch()
             self._trainer.stop.check()
@@ -252,12 +242,7 @@ class CallbackGroup:
             is_of_start = hook == "before_epoch" and not self._stepped
             try:
                 running = self._told(hook, callback) if is_of_start else self._run(hook, callback, AFTER_STEP)
-                is_extra = hook != "trigger_step" and self._agenda.is_at_end_only(callback)
-                with (
-                    self._timed(callback, hook),
-                    self._off_schedule.at_end(callback) if is_extra else _NOTHING,
-                    running,
-                ):
+                with self._timed(callback, hook), running:
                     getattr(callback, hook)()
             except StopTraining as request:
                 stop = stop or request
@@ -277,23 +262,14 @@ class CallbackGroup:
             states = {key: callback.state_dict() for key, callback in self._state_keys.items()}
         return {"states": states, **self._agenda.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
-        """Give every callback its state back.
-
-        Returns:
-            what does not fit, in words: callbacks that the checkpoint has no state of, states of no callback, and what
-            callbacks say of theirs.
-        """
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Give every callback its state back, if the checkpoint has one of it."""
         states: dict[str, dict[str, Any]] = state["states"]
         for key, callback in self._state_keys.items():
             if key in states:
                 with taking(f"the state of {key}"):
                     callback.load_state_dict(states[key])
         self._agenda.load_state_dict(state)
-        new = [f"{key} starts without a saved state" for key in self._state_keys if key not in states]
-        gone = [f"the saved state of {key} is not used" for key in states if key not in self._state_keys]
-        lost = [line for callback in self.callbacks for line in callback.resume_caveats()]
-        return new + gone + lost
 
     def describe(self) -> str:
         """Who runs when, in which order, as a table."""

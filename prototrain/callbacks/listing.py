@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from prototrain.callbacks.base import Callback
-from prototrain.callbacks.earlier_hooks import check_hooks
 from prototrain.errors import CallbackError
 
 
@@ -28,7 +27,6 @@ def checked(callbacks: Iterable[Callback]) -> list[Callback]:
             raise CallbackError(f"not a callback: {callback!r}{hint}")
         if sum(other is callback for other in given) > 1:
             raise CallbackError(f"{callback!r} is in the list twice; make a second one")
-        check_hooks(callback)
     return given
 
 

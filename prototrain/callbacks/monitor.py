@@ -30,7 +30,6 @@ class Monitor(Callback):
     Override `put_scalar` or, to take those of a moment together, `put_scalars`; and `flush` if scalars are buffered.
     """
 
-    changes_training: bool | None = False
     priority: int = Priority.WRITE
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

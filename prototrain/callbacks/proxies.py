@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from prototrain.callbacks.base import Callback, ProxyCallback
@@ -37,3 +38,16 @@ def runs_each_step(callback: Callback) -> bool:
             return False  # has a schedule of its own
         callback = callback.callback
     return callback.overrides("trigger_step") and not callback.overrides("next_step")
+
+
+def runs_code_of_user(callback: Callback) -> bool:
+    """Whether a callback's class, or a function that it was given, comes from elsewhere than prototrain and Keras."""
+    thing = user_object(callback)
+    given = list(vars(thing).values())
+    given += [each for value in given if isinstance(value, dict) for each in value.values()]
+    return any(map(_is_foreign, [type(thing), *filter(inspect.isroutine, given)]))
+
+
+def _is_foreign(code: Any) -> bool:
+    root = (getattr(code, "__module__", None) or "builtins").partition(".")[0]
+    return root not in ("builtins", "keras", "prototrain", "time")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from numbers import Integral, Real
 
 from prototrain.callbacks.base import Callback, ProxyCallback
-from prototrain.callbacks.earlier_hooks import check_hooks
 from prototrain.errors import CallbackError
 
 
@@ -42,7 +41,6 @@ class PeriodicTrigger(ProxyCallback):
     ) -> None:
         super().__init__(callback)
         if not callback.overrides("trigger"):
-            check_hooks(callback)
             raise CallbackError(f"{callback.name} has no trigger(), so there is nothing to run at an interval")
         intervals = {"steps": every_k_steps, "epochs": every_k_epochs, "seconds": every_n_seconds}
         for unit, interval in intervals.items():
@@ -108,12 +106,6 @@ class PeriodicTrigger(ProxyCallback):
             self._last_step = self.trainer.global_step
             self._last_time = self._clock()
             self.trigger()
-
-    def is_on_schedule(self, step: int) -> bool:
-        """Whether an interval in steps or epochs ends with a step; True where there is only one in seconds."""
-        epochs = None if self.every_k_epochs is None else self.every_k_epochs * self.trainer.steps_per_epoch
-        intervals = [interval for interval in (self.every_k_steps, epochs) if interval is not None]
-        return any(step % interval == 0 for interval in intervals) or not (intervals or self.every_n_seconds is None)
 
     def fired_at(self, step: int) -> bool:
         """Whether `trigger` has run for a step."""

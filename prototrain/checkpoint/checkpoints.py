@@ -97,7 +97,7 @@ class Checkpoints:
                 write_rest()
                 if aside and final.exists():
                     self._delete(final)
-                elif os.path.lexists(final) and not self._set_aside(final):
+                elif os.path.lexists(final) and not self.set_aside(final):
                     raise CheckpointError(f"cannot save step {snapshot.step}: {final} is damaged and cannot be moved")
                 temporary.rename(final)
                 # The directory's own entry last: before this, a power failure may still lose the rename, never a part.
@@ -157,17 +157,21 @@ class Checkpoints:
 
     # -- restoring ----------------------------------------------------------------------------------------------------
 
-    def newest(self, check: Callable[[Checkpoint], object] | None = None) -> Checkpoint | None:
+    def newest(
+        self, check: Callable[[Checkpoint], object] | None = None, *, broken: list[Path] | None = None
+    ) -> Checkpoint | None:
         """Find the newest checkpoint that verifies; set broken ones aside and say so.
 
         Args:
             check: raises a CheckpointError if one that is whole is of no use all the same.
+            broken: gets the broken ones instead, for `set_aside` once the run may go on.
 
         Raises:
             UnknownFormatError: a newer one than that is whole, but of a format that only another version reads.
             CheckpointError: there are checkpoints, or damaged ones were set aside, and none of them verifies.
         """
-        broken: list[Path] = []
+        is_later = broken is not None
+        broken = [] if broken is None else broken
         for step in reversed(self.steps()):
             path = self.path(step)
             try:
@@ -180,8 +184,8 @@ class Checkpoints:
                 self._announce(f"WARNING: {error}")
                 broken.append(path)
                 continue
-            for bad in broken:
-                self._set_aside(bad)
+            for bad in () if is_later else broken:
+                self.set_aside(bad)
             if broken:
                 self._announce(f"WARNING: falling back to the checkpoint of step {step}, {path}")
             return checkpoint
@@ -220,7 +224,8 @@ class Checkpoints:
             raise CheckpointError(f"cannot move {self.directory} out of the way: {error.strerror}") from error
         return target
 
-    def _set_aside(self, path: Path) -> bool:
+    def set_aside(self, path: Path) -> bool:
+        """Rename a broken checkpoint so that no resume finds it, and say so; returns whether that worked."""
         target = _unused(path.with_name(f".bad-{path.name}"))
         try:
             path.rename(target)

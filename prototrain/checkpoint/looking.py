@@ -1,9 +1,7 @@
-"""Looking at a trainer's state without changing it: what in it is a variable, and what has become another."""
+"""Which entries of a trainer's state are variables."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,6 @@ import tensorflow as tf
 from prototrain.checkpoint.state import OF_CALLBACKS, StateEntries
 from prototrain.private_api.graphs import trackable_kinds
 from prototrain.private_api.of_keras import KerasVariable
-from prototrain.towers import components
 
 
 def model_variables(state: dict[str, Any]) -> dict[str, Any]:
@@ -32,35 +29,3 @@ def trackables(state: dict[str, Any]) -> list[Any]:
     entries = StateEntries(state)
     found = [entry for entry in entries.variables.values() if not isinstance(entry, np.ndarray)]
     return found + [entry for entry in state.values() if isinstance(entry, trackable_kinds())]
-
-
-def looking(state: dict[str, Any]) -> Callable[[], list[str]]:
-    """Look at everything in a state dict that counts as data.
-
-    Returns:
-        a function that names what has become another since.
-    """
-    entries = StateEntries(state)
-    values = entries.values()
-    held = {name: _held(variable) for name, variable in entries.variables.items()}
-
-    def changed() -> list[str]:
-        now = entries.values()
-        others = [key for key in values if json.dumps(values[key]) != json.dumps(now[key])]
-        return others + [
-            name for name, before in held.items() if _bits(before) != _bits(_held(entries.variables[name]))
-        ]
-
-    return changed
-
-
-def _held(variable: Any) -> list[Any]:
-    """The present values of a variable on each tower; of a tensor nothing is copied before it is changed."""
-    if isinstance(variable, np.ndarray):
-        return [np.copy(variable)]
-    return [tf.identity(copy) for copy in components(variable)]
-
-
-def _bits(values: list[Any]) -> list[Any]:
-    arrays = [np.asarray(value) for value in values]
-    return [array.tolist() if array.dtype == object else array.tobytes() for array in arrays]

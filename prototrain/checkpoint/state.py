@@ -23,7 +23,6 @@ from prototrain.checkpoint.files import (
 )
 from prototrain.checkpoint.fit import check_fit, match_towers
 from prototrain.checkpoint.generators import GENERATORS, GeneratorState
-from prototrain.checkpoint.layout import not_kept, order_of
 from prototrain.checkpoint.values import LOST, OBJECT, STORED, decode, encode, fits_bundle, has_tag, tagged
 from prototrain.errors import CheckpointError
 from prototrain.private_api.graphs import trackable_kinds
@@ -139,7 +138,7 @@ class StateEntries:
 
     def _coded(self, key: str) -> Any:
         if key in self._arrays:
-            return tagged(STORED, [self._arrays[key], order_of(self._state[key])])
+            return tagged(STORED, [self._arrays[key], _order_of(self._state[key])])
         if key in self._objects:
             return tagged(OBJECT, encode(self._objects[key].state_dict(), f"state[{key!r}]", loose=True))
         return encode(self._state[key], f"state[{key!r}]")
@@ -153,10 +152,6 @@ class StateEntries:
         arrays = self._arrays.values()
         mine = [name for name in self.variables if not name.startswith(OF_CALLBACKS) and name not in arrays]
         return [name for name in mine if name not in registered]
-
-    def not_kept(self) -> list[str]:
-        """How plain values and arrays lie in memory that no checkpoint keeps, in words."""
-        return not_kept({key: self._state[key] for key in (*self._values, *self._arrays)})
 
     def check(self) -> None:
         """Check that a checkpoint can hold all of it, before there is anything to lose.
@@ -177,7 +172,7 @@ class StateEntries:
             if isinstance(entry, tf.data.Iterator):  # only a trial tells, and one that has not begun is small
                 _try_to_save(self.saveables[key], f"state[{key!r}]")
 
-    def restore(self, checkpoint: Checkpoint, *, beside: Callable[[], object] = lambda: None) -> list[str]:
+    def restore(self, checkpoint: Checkpoint, *, beside: Callable[[], object] = lambda: None) -> None:
         """Put a checkpoint's content back: all of it or, when something does not fit, nothing.
 
         Everything is read and checked first; then comes what may still fail; variables and values are last.
@@ -185,9 +180,6 @@ class StateEntries:
         Args:
             checkpoint: has been verified.
             beside: restores what is not in the state dict.
-
-        Returns:
-            what is not as it was for all that, in words.
 
         Raises:
             CheckpointError: the checkpoint does not fit, or cannot be read.
@@ -216,14 +208,13 @@ class StateEntries:
                 with taking(f"state[{key!r}]"):
                     holder.load_state_dict(decode(values[key][OBJECT]))
         beside()
-        caveats = self._put(data)
+        self._put(data)
         for name, variable in mine.items():
             value = saved.pop(name)  # given back at once: a large model must not be in memory three times
             if isinstance(variable, np.ndarray):
                 np.copyto(variable, value)
             else:
                 variable.assign(value)
-        return caveats
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -265,23 +256,22 @@ class StateEntries:
                     found[key] = np.asfortranarray(value) if order == "F" else value
         return found
 
-    def _put(self, data: Mapping[str, Any]) -> list[str]:
-        """Put plain values and arrays into the state dict: where it can be, in the objects that are there already.
-
-        Returns:
-            which arrays lie otherwise in memory than they did, in words.
-        """
+    def _put(self, data: Mapping[str, Any]) -> None:
+        """Put plain values and arrays into the state dict: where it can be, in the objects that are there already."""
         filled: list[Any] = []
-        caveats = []
         for key, value in data.items():
             old = self._state.get(key)
             if any(old is one for one in filled) or not _fill(old, value):
                 self._state[key] = value
                 continue
             filled.append(old)
-            if isinstance(old, np.ndarray) and order_of(old) not in (None, order_of(value)):
-                caveats.append(f"state[{key!r}] had its numbers in another order in memory (C or Fortran)")
-        return caveats
+
+
+def _order_of(array: np.ndarray[Any, Any]) -> str | None:
+    """The order of an array's elements in memory, "C" or "F"; None if it is neither."""
+    if array.flags.c_contiguous:
+        return "C"
+    return "F" if array.flags.f_contiguous else None
 
 
 def _fill(old: Any, value: Any) -> bool:

@@ -17,8 +17,7 @@ from prototrain.data.digest import digest_of
 from prototrain.data.pipeline import first_difference
 from prototrain.errors import ClusterError, ConfigError
 from prototrain.experiment import source_of
-from prototrain.experiment.changes import differences
-from prototrain.experiment.provenance import config_provenance, source_digest
+from prototrain.experiment.facts import config_facts, differences, file_digests
 from prototrain.system.signals import LeavingAtOnce
 from prototrain.system.tracebacks import in_one_line
 
@@ -81,11 +80,11 @@ class Agreement:
         source = model.source if hasattr(model, "source") else source_of(model)
         own = type(trainer).__module__
         code = {
-            "model": source_digest(source),
-            "trainer": own if own.startswith("prototrain.") else source_digest(source_of(trainer)),
+            "model": file_digests([source]),
+            "trainer": own if own.startswith("prototrain.") else file_digests([source_of(trainer)]),
         }
         versions = {"prototrain": prototrain.__version__, "tensorflow": tf.__version__, "keras": keras.__version__}
-        self.require_same("the config", config_provenance(model.config))
+        self.require_same("the config", config_facts(model.config))
         self.require_same("the code", {"code of the": code, "version of": versions})
 
     def require_same_data(self, built: BuiltModel) -> str | None:

@@ -49,8 +49,7 @@ def _compare(options: argparse.Namespace) -> None:
 
 def _lasting(run: Run) -> dict[str, Any]:
     entries = flat(run.environment)
-    twice = [key for key in entries if key.replace("provenance.", "versions.") in entries.keys() - {key}]
-    return {key: value for key, value in entries.items() if key not in (*_OF_EACH_RUN, *twice)}
+    return {key: value for key, value in entries.items() if key not in _OF_EACH_RUN}
 
 
 def _results(runs: Sequence[Run]) -> list[list[str]]:

@@ -17,7 +17,6 @@ from typing import Any, Final, NoReturn
 
 from prototrain.config.schema import REFERENCE, SCHEMA, HasConfig, show
 from prototrain.errors import ConfigError
-from prototrain.system.function_code import found_as
 
 FUNCTIONS_KEY: Final = "prototrain.functions"
 """The key of a `config.json` that lists the paths of values which only stand for what they were."""
@@ -182,9 +181,17 @@ def _source(value: Any) -> str | None:
     if not isinstance(value, FunctionType):
         return None
     text = _text(value)
-    around = {name: found_as(value, name) for name in value.__code__.co_freevars}
+    around = {name: _found_as(value, name) for name in value.__code__.co_freevars}
     said = [f"{name} = {item!r}" for name, item in around.items() if isinstance(item, (bool, int, float, str))]
     return f"{text}  # {', '.join(said)}" if said and text is not None else text
+
+
+def _found_as(function: FunctionType, name: str) -> Any:
+    """What a function has of one around it under a name; None where it has no value yet."""
+    try:
+        return (function.__closure__ or ())[function.__code__.co_freevars.index(name)].cell_contents
+    except ValueError:
+        return None
 
 
 def _text(value: FunctionType) -> str | None:

@@ -13,9 +13,6 @@ from typing import Any
 
 _PACKAGES = ("prototrain", "tensorflow", "keras", "numpy")
 
-version_of = functools.cache(metadata.version)
-"""The version of an installed package; it reads files, and is asked for at every save."""
-
 
 def describe_environment(devices: list[str]) -> dict[str, Any]:
     """Describe this process, as JSON can hold it.
@@ -23,12 +20,6 @@ def describe_environment(devices: list[str]) -> dict[str, Any]:
     Args:
         devices: those of TensorFlow, by name.
     """
-    versions = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            versions[package] = version_of(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "not installed as a package"
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": sys.argv,
@@ -36,9 +27,21 @@ def describe_environment(devices: list[str]) -> dict[str, Any]:
         "host": platform.node(),
         "platform": platform.platform(),
         "git_commit": _git_commit(),
-        "versions": versions,
+        "versions": versions(),
         "devices": devices,
     }
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """The versions of Python and of the packages that training depends on, by name."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed as a package"
+    return found
 
 
 def _git_commit() -> str | None:

@@ -20,39 +20,30 @@ from prototrain.data.batches import first_part
 from prototrain.data.given import as_datasets
 from prototrain.data.limits import limited
 from prototrain.data.pipeline import named_files
-from prototrain.data.randomness import reshuffles
 from prototrain.data.shares import Share, for_worker, own_spec
 from prototrain.data.stream import TrainingData
 from prototrain.errors import DataError, OutOfMemoryError
 from prototrain.experiment import home_of, source_of
 from prototrain.experiment.data_files import describe_files, noting_files
-from prototrain.experiment.provenance import config_provenance, source_digest
+from prototrain.experiment.facts import Facts, config_facts, file_digests
 from prototrain.model.evaluation import Evaluation
-from prototrain.model.graph_digest import model_digest, outputs_of
 from prototrain.model.layer_cache import LayerCache
-from prototrain.model.layer_settings import layer_settings
 from prototrain.model.loading import Model, declared_spec
 from prototrain.model.net import check_net, scalars
 from prototrain.model.placement import Placement
 from prototrain.model.variables import select, variable_table
 from prototrain.predictor import Predictor
-from prototrain.step.graph_caveats import graph_caveats, resource_caveats
 from prototrain.step.python_summaries import left_out_of_graphs
 from prototrain.step.trace import tower_trace
 from prototrain.step.variables import StepCounter
-from prototrain.system.objects import attributes_of
-from prototrain.system.resources import table_digest
 from prototrain.system.signals import StopRequest
 from prototrain.system.tables import Table
 from prototrain.system.tracebacks import out_of_memory
 from prototrain.system.waiting import announcing
-from prototrain.towers import building, components
+from prototrain.towers import building
 
 if TYPE_CHECKING:
     from prototrain.model.loading import ModelProtocol
-
-
-_PLAIN = (bool, float, int, str)
 
 
 class BuiltModel:
@@ -80,9 +71,6 @@ class BuiltModel:
         datasets: everything that the model's `datasets` returned, by name.
         variables: the model's variables by name; `trainable` and `decayed` are the chosen ones among them.
         policy: the name of the Keras policy that says in which precision layers compute.
-        graph_digest: of what `build` does for training.
-        graph_caveats: what of that a resumed run does not repeat, in words.
-        resources: what it does not repeat unless a checkpoint holds it, by handles of TensorFlow.
         counter: the number of completed steps that the variables are of, as `step` has it.
         stop: what ends an evaluation.
 
@@ -117,7 +105,7 @@ class BuiltModel:
         # Layer names count up per process; a run's variables must have the same names in every process.
         keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(seed)
-        self.code = source_digest(self.source)  # before anyone edits what this process has imported
+        self._sources = file_digests([self.source])  # before anyone edits what this process has imported
         self._files: set[str] = set()
         with noting_files(self._files):
             limits = {name: self.config[f"trainer.{name}_batches"] for name in ("limit", "overfit")}
@@ -147,48 +135,23 @@ class BuiltModel:
         self.trainable: dict[str, Any] = {}
         self.decayed: dict[str, Any] = {}
         self.choose_trained()
-        self._layer_settings = layer_settings(self._cache.layers.values())
 
     def _create_variables(self, check: Callable[[Any], object]) -> None:
         """Call `build` on a real batch, which creates the variables, and once more, which must find all of them."""
         parts = self.placement.parts * self.config["model.accumulate_steps"]
         first, spec = first_part(self.data.first_batch, parts), self.data.element_spec
-        self._spec = spec if parts == 1 else tf.nest.map_structure(tf.type_spec_from_value, first)
+        spec = spec if parts == 1 else tf.nest.map_structure(tf.type_spec_from_value, first)
         tower = building(self.placement.towers, True, step=self.counter.read)
         creating = self._cache.creating(self.placement.strategy, self.placement.declare_variable)
         with tower, dtype_policy(self.policy), creating:
             check(self.model.build(first, True))
-        self._trace(check)
-
-    def _trace(self, check: Callable[[Any], object]) -> None:
-        """Trace `build` by itself, to see what it does."""
 
         def build(inputs: Any) -> list[Any]:
-            net = self.model.build(inputs, True)
-            check(net)
-            return outputs_of(net)
+            check(self.model.build(inputs, True))
+            return []
 
         with building(self.placement.towers, True, step=self.counter.read), dtype_policy(self.policy):
-            graph = self._cache.adopt(build, self._spec)
-        self._traced_as = self._given()
-        handles = {id(part.handle): name for name, one in self._cache.variables.items() for part in components(one)}
-        self.graph_digest = model_digest(graph, handles)
-        self.graph_caveats = graph_caveats(graph, graph.variables)
-        self.resources = resource_caveats(graph)
-        self._tables = table_digest([graph])
-
-    def _given(self) -> list[Any]:
-        """The plain values among the model's attributes, and what its layers are made with, which `build` may go by."""
-        plain = {name: value for name, value in attributes_of(self.model, ()).items() if type(value) in _PLAIN}
-        settings = layer_settings(self._cache.layers.values())
-        frozen = {name: {**of, "trainable": None} for name, of in settings.items()}  # which changes no graph
-        return [plain, frozen]
-
-    def look_again(self, log: Callable[[str], None]) -> None:
-        """Trace `build` once more if somebody has changed the model since."""
-        if self._given() != self._traced_as:
-            with announcing("tracing the model once more, which was changed", log):
-                self._trace(check_net)
+            self._cache.adopt(build, spec)
 
     def choose_trained(self) -> bool:
         """Choose the variables that are trained and those that decay: layers may have been frozen or thawed.
@@ -377,17 +340,9 @@ class BuiltModel:
         """The variables, and what happens to each of them."""
         return variable_table(self.variables, self.trainable, self.decayed)
 
-    def provenance(self) -> dict[str, Any]:
-        """What must not change between a run and its bit-exact continuation, by name."""
-        return {
-            "towers": self.placement.towers,
-            "config": config_provenance(self.config),
-            "model code": self.code,
-            "model graph": self.graph_digest,
-            "layers": self._layer_settings,
-            "tables": self._tables,
-            "data mode": self.data.mode,
-        }
+    def facts(self) -> Facts:
+        """The config and the files of the model, for the record in a checkpoint."""
+        return {"config": config_facts(self.config), "sources": self._sources}
 
     def origin(self) -> dict[str, Any]:
         """What the model and its data were made from: the "model" by name with its "modules", and the "data"."""
@@ -403,12 +358,6 @@ class BuiltModel:
     def data_files(self) -> dict[str, dict[str, Any]]:
         """The files that the data comes from, as far as they are known; see `describe_files`."""
         return describe_files(self._files | named_files(self.datasets.values()))
-
-    def resume_caveats(self) -> list[str]:
-        """Why what follows will not be exactly what it would have been, in words."""
-        found = [*self.graph_caveats, *([] if self.data.caveat is None else [self.data.caveat])]
-        shuffled = [name for name, dataset in self.datasets.items() if name != "trn" and reshuffles(dataset)]
-        return found + [f"dataset {name!r} is shuffled anew each time it is read" for name in shuffled]
 
 
 def datasets_of(model: ModelProtocol, share: Share) -> dict[str, tf.data.Dataset]:

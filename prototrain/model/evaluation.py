@@ -15,7 +15,6 @@ from prototrain.data.reading_ahead import prefetched
 from prototrain.data.waiting import patiently
 from prototrain.errors import DataError, StepError
 from prototrain.step.functions import compiled
-from prototrain.step.graph_caveats import graph_caveats
 from prototrain.step.result import ScalarPacker, failed_stage
 from prototrain.step.variables import StopVariable
 from prototrain.system.signals import StopRequest
@@ -95,11 +94,6 @@ class CompiledPass:
                 return None
             with values_kept(graph.variables):
                 return self._go_through(first_batches(name, self._given, batches, stop), stop)
-
-    def caveats(self) -> list[str]:
-        """Why another pass would not give the same for the same variables, in words; known once it was rehearsed."""
-        found = [] if self._graph is None else graph_caveats(self._graph, self._graph.variables)
-        return [f"the validation {said.removeprefix('the step ')}" for said in found]
 
     def _run(self, iterator: Any) -> tuple[tf.Tensor, ...]:
         def goes_on(more: Any, *_: Any) -> Any:
@@ -230,10 +224,6 @@ class Evaluation:
         if found is not None and not found[0]:
             raise DataError(f"dataset {self._name!r} is empty")
         return self._packer.names
-
-    def caveats(self) -> list[str]:
-        """See `CompiledPass.caveats`."""
-        return self._pass.caveats()
 
     @contextmanager
     def _failing(self, step: int) -> Iterator[None]:

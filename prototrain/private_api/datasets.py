@@ -117,7 +117,7 @@ def tells_stages() -> bool:
 
 @needs(
     f"{_DATASETS}.dataset_ops:DatasetV2._inputs",
-    without="nothing is known of what a dataset is made of, and a resumed run does not claim to be exact",
+    without="nothing is known of what a dataset is made of",
     instead=lambda stage: [],
 )
 def stage_inputs(stage: Any) -> list[Any]:
@@ -132,7 +132,7 @@ def stood_for(stage: Any) -> Any:
 
 @needs(
     f"{_DATASETS}.dataset_ops:DatasetV2._functions",
-    without="nothing is known of the functions of a dataset, and a resumed run does not claim to be exact",
+    without="nothing is known of the functions of a dataset",
     instead=lambda stage: [],
 )
 def stage_functions(stage: Any) -> list[Any]:

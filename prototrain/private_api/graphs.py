@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -11,9 +9,6 @@ import tensorflow as tf
 from prototrain.private_api.needs import needs
 
 _GRAPH = "tensorflow.python.framework.ops:Graph"
-_CONTEXT = "tensorflow.python.eager.context:Context"
-_CALLBACKS = "tensorflow.python.framework.op_callbacks"
-_UNSEEN = "what a step in Python uses that no checkpoint brings back goes unsaid"
 
 
 @needs(
@@ -33,7 +28,7 @@ def called_function(graph: Any, name: str) -> Any:
 
 @needs(
     f"{_GRAPH}._functions",
-    without="functions in functions of a dataset are not looked into, and a resumed run does not claim to be exact",
+    without="functions in functions of a dataset are not looked into",
     instead=lambda graph: [],
 )
 def nested_functions(graph: Any) -> list[Any]:
@@ -95,68 +90,8 @@ def names_in_checkpoint(saved: bytes) -> dict[str, str]:
 
 
 @needs(
-    f"{_CALLBACKS}:add_op_callback",
-    f"{_CALLBACKS}:remove_op_callback",
-    without=_UNSEEN,
-    instead=lambda see: nullcontext(),
-)
-@contextmanager
-def seeing_ops(see: Callable[..., None]) -> Iterator[None]:
-    """Have each op that this thread runs or traces meanwhile seen.
-
-    It relies on TensorFlow's op callbacks.
-
-    Args:
-        see: called with the op's kind, inputs, attributes and outputs, its name, and the graph if it is traced.
-    """
-    from tensorflow.python.framework import op_callbacks
-
-    op_callbacks.add_op_callback(see)
-    try:
-        yield
-    finally:
-        op_callbacks.remove_op_callback(see)
-
-
-@needs(
-    f"{_CALLBACKS}:clear_op_callbacks",
-    f"{_CALLBACKS}:add_op_callback",
-    f"{_CONTEXT}.op_callbacks",
-    without=_UNSEEN,
-    instead=nullcontext,
-)
-@contextmanager
-def no_ops_seen() -> Iterator[None]:
-    """Have the ops that are run meanwhile not seen: of a call whose graph is known, for example."""
-    from tensorflow.python.eager import context
-    from tensorflow.python.framework import op_callbacks
-
-    seeing = list(context.context().op_callbacks)
-    op_callbacks.clear_op_callbacks()
-    try:
-        yield
-    finally:
-        for see in seeing:
-            op_callbacks.add_op_callback(see)
-
-
-@needs(
-    f"{_CONTEXT}.has_function",
-    f"{_CONTEXT}.get_function_def",
-    without=_UNSEEN,
-    instead=lambda name: None,
-)
-def function_definition(name: str) -> Any:
-    """The definition of the function that eager code calls by this name, a `FunctionDef`; None if it is an op."""
-    from tensorflow.python.eager import context
-
-    now = context.context()
-    return now.get_function_def(name) if now.has_function(name) else None
-
-
-@needs(
     "tensorflow.python.framework.op_def_registry:get",
-    without="each op of a step in Python counts as one whose result no checkpoint brings back",
+    without="each op of unknown kind counts as one that may give another result when it runs again",
     instead=lambda kind: True,
 )
 def is_stateful(kind: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -86,7 +87,9 @@ def _is_there(name: str) -> bool:
 
 
 def _is_given_to_objects(kind: type, attribute: str) -> bool:
-    """Whether a class's methods use an attribute of its objects. To make an object and look would leave traces."""
-    members = (member for each in kind.__mro__ for member in vars(each).values())
-    functions = (inspect.unwrap(getattr(member, "fget", None) or member) for member in members if callable(member))
-    return any(attribute in function.__code__.co_names for function in functions if inspect.isfunction(function))
+    """Whether a class's text names an attribute of its objects. To make an object and look would leave traces."""
+    named = re.compile(rf"self\.{attribute}\b")
+    try:
+        return any(named.search(inspect.getsource(each)) for each in kind.__mro__ if each is not object)
+    except (OSError, TypeError):  # only its compiled form is installed
+        return True

@@ -14,14 +14,14 @@ from prototrain.config.schema import LOCATION_KEYS
 from prototrain.data.pipeline import first_difference
 from prototrain.errors import ConfigError, ExperimentError
 from prototrain.experiment import Experiment
-from prototrain.experiment.changes import differences, unrecorded
 from prototrain.experiment.copies import ModuleCopy
 from prototrain.experiment.data_files import file_changes
+from prototrain.experiment.facts import differences
 from prototrain.experiment.record import read_attempts
 from prototrain.experiment.rows import Row, rows_of
 from prototrain.system.tables import plain_table
 
-_FORM = {"trainer": str, "modules": dict, "callbacks": list, "provenance": dict, "versions": dict, "data": dict}
+_FORM = {"trainer": str, "modules": dict, "callbacks": list, "facts": dict, "versions": dict, "data": dict}
 
 
 class Repeat:
@@ -112,17 +112,15 @@ class Repeat:
             config: the other run's.
         """
         then, now = self._environment, environment
-        found = differences({**unrecorded(now["provenance"]), **_settings(then)}, _settings(now))
+        found = differences(_settings(then), _settings(now))
         changed = differing([read_object(self._experiment.directory / "config.json"), config])
         found += [f"config {key} was {was} and is {value}" for key, (was, value) in changed if key not in LOCATION_KEYS]
-        found += file_changes(then["data"]["files"], now["data"]["files"])
+        found += file_changes(then["data"].get("files", {}), now["data"]["files"])
         stages = first_difference(then["data"]["stages"], now["data"]["stages"])
         found += [] if stages is None else [stages]
-        imports = {name: digest for name, digest in then["imports"].items() if name in now["imports"]}
-        found += [f"{name} is not what it was" for name in imports if imports[name] != now["imports"][name]]
         found += [f"callback {name} is missing" for name in then["callbacks"] if name not in now["callbacks"]]
         found += [f"callback {name} is new" for name in now["callbacks"] if name not in then["callbacks"]]
-        resumed = [one.start for one in read_attempts(self._experiment.record) if "not bit-exact" in (one.start or "")]
+        resumed = [one.start for one in read_attempts(self._experiment.record) if "changed: " in (one.start or "")]
         return found + [f"the run itself was {line}" for line in resumed]
 
     def compare_metrics(self, experiment: Experiment) -> str:
@@ -167,8 +165,7 @@ def _at_the_same_steps(one: Path, other: Path) -> Iterator[tuple[int, Row, Row]]
 def _settings(environment: dict[str, Any]) -> dict[str, Any]:
     names = {"platform": "platform", "devices": "devices", "working directory": "directory"}
     other = {name: environment.get(key) for name, key in names.items()}
-    provenance = {key: value for key, value in environment["provenance"].items() if key != "imports"}
-    return {**environment["versions"], **provenance, **other}
+    return {**environment["versions"], **environment["facts"], **other}
 
 
 def _as_option(towers: Any) -> str | None:

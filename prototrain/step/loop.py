@@ -199,4 +199,4 @@ def _time_after(tensors: list[Any]) -> tf.Tensor:
     if is_deterministic():  # TensorFlow refuses to read the clock then, and the waiting time is unknown
         return tf.zeros([], tf.float64)
     with tf.device("CPU:0"), tf.control_dependencies(tensors):
-        return tf.timestamp(name="prototrain_clock")
+        return tf.timestamp()

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.experiment import Experiment
+from prototrain.experiment.facts import Facts
 from prototrain.model.placement import OwnPacePlacement
 from prototrain.step.calls import StepCalls
 from prototrain.step.iteration import Batch
@@ -148,8 +149,5 @@ class AsyncTrainer(OwnPaceTrainer):
         found = {**super().describe(), "towers": f"{len(self.devices)}, each with batches of its own"}
         return {**found, "devices": in_words(self.devices)}
 
-    def provenance(self) -> dict[str, Any]:
-        found = {**super().provenance(), "towers": len(self.devices)}
-        if len(self.devices) > 1:
-            found["order of the towers' updates"] = self.order_of_updates
-        return found
+    def facts(self) -> Facts:
+        return {**super().facts(), "towers": len(self.devices)}

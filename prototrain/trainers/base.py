@@ -15,7 +15,7 @@ from prototrain.callbacks.monitor import Monitors
 from prototrain.checkpoint.looking import model_variables
 from prototrain.errors import ExperimentError, StopTraining
 from prototrain.experiment import Experiment
-from prototrain.experiment.provenance import origin_of, sources_of
+from prototrain.experiment.facts import Facts, origin_of, sources_of
 from prototrain.experiment.record import Outcome
 from prototrain.predictor import Predictor
 from prototrain.private_api.needs import lacking
@@ -163,6 +163,7 @@ class Trainer:
                     with self.setup_scope():
                         self.callbacks.setup()
                     self.session.resume.restore(resume)
+                    self.session.accept()
                     self.session.record_start(self.measure())
                     self.step_is_whole, self._is_rejected = True, False
                     self.log("\n".join([*lacking(), opening(self)]))
@@ -424,9 +425,9 @@ class Trainer:
         """What run.json is to say of the present attempt from its start, as attributes of `Attempt`."""
         return {"total_steps": None if self.is_endless else self.total_steps}
 
-    def provenance(self) -> dict[str, Any]:
-        """What must not change between a run and its bit-exact continuation, as JSON can hold it, by name."""
-        return self.session.provenance()
+    def facts(self) -> Facts:
+        """What a checkpoint records of what it was made with, as JSON can hold it, by name; see `experiment.facts`."""
+        return self.session.facts()
 
     def measure(self) -> dict[str, bool]:
         """Find out, before the first step, what the run goes by from here on; called where a resume has restored what
@@ -438,18 +439,18 @@ class Trainer:
         return {}
 
     def fitted_to(
-        self, saved: Mapping[str, Mapping[str, Any]], provenance: Mapping[str, Any]
+        self, saved: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]
     ) -> AbstractContextManager[None]:
         """Let `state` have, until the end of the context, what a checkpoint holds that is restored in it.
 
         Args:
             saved: "shape" and "dtype" of its variables by name.
-            provenance: of the run that wrote it; see `provenance`.
+            facts: of the run that wrote it; see `facts`.
         """
         return nullcontext()
 
-    def resume_caveats(self) -> list[str]:
-        """Why what has just been restored is not exactly what was saved, in words."""
+    def _after_restore(self) -> list[str]:
+        """Prepare to go on from a checkpoint that was restored; returns what the line "start" says of it."""
         return []
 
     def sources(self) -> list[Path]:
@@ -458,4 +459,4 @@ class Trainer:
 
     def origin(self) -> dict[str, Any]:
         """What a run is repeated from and compared with, for environment.json; see `origin_of`."""
-        return origin_of(self, [callback.name for callback in self.callbacks], self.provenance())
+        return origin_of(self, [callback.name for callback in self.callbacks])

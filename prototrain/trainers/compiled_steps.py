@@ -7,15 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from prototrain.checkpoint.looking import trackables, variables_in
-from prototrain.private_api.of_keras import KerasVariable
+from prototrain.checkpoint.looking import variables_in
 from prototrain.step.calls import StepCalls
-from prototrain.step.eager_caveats import saved_handles
-from prototrain.step.graph_caveats import graph_caveats, resource_caveats
 from prototrain.step.guard import ConditionalGuard, FailingGuard, Guard, Unguarded
 from prototrain.step.loop import StepPlan
 from prototrain.step.result import StepResult
-from prototrain.towers import components
 from prototrain.trainers.python_steps import NOT_RECORDED
 
 if TYPE_CHECKING:
@@ -64,7 +60,9 @@ class CompiledSteps:
             raise result.error from result.error.__cause__
         if not self._has_looked and self.calls.graph is not None:
             self._has_looked = True
-            self._look_at_graph()
+            self._look()
+            if self.calls.calls_summaries and not trainer.callbacks.has_watchers:
+                trainer.session.say_once(NOT_RECORDED)
         if result.data_ended and not result.steps:
             trainer.data.start_next_pass()
         return result.steps
@@ -79,18 +77,6 @@ class CompiledSteps:
         trainer.go_to(trainer.counter.step + result.steps, outputs=outputs, is_whole=is_whole)
         trainer.watched, trainer.summary_events = result.watched, result.summary_events
         trainer.times.add_call(tracing=result.tracing, waiting=result.waiting)
-
-    def _look_at_graph(self) -> None:
-        trainer = self._trainer
-        saved = trackables(trainer.state)
-        variables = [one for one in saved if isinstance(one, tf.Variable | KerasVariable)]
-        copies = [copy for variable in variables for copy in components(variable)]
-        held = set(map(id, saved_handles(saved)))
-        unsaved = [said for handle, said in resource_caveats(self.calls.graph) if id(handle) not in held]
-        trainer.session.weaken(graph_caveats(self.calls.graph, copies) + unsaved)
-        self._look()
-        if self.calls.calls_summaries and not trainer.callbacks.has_watchers:
-            trainer.session.say_once(NOT_RECORDED)
 
 
 def step_plan(trainer: TowerTrainer, *, may_fail: bool = True, may_be_watched: bool = True) -> StepPlan:

@@ -240,9 +240,6 @@ class DistributedAsyncTrainer(OwnPaceTrainer):
             "parameter servers": self.cluster.parameter_servers,
         }
 
-    def provenance(self) -> dict[str, Any]:
-        return {**super().provenance(), "order of the workers' updates": self.order_of_updates}
-
 
 def _leave_at_once(leave: Callable[[int], object], code: int) -> None:
     sys.stdout.flush()

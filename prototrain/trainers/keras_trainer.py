@@ -18,9 +18,10 @@ from prototrain.callbacks.proxies import innermost
 from prototrain.checkpoint.global_random import global_random_kept, tensorflow_seeded
 from prototrain.data.batches import check_divides
 from prototrain.data.elements import batch_size as examples_of
-from prototrain.data.randomness import reshuffles, unseeded
+from prototrain.data.randomness import reshuffles
 from prototrain.errors import DataError, ModelError
 from prototrain.experiment import Experiment
+from prototrain.experiment.facts import Facts
 from prototrain.model.variables import select, variable_table
 from prototrain.private_api.of_keras import compiled_parts
 from prototrain.step.trace import tower_trace
@@ -337,23 +338,17 @@ class KerasTrainer(SimpleTrainer):
         shown = {name: variable for name, variable in self.variables.items() if name not in self._of_metrics()}
         return [str(variable_table(shown, self.trainable, self.decayed))]
 
-    def resume_caveats(self) -> list[str]:
-        found = super().resume_caveats()
-        if self.data.caveat is None and unseeded(self.datasets["trn"]):
-            found.append("the dataset is shuffled without a seed (give shuffle(seed=...), or a function that makes it)")
-        return found
-
-    def provenance(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         metrics = sorted({name.rpartition("/")[0] for name in self._of_metrics()})
-        return {**super().provenance(), "compiled with": {**self.model.compiled_with, "metrics": metrics}}
+        return {**super().facts(), "compiled with": {**self.model.compiled_with, "metrics": metrics}}
 
     @contextmanager
-    def fitted_to(self, saved: Mapping[str, Mapping[str, Any]], provenance: Mapping[str, Any]) -> Iterator[None]:
+    def fitted_to(self, saved: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> Iterator[None]:
         """Let metrics come and go: new ones begin to count where the run goes on.
 
         Earlier versions have saved an optimizer under each of its names, and all but one of these are gone.
         """
-        then = dict(provenance.get("compiled with") or {}).get("metrics") or []
+        then = dict(facts.get("compiled with") or {}).get("metrics") or []
         new = {name: self.state.pop(name) for name in self._of_metrics() if name not in saved}
         names = dict(named_optimizers(self.keras_model)).keys() - optimizers_of(self.keras_model).keys()
         others = tuple(f"{name}/" for name in names)
@@ -361,7 +356,7 @@ class KerasTrainer(SimpleTrainer):
         gone = [name for name in unknown if name.rpartition("/")[0] in then or name.startswith(others)]
         self.state.update({name: np.zeros(saved[name]["shape"], saved[name]["dtype"]) for name in gone})
         try:
-            with super().fitted_to(saved, provenance):
+            with super().fitted_to(saved, facts):
                 yield
         finally:
             for name in gone:

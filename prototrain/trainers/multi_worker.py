@@ -20,6 +20,7 @@ from prototrain.cluster.supervision import own_supervision
 from prototrain.data.shares import OwnPlaces, Share, shared_out
 from prototrain.errors import ClusterError, ConfigError, NonFiniteError, StepError, StopTraining
 from prototrain.experiment import Experiment
+from prototrain.experiment.facts import Facts
 from prototrain.model.placement import Placement
 from prototrain.step.calls import CompiledCalls, StepCalls
 from prototrain.step.variables import scratch_variable
@@ -227,8 +228,8 @@ class MultiWorkerTrainer(SyncTrainer):
             facts |= {"restarts": self._supervision.group.restarts, "cause": self._supervision.group.cause}
         return facts
 
-    def provenance(self) -> dict[str, Any]:
-        return {**super().provenance(), "workers": self.worker.count}
+    def facts(self) -> Facts:
+        return {**super().facts(), "workers": self.worker.count}
 
     def _save_if_asked(self) -> None:
         pass  # which only the chief can do, whoever was asked: see `Peers.agree`

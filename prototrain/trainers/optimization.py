@@ -1,8 +1,7 @@
-"""How a run optimises, as far as a continuation has to do the same: its optimizers and its learning rate."""
+"""The optimizers of a run and its learning rate: checks, and what is recorded of them."""
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,11 +15,8 @@ from prototrain.callbacks.hyperparameters.learning_rate import LearningRate
 from prototrain.callbacks.proxies import innermost
 from prototrain.config import Config
 from prototrain.config.json_form import encode
-from prototrain.errors import ConfigError, PrototrainError
-from prototrain.model.graph_digest import model_digest
+from prototrain.errors import ConfigError
 from prototrain.private_api.of_keras import kept_from_decay, learning_rate_source
-from prototrain.system.objects import is_own
-from prototrain.system.own_code import attributes, digest_of, noted
 from prototrain.system.tracebacks import first_line
 
 UNSET_RATE = 0.0
@@ -128,55 +124,21 @@ def optimizer_settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     if isinstance(rate, float):
         settings["learning_rate"] = float(f"{rate:.7g}")  # it was kept as a float32
     elif isinstance(rate, dict) and rate.get("class_name") in ("__lambda__", "function"):
-        del settings["learning_rate"]  # `optimizer_code` has it
+        del settings["learning_rate"]  # a function has no value to compare
     kept = kept_from_decay(optimizer)
     return {"class": type(optimizer).__name__, **settings, **({"without weight decay": kept} if kept else {})}
 
 
-def optimization(
-    settings: Mapping[str, dict[str, Any]],
-    callbacks: Iterable[Callback],
-    processors: Iterable[Any],
-) -> dict[str, Any]:
-    """What must not change of the optimization between a run and its bit-exact continuation.
+def optimizer_facts(settings: Mapping[str, dict[str, Any]], callbacks: Iterable[Callback]) -> dict[str, dict[str, Any]]:
+    """What a checkpoint records of its optimizers.
 
     Args:
         settings: of the optimizers, by the names that they are saved under.
-        callbacks: of the run; with a `LearningRate` among them the schedule counts in place of the first rate.
-        processors: of gradients, which count with what they were made with and what they do.
+        callbacks: of the run; a `LearningRate` among them sets the rate, so that the first one does not count.
     """
-    schedules = _schedules(callbacks)
-    found: dict[str, Any] = {"schedule": ", ".join(map(_digest, schedules)) or None}
-    optimizers = {}
-    for name, of_one in settings.items():
-        hidden = "learning_rate" if schedules and isinstance(of_one.get("learning_rate"), float) else None
-        optimizers[name] = {key: value for key, value in of_one.items() if key != hidden}
-    digests = [noted(processor, functools.partial(digest_of, processor)) for processor in processors]
-    return {**found, "optimizers": optimizers, "gradient processors": digests}
-
-
-def optimizer_code(optimizer: keras.optimizers.Optimizer) -> dict[str, str]:
-    """Digests of what is the user's own of an optimizer: its class, and what its learning rate comes from."""
-    found = {}
-    if is_own(type(optimizer)):
-        public = {name: value for name, value in vars(optimizer).items() if not name.startswith("_")}
-        plain = {name for name, value in public.items() if isinstance(value, bool | int | float | str)}
-        values = attributes(optimizer, besides=vars(optimizer).keys() - plain | {"built", "name"})
-        found["class"] = digest_of([type(optimizer), values])
-    source = learning_rate_source(optimizer)
-    if source is not None and (is_own(source) or is_own(type(source))):
-        found["learning rate"] = digest_of(source)
-    return found
+    left_out = "learning_rate" if _schedules(callbacks) else None
+    return {name: {key: each for key, each in one.items() if key != left_out} for name, one in settings.items()}
 
 
 def _schedules(callbacks: Iterable[Callback]) -> list[Any]:
     return [cb.schedule for cb in map(innermost, callbacks) if isinstance(cb, LearningRate)]
-
-
-def _digest(schedule: Any) -> str:
-    step = tf.TensorSpec([], tf.int64)
-    try:
-        traced = tf.function(lambda step: tf.convert_to_tensor(schedule(step)), autograph=False)
-        return model_digest(traced.get_concrete_function(step).graph)
-    except (PrototrainError, tf.errors.OperatorNotAllowedInGraphError, TypeError, ValueError):
-        return "not known"  # the step, which is traced next, has the better word for what is wrong with it

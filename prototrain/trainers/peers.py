@@ -37,7 +37,6 @@ class Peers:
         self._link = link
         self._watch = watch
         self._say = say
-        self._caveat: str | None = None  # of this worker's data, which the others have not heard of
         self.has_saved = False
         self.forget()
 
@@ -50,7 +49,6 @@ class Peers:
         """A run begins with its first call."""
         self.has_begun = True
         self._note_place(is_start=True)
-        self._caveat = self._trainer.data.caveat
 
     def agree(self, n: int) -> int:
         """Tell the others how many steps this worker can do, and whether it was asked to save, or that it has to stop.
@@ -65,8 +63,7 @@ class Peers:
             KeyboardInterrupt, SystemExit: a worker was asked to stop, by the signal that it has got.
         """
         trainer, stop = self._trainer, self._trainer.stop
-        caveat, self._caveat = self._caveat, None
-        mine = [n, trainer.global_step, trainer.data.total, stop.take_save(), self.has_saved, caveat]
+        mine = [n, trainer.global_step, trainer.data.total, stop.take_save(), self.has_saved]
         try:
             if stop.wanted is not None:
                 self.has_parted = True
@@ -93,7 +90,6 @@ class Peers:
         if told[0][4] or any(place[3] for place in told):
             self.has_saved = False
             self._note_place()
-        self._say_caveats([place[5] for place in told])
         if any(place[3] for place in told):
             trainer.session.saving.save_as_asked()
         return int(min(place[0] for place in told))
@@ -152,12 +148,3 @@ class Peers:
         except (OSError, tf.errors.OpError) as error:
             index = self._trainer.worker.index
             self._say(f"WARNING: worker {index} cannot save its place in the data: {in_one_line(error)}")
-
-    def _say_caveats(self, caveats: list[str | None]) -> None:
-        """Say why other workers' shares of the data do not go on exactly, which nobody but they can know."""
-        trainer = self._trainer
-        if trainer.is_chief and trainer.share.is_own:
-            known = trainer.data.caveat
-            found = [f"worker {index}: {why}" for index, why in enumerate(caveats) if why not in (None, known)]
-            if found:
-                trainer.session.weaken(found, lasts=False)

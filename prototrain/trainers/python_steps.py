@@ -7,10 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from prototrain.checkpoint.looking import trackables
 from prototrain.errors import NonFiniteError, StopTraining
 from prototrain.step.calls import CALL_SECONDS
-from prototrain.step.eager_caveats import saved_handles, watching
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
@@ -31,9 +29,7 @@ def python_steps(trainer: Trainer, n: int) -> int:
         try:
             with trainer.callbacks.summaries.recording(start + done):
                 trainer.callbacks.before_run()
-                outputs = _checked(
-                    _first(trainer) if trainer.global_step == trainer.session.resume.began_at else trainer.run_step()
-                )
+                outputs = _checked(trainer.run_step())
         except StopTraining:
             trainer.go_to(trainer.global_step)  # raised in place of a step, such as at the end of the data
             raise
@@ -50,14 +46,6 @@ def python_steps(trainer: Trainer, n: int) -> int:
         if trainer.stop.signum is not None or time.perf_counter() > until:
             break
     return trainer.global_step - start
-
-
-def _first(trainer: Trainer) -> Mapping[str, Any] | None:
-    """Do the first step of a run, and say what of it a resumed run will not repeat."""
-    with watching(saved_handles(trackables(trainer.state))) as found:
-        outputs = trainer.run_step()
-    trainer.session.weaken(found)
-    return outputs
 
 
 def _take_summaries(trainer: Trainer, *, is_watched: bool) -> None:

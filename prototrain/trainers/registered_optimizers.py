@@ -13,7 +13,7 @@ import tensorflow as tf
 from prototrain.errors import ConfigError
 from prototrain.model.placement import Placement
 from prototrain.optimizers import named_slots, slot_stem
-from prototrain.trainers.optimization import optimizer_code, optimizer_settings
+from prototrain.trainers.optimization import optimizer_settings
 
 
 class RegisteredOptimizers:
@@ -29,7 +29,6 @@ class RegisteredOptimizers:
 
     Attributes:
         settings: what the optimizers were made with, by their names there; see `optimizer_settings`.
-        code: digests of what is the user's own of them; see `optimizer_code`.
     """
 
     def __init__(
@@ -41,7 +40,6 @@ class RegisteredOptimizers:
         self._placement = placement
         self._keras_variables = keras_variables
         self.settings: dict[str, dict[str, Any]] = {}
-        self.code: dict[str, dict[str, str]] = {}
         self._optimizers: dict[str, keras.optimizers.Optimizer] = {}
         self._state = state
         self._in_use: set[str] = set()
@@ -61,7 +59,6 @@ class RegisteredOptimizers:
             optimizer.build(list(trained.values()))
         self._optimizers[name] = optimizer
         self.settings.setdefault(name, optimizer_settings(optimizer))  # as it was made first
-        self.code.setdefault(name, optimizer_code(optimizer))
         for slot, variable in named_slots(optimizer, trained):
             self._state[f"{name}/{slot}"] = variable
             self._in_use.add(f"{name}/{slot}")

@@ -1,20 +1,21 @@
-"""Going on from a checkpoint: everything comes back, and the run says how exactly."""
+"""Going on from a checkpoint: everything comes back, and the run says what changed since."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event
 
 from prototrain.checkpoint import Checkpoint
-from prototrain.checkpoint.global_random import random_state, random_state_kept, set_random_state
+from prototrain.checkpoint.global_random import random_state_kept, set_random_state
 from prototrain.checkpoint.state import StateEntries, taking
 from prototrain.checkpoint.values import decode, lost_in
 from prototrain.errors import CheckpointError
-from prototrain.experiment.changes import changes_since
+from prototrain.experiment.facts import changes
 from prototrain.system.waiting import announcing
 from prototrain.trainers.finite import FiniteRun
 from prototrain.trainers.past import check_past
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Resume:
-    """Where a run goes on from, and how exactly.
+    """Where a run goes on from.
 
     Args:
         trainer: whose state is restored.
@@ -34,7 +35,7 @@ class Resume:
 
     Attributes:
         checkpoint: that the run goes on from, or None.
-        inexact: why it does not go on to the bit, in words.
+        changes: what is not as it was when the checkpoint was written, in words.
         began_at: the number of completed steps at its start.
     """
 
@@ -43,11 +44,11 @@ class Resume:
         self._saving = saving
         self._finite = finite
         self.checkpoint: Checkpoint | None = None
-        self.inexact: list[str] = []
+        self.changes: list[str] = []
         self.began_at = 0
-        self._known: list[str] = []  # of what was said
-        self._lasting: list[str] = []  # of that, what is true of the program
-        self._foretold: list[str] = []  # what an earlier part of the run has seen of its steps
+        self._is_anew = False
+        self._broken: list[Path] = []  # checkpoints to set aside once the run may go on
+        self._notes: list[str] = []  # how the place in the data is come back to, and what could not be saved
 
     def restore(self, resume: bool) -> None:
         """Restore the newest checkpoint; without `resume`, move older ones out of the way.
@@ -59,8 +60,7 @@ class Resume:
             CheckpointError: the checkpoints are damaged or do not fit, or there is none to go back to, or no longer
                 any; or something in the trainer's state could not be saved.
         """
-        self.checkpoint, self.inexact = None, []
-        self._known, self._lasting, self._foretold = [], [], []
+        self.checkpoint, self.changes, self._notes = None, [], []
         trainer = self._trainer
         self.began_at = trainer.global_step
         if not trainer.state_is_sound and (
@@ -76,17 +76,12 @@ class Resume:
         entries = StateEntries(trainer.state)
         entries.check()
         self._saving.registered = entries.variables.keys()
-        checkpoints = self._saving.checkpoints
-        if trainer.is_chief:
-            checkpoints.sweep()
-        if not resume and trainer.is_chief:
-            old = checkpoints.set_all_aside()
-            if old is not None:
-                trainer.log(f"resume=False: the checkpoints of the earlier run are kept in {old}")
+        self._is_anew, self._broken = not resume, []
         if not resume:
             return
+        checkpoints = self._saving.checkpoints
         with announcing("checking the newest checkpoint", trainer.log):
-            newest = checkpoints.newest(self._finite.check)
+            newest = checkpoints.newest(self._finite.check, broken=self._broken)
         trainer.stop.check()
         if newest is None and trainer.global_step == 0:
             check_past(trainer)
@@ -97,6 +92,18 @@ class Resume:
         self.checkpoint, self.began_at = newest, trainer.global_step
         trainer.stop.check()
 
+    def tidy(self) -> None:
+        """Once the run may go on, delete what unfinished saves have left, and move what it does not go on from."""
+        trainer = self._trainer
+        if trainer.experiment is None or not trainer.is_chief:
+            return
+        self._saving.checkpoints.sweep()
+        for path in self._broken:
+            self._saving.checkpoints.set_aside(path)
+        old = self._saving.checkpoints.set_all_aside() if self._is_anew else None
+        if old is not None:
+            trainer.log(f"resume=False: the checkpoints of the earlier run are kept in {old}")
+
     def _load(self, checkpoint: Checkpoint) -> None:
         trainer, meta = self._trainer, checkpoint.meta
 
@@ -105,101 +112,45 @@ class Resume:
             # An epoch's last step belongs to that epoch.
             epoch_num = max(checkpoint.step - 1, 0) // trainer.steps_per_epoch + 1
             trainer.go_to(checkpoint.step, epoch_num=epoch_num)
-            self.inexact = lost_in(meta["values"])
             with taking("the callbacks' state"):
                 states = decode(meta["callbacks"])
-            self.inexact += trainer.callbacks.load_state_dict(states)
+            trainer.callbacks.load_state_dict(states)
             with taking("the scalars' history"):
                 trainer.monitors.load_state_dict(meta["monitors"])
             with taking("the last step's outputs"):
                 trainer.go_to(checkpoint.step, outputs=dict(decode(meta["outputs"])))
             with taking("what was seen of the last step"):
-                seen = decode(meta.get("seen", {}))  # which earlier versions did not save
+                seen = decode(meta["seen"])
                 trainer.watched = dict(seen.get("watched", {}))
                 trainer.summary_events = [_event(text) for text in seen.get("summaries", [])]
-            self.inexact += trainer.resume_caveats()
+            self._notes = [*trainer._after_restore(), *lost_in(meta["values"])]
             with taking("the record of versions and settings"):
-                self.inexact += changes_since(dict(meta["provenance"]), trainer.provenance())
-            self._foretold = [reason for reason in meta.get("caveats", []) if isinstance(reason, str)]
-            self.inexact += [reason for reason in self._foretold if reason not in self.inexact]
+                self.changes = changes(dict(meta["facts"]), trainer.facts())
             with taking("the state of the random generators"):
                 set_random_state(meta["random"])
 
         step, is_whole = trainer.global_step, trainer.step_is_whole
         epoch_num, outputs = trainer.epoch_num, trainer.outputs
         try:
-            with taking(f"checkpoint {checkpoint.path}"), trainer.fitted_to(meta["variables"], meta["provenance"]):
-                moved = StateEntries(trainer.state).restore(checkpoint, beside=beside)
-            self.inexact += moved
+            with taking(f"checkpoint {checkpoint.path}"), trainer.fitted_to(meta["variables"], meta["facts"]):
+                StateEntries(trainer.state).restore(checkpoint, beside=beside)
         except BaseException:
             trainer.go_to(step, epoch_num=epoch_num, outputs=outputs, is_whole=is_whole)
             raise
 
     @contextmanager
-    def preparing(self, what: str) -> Iterator[None]:
-        """Put back what is changed meanwhile of what the checkpoint has brought: it was changed so before it was saved.
-
-        Args:
-            what: is done, for the line that says that it has drawn random numbers, which are others now.
-        """
-        before = random_state()
+    def preparing(self) -> Iterator[None]:
+        """Put back what is changed meanwhile of what the checkpoint has brought: it was changed so before it was
+        saved."""
         with random_state_kept(), StateEntries(self._trainer.state).kept():
             yield
-            if random_state() != before:
-                said = f"{what}, which has run again amid its epoch, draws random numbers; keep them by a state_dict"
-                self._trainer.session.weaken([said])
-
-    @property
-    def caveats(self) -> list[str]:
-        """Why a run that goes on from this one will not be exact, as far as only its steps have shown it."""
-        has_looked = self._trainer.global_step > self.began_at
-        return list(dict.fromkeys([*self._lasting, *([] if has_looked else self._foretold)]))
-
-    def weaken(self, reasons: list[str], *, lasts: bool = True) -> bool:
-        """Take note of why a resume is not exact that shows only while the run goes on, and say so; each once.
-
-        Args:
-            reasons: in words.
-            lasts: whether they are as true of whatever goes on from here.
-
-        Returns:
-            whether `line` has changed.
-        """
-        new = [reason for reason in reasons if reason not in self._known]
-        if not new:  # as at nearly every save
-            return False
-        said = self._trainer.resume_caveats()  # by the tables at the start
-        new = [reason for reason in new if reason not in said]
-        self._known += new
-        self._lasting += new if lasts else []
-        if not new:
-            return False
-        if self.checkpoint is None:
-            self._say_of_others(new)
-            return False
-        unsaid = [reason for reason in new if reason not in self.inexact]
-        self.inexact += unsaid
-        if unsaid:
-            self._trainer.log(f"WARNING: {self.line()}")
-        return bool(unsaid)
-
-    def weaken_others(self, reason: str) -> None:
-        """Take note of why a run that goes on from here is not exact, whatever this one is, and say so."""
-        if reason not in self._lasting:
-            self._lasting.append(reason)
-            if reason not in self.inexact:
-                self._say_of_others([reason])
-
-    def _say_of_others(self, reasons: list[str]) -> None:
-        self._trainer.log(f"a run that goes on from this one will not be bit-exact, because {'; '.join(reasons)}")
 
     def line(self) -> str:
-        """Whether, from where and how exactly this run goes on, in one line."""
+        """Whether, and from where, this run goes on, and what changed since, in one line."""
         if self.checkpoint is None:
             return f"goes on from step {self.began_at}" if self.began_at else "fresh"
-        if not self.inexact:
-            return f"resumed at step {self.checkpoint.step}, exact"
-        return f"resumed at step {self.checkpoint.step}, not bit-exact, because {'; '.join(self.inexact)}"
+        changed = [f"changed: {', '.join(self.changes)}"] if self.changes else []
+        return "; ".join([f"resumed at step {self.checkpoint.step}", *self._notes, *changed])
 
 
 def _event(text: bytes) -> Event:

@@ -135,9 +135,6 @@ class Saving:
         late = entries.late(self.registered)
         if late:
             trainer.session.say_once(f"WARNING: {late_words(late)}, or this run cannot be resumed")
-        trainer.session.weaken(entries.not_kept())
-        for reason in trainer.callbacks.unsaved.look():
-            trainer.session.resume.weaken_others(reason)
         meta = {
             "run_id": trainer.experiment.run_id if trainer.experiment else None,
             "values": entries.values(),
@@ -148,8 +145,7 @@ class Saving:
             "outputs": plain(trainer.outputs, "what run_step() returned"),
             "seen": plain(_seen(trainer), "what was watched") if trainer.callbacks.has_still_to_see else {},
             "random": random_state(),
-            "provenance": trainer.provenance(),
-            "caveats": trainer.session.resume.caveats,
+            "facts": trainer.facts(),
         }
         check = self._finite.checking()
         return Snapshot(trainer.global_step, entries.variables, entries.saveables, meta, check, gives_way)

@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 from tqdm import tqdm
 
 from prototrain.checkpoint import Checkpoints
-from prototrain.checkpoint.state import StateEntries
-from prototrain.errors import ExperimentError, StorageError
+from prototrain.errors import CheckpointError, ExperimentError, StorageError
 from prototrain.experiment import Experiment
+from prototrain.experiment.environment import versions
+from prototrain.experiment.facts import Facts, config_facts, file_digests
 from prototrain.experiment.record import Outcome, RunRecord
 from prototrain.experiment.remote import Remote
 from prototrain.system.contained import open_file
@@ -27,9 +28,7 @@ from prototrain.system.terminal import printable
 from prototrain.system.tracebacks import in_one_line
 from prototrain.system.waiting import announcing
 from prototrain.trainers.finite import FiniteRun
-from prototrain.trainers.made_with import made_with
 from prototrain.trainers.resuming import Resume
-from prototrain.trainers.run_provenance import RunProvenance
 from prototrain.trainers.saving import Saving
 
 if TYPE_CHECKING:
@@ -46,18 +45,20 @@ class Session:
     Attributes:
         finite: looks for what is not finite in the state, if `StopOnNaN` is in the list.
         saving: writes its checkpoints.
-        resume: restores the one that the run goes on from, and knows how exactly.
+        resume: restores the one that the run goes on from.
         stopped_by: why the run ends before its last step, if it does.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._provenance = RunProvenance(trainer)
+        self._sources: dict[str, str] = {}  # digests of the files that copies are kept of
         self._said: set[str] = set()
         self.stopped_by: str | None = None
         self._record: RunRecord | None = None
         self._outcome = Outcome("running")
         self._has_failed_to_upload = False
+        self._is_accepted = False  # nothing in the directory changes before
+        self._unwritten: list[str] = []  # what was said until then
         self.finite = FiniteRun(trainer)
         self.saving = Saving(trainer, self.finite)
         self.resume = Resume(trainer, self.saving, self.finite)
@@ -97,8 +98,8 @@ class Session:
                 experiment.unlock(trainer.log)
 
     def __enter__(self) -> Session:
-        made_with(self._trainer)  # as it is now
-        self._is_forked, self._has_begun = False, True
+        self._sources = file_digests(self._trainer.sources())
+        self._is_forked, self._has_begun, self._is_accepted = False, True, False
         self._outcome, self.stopped_by = Outcome("running"), None
         self.finite.forget()
         self.saving.forget()
@@ -107,24 +108,30 @@ class Session:
             stale = experiment.lock()
             if stale:
                 self._trainer.log(stale)
-            try:
-                self._write_start(experiment)
-            except BaseException:
-                experiment.unlock(self._trainer.log)
-                raise
-            changes = None if (config := self._provenance.config()) is None else config.changes()
+        return self
+
+    def accept(self) -> None:
+        """The run may begin or go on: from here on it writes into its directory, beginning with what it has said."""
+        experiment = self._trainer.experiment
+        if experiment is not None and self._trainer.is_chief:
+            self._write_start(experiment)
+            changes = None if (config := self.config()) is None else config.changes()
             facts = self._trainer.attempt_facts()
             self._record = RunRecord(experiment.record, self._trainer.log, changes=changes, **facts)
-        return self
+        self._is_accepted = True
+        said, self._unwritten = self._unwritten, []
+        for text in said:
+            self._write_to_log(text)
+        self.resume.tidy()
 
     def _write_start(self, experiment: Experiment) -> None:
         with announcing("noting what the run is made from", self._trainer.log):
             experiment.write_start(
-                config=self._provenance.config(),
+                config=self.config(),
                 sources=self._trainer.sources(),
                 devices=[device.name for device in tf.config.list_logical_devices()],
                 run_id=None if experiment.run_id else self.saving.checkpoints.run_id(),
-                origin=self._provenance.origin(),
+                origin={**self._trainer.origin(), "facts": self._own_facts()},
             )
 
     def __exit__(
@@ -137,10 +144,11 @@ class Session:
         self._outcome = self._outcome_of(error)
         if isinstance(error, Exception):  # whoever catches it shows as much as is of use
             self._write_to_log("".join(traceback.format_exception(error)))
+        self._unwritten = []
         if self._trainer.experiment is not None:
             try:
                 self.saving.wait()
-                if not self.directory_is_gone():
+                if self._is_accepted and not self.directory_is_gone():
                     self._record_end()
                     self._upload_rest(error)
             finally:
@@ -163,7 +171,9 @@ class Session:
 
     def _write_to_log(self, text: str) -> None:
         experiment = self._trainer.experiment
-        if experiment is not None and self._trainer.is_chief and experiment.directory.is_dir():
+        if not self._is_accepted:
+            self._unwritten.append(text)
+        elif experiment is not None and self._trainer.is_chief and experiment.directory.is_dir():
             with suppress(OSError):
                 descriptor = open_file(experiment.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
                 with open(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:
@@ -173,8 +183,6 @@ class Session:
 
     def record_start(self, measured: Mapping[str, bool]) -> None:
         """Leave word in run.json of where the run goes on from, that it is under way, and what was measured for it."""
-        if self._trainer.experiment is not None:
-            self.weaken(StateEntries(self._trainer.state).not_kept())
         if self._record is not None:
             self._record.begin(first_step=self._trainer.global_step, start=self.resume_line(), **measured)
         if (remote := self._remote) is not None:
@@ -218,7 +226,7 @@ class Session:
             StorageError: the storage cannot be reached; the message says where everything is.
             ExperimentError: another run has taken over.
         """
-        if self._remote is not None and not self.directory_is_gone():
+        if self._remote is not None and self._is_accepted and not self.directory_is_gone():
             self.saving.wait()
             self._trainer.stop.stage = f"uploading to {self._remote}"
             self.log(f"uploading what is left to {self._remote}")
@@ -283,6 +291,8 @@ class Session:
         """See `Trainer.start_save`."""
         self.saving.wait()
         self.require_directory()
+        if not self._is_accepted:
+            raise CheckpointError("nothing can be saved before the run has begun; save in before_train() or later")
         is_sound, record, remote = self._trainer.state_is_sound, self._record, self._remote
 
         def written() -> None:
@@ -293,21 +303,35 @@ class Session:
 
         return self.saving.start(written, gives_way=gives_way)
 
-    def weaken(self, reasons: list[str], *, lasts: bool = True) -> None:
-        """See `Resume.weaken`; run.json says so as well."""
-        if self.resume.weaken(reasons, lasts=lasts) and self._record is not None:
-            self._record.begin(first_step=self.resume.began_at, start=self.resume_line())
-
     def config(self) -> Config | None:
         """A copy of the trainer's config, with the length that `train` was given."""
-        return self._provenance.config()
+        trainer = self._trainer
+        config = None if trainer.config is None else trainer.config.copy()
+        if config is not None and not trainer.is_endless:
+            config["model.num_steps"] = trainer.total_steps
+        if config is not None and trainer.given_steps_per_epoch is not None:
+            config["trainer.steps_per_epoch"] = trainer.given_steps_per_epoch
+        return config
 
-    def provenance(self) -> dict[str, Any]:
-        """Versions, threads and code; see `Trainer.provenance`."""
-        return self._provenance.provenance()
+    def facts(self) -> Facts:
+        """What any trainer's checkpoint records; see `Trainer.facts`."""
+        config, trainer = self.config(), self._trainer
+        return {
+            "config": {} if config is None else config_facts(config),
+            "sources": self._sources,
+            "versions": versions(),
+            "devices": [device.name for device in tf.config.list_logical_devices()],
+            "trainer": type(trainer).__name__,
+            "callbacks": trainer.callbacks.state_keys,
+        }
+
+    def _own_facts(self) -> Facts:
+        """Of the facts what environment.json and config.json do not say anyway."""
+        said = ("config", "versions", "devices", "trainer", "callbacks")
+        return {name: fact for name, fact in self._trainer.facts().items() if name not in said}
 
     def resume_line(self) -> str:
-        """Whether, from where and how exactly this run goes on, in one line."""
+        """Whether, and from where, this run goes on, and what changed since, in one line."""
         return self.resume.line()
 
 

@@ -11,25 +11,22 @@ import keras
 import tensorflow as tf
 
 from prototrain.checkpoint.best import best_checkpoint, best_of
-from prototrain.checkpoint.looking import trackables
 from prototrain.checkpoint.weights import as_measured, averaged_weights
 from prototrain.data.batches import check_divides
 from prototrain.data.shares import Share
 from prototrain.errors import CheckpointError, ConfigError
 from prototrain.experiment import Experiment
-from prototrain.experiment.provenance import ORDER
+from prototrain.experiment.facts import Facts
 from prototrain.model.built import BuiltModel, datasets_of
 from prototrain.model.net import check_names, check_net, scalars
 from prototrain.model.placement import Placement
 from prototrain.optimizers import make_optimizer, processors_from_config
 from prototrain.step import update
 from prototrain.step.calls import CompiledCalls, StepCalls
-from prototrain.step.eager_caveats import saved_handles, unwatched
 from prototrain.step.loss_scale import LossScale
 from prototrain.step.micro_batches import over_micro_batches
 from prototrain.step.trace import tower_trace
 from prototrain.step.variables import StopVariable
-from prototrain.system.graphs import short_digest
 from prototrain.system.waiting import announcing
 from prototrain.towers import choose_devices, in_words
 from prototrain.trainers.base import Trainer
@@ -38,7 +35,7 @@ from prototrain.trainers.optimization import (
     UNSET_RATE,
     decay_losses,
     equal_optimizer,
-    optimization,
+    optimizer_facts,
     own_optimizer,
     rate_in_words,
     require_rate,
@@ -121,11 +118,8 @@ class TowerTrainer(Trainer):
         self.variables, self.trainable, self.decayed = self.built.variables, self.built.trainable, self.built.decayed
         self.loss_scale = LossScale() if self.built.policy == "mixed_float16" else None
         self._optimizers = RegisteredOptimizers(self.state, self.placement, self.built.keras_variables)
-        self._optimization: dict[str, Any] = {}
         with self.placement.scope():
             self.create_optimizers()
-        # In which gradients and decays are summed up; layers may be frozen later.
-        self._order = short_digest(repr(list(self.trainable)).encode())
         self.state.update(self.variables)
         self.state["data"] = self.data
         if self.loss_scale is not None:
@@ -207,9 +201,8 @@ class TowerTrainer(Trainer):
 
     def run_step(self) -> Mapping[str, Any] | None:
         """Do one compiled step. An override is called for every step, in Python, in place of the compiled call."""
-        with unwatched():  # the call's own graph is looked at
-            while not self._steps.run(1):
-                pass  # a pass over the data ended, and the next one has begun
+        while not self._steps.run(1):
+            pass  # a pass over the data ended, and the next one has begun
         return self.outputs
 
     def make_datasets(self) -> dict[str, tf.data.Dataset]:
@@ -384,11 +377,8 @@ class TowerTrainer(Trainer):
             self.trainable, self.decayed = self.built.trainable, self.built.decayed
             with self.placement.scope(), self._optimizers.renewed():
                 self.create_optimizers()
-        self.built.look_again(self.log)
         self._optimizers.adopt(vars(self), self.trainable.values())
         self._steps.forget()  # traced callbacks belong to one list
-        found = optimization(self._optimizers.settings, self.callbacks, self.gradient_processors)
-        self._optimization = {**found, "code of": self._optimizers.code}
         # A step in Python is a call of one step, which is as short as it can be.
         before, self.data.allow_changes = self.data.allow_changes, self.data.allow_changes or self.allow_changed_data
         try:
@@ -405,8 +395,7 @@ class TowerTrainer(Trainer):
         Raises:
             StopTraining: there is no more data.
         """
-        with unwatched():
-            return self.data.next_batch()
+        return self.data.next_batch()
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:
         """Average the model's scalars over a dataset; see `BuiltModel.evaluate`."""
@@ -417,9 +406,7 @@ class TowerTrainer(Trainer):
         if type(self).evaluate is not TowerTrainer.evaluate:
             return None
         self.built.stop = self.stop
-        names = self.built.rehearse(dataset, batches)
-        self.session.weaken(self.built.evaluation(dataset).caveats())
-        return names
+        return self.built.rehearse(dataset, batches)
 
     def load_weights(
         self,
@@ -460,7 +447,7 @@ class TowerTrainer(Trainer):
                 one = best_of(one)
             where = "" if isinstance(one, Mapping) else f" from {one}"
             with announcing(f"taking over weights{where}", self.log):
-                options = {"prefix": prefix, "ignore": ignore, "names": names, "mismatch": mismatch}
+                options: dict[str, Any] = {"prefix": prefix, "ignore": ignore, "names": names, "mismatch": mismatch}
                 if is_best:
                     options["prepare"] = as_measured
                 table = self.built.load_weights(one, **options)
@@ -486,46 +473,44 @@ class TowerTrainer(Trainer):
         return self.built.keras_layers
 
     def fitted_to(
-        self, saved: Mapping[str, Mapping[str, Any]], provenance: Mapping[str, Any]
+        self, saved: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]
     ) -> AbstractContextManager[None]:
-        self._xla.recall(provenance)
-        made_with = provenance.get("optimizers") or {}
+        self._xla.recall(facts)
+        made_with = facts.get("optimizers") or {}
         weights = self.built.frozen | dict.fromkeys(self.trainable, True)
         return self._optimizers.fitted_to(saved, weights, made_with, others=self.takes_other_optimizers)
 
     # -- what it says of itself ----------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
-        batch, caveats = self.global_batch, "; ".join([*self.built.graph_caveats, *self._unsaved_resources()])
+        batch = self.global_batch
         return {
             "model": self.built.name,
             **super().describe(),
             "towers": self.towers,
             "devices": in_words(choose_devices(None)[:1]),
             "global batch": f"{batch} = {self.towers} tower{'s' * (self.towers > 1)} x {batch // self.towers}",
-            "data on resume": self.data.describe(),
-            "steps on resume": f"not exact: {caveats}" if caveats else None,
+            "data position": self.data.describe(),
             "learning rate": None if self.optimizer is None else rate_in_words(self.config, self.optimizer),
         }
 
     def describe_more(self) -> list[str]:
         return [str(self.built.table())]
 
-    def resume_caveats(self) -> list[str]:
+    def _after_restore(self) -> list[str]:
         self.data.catch_up(lambda: self.stop.signum is not None)  # which may find that the data did not repeat
-        return self.built.resume_caveats() + self._unsaved_resources()
-
-    def _unsaved_resources(self) -> list[str]:
-        held = set(map(id, saved_handles(trackables(self.state))))
-        return [said for handle, said in self.built.resources if id(handle) not in held]
+        return [f"data: {self.data.mode}", *([] if self.data.caveat is None else [self.data.caveat])]
 
     def sources(self) -> list[Path]:
         source = self.built.source
         return list(dict.fromkeys([*([source] if source else []), *super().sources()]))
 
-    def provenance(self) -> dict[str, Any]:
-        built = {**self.built.provenance(), ORDER: self._order}
-        return {**super().provenance(), **built, **self._optimization, **self._xla.recorded()}
+    def facts(self) -> Facts:
+        found = super().facts()
+        sources = {**found["sources"], **self.built.facts()["sources"]}
+        optimizers = optimizer_facts(self._optimizers.settings, self.callbacks)
+        own = {"towers": self.towers, "sources": sources, "optimizers": optimizers}
+        return {**found, **own, **self._xla.recorded()}
 
     def origin(self) -> dict[str, Any]:
         found, model = super().origin(), self.built.origin()

@@ -19,7 +19,7 @@ from prototrain.model.evaluation import values_kept
 from prototrain.system.tracebacks import cause
 from prototrain.system.waiting import announcing
 
-RECORDED_AS = "jit_compile"  # in a run's provenance
+RECORDED_AS = "jit_compile"  # among the facts of a checkpoint
 MARGIN = 0.05  # a form that is faster by less is not worth the seconds that XLA compiles
 ROUNDS = 15  # calls of each form that are timed, in turns
 BUDGET = 4.0  # seconds after which slow models are not timed any longer
@@ -51,12 +51,12 @@ class XlaChoice:
         return bool(self._chosen)
 
     def recorded(self) -> dict[str, bool]:
-        """What a provenance has of a choice that was measured."""
+        """What a checkpoint records of a choice that was measured."""
         return {RECORDED_AS: self.is_on} if self.is_measured and self._chosen is not None else {}
 
-    def recall(self, provenance: Mapping[str, Any]) -> None:
+    def recall(self, facts: Mapping[str, Any]) -> None:
         """Go on with what an earlier part of the run has measured, if it has."""
-        then = provenance.get(RECORDED_AS)
+        then = facts.get(RECORDED_AS)
         if self.is_measured and isinstance(then, bool):
             self._chosen = then
 

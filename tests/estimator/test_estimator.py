@@ -27,8 +27,6 @@ from tests.tiny import CountingTrainer
 class StopAt(Callback):
     """Ctrl-C after a step."""
 
-    changes_training = False
-
     def __init__(self, step: int) -> None:
         self.step = step
 

@@ -270,7 +270,7 @@ def test_nothing_waits_for_tensorflow(tmp_path: Path) -> None:
 
 def test_comparing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     other = {**ENVIRONMENT, "run_id": "2", "command": ["x"], "versions": {"keras": "3.2.0", "numpy": "2.0.0"}}
-    other["provenance"] = {"keras": "3.2.0", "towers": 2}  # keras is among the versions already
+    other["facts"] = {"towers": 2}
     make(tmp_path / "a", config={"model.width": 4, "trainer.print_interval": 100, "model.fn": "m:f"})
     make(tmp_path / "b", config={"model.width": [4], "model.fn": "m:f"}, environment=other, rows=ROWS[:1])
     make(tmp_path / "c", part(state="failed", reason="no luck"), rows=[])
@@ -285,7 +285,7 @@ def test_comparing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert table["versions.keras"] == ["3.1.0", "3.2.0", "3.1.0"] and list(environment) == [
         "versions.keras",
         "versions.numpy",
-        "provenance.towers",
+        "facts.towers",
     ]
     assert table["state"] == ["finished", "finished", "failed: no luck"]
     assert table["trn/loss"] == ["0.125 (0.125 to 0.5)", "0.5 (0.5 to 0.5)"]

@@ -53,8 +53,6 @@ def experiments() -> list[str]:
 class At(Callback):
     """Does something at one step of one experiment."""
 
-    changes_training = False
-
     def __init__(self, name: str, step: int, action: Any) -> None:
         self._name, self._step, self._action = name, step, action
 

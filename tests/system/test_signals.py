@@ -136,7 +136,7 @@ def test_a_run_saves_when_it_is_asked_to_and_nothing_else_changes(
     again = SimpleTrainer(tiny_model(), experiment=tmp_path)
     again.state["slow"] = WhileSaving(lambda: None)
     again.train(callbacks(At(7, lambda: None)), max_steps=STEPS)
-    assert again.session.resume_line() == "resumed at step 7, exact"
+    assert again.session.resume_line().startswith("resumed at step 7")
     assert values(again) == straight[0] and rows(tmp_path) == straight[1]
 
 
@@ -346,8 +346,6 @@ def test_from_the_start_of_a_process_on_while_it_waits_for_data(tmp_path: Path) 
 class WaitsForEver(Callback):
     """Waits in a hook for what never comes, behind some signals."""
 
-    changes_training = False
-
     def __init__(self, hook: str, signals: int) -> None:
         self.hook, self.signals, self.waited = hook, signals, 0
 
@@ -391,8 +389,6 @@ def test_code_of_the_user_s_that_waits_for_ever_is_interrupted(
 
 
 class SavesItself(Callback):
-    changes_training = False
-
     def trigger_step(self) -> None:
         if self.trainer.global_step == 2:
             self.trainer.save()

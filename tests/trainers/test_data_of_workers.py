@@ -48,7 +48,7 @@ def test_the_global_batch_is_all_workers_own_parts_in_their_order_and_a_resume_i
     alone.train([LearningRate(lambda step: 0.02 * 0.9 ** (step / 10))], max_steps=20)
     for result in results:
         assert result is not None and "error" not in result, result
-        assert result["resume"] == "resumed at step 9, exact"
+        assert result["resume"].startswith("resumed at step 9")
         assert result["weights"] == results[0]["weights"]  # type: ignore[index]
         for name, variable in alone.variables.items():
             np.testing.assert_allclose(result["weights"][name], variable.numpy(), rtol=1e-3, atol=1e-4, err_msg=name)

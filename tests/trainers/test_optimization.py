@@ -13,8 +13,7 @@ import tensorflow as tf
 from prototrain import KerasTrainer, SimpleTrainer
 from prototrain.callbacks import ScheduledHyperParamSetter
 from prototrain.errors import ConfigError
-from prototrain.gradient_processors import ClipByValue, ScaleGradient
-from prototrain.trainers.optimization import equal_optimizer, optimization, optimizer_code, optimizer_settings
+from prototrain.trainers.optimization import equal_optimizer, optimizer_settings
 from tests.tiny import tiny_model
 
 
@@ -45,34 +44,10 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
-def test_code_of_the_users_own_counts(name: str) -> None:
-    one, other = DIFFERENT[name]
-    assert optimizer_code(one()) == optimizer_code(one())
-    assert optimizer_code(one()) != optimizer_code(other())
-
-
 NOT_OWN: list[Callable[[], Any]] = [
     lambda: keras.optimizers.Adam(0.1),
     lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)),
 ]
-
-
-@pytest.mark.parametrize("make", NOT_OWN)
-def test_code_of_keras_does_not_count(make: Callable[[], Any]) -> None:
-    assert optimizer_code(make()) == {}
-
-
-def test_gradient_processors_count_with_what_they_are_made_with() -> None:
-    def of(*processors: Any) -> Any:
-        return optimization({}, [], processors)["gradient processors"]
-
-    assert of(ClipByValue(-1, 1)) == of(ClipByValue(-1, 1)) != of(ClipByValue(-2, 1))
-    assert of(lambda pairs: pairs) != of(lambda pairs: pairs[:1])
-    scale = ScaleGradient([("a.*", 2.0)])
-    before = of(scale)
-    scale.unmatched.clear()  # as tracing does
-    assert of(scale) == before == of(ScaleGradient([("a.*", 2.0)])) != of(ScaleGradient([("b.*", 2.0)]))
 
 
 def test_a_schedule_that_cannot_say_what_it_was_made_with_trains_as_in_keras() -> None:

@@ -32,7 +32,6 @@ KINDS = {"multi_worker": MultiWorkerTrainer, "asynchronous": DistributedAsyncTra
 class Act(Callback):
     """Does something at a step, on the worker that it is asked of."""
 
-    changes_training = False
     chief_only = False
 
     def __init__(self, what: str, step: int, victim: Path) -> None:

@@ -28,7 +28,6 @@ class ExponentialMovingAverage(Callback):
         CallbackError: `decay` is out of its range; at setup, if there is nothing to average.
     """
 
-    changes_training = True
     chief_only = False
 
     def __init__(self, decay: float) -> None:

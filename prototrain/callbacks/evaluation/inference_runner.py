@@ -37,7 +37,6 @@ class InferenceRunner(Callback):
         DataError: at setup, if the dataset is not there, or all of one without an end is asked for.
     """
 
-    measures = True
     priority = Priority.EVALUATE
     chief_only = False
 

@@ -56,7 +56,6 @@ class Validation(Callback):
         DataError: at setup, if a dataset that is named is not there, or all of one without an end is asked for.
     """
 
-    measures = True
     priority = Priority.EVALUATE
 
     def __init__(

@@ -42,7 +42,7 @@ class KerasCallback(Callback):
     The attributes that change along the way are part of every checkpoint: numbers, texts, containers, arrays, and
     what is inside of random generators and variables that are made before training; up to 16 MB each, as JSON. Where
     another one has changed, such as the weights of a large model that `keras.callbacks.EarlyStopping` keeps, or it
-    cannot be known whether it has, a resumed run says that it is not exact.
+    cannot be known whether it has, a resumed run warns that the checkpoint does not hold it.
     `on_train_end` is called when the run has reached its end, not when a signal or an error ended it. The last
     checkpoint is written before it and holds what was trained, whatever weights it puts back. `on_epoch_end` is not
     called for an epoch that the end of the run cuts short.
@@ -177,9 +177,8 @@ class KerasCallback(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._restored = state
-
-    def resume_caveats(self) -> list[str]:
-        return [f"no checkpoint can hold {self.name}.{name}" for name in self._restored["lost"]]
+        for name in state["lost"]:
+            self.trainer.log(f"WARNING: the checkpoint does not hold {self.name}.{name}, which cannot be saved")
 
     def _elsewhere(self) -> set[int]:
         """The identities of what a checkpoint holds anyway, and of what is there anew in every run."""

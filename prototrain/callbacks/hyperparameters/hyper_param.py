@@ -34,8 +34,6 @@ class HyperParam:
         CallbackError: the target is none of these, or has no name.
     """
 
-    not_compared = ("_given", "_target", "_values")  # which a run changes; its value is in every checkpoint
-
     def __init__(self, target: Any, attribute: str | None = None, *, name: str | None = None) -> None:
         is_variable = isinstance(target, (tf.Variable, KerasVariable))
         if attribute is None and not is_variable and not isinstance(target, str):

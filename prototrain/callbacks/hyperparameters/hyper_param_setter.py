@@ -26,7 +26,6 @@ class HyperParamSetter(Callback):
         NonFiniteError: with `StopOnNaN` in the list, if the value is to be NaN, or a learning rate infinite.
     """
 
-    changes_training = True
     chief_only = False
     at_end = False
 

@@ -31,7 +31,6 @@ class StatMonitorParamSetter(HyperParamSetter):
             step.
     """
 
-    goes_by_measurements = True
     priority = Priority.DECIDE
 
     def __init__(

@@ -23,7 +23,6 @@ class AssignVariables(Callback):
         CallbackError: at setup, if no trained variable has such a name.
     """
 
-    changes_training = True
     chief_only = False
 
     def __init__(self, function: Callable[[Any], Any], regex: str = ".*") -> None:

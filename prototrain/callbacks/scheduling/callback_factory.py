@@ -40,10 +40,6 @@ class CallbackFactory(Callback):
             hook = "trigger"  # what it does after an epoch is its trigger
         return self._hooks[hook] is not None if hook in self._hooks else super().overrides(hook)
 
-    def function_of(self, hook: str) -> Hook | None:
-        """The function that was given for a hook."""
-        return self._hooks.get(hook)
-
     def setup(self) -> None:
         self._call("setup")
 

@@ -30,7 +30,6 @@ class RunOp(Callback):
         CallbackError: it is not a function, or one that needs arguments.
     """
 
-    changes_training = True
     chief_only = False
 
     def __init__(

@@ -135,14 +135,8 @@ class EarlyStopping(Callback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best.state_dict(), "waited": self._waited, "is_back": self._is_back}
+        return {"best": self.best.state_dict(), "waited": self._waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.best.load_state_dict(state["best"])
         self._waited = int(state["waited"])
-        self._was_back = bool(state.get("is_back"))  # which earlier versions did not save
-
-    def resume_caveats(self) -> list[str]:
-        if not self._was_back or self._waited >= self.patience:  # which ends at once
-            return []
-        return [f"{self.name} had put back the weights of step {self.best.step} when it stopped the run"]

@@ -90,7 +90,7 @@ def test_a_run_that_is_resumed_and_one_that_is_trained_twice_have_the_same_avera
     run(tmp_path / "b", 1)
     resumed = run(tmp_path / "b", 8)
     assert values(whole) == values(resumed) == values(twice)
-    assert resumed.storage.resume_line() == "resumed at step 1, exact"
+    assert resumed.storage.resume_line().startswith("resumed at step 1")
     saved = resumed.storage.checkpoints.newest()
     assert averaged_weights(saved.variables()).keys() == whole.trainable.keys()
 

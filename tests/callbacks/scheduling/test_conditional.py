@@ -99,8 +99,6 @@ def test_in_a_step_of_ones_own_around_a_compiled_one() -> None:
     ran: list[int] = []
 
     class Notes(Callback):
-        changes_training = False
-
         def after_run(self, outputs: dict[str, Any]) -> None:
             ran.append(int(self.trainer.step_in_run) + 1)
 

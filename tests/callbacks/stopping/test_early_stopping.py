@@ -83,25 +83,12 @@ def test_the_best_weights_come_back(stop: int | None, experiment: Path) -> None:
     assert same(now, [saved.variables()[name] for name in trainer.variables])
 
 
-def test_a_run_that_is_given_more_patience_says_whose_weights_it_has(experiment: Path) -> None:
-    for patience, expected in (
-        (2, "fresh"),
-        (2, "resumed at step 8, exact"),
-        (5, "the weights of step 6 when it stop"),
-    ):
-        trainer = tiny_trainer(experiment)
-        stopping = EarlyStopping("vld/x", mode="min", patience=patience, restore_best=True)
-        trainer.train([measure(), stopping.every(steps=1), SaveOnExit()], max_steps=10)
-        assert expected in trainer.session.resume_line()
-    assert trainer.global_step == 10
-
-
 def test_it_can_join_a_run_later(experiment: Path) -> None:
     tiny_trainer(experiment).train([SaveOnExit()], max_steps=2)
     trainer = tiny_trainer(experiment)
     stopping = EarlyStopping("vld/x", mode="min", patience=9, restore_best=True)
     trainer.train([measure(), stopping.every(steps=1), SaveOnExit()], max_steps=4)
-    assert "EarlyStopping/vld/x starts without a saved state" in trainer.storage.resume_line()
+    assert "callback EarlyStopping/vld/x added" in trainer.storage.resume_line()
     left = tiny_trainer(experiment)
     left.train([SaveOnExit()], max_steps=5)
     assert "the saved state of EarlyStopping/vld/x is not used" in left.storage.resume_line()

@@ -1,0 +1,153 @@
+"""What a run is made from, as its directory and its checkpoints record it, and what changed between two records."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from prototrain.config import Config
+from prototrain.config.json_form import FUNCTIONS_KEY, encode
+from prototrain.config.schema import LOCATION_KEYS
+
+Facts = dict[str, Any]
+
+_OPTIMIZER = "model.optimizer.method"
+_LONGEST = 60  # characters of a value that is shown
+# Keys that say where a run lies, how long it is, and what it starts from; a resume may always change them.
+_LEFT_OUT = {*LOCATION_KEYS, FUNCTIONS_KEY, "model.num_steps", "model.weights_load_path"}
+
+
+def source_of(thing: object) -> Path | None:
+    """The package directory or the file that a module, or an object's class, was written in: the text that is run."""
+    module = thing if isinstance(thing, ModuleType) else inspect.getmodule(type(thing))
+    return _package_or_file(module, getattr(module, "__source__", None) or getattr(module, "__file__", None))
+
+
+def home_of(module: ModuleType | None) -> Path | None:
+    """Where a module's package or file lies; or lay, if what is run is the copy that a run has kept of it."""
+    return _package_or_file(module, getattr(module, "__file__", None))
+
+
+def _package_or_file(module: ModuleType | None, file: str | None) -> Path | None:
+    if file is None:  # a package without an __init__.py has only its directory
+        return next(map(Path, getattr(module, "__path__", ())), None)
+    return Path(file).parent if Path(file).name == "__init__.py" else Path(file)
+
+
+def sources_of(trainer: object) -> list[Path]:
+    """The files and packages that a run keeps a copy of: where its trainer was written, and the script."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    script = Path(main) if main and main.endswith(".py") else None
+    own = None if type(trainer).__module__.startswith("prototrain.") else source_of(trainer)
+    found = [path for path in (own, script) if path is not None and path.is_file()]
+    return list(dict.fromkeys(path.resolve() for path in found))
+
+
+def origin_of(trainer: object, callbacks: Iterable[str]) -> Facts:
+    """What environment.json says of a trainer: its class, the modules that copies are kept of, its callbacks.
+
+    Args:
+        trainer: of the run.
+        callbacks: their names.
+    """
+    own = type(trainer).__module__
+    home = None if own.startswith("prototrain.") or own == "__main__" else home_of(sys.modules.get(own))
+    return {
+        "trainer": f"{own}:{type(trainer).__qualname__}",
+        "modules": {} if home is None else {own: str(home.resolve())},
+        # One of a private class is not of the user's choice.
+        "callbacks": [name for name in callbacks if not name.startswith("_")],
+    }
+
+
+def config_facts(config: Config) -> Facts:
+    """A config's values as JSON can hold them, but for where the run lies and how long it is."""
+    values = json.loads(config.to_json())
+    method = values.get(_OPTIMIZER)
+    if isinstance(method, dict) and isinstance(method.get("config"), dict):
+        # Keras counts names up by process, and a schedule changes the rate.
+        kept = {key: value for key, value in method["config"].items() if key not in ("name", "learning_rate")}
+        values[_OPTIMIZER] = {**method, "config": kept}
+    return {key: value for key, value in values.items() if key not in _LEFT_OUT and not key.startswith("actions.")}
+
+
+def file_digests(sources: Iterable[Path | None]) -> dict[str, str]:
+    """SHA-256 of the Python files that are copied of some sources, by name.
+
+    Args:
+        sources: files and packages; one that is None or gone is left out.
+    """
+    found: dict[str, str] = {}
+    for source in sources:
+        if source is None:
+            continue
+        files = [source] if source.is_file() else sorted(source.rglob("*.py"))
+        for file in files:
+            name = file.name if source.is_file() else file.relative_to(source).as_posix()
+            if name in found:
+                name = f"{source.name}/{name}"
+            try:
+                found[name] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+            except OSError:  # of a script that was deleted, nothing is known
+                continue
+    return found
+
+
+def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between the facts of a checkpoint and those of the run that goes on from it, in words."""
+    config = [_moved(key, *pair) for key, pair in _pairs(then.get("config"), now.get("config")).items()]
+    names = _pairs(then.get("sources"), now.get("sources"))
+    files = [f"{name}{_came_or_went(*pair)}" for name, pair in names.items()]
+    before, after = ([*(one.get("callbacks") or ())] for one in (then, now))
+    callbacks = [f"callback {name} added" for name in after if name not in before]
+    callbacks += [f"callback {name} gone" for name in before if name not in after]
+    rest = [key for key in dict.fromkeys([*then, *now]) if key not in ("config", "sources", "callbacks")]
+    others = [line for key in rest for line in differences({key: then.get(key)}, {key: now.get(key)})]
+    others = [line.removeprefix("versions ") for line in others]
+    if any(line.startswith(("model.optimizer", "model.lr_schedule")) for line in config):
+        others = [line for line in others if not line.startswith(("optimizers ", "compiled with optimizer"))]
+    return config + files + callbacks + [line.removeprefix("optimizers ") for line in others]
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Name what differs between two records, with both values."""
+    found = []
+    for key, (was, value) in _pairs(then, now).items():
+        if isinstance(was, Mapping) and isinstance(value, Mapping):
+            kinds = [side["class"] for side in (was, value) if isinstance(side.get("class"), str)]
+            if len(set(kinds)) == 2:  # what one class is made with says nothing of another
+                found.append(_moved(key, *kinds))
+                continue
+            found += [f"{key} {line}" for line in differences(was, value)]
+        else:
+            found.append(_moved(key, was, value))
+    return found
+
+
+def _pairs(then: Any, now: Any) -> dict[str, tuple[Any, Any]]:
+    """The values of two mappings that differ, by key; None for one that is not there."""
+    then, now = then or {}, now or {}
+    both = {key: (then.get(key), now.get(key)) for key in dict.fromkeys([*then, *now])}
+    return {key: pair for key, pair in both.items() if pair[0] != pair[1]}
+
+
+def _moved(key: str, was: Any, value: Any) -> str:
+    shown = [_shown(was), _shown(value)]
+    return key if shown[0] == shown[1] else f"{key} {shown[0]} -> {shown[1]}"
+
+
+def _came_or_went(was: str | None, value: str | None) -> str:
+    return " added" if was is None else " gone" if value is None else ""
+
+
+def _shown(value: Any) -> str:
+    plain = encode(value, "", [])
+    text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
