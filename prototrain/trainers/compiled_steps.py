@@ -64,9 +64,11 @@ class CompiledSteps:
             raise failure.error from failure.error.__cause__
         # Within a `run_step` of the user's own there may be more to come of the step.
         self._take(result, is_whole=trainer.is_compiled)
-        if not self._has_looked and self.call.graph is not None:
+        if not self._has_looked:
             self._has_looked = True
-            self._look_at_graph()
+            if self.call.graph is not None:
+                self._look_at_graph()
+            self._look()
         if result.data_ended and not result.steps:
             trainer.data.start_next_pass()
         return result.steps
@@ -88,6 +90,5 @@ class CompiledSteps:
         held = set(map(id, saved_handles(saved)))
         unsaved = [said for handle, said in resource_caveats(self.call.graph) if id(handle) not in held]
         trainer.session.weaken(graph_caveats(self.call.graph, copies) + unsaved)
-        self._look()
         if self.call.leaves_summaries and not trainer.callbacks.has_watchers:
             trainer.session.say_once(NOT_RECORDED)
