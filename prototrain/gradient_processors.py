@@ -46,7 +46,7 @@ class ClipByValue:
 
     def __call__(self, pairs: Sequence[Pair]) -> list[Pair]:
         """Return the pairs with clipped gradients."""
-        return [(_on_values(self._clipped, _summed(gradient)), variable) for gradient, variable in pairs]
+        return [(_on_values(self._clipped, summed(gradient)), variable) for gradient, variable in pairs]
 
     def _clipped(self, values: tf.Tensor) -> tf.Tensor:
         return tf.clip_by_value(values, self.minval, self.maxval)
@@ -70,7 +70,7 @@ class ClipByGlobalNorm:
         """Return the pairs with scaled gradients."""
         if not drop_missing(pairs):
             return list(pairs)
-        clipped, _ = tf.clip_by_global_norm([_summed(gradient) for gradient, _ in pairs], self.norm)
+        clipped, _ = tf.clip_by_global_norm([summed(gradient) for gradient, _ in pairs], self.norm)
         return [(gradient, variable) for gradient, (_, variable) in zip(clipped, pairs, strict=True)]
 
 
@@ -216,7 +216,7 @@ class CheckGradient(_ByName):
 
 def global_norm(pairs: Sequence[Pair]) -> tf.Tensor:
     """The L2 norm of all gradients together, float32."""
-    gradients = [tf.cast(_summed(gradient), tf.float32) for gradient, _ in drop_missing(pairs)]
+    gradients = [tf.cast(summed(gradient), tf.float32) for gradient, _ in drop_missing(pairs)]
     return tf.linalg.global_norm(gradients)
 
 
@@ -229,8 +229,11 @@ def _on_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> Any
     return function(gradient)
 
 
-def _summed(gradient: Any) -> Any:
-    """Add up the rows of a sparse gradient that belong to the same index: only their sum can be clipped or measured."""
+def summed(gradient: Any) -> Any:
+    """Add up the rows of a sparse gradient that belong to the same index; anything else is returned as it is.
+
+    Only the sum can be clipped, measured or squared, as most optimizers do.
+    """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     indices, rows = tf.unique(gradient.indices)
@@ -240,7 +243,7 @@ def _summed(gradient: Any) -> Any:
 
 def _values(gradient: Any) -> tf.Tensor:
     """A gradient's numbers, as float32; of a sparse one those of the rows that are there."""
-    gradient = _summed(gradient)
+    gradient = summed(gradient)
     return tf.cast(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient, tf.float32)
 
 

@@ -167,8 +167,6 @@ def launch(
         _check_fresh(experiment, confirm)
     made = _make_trainer(trainer, towers)(model, experiment=experiment)
     chosen = checked(default_callbacks(model) if callbacks is None else callbacks)
-    if config["model.weights_load_path"] is not None and (fresh or not made.session.checkpoints.steps()):
-        made.load_weights(config["model.weights_load_path"])
     # Deleted only now: a model that does not build must not cost the run that is there.
     options = {"fresh": fresh, "allow_changed_data": allow_changed_data}
     asked_for = {name: value for name, value in options.items() if value}  # a `train` of the user's may not know them

@@ -48,6 +48,7 @@ __all__ = [
     "named_slots",
     "processors_from_config",
     "slot_stem",
+    "update_if",
     "update_with",
 ]
 
@@ -92,6 +93,32 @@ def update_with(optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any],
         optimizer.apply(gradients, variables)  # which is all that it does
     else:
         optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+
+
+def update_if(
+    condition: tf.Tensor | None, optimizer: keras.optimizers.Optimizer, gradients: list[Any], variables: list[Any]
+) -> None:
+    """Update variables as `update_with` does, from inside a tower, if the condition is true or None.
+
+    Args:
+        condition: a scalar bool, the same in all towers.
+        optimizer: applies the gradients.
+        gradients: the same in all towers.
+        variables: as many.
+    """
+    if condition is None:
+        update_with(optimizer, gradients, variables)
+        return
+
+    def apply_everywhere(strategy: tf.distribute.Strategy, condition: Any, gradients: list[Any]) -> None:
+        def apply() -> tf.Tensor:
+            strategy.run(lambda given: update_with(optimizer, given, variables), args=(gradients,))
+            return tf.constant(True)
+
+        # The condition stands between the towers: an update inside one tower cannot be conditional.
+        tf.cond(strategy.experimental_local_results(condition)[0], apply, lambda: tf.constant(False))
+
+    tf.distribute.get_replica_context().merge_call(apply_everywhere, args=(condition, gradients))
 
 
 def _named(method: str, learning_rate: float, config: Config) -> keras.optimizers.Optimizer:

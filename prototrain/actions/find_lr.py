@@ -76,7 +76,6 @@ def try_rates(model: ModelProtocol, start: float, end: float, steps: int) -> lis
         a point for each step, up to the first loss that is not finite or too large.
     """
     trainer = SimpleTrainer(model)
-    trainer.load_weights(model.config["model.weights_load_path"])
     growth = math.log(end / start)
 
     def schedule(step: tf.Tensor) -> tf.Tensor:

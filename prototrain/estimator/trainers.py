@@ -56,7 +56,12 @@ class ProgramTrainer(TowerTrainer):
             self.register_optimizer(name, part.optimizer, part.variables.values())
 
     def apply_gradients(
-        self, gradients_and_variables: Any, *, loss: tf.Tensor, optimizer: keras.optimizers.Optimizer | None = None
+        self,
+        gradients_and_variables: Any,
+        *,
+        loss: tf.Tensor,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        when: tf.Tensor | bool | None = None,
     ) -> None:
         """Update the variables of each optimizer by it; see `TowerTrainer.apply_gradients`."""
         for part in self.parts:
@@ -68,6 +73,7 @@ class ProgramTrainer(TowerTrainer):
                 placement=self.placement,
                 processors=[*self.gradient_processors, *part.processors, self.built.with_keras_variables],
                 record_norm=self.record_gradient_norm,
+                when=when,
             )
 
     def learning_rates(self) -> list[Callback]:

@@ -336,9 +336,9 @@ class BuiltModel:
         """What tables call the model."""
         return str(getattr(self.model, "name", type(self.model).__name__))
 
-    def table(self) -> Table:
-        """The variables, and what happens to each of them."""
-        return variable_table(self.variables, self.trainable, self.decayed)
+    def table(self, decays: str = "decays") -> Table:
+        """The variables, and what happens to each of them; `decays` is the last column's header."""
+        return variable_table(self.variables, self.trainable, self.decayed, decays=decays)
 
     def facts(self) -> Facts:
         """The config and the files of the model, for the record in a checkpoint."""

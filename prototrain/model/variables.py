@@ -42,7 +42,11 @@ def select(variables: Mapping[str, tf.Variable], config: Config, namespace: str)
 
 
 def variable_table(
-    variables: Mapping[str, tf.Variable], trained: Mapping[str, Any], decayed: Mapping[str, Any]
+    variables: Mapping[str, tf.Variable],
+    trained: Mapping[str, Any],
+    decayed: Mapping[str, Any],
+    *,
+    decays: str = "decays",
 ) -> Table:
     """Name, shape, number of parameters, and what happens to each variable, as a table."""
     sizes = {name: variable.shape.num_elements() or 0 for name, variable in variables.items()}
@@ -56,5 +60,5 @@ def variable_table(
         for name, size in sizes.items()
     ]
     rows.append(("total", "", sum(sizes.values()), "", ""))
-    headers = ["variable", "shape", "parameters", "trained", "decays"]
+    headers = ["variable", "shape", "parameters", "trained", decays]
     return Table(rows, headers, options={"intfmt": ","})

@@ -266,6 +266,13 @@ def kept_from_decay(optimizer: Any) -> list[str]:
     return names + [f"{number} variables"] * bool(number)
 
 
+def copy_kept_from_decay(source: Any, target: Any) -> None:
+    """Have an optimizer leave out the variables of another one from weight decay, see `exclude_from_weight_decay`."""
+    if kept_from_decay(source):
+        target._exclude_from_weight_decay = set(source._exclude_from_weight_decay)
+        target._exclude_from_weight_decay_pattern = source._exclude_from_weight_decay_pattern
+
+
 def _cannot_average(optimizer: Any) -> None:
     raise ModelError(
         f"several towers need a Keras that adds up their gradients where prototrain can keep it from doing so, and "

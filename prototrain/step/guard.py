@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from prototrain.optimizers import update_with
+from prototrain.optimizers import update_if, update_with
 from prototrain.step.variables import scratch_variable
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Guard(ABC):
         gradients: list[Any],
         variables: list[Any],
         loss: tf.Tensor,
+        when: tf.Tensor | None = None,
     ) -> None:
         """Update variables from inside a tower; traced.
 
@@ -70,6 +71,7 @@ class Guard(ABC):
             gradients: the same in all towers.
             variables: as many.
             loss: the mean over all towers.
+            when: a scalar bool, the same in all towers: whether to update; always if None.
         """
 
     @abstractmethod
@@ -108,8 +110,9 @@ class Unguarded(Guard):
         gradients: list[Any],
         variables: list[Any],
         loss: tf.Tensor,
+        when: tf.Tensor | None = None,
     ) -> None:
-        update_with(optimizer, gradients, variables)
+        update_if(when, optimizer, gradients, variables)
 
     def finish(
         self, outputs: Mapping[str, tf.Tensor], finite: tf.Tensor, after_run: Callable[[], None] | None
@@ -152,11 +155,16 @@ class FailingGuard(Guard):
         gradients: list[Any],
         variables: list[Any],
         loss: tf.Tensor,
+        when: tf.Tensor | None = None,
     ) -> None:
         rate = tf.convert_to_tensor(optimizer.learning_rate)
         shown = {"loss": loss, "learning_rate": rate}
-        with tf.control_dependencies([self._require(all_finite([*gradients, loss, rate]), shown)]):
-            update_with(optimizer, gradients, variables)
+        finite = all_finite([*gradients, loss, rate])
+        if when is not None:  # gradients that update nothing may be anything
+            finite |= ~when
+        with tf.control_dependencies([self._require(finite, shown)]):
+            # A copy, since an update between the towers knows of no control dependency of one of them.
+            update_if(None if when is None else tf.identity(when), optimizer, gradients, variables)
 
     def finish(
         self, outputs: Mapping[str, tf.Tensor], finite: tf.Tensor, after_run: Callable[[], None] | None
@@ -214,11 +222,12 @@ class ConditionalGuard(Guard):
         gradients: list[Any],
         variables: list[Any],
         loss: tf.Tensor,
+        when: tf.Tensor | None = None,
     ) -> None:
         scale = self._loss_scale
 
         def apply_everywhere(
-            strategy: tf.distribute.Strategy, finite: Any, gradients: list[Any], loss: Any
+            strategy: tf.distribute.Strategy, finite: Any, gradients: list[Any], loss: Any, wanted: Any
         ) -> tf.Tensor:
             def apply() -> tf.Tensor:
                 strategy.run(lambda given: update_with(optimizer, given, variables), args=(gradients,))
@@ -226,18 +235,25 @@ class ConditionalGuard(Guard):
 
             # The condition stands between the towers: an update inside one tower cannot be conditional.
             good = strategy.experimental_local_results(finite)[0]
-            applied = tf.cond(good, apply, lambda: tf.constant(False))
-            if scale is not None:
-                applied |= scale.is_overflow(strategy.experimental_local_results(loss)[0])
-                scale.adjust(good)
-            return applied
+
+            def apply_if_good() -> tf.Tensor:
+                applied = tf.cond(good, apply, lambda: tf.constant(False))
+                if scale is not None:
+                    applied |= scale.is_overflow(strategy.experimental_local_results(loss)[0])
+                    scale.adjust(good)
+                return applied
+
+            if when is None:
+                return apply_if_good()
+            # Gradients that update nothing may be anything.
+            return tf.cond(strategy.experimental_local_results(wanted)[0], apply_if_good, lambda: tf.constant(True))
 
         if self.may_end:
             # Into the loss, since an overflow, which costs the update only, can come of the gradients alone.
             rate = tf.convert_to_tensor(optimizer.learning_rate)
             loss = tf.cast(loss, tf.float32) + tf.cast(rate, tf.float32)
         tower = tf.distribute.get_replica_context()
-        arguments = (all_finite([*gradients, loss]), gradients, loss)
+        arguments = (all_finite([*gradients, loss]), gradients, loss, tf.constant(True) if when is None else when)
         trace.applied.append(tower.merge_call(apply_everywhere, args=arguments))
 
     def finish(

@@ -24,6 +24,7 @@ class TowerTrace:
         nets: what `build` returned, for each micro-batch of a watched step.
         scalars: those to be reported besides the ones that `train_step` returns.
         applied: for each guarded update whether everything was finite, the same in all towers.
+        graph: the graph that the step is traced into; a branch of a `tf.cond` has another one.
     """
 
     guard: Guard
@@ -31,6 +32,7 @@ class TowerTrace:
     nets: list[Mapping[str, Any]] = field(default_factory=list)
     scalars: dict[str, tf.Tensor] = field(default_factory=dict)
     applied: list[tf.Tensor] = field(default_factory=list)
+    graph: Any = field(default_factory=tf.compat.v1.get_default_graph)
 
     def add_net(self, net: Mapping[str, Any]) -> None:
         """Take note of what `build` returned, for those who watch this step."""

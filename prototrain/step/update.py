@@ -10,8 +10,8 @@ import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.gradient_processors import drop_missing, global_norm, variable_name
-from prototrain.optimizers import update_with
+from prototrain.gradient_processors import drop_missing, global_norm, summed, variable_name
+from prototrain.optimizers import update_if
 from prototrain.private_api.of_keras import expect_averages
 from prototrain.step.trace import tower_trace
 
@@ -61,6 +61,7 @@ def apply_gradients(
     processors: Sequence[Callable[[Pairs], Pairs]],
     record_norm: bool,
     notes: GradientNotes | None = None,
+    when: tf.Tensor | bool | None = None,
 ) -> None:
     """Update variables with the mean of all towers' gradients; traced.
 
@@ -72,18 +73,30 @@ def apply_gradients(
         processors: from and to such pairs, called in order.
         record_norm: whether the step gets the scalar "gradient_norm".
         notes: is told which variables have a gradient.
+        when: a scalar bool, the same in all towers: whether to update; always if None.
 
     Raises:
-        ModelError: no variable has a gradient.
+        ModelError: there are no pairs, no variable has a gradient, `when` is no scalar bool, or the call is inside a
+            `tf.cond` or a loop.
     """
+    trace = tower_trace()
+    if trace is not None and tf.compat.v1.get_default_graph() is not trace.graph:
+        raise ModelError(
+            "apply_gradients is called inside a tf.cond, a loop or a tf.function; call it outside, and give the "
+            "condition as apply_gradients(..., when=condition)"
+        )
+    gradients_and_variables = list(gradients_and_variables)
+    if not gradients_and_variables:
+        raise ModelError("apply_gradients: the list of gradients and variables is empty")
+    condition = None if when is None else _scalar_bool(when)
     pairs: Pairs = drop_missing(gradients_and_variables)
     if notes is not None:
         notes.take(gradients_and_variables)
     if not pairs:
         raise ModelError("the loss does not depend on any trainable variable")
     *gradients, loss = placement.mean([*(gradient for gradient, _ in pairs), loss])
-    pairs = [(gradient, variable) for gradient, (_, variable) in zip(gradients, pairs, strict=True)]
-    trace = tower_trace()
+    # Summed over the towers' rows too, before anything that is not linear in the gradient.
+    pairs = [(summed(gradient), variable) for gradient, (_, variable) in zip(gradients, pairs, strict=True)]
     if record_norm and trace is not None:
         trace.add_scalar("gradient_norm", global_norm(pairs))
     for process in processors:
@@ -92,7 +105,15 @@ def apply_gradients(
     if placement.towers > 1:
         expect_averages(optimizer)
     processed, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
-    if trace is None:  # outside of a compiled step there is nobody who could put anything back
-        update_with(optimizer, processed, variables)
+    if trace is None:  # outside of a compiled step there is no guard
+        update_if(condition, optimizer, processed, variables)
     else:
-        trace.guard.apply(trace, optimizer, processed, variables, loss)
+        trace.guard.apply(trace, optimizer, processed, variables, loss, condition)
+
+
+def _scalar_bool(when: Any) -> tf.Tensor:
+    condition = tf.convert_to_tensor(when)
+    if condition.dtype != tf.bool or condition.shape.rank != 0:
+        found = f"{condition.dtype.name} of shape {condition.shape}"
+        raise ModelError(f"apply_gradients: when must be a scalar bool, not {found}")
+    return condition

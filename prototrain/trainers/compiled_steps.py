@@ -58,10 +58,10 @@ class CompiledSteps:
         self._record(result)
         if result.error is not None:
             raise result.error from result.error.__cause__
-        if not self._has_looked and self.calls.graph is not None:
+        if not self._has_looked:
             self._has_looked = True
             self._look()
-            if self.calls.calls_summaries and not trainer.callbacks.has_watchers:
+            if self.calls.graph is not None and self.calls.calls_summaries and not trainer.callbacks.has_watchers:
                 trainer.session.say_once(NOT_RECORDED)
         if result.data_ended and not result.steps:
             trainer.data.start_next_pass()

@@ -15,7 +15,6 @@ _OF_COMPILE = (
     "model.lr_schedule",
     "model.mixed_precision",
     "model.optimizer",
-    "model.weights_load_path",
 )
 _OF_ENGINE = ("model.accumulate_steps", "model.clip_gradients", "model.trainable_variables", "model.weight_decay")
 _OF_TRAIN = {"allow_changed_data", "fresh", "max_steps", "resume"}  # arguments that `fit` hands on
@@ -72,7 +71,7 @@ def without_effect(model: keras.Model, config: Collection[str], *, has_own_step:
         has_own_step: whether an iteration is the model's own `train_step`.
     """
     if given := [key for key in config if key.startswith(_OF_COMPILE)]:
-        said = "what compile() was given, the model's dtype policy, its weights and the data say that"
+        said = "what compile() was given, the model's dtype policy and the data say that"
         yield f"without effect are {', '.join(given)}: {said}"
     if has_own_step and (unused := [key for key in config if key.startswith(_OF_ENGINE)]):
         is_stock = getattr(model.train_step, "__func__", None) is keras.Model.train_step

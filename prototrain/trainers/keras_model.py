@@ -16,6 +16,7 @@ from prototrain.config.json_form import encode
 from prototrain.data.elements import batch_size
 from prototrain.errors import ModelError
 from prototrain.experiment import source_of
+from prototrain.gradient_processors import summed
 from prototrain.model.keras_hooks import calling, present_call
 from prototrain.model.layer_cache import MissingVariableError
 from prototrain.step.trace import TowerTrace
@@ -234,7 +235,7 @@ class _Guarded:
         self._optimizer, self._apply, self._trace = optimizer, optimizer.apply, trace
 
     def __call__(self, grads: Any, trainable_variables: Any = None) -> None:
-        gradients = list(grads)
+        gradients = [summed(gradient) for gradient in grads]
         variables = None if trainable_variables is None else list(trainable_variables)
         there = [tf.cast(gradient, tf.float32) for gradient in gradients if gradient is not None]
         update = _Update(self._optimizer.learning_rate, lambda: self._apply(gradients, variables))

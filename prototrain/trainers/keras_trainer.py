@@ -166,6 +166,12 @@ class KerasTrainer(SimpleTrainer):
         self._may_train = self._may_train or set(self.trainable)
         self.register_optimizer("optimizer", self.optimizer)
 
+    def _check_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        pass  # an optimizer that scales the loss is called by the model's own step, and `train` ends with averages
+
+    def _say_of_unused(self) -> None:
+        pass  # `without_effect` has
+
     def _take_optimizers(self) -> None:
         """Register what the model's own `train_step` updates with; the first call of it has built them."""
         found = optimizers_of(self.keras_model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -15,8 +15,9 @@ from prototrain.callbacks.hyperparameters.learning_rate import LearningRate
 from prototrain.callbacks.proxies import innermost
 from prototrain.config import Config
 from prototrain.config.json_form import encode
+from prototrain.config.schema import SCHEMA
 from prototrain.errors import ConfigError
-from prototrain.private_api.of_keras import kept_from_decay, learning_rate_source
+from prototrain.private_api.of_keras import copy_kept_from_decay, kept_from_decay, learning_rate_source
 from prototrain.system.tracebacks import first_line
 
 UNSET_RATE = 0.0
@@ -61,6 +62,34 @@ def unused_schedule(config: Config, optimizer: Any, callbacks: Iterable[Callback
     )
 
 
+_OF_STEP = {
+    "model.weight_decay": (("value", "l1"), "add self.weight_decay_loss() to the loss"),
+    "model.clip_gradients": (("", "global_norm"), "update with self.apply_gradients()"),
+    "model.accumulate_steps": (("",), "leave it out"),
+    "model.jit_compile": (("",), "leave it out, and compile parts with tf.function(jit_compile=True)"),
+    "model.mixed_precision": (("",), "compute gradients with self.gradients(), which scales the loss"),
+}
+
+
+def unused_keys(config: Config, used: Collection[str], *, scales: bool) -> Iterator[tuple[str, str, str]]:
+    """Keys that are set and that a traced step has not used.
+
+    Args:
+        config: the model's.
+        used: those of `_OF_STEP` that the step has used.
+        scales: whether the loss is to be scaled; otherwise a policy of mixed precision acts in the layers alone.
+
+    Returns:
+        for each its group, its name, and what to do.
+    """
+    for group, (parts, cure) in _OF_STEP.items():
+        if group in used or (group == "model.mixed_precision" and not scales):
+            continue
+        for name in (f"{group}.{part}" if part else group for part in parts):
+            if name in config and config[name] != SCHEMA[name].default:
+                yield group, name, cure
+
+
 def own_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """An equal optimizer that belongs to the present strategy: one made before knows of a single device only."""
     if not tf.distribute.has_strategy():
@@ -75,9 +104,37 @@ def equal_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.O
         ConfigError: that one cannot say what it was made with.
     """
     try:
-        return type(optimizer).from_config(optimizer.get_config())
+        equal = type(optimizer).from_config(optimizer.get_config())
     except NotImplementedError as error:
         raise ConfigError(f"{type(optimizer).__name__} cannot be made a second time: {first_line(error)}") from error
+    copy_kept_from_decay(optimizer, equal)  # which no config holds
+    return equal
+
+
+def check_acts(optimizer: keras.optimizers.Optimizer) -> None:
+    """Check that an optimizer was given no argument that only Keras's `fit` acts on.
+
+    Raises:
+        ConfigError: it was.
+    """
+    name = type(optimizer).__name__
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ConfigError(
+            f"{name} divides gradients by a scale that only Keras's fit multiplies the loss with; give its inner "
+            "optimizer, and model.mixed_precision: mixed_float16 for a loss scale"
+        )
+    has_own_scale = getattr(optimizer.scale_loss, "__func__", None) is not keras.optimizers.Optimizer.scale_loss
+    if optimizer.loss_scale_factor is not None or has_own_scale:
+        what = "scale_loss" if has_own_scale else f"loss_scale_factor={optimizer.loss_scale_factor}"
+        raise ConfigError(
+            f"{name}: {what} has an effect in Keras's fit only; leave it out, and set model.mixed_precision: "
+            "mixed_float16 for a loss scale"
+        )
+    if optimizer.use_ema:
+        raise ConfigError(
+            f"{name}: use_ema=True has an effect at the end of Keras's fit only; leave it out, and add the callback "
+            "ExponentialMovingAverage"
+        )
 
 
 def optimizer_config(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:

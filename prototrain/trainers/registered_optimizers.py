@@ -26,6 +26,7 @@ class RegisteredOptimizers:
         state: `trainer.state`.
         placement: the towers.
         keras_variables: from variables of the model to the Keras variables that hold them, by name.
+        check: raises an error for an optimizer that the trainer cannot use.
 
     Attributes:
         settings: what the optimizers were made with, by their names there; see `optimizer_settings`.
@@ -36,7 +37,9 @@ class RegisteredOptimizers:
         state: dict[str, Any],
         placement: Placement,
         keras_variables: Callable[[Iterable[tf.Variable]], dict[str, Any]],
+        check: Callable[[keras.optimizers.Optimizer], None],
     ) -> None:
+        self._check = check
         self._placement = placement
         self._keras_variables = keras_variables
         self.settings: dict[str, dict[str, Any]] = {}
@@ -49,6 +52,7 @@ class RegisteredOptimizers:
         self, name: str, optimizer: keras.optimizers.Optimizer, variables: Iterable[tf.Variable] | None = None
     ) -> None:
         """Have the variables of an optimizer saved as ``<name>/...``; see `TowerTrainer.register_optimizer`."""
+        self._check(optimizer)
         if self._placement.towers > 1 and optimizer.gradient_accumulation_steps:
             raise ConfigError(
                 f"{optimizer.name}: with several towers an optimizer cannot have gradient_accumulation_steps; use "

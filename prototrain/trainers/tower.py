@@ -33,12 +33,14 @@ from prototrain.trainers.base import Trainer
 from prototrain.trainers.compiled_steps import CompiledSteps, step_plan
 from prototrain.trainers.optimization import (
     UNSET_RATE,
+    check_acts,
     decay_losses,
     equal_optimizer,
     optimizer_facts,
     own_optimizer,
     rate_in_words,
     require_rate,
+    unused_keys,
     unused_schedule,
 )
 from prototrain.trainers.registered_optimizers import RegisteredOptimizers
@@ -46,6 +48,7 @@ from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.xla_choice import XlaChoice
 
 if TYPE_CHECKING:
+    from prototrain.callbacks.base import Callback
     from prototrain.checkpoint.weight_sources import Source
     from prototrain.checkpoint.weights import Names
     from prototrain.config import Config
@@ -117,7 +120,9 @@ class TowerTrainer(Trainer):
         self.element_spec = self.built.element_spec
         self.variables, self.trainable, self.decayed = self.built.variables, self.built.trainable, self.built.decayed
         self.loss_scale = LossScale() if self.built.policy == "mixed_float16" else None
-        self._optimizers = RegisteredOptimizers(self.state, self.placement, self.built.keras_variables)
+        self._optimizers = RegisteredOptimizers(
+            self.state, self.placement, self.built.keras_variables, self._check_optimizer
+        )
         with self.placement.scope():
             self.create_optimizers()
         self.state.update(self.variables)
@@ -130,6 +135,7 @@ class TowerTrainer(Trainer):
             raise ConfigError(f'model.jit_compile: {type(self).__name__} cannot measure for "auto"; say true or false')
         self._stop_variable = StopVariable()
         self._notes = update.GradientNotes()
+        self._used: set[str] = set()
         self._steps = CompiledSteps(self, self._say_of_gradients)
 
     # -- to override --------------------------------------------------------------------------------------------------
@@ -140,6 +146,19 @@ class TowerTrainer(Trainer):
         equal = make_optimizer(self.config, without_schedule=UNSET_RATE) if made is None else equal_optimizer(made)
         self.optimizer = own_optimizer(equal)
         self.register_optimizer("optimizer", self.optimizer, self.trainable.values())
+
+    def train(
+        self, callbacks: Iterable[Callback] = (), *, resume: bool = True, fresh: bool = False, **options: Any
+    ) -> None:
+        """Train, from ``model.weights_load_path`` at the start of a fresh run; see `Trainer.train`."""
+        path = self.config["model.weights_load_path"]
+        if (
+            path is not None
+            and self.counter.step == 0
+            and (fresh or not resume or self.experiment is None or not self.session.checkpoints.steps())
+        ):
+            self.load_weights(path)  # before anything is written: a missing file must not cost the run that is there
+        super().train(callbacks, resume=resume, fresh=fresh, **options)
 
     def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
         """Do one iteration with one tower's batch; traced.
@@ -154,6 +173,7 @@ class TowerTrainer(Trainer):
             scalar tensors by name.
         """
         trace = tower_trace()
+        self._uses("model.jit_compile")
         outputs, gradients = self._compute(inputs, self._xla.is_on and not (trace is not None and trace.is_watched))
         variables = self.trainable.values()
         total = outputs.get("loss_total", outputs["loss"])
@@ -182,6 +202,7 @@ class TowerTrainer(Trainer):
 
         if with_xla:
             compute = tf.function(compute, autograph=False, jit_compile=True)
+        self._uses("model.accumulate_steps")
         return over_micro_batches(compute, inputs, self.config["model.accumulate_steps"])
 
     def measure(self) -> dict[str, bool]:
@@ -249,6 +270,7 @@ class TowerTrainer(Trainer):
             loss: a scalar.
             variables: with respect to which.
         """
+        self._uses("model.mixed_precision")
         scaled = tape.gradient if self.loss_scale is None else self.loss_scale.gradient_of(tape)
         return list(scaled(loss, variables))
 
@@ -258,10 +280,12 @@ class TowerTrainer(Trainer):
         ``model.weight_decay.value`` times the sum of their squares, halved, and ``model.weight_decay.l1`` times the sum
         of their absolute values.
         """
+        self._uses("model.weight_decay")
         return tf.add_n([tf.constant(0.0), *decay_losses(self.config, self.decayed.values()).values()])
 
     def _added_losses(self) -> dict[str, tf.Tensor]:
         """What is minimised besides the model's own loss, by name; nothing where there is nothing to add."""
+        self._uses("model.weight_decay")
         found = decay_losses(self.config, self.decayed.values())
         if type(self).weight_decay_loss is not TowerTrainer.weight_decay_loss:  # a subclass has another decay
             found["loss_l2"] = self.weight_decay_loss() - found.get("loss_l1", 0.0)
@@ -275,19 +299,24 @@ class TowerTrainer(Trainer):
         *,
         loss: tf.Tensor,
         optimizer: keras.optimizers.Optimizer | None = None,
+        when: tf.Tensor | bool | None = None,
     ) -> None:
         """Average gradients over the towers, process them, and update variables.
 
-        With `check_finite` nothing is updated when the loss, a gradient or the rate is not finite in any tower.
+        With `check_finite` nothing is updated when the loss, a gradient or the rate is not finite in any tower. Rows
+        of a sparse gradient that belong to one index are added up first.
 
         Args:
             gradients_and_variables: pairs; a variable whose gradient is None is left out.
             loss: what the gradients are of, a scalar.
             optimizer: `self.optimizer` if None.
+            when: a scalar bool that is the same in all towers: whether to update in this step; always if None. Where
+                it is false, the optimizer's `iterations` stay as they are too.
 
         Raises:
-            ModelError: no variable has a gradient.
+            ModelError: the list is empty, no variable has a gradient, or the call is inside a `tf.cond` or a loop.
         """
+        self._uses("model.clip_gradients")
         update.apply_gradients(
             gradients_and_variables,
             loss,
@@ -296,6 +325,7 @@ class TowerTrainer(Trainer):
             processors=[*self.gradient_processors, self.built.with_keras_variables],
             record_norm=self.record_gradient_norm,
             notes=self._notes,
+            when=when,
         )
 
     def register_optimizer(
@@ -343,6 +373,15 @@ class TowerTrainer(Trainer):
         with announcing("tracing and compiling the step", self.log) if is_first else nullcontext():
             return self._steps.run(n)
 
+    def _uses(self, key: str) -> None:
+        self._used.add(key)
+
+    def _say_of_unused(self) -> None:
+        """Name the keys that are set and that the step has not used."""
+        own = "run_step" if not self.is_compiled else "train_step"
+        for key, name, cure in unused_keys(self.config, self._used, scales=self.loss_scale is not None):
+            self.session.say_once(f"WARNING: {name} is set, but {type(self).__name__}.{own} does not use {key}: {cure}")
+
     def check_rate(self) -> None:
         """Check ahead of the first step, when callbacks have set what they set, that there is a learning rate.
 
@@ -359,6 +398,8 @@ class TowerTrainer(Trainer):
     def _say_of_gradients(self) -> None:
         for line in self._notes.lines(self.gradient_processors):
             self.session.say_once(line)
+        if self.is_compiled:  # a step in Python may use at its end what it has not used yet
+            self._say_of_unused()
 
     def leaves_off(self) -> bool:
         """Whether a call that is about to be made, or under way, should rather not."""
@@ -384,6 +425,8 @@ class TowerTrainer(Trainer):
         try:
             with self.stop.telling(self._stop_variable.set, pauses=True) if self.is_compiled else nullcontext():
                 yield
+            if not self.is_compiled:
+                self._say_of_unused()
         finally:
             self.data.allow_changes = before
 
@@ -495,7 +538,8 @@ class TowerTrainer(Trainer):
         }
 
     def describe_more(self) -> list[str]:
-        return [str(self.built.table())]
+        own = self.has_own_train_step or not self.is_compiled
+        return [str(self.built.table(decays="in weight_decay_loss()" if own else "decays"))]
 
     def _after_restore(self) -> list[str]:
         self.data.catch_up(lambda: self.stop.signum is not None)  # which may find that the data did not repeat
@@ -519,6 +563,10 @@ class TowerTrainer(Trainer):
 
     def _look_at_data(self, built: BuiltModel) -> None:
         """For a subclass: the data is there, and nothing is built yet."""
+
+    def _check_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Check that nothing of an optimizer is without effect in this trainer."""
+        check_acts(optimizer)
 
     def _check_trainable(self, net: Any) -> None:
         """Check that `train_step` can train what `build` returned, unless it is a subclass's own."""

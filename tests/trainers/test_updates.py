@@ -1,0 +1,264 @@
+"""Updates have the right values, whatever they go through, and settings act or are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import Config, SimpleTrainer, SyncReplicatedTrainer
+from prototrain.callbacks import SaveOnExit, StopOnNaN
+from prototrain.errors import CheckpointError, ConfigError, ModelError
+from prototrain.launch import default_callbacks
+from prototrain.trainers.async_towers import AsyncTrainer
+from prototrain.trainers.keras_trainer import KerasTrainer
+from prototrain.trainers.tower import TowerTrainer
+
+RATE = 0.1
+
+
+def config(**more: Any) -> Config:
+    values: dict[str, Any] = {"model.batch_size": 4, "model.num_steps": 1, "trainer.experiment_name": "updates"}
+    return Config(values | {key.replace("__", "."): value for key, value in more.items()})
+
+
+class Rows:
+    """The loss is the sum of one row of an embedding, taken four times."""
+
+    def __init__(self, method: Any, **more: Any) -> None:
+        self.config = config(model__optimizer__method=method, **more)
+
+    def datasets(self) -> dict[str, tf.data.Dataset]:
+        return {"trn": tf.data.Dataset.from_tensors({"ids": np.zeros(4, np.int32)}).repeat()}
+
+    def build(self, inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
+        rows = keras.layers.Embedding(3, 1, name="rows", embeddings_initializer="ones")(inputs["ids"])
+        return {"loss": tf.reduce_sum(rows)}
+
+
+class Line:
+    """Learns y = 2 x from four points."""
+
+    def __init__(self, method: Any = None, **more: Any) -> None:
+        method = (lambda: keras.optimizers.SGD(RATE)) if method is None else method
+        self.config = config(model__optimizer__method=method, **more)
+
+    def datasets(self) -> dict[str, tf.data.Dataset]:
+        x = np.ones([4, 1], np.float32)
+        return {"trn": tf.data.Dataset.from_tensors({"x": x, "y": 2 * x}).repeat()}
+
+    def build(self, inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
+        layer = keras.layers.Dense(1, name="line", kernel_initializer="zeros", use_bias=False)
+        guess = tf.cast(layer(inputs["x"]), tf.float32)
+        return {"loss": tf.reduce_mean((guess - inputs["y"]) ** 2)}
+
+
+def weight(trainer: Any) -> float:
+    return float(tf.reshape(tf.convert_to_tensor(next(iter(trainer.variables.values()))), [-1])[0])
+
+
+def two_towers(model: Any, base: type = SyncReplicatedTrainer) -> Any:
+    return base(model, towers="cpu:2")
+
+
+@pytest.mark.parametrize(
+    ("make", "keys"),
+    [
+        (SimpleTrainer, {}),
+        (SimpleTrainer, {"model__accumulate_steps": 2}),
+        (SimpleTrainer, {"model__jit_compile": True}),
+        (two_towers, {}),
+        (lambda model: AsyncTrainer(model, towers="cpu:1"), {}),
+    ],
+)
+@pytest.mark.parametrize("optimizer", [keras.optimizers.Adam, keras.optimizers.RMSprop, keras.optimizers.Adagrad])
+def test_rows_are_added_up_before_the_optimizer_sees_them(optimizer: Any, make: Any, keys: dict[str, Any]) -> None:
+    parts = 2 if keys.get("model__accumulate_steps") or make is two_towers else 1
+    trainer = make(Rows(lambda: optimizer(RATE), **keys))
+    trainer.train(max_steps=1)
+    dense, expected = tf.constant([[4.0 / parts], [0.0], [0.0]]), keras.Variable(np.ones([3, 1]))
+    optimizer(RATE).apply([dense], [expected])
+    assert weight(trainer) == pytest.approx(float(expected.numpy()[0, 0]), abs=1e-6)
+
+
+class OwnStep(keras.Sequential):  # type: ignore[misc]
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+
+def test_a_keras_model_adds_up_rows_too() -> None:
+    layer = keras.layers.Embedding(1, 1, embeddings_initializer="ones")
+    model = OwnStep([keras.Input([], dtype="int32"), layer])
+    model.compile(keras.optimizers.Adam(RATE), lambda y, guess: tf.reduce_sum(guess))
+    KerasTrainer(model, (np.zeros(4, np.int32), np.zeros(4, np.float32)), batch_size=4).fit(epochs=1, verbose=0)
+    assert float(layer.embeddings.numpy()[0, 0]) == pytest.approx(0.9, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: keras.optimizers.SGD(RATE, loss_scale_factor=128.0), "loss_scale_factor=128.0 .* mixed_float16"),
+        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(RATE)), "LossScaleOptimizer .* inner"),
+        (lambda: keras.optimizers.Adam(RATE, use_ema=True), "use_ema=True .* ExponentialMovingAverage"),
+    ],
+)
+def test_what_only_fit_acts_on_is_refused(make: Callable[[], Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        SimpleTrainer(Line(make))
+
+
+@pytest.mark.parametrize("make", [SimpleTrainer, two_towers])
+def test_variables_kept_from_an_optimizers_decay(make: Any) -> None:
+    def method() -> Any:
+        optimizer = keras.optimizers.SGD(RATE, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay(var_names=["rows"])
+        return optimizer
+
+    trainer = make(Rows(method))
+    trainer.train(max_steps=1)
+    assert weight(trainer) == pytest.approx(1 - RATE * (2.0 if make is two_towers else 4.0))
+
+
+class Signs(TowerTrainer):
+    decays = False
+
+    def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+        variables = list(self.trainable.values())
+        with tf.GradientTape() as tape:
+            loss = self.build(inputs, True)["loss"] + (self.weight_decay_loss() if self.decays else 0.0)
+        self.apply_gradients(list(zip(self.gradients(tape, loss, variables), variables, strict=True)), loss=loss)
+        return {"loss": loss}
+
+
+class SignTrainer(Signs, SimpleTrainer):
+    pass
+
+
+class DecayTrainer(SignTrainer):
+    decays = True
+
+
+class PythonTrainer(SimpleTrainer):
+    def run_step(self) -> dict[str, Any]:
+        return {"loss": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "keys", "named"),
+    [
+        (SignTrainer, {"model.weight_decay.value": 10.0}, ["model.weight_decay.value"]),
+        (SignTrainer, {"model.accumulate_steps": 2}, ["model.accumulate_steps"]),
+        (SignTrainer, {"model.jit_compile": True}, ["model.jit_compile"]),
+        (SignTrainer, {"model.clip_gradients.global_norm": 1.0}, []),
+        (DecayTrainer, {"model.weight_decay.value": 10.0}, []),
+        (SimpleTrainer, {"model.weight_decay.l1": 1.0, "model.accumulate_steps": 2}, []),
+        (PythonTrainer, {"model.clip_gradients.global_norm": 1.0}, ["model.clip_gradients.global_norm"]),
+    ],
+)
+def test_a_key_that_the_step_does_not_use_is_named(
+    trainer: Any, keys: dict[str, Any], named: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Line()
+    model.config.update(keys)
+    trainer(model).train(max_steps=2)
+    out = capsys.readouterr().out
+    assert [key for key in keys if f"WARNING: {key} is set" in out] == named
+    assert ("decays" in out) == (trainer is SimpleTrainer)
+
+
+@pytest.mark.parametrize("make", [SimpleTrainer, two_towers])
+def test_weights_are_loaded_at_a_fresh_start_only(make: Any, tmp_path: Path) -> None:
+    path = tmp_path / "weights.npz"
+    first = SimpleTrainer(Line())
+    name = next(iter(first.variables))
+    np.savez(path, **{name: np.full([1, 1], 7.0, np.float32)})
+
+    def run(steps: int) -> float:
+        extra = {"experiment": tmp_path / "run"} if make is SimpleTrainer else {}
+        trainer = make(Line(model__weights_load_path=str(path)), **extra)
+        trainer.train([*default_callbacks(trainer.model), SaveOnExit()] if extra else [], max_steps=steps)
+        return weight(trainer)
+
+    assert run(1) == pytest.approx(7 - RATE * 2 * 5)
+    if make is SimpleTrainer:
+        assert run(2) == pytest.approx(6 - RATE * 2 * 4)
+
+
+def test_missing_weights_are_an_error_before_anything_is_written(tmp_path: Path) -> None:
+    model = Line(model__weights_load_path=str(tmp_path / "missing.npz"))
+    with pytest.raises(CheckpointError, match=r"there is no file .*missing"):
+        SimpleTrainer(model, experiment=tmp_path / "run").train(default_callbacks(model))
+    assert not (tmp_path / "run").exists()
+
+
+class Sometimes(TowerTrainer):
+    """Updates in every third step; the loss is not finite in the others if `spoilt`."""
+
+    spoilt = False
+    inside = False
+
+    def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+        variables = list(self.trainable.values())
+        wanted = tf.equal(self.global_step % 3, 0)
+        with tf.GradientTape() as tape:
+            loss = self.build(inputs, True)["loss"]
+        gradients = self.gradients(tape, loss, variables)
+        if self.spoilt:
+            gradients = [tf.where(wanted, gradient, np.nan) for gradient in gradients]
+        pairs = list(zip(gradients, variables, strict=True))
+        if self.inside:
+            tf.cond(wanted, lambda: self.apply_gradients(pairs, loss=loss), lambda: None)
+        else:
+            self.apply_gradients(pairs, loss=loss, when=wanted)
+        return {"loss": loss}
+
+
+class SometimesOnOne(Sometimes, SimpleTrainer):
+    pass
+
+
+class SometimesOnTwo(Sometimes, SyncReplicatedTrainer):
+    def __init__(self, model: Any) -> None:
+        super().__init__(model, towers="cpu:2")
+
+
+@pytest.mark.parametrize("trainer", [SometimesOnOne, SometimesOnTwo])
+class TestUpdatesInSomeSteps:
+    @pytest.mark.parametrize("precision", [None, "mixed_float16"])
+    @pytest.mark.parametrize("spoilt", [False, True])
+    def test_the_value_is_that_of_the_updates_made(self, trainer: Any, spoilt: bool, precision: str | None) -> None:
+        made = trainer(Line(model__mixed_precision=precision))
+        made.spoilt = spoilt
+        if made.loss_scale is not None:
+            made.loss_scale.scale.assign(8.0)  # no gradient overflows
+        made.train([StopOnNaN()] if spoilt else [], max_steps=7)  # updates in 0, 3 and 6
+        expected = 0.0
+        for _ in range(3):
+            expected -= RATE * 2 * (expected - 2)
+        assert weight(made) == pytest.approx(expected, abs=1e-2 if precision else 1e-6)
+        assert int(tf.convert_to_tensor(made.optimizer.iterations)) == 3
+
+    def test_inside_of_a_branch_it_is_an_error(self, trainer: Any) -> None:
+        made = trainer(Line())
+        made.inside = True
+        with pytest.raises(ModelError, match=r"inside a tf.cond.*when="):
+            made.train(max_steps=1)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "when", "said"),
+    [
+        (lambda variables: [], None, "the list of gradients and variables is empty"),
+        (lambda variables: [(tf.zeros_like(v), v) for v in variables], 1.0, "when must be a scalar bool"),
+        (lambda variables: [(tf.zeros_like(v), v) for v in variables], [True], "when must be a scalar bool"),
+    ],
+)
+def test_arguments_of_an_update_that_cannot_be(pairs: Any, when: Any, said: str) -> None:
+    trainer = SimpleTrainer(Line())
+    with pytest.raises(ModelError, match=said):
+        trainer.apply_gradients(pairs(trainer.trainable.values()), loss=tf.constant(0.0), when=when)
