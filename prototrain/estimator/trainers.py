@@ -70,6 +70,9 @@ class ProgramTrainer(TowerTrainer):
                 record_norm=self.record_gradient_norm,
             )
 
+    def _look_at_data(self, built: BuiltModel) -> None:
+        pass  # the data says how large a batch is
+
     def learning_rates(self) -> list[Callback]:
         """What sets the learning rates that are functions of the step."""
         found = [(number, part.spec) for number, part in enumerate(self.parts) if part.spec.learning_rate is not None]

@@ -11,8 +11,10 @@ from prototrain.errors import ModelError
 from prototrain.step.packing import Packing
 from prototrain.step.plan import Batch, StepPlan
 from prototrain.step.trace import TowerTrace, tracing
-from prototrain.step.watched import join, pick
+from prototrain.step.watched import join, pick, write_scalar
 from prototrain.towers import components
+
+_SUMMARY = "tf.summary/"
 
 
 class Iterated(NamedTuple):
@@ -71,7 +73,12 @@ class Iteration:
         if not isinstance(outputs, Mapping):
             raise ModelError(f"train_step() must return a dict of scalar tensors, not {type(outputs).__name__}")
         seen = pick(self._plan.watched_names, trace.nets, inputs) if watched else {}
-        return self._average({**outputs, **trace.scalars}), trace.finite(), seen
+        outputs = {**trace.weighted_outputs(outputs, self._plan.placement), **trace.scalars}
+        summaries = {f"{_SUMMARY}{number}": one.value for number, one in enumerate(trace.summaries)}
+        outputs = self._average({**outputs, **summaries})
+        for number, summary in enumerate(trace.summaries):
+            write_scalar(summary, outputs.pop(f"{_SUMMARY}{number}"))
+        return outputs, trace.finite(), seen
 
     def _average(self, outputs: dict[str, Any]) -> dict[str, tf.Tensor]:
         """Average outputs and moving statistics over the towers, in one go; from inside a tower."""

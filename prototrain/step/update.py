@@ -82,9 +82,10 @@ def apply_gradients(
         notes.take(gradients_and_variables)
     if not pairs:
         raise ModelError("the loss does not depend on any trainable variable")
-    *gradients, loss = placement.mean([*(gradient for gradient, _ in pairs), loss])
-    pairs = [(gradient, variable) for gradient, (_, variable) in zip(gradients, pairs, strict=True)]
     trace = tower_trace()
+    values = [*(gradient for gradient, _ in pairs), loss]
+    *gradients, loss = placement.mean(values if trace is None else trace.weighted(values, placement))
+    pairs = [(gradient, variable) for gradient, (_, variable) in zip(gradients, pairs, strict=True)]
     if record_norm and trace is not None:
         trace.add_scalar("gradient_norm", global_norm(pairs))
     for process in processors:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.evaluation.inferencer import Inferencer
 from prototrain.callbacks.evaluation.validation import check_batches
-from prototrain.data.elements import batch_size
+from prototrain.data.elements import counted_examples
 from prototrain.errors import CallbackError, DataError, StepError
 from prototrain.model.evaluation import OR_BATCHES, CompiledPass, require_end
 from prototrain.system.tracebacks import cause
@@ -115,7 +115,8 @@ class InferenceRunner(Callback):
 
     def _look_at(self, inputs: dict[str, Any]) -> list[tf.Tensor]:
         net = self.trainer.build(inputs, False)
-        size = tf.cast(batch_size(inputs), tf.float64)
+        examples, agree = counted_examples(inputs)
+        size = tf.where(agree, tf.cast(examples, tf.float64), 1.0)
         found = [list(inferencer.sums({**inputs, **net}, size)) for inferencer in self.inferencers]
         self._counts = [len(sums) for sums in found]
         flat = [tf.cast(value, tf.float64) for sums in found for value in sums]
