@@ -64,8 +64,8 @@ def _split(value: Any, parts: int, path: str) -> list[Any]:
 
 def _even(examples: Any, parts: int, path: str) -> list[Any]:
     message = (
-        f"the batch does not divide evenly into {parts} parts: {path} has another number of rows; batch the training dataset with drop_remainder=True, "
-        "or repeat it before batching"
+        f"the batch does not divide evenly into {parts} parts: {path} has another number of rows; batch the training "
+        "dataset with drop_remainder=True, or repeat it before batching"
     )
     check = tf.debugging.assert_equal(examples % parts, tf.zeros([], examples.dtype), message)
     return [] if check is None else [check]  # None: it was checked already, eagerly or while tracing

@@ -52,7 +52,8 @@ def over_micro_batches(compute: Callable[[Batch], Computed], inputs: Batch, coun
         before = [] if sums is None else [gradient for gradient in sums.gradients if gradient is not None]
         with tf.control_dependencies(tf.nest.flatten(before, expand_composites=True)):
             part = tf.nest.map_structure(tf.identity, part, expand_composites=True)
-        with nullcontext([]) if trace is None else trace.micro_batch(number) as recorded:
+        recorded: list[ScalarSummary] = []
+        with nullcontext() if trace is None else trace.micro_batch(number, recorded):
             found = compute(part)
         found = found._replace(outputs={name: as_float(value) for name, value in found.outputs.items()})
         dtypes = {name: value.dtype for name, value in found.outputs.items()}

@@ -91,12 +91,12 @@ class TowerTrace:
         self.summaries = [replace(one, value=weighted(one.value, factor)) for one in self.summaries]
 
     @contextmanager
-    def micro_batch(self, number: int) -> Iterator[list[ScalarSummary]]:
-        """Yield the list of the scalar summaries that are recorded meanwhile; others only count in the first one."""
-        outer, self.summaries = self.summaries, []
+    def micro_batch(self, number: int, summaries: list[ScalarSummary]) -> Iterator[None]:
+        """Add the scalar summaries of a micro-batch to a list; other summaries are written by the first one only."""
+        outer, self.summaries = self.summaries, summaries
         try:
             with tf.summary.record_if(False) if number else nullcontext():
-                yield self.summaries
+                yield
         finally:
             self.summaries = outer
 

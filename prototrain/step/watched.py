@@ -22,8 +22,8 @@ from tensorboard.compat.proto.event_pb2 import Event
 from prototrain.data.elements import at_path, by_path, has_path
 from prototrain.errors import ModelError
 from prototrain.experiment.event_files import records
-from prototrain.step.direct_call import DirectCall
 from prototrain.private_api.runtime import default_writer, writing_through
+from prototrain.step.direct_call import DirectCall
 from prototrain.step.plan import Stream
 from prototrain.step.result import Outcome
 from prototrain.step.trace import ScalarSummary, tower_trace

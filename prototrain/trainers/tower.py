@@ -181,7 +181,7 @@ class TowerTrainer(Trainer):
                 outputs, weight = scalars(net), loss_weight(net)
                 loss = tf.cast(outputs["loss"], tf.float32)
                 added = self._added_losses()
-                sum_of_added = tf.add_n(list(added.values())) if added else None
+                sum_of_added = None if weight is None or not added else tf.add_n(list(added.values()))
                 total = loss
                 for value in added.values():
                     total += value

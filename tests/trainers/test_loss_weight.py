@@ -170,7 +170,7 @@ def test_a_validation_without_any_weight_has_no_mean() -> None:
 def test_a_weight_is_a_number(weight: Any) -> None:
     model = masked()
     model.build, build = (lambda i, t: {**build(i, t), "loss_weight": weight}), model.build
-    with pytest.raises(ModelError, match="loss_weight.*scalar"):
+    with pytest.raises(ModelError, match=r"loss_weight.*scalar"):
         SimpleTrainer(model)
 
 
@@ -215,7 +215,7 @@ def test_a_sum_is_not_divided_into_micro_batches() -> None:
     model, x, more = sequences("mask_zero")
     model.compile("sgd", loss=keras.losses.SparseCategoricalCrossentropy(reduction="sum"))
     data = tf.data.Dataset.from_tensor_slices((x, *more)).batch(4)
-    with pytest.raises(ModelError, match="accumulate_steps.*reduction 'sum'"):
+    with pytest.raises(ModelError, match=r"accumulate_steps.*reduction 'sum'"):
         KerasTrainer(model, data, config={"model.accumulate_steps": 2})
 
 
@@ -282,7 +282,7 @@ def test_means_over_many_batches_are_exact() -> None:
     assert found is not None and found["loss"] == pytest.approx(0.1, abs=1e-7)
 
 
-# -- model.batch_size ---------------------------------------------------------------------------------------------------
+# -- model.batch_size -------------------------------------------------------------------------------------------------
 
 
 def line(make: Any, **keys: Any) -> SimpleNamespace:
@@ -313,7 +313,7 @@ def test_the_batch_size_of_the_data_is_that_of_the_config(
 ) -> None:
     model = line(make, **{"model.batch_size": size})
     if outcome == "error":
-        with pytest.raises(ConfigError, match=f"model.batch_size is {size}.*'trn' have [48] examples"):
+        with pytest.raises(ConfigError, match=rf"model.batch_size is {size}.*'trn' have [48] examples"):
             SimpleTrainer(model)
         return
     SimpleTrainer(model)
@@ -326,7 +326,7 @@ def test_the_batch_of_each_tower_may_be_that_of_the_config() -> None:
     SyncReplicatedTrainer(model, "cpu:2", batch="per_tower")
 
 
-# -- tf.summary.scalar --------------------------------------------------------------------------------------------------
+# -- tf.summary.scalar ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["one part", *DIVIDED])

@@ -34,7 +34,7 @@ class Inferencer:
 
         Args:
             net: the model's tensors and the batch's inputs, by name.
-            size: the number of examples in the batch, a float64 scalar; 1 if the first dimensions of its tensors differ.
+            size: the number of examples in the batch, a float64 scalar; 1 if its tensors differ in it.
 
         Returns:
             scalar tensors, always equally many, to be added up in float64.
