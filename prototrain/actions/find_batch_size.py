@@ -126,14 +126,13 @@ def measure(
             trainer = SimpleTrainer(model)
             given = int(batch_size(trainer.data.first_batch))
             if given != size:
-                takes = "" if found else " (does datasets() use model.batch_size?)"
-                return found, f"the data gave a batch of {given} in place of {size}{takes}"
+                return found, f"the data gave a batch of {given} in place of {size}"
             with redirect_stdout(StringIO()) if found else nullcontext():  # the tables of one run are enough
                 speed = _speed(trainer, size, steps)
             found.append(Measured(size, speed, _peak()))
         except OutOfMemoryError as error:
             return found, f"batches of {size} are too large: {error}"
-        except DataError as error:
+        except (ConfigError, DataError) as error:
             if not found:
                 raise
             return found, f"batches of {size} cannot be had: {error}"

@@ -191,6 +191,7 @@ class KerasTrainer(SimpleTrainer):
             return outputs
         with guarded(optimizers_of(self.keras_model), trace):
             outputs = dict(self.build(inputs, True))
+            trace.weight = None  # a log of that name is only a log
         if self.optimizer is not None:
             outputs.setdefault("learning_rate", tf.convert_to_tensor(self.optimizer.learning_rate))
         return outputs

@@ -14,6 +14,7 @@ from prototrain.callbacks.evaluation.validation import check_batches
 from prototrain.data.elements import counted_examples
 from prototrain.errors import CallbackError, DataError, StepError
 from prototrain.model.evaluation import OR_BATCHES, CompiledPass, require_end
+from prototrain.model.net import LOSS_WEIGHT
 from prototrain.system.tracebacks import cause
 from prototrain.system.waiting import announcing
 
@@ -117,7 +118,8 @@ class InferenceRunner(Callback):
         net = self.trainer.build(inputs, False)
         examples, agree = counted_examples(inputs)
         size = tf.where(agree, tf.cast(examples, tf.float64), 1.0)
-        found = [list(inferencer.sums({**inputs, **net}, size)) for inferencer in self.inferencers]
+        given = {name: value for name, value in inputs.items() if name != LOSS_WEIGHT}  # which is the model's to say
+        found = [list(inferencer.sums({**given, **net}, size)) for inferencer in self.inferencers]
         self._counts = [len(sums) for sums in found]
         flat = [tf.cast(value, tf.float64) for sums in found for value in sums]
         return [tf.stack(flat) if flat else tf.zeros([0], tf.float64)]

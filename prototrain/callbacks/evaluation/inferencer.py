@@ -133,7 +133,7 @@ class BinaryClassificationStats(Inferencer):
 
 
 class KerasMetric(Inferencer):
-    """Any Keras metric that has a single number as its result.
+    """Any Keras metric that has a single number as its result; ``dtype="float64"`` keeps the digits of long sums.
 
     Args:
         metric: such as ``keras.metrics.AUC()``.
