@@ -55,15 +55,19 @@ def over_micro_batches(compute: Callable[[Batch], Computed], inputs: Batch, coun
         recorded: list[ScalarSummary] = []
         with nullcontext() if trace is None else trace.micro_batch(number, recorded):
             found = compute(part)
-        found = found._replace(outputs={name: as_float(value) for name, value in found.outputs.items()})
-        dtypes = {name: value.dtype for name, value in found.outputs.items()}
+        outputs = {name: as_float(value) for name, value in found.outputs.items()}
+        dtypes = {name: value.dtype for name, value in outputs.items()}
+        gradients = found.gradients
         if found.weight is not None:
             total = found.weight if total is None else total + found.weight
-            found = _multiplied(found, found.weight)
+            # Sums of float64 keep the digits of large weights.
+            outputs = {n: weighted(tf.cast(value, tf.float64), found.weight) for n, value in outputs.items()}
+            gradients = [weighted(gradient, found.weight) for gradient in gradients]
+        found = Computed(outputs, gradients, found.weight, found.added, found.added_gradients)
         weights.append(tf.ones([], tf.float64) if found.weight is None else found.weight)
         summaries.append(recorded)
         sums = found if sums is None else _sum(sums, found)
-    if trace is not None:
+    if trace is not None and summaries[0]:
         trace.summaries += averaged(summaries, weights)
     assert sums is not None
     parts = tf.constant(float(count))
@@ -111,14 +115,6 @@ def divide(gradient: Any, divisor: tf.Tensor) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(divide(gradient.values, divisor), gradient.indices, gradient.dense_shape)
     return gradient / tf.cast(divisor, gradient.dtype)
-
-
-def _multiplied(found: Computed, weight: tf.Tensor) -> Computed:
-    """Scalars, as float64, and gradients times the weight of their micro-batch."""
-    return found._replace(
-        outputs={name: weighted(tf.cast(value, tf.float64), weight) for name, value in found.outputs.items()},
-        gradients=[weighted(gradient, weight) for gradient in found.gradients],
-    )
 
 
 def _sum(first: Computed, second: Computed) -> Computed:
