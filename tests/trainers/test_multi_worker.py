@@ -21,7 +21,7 @@ def run(workers: int, orders: list[dict[str, Any]] | None = None, **order: Any) 
 
 @pytest.mark.slow
 def test_workers_give_the_results_of_one() -> None:
-    order: dict[str, Any] = {"masked": True, "steps": 20, "batch": 6}
+    order: dict[str, Any] = {"plain": True, "steps": 20, "batch": 6}
     (one,) = run(1, **order)
     many = run(3, **order)
     assert one is not None

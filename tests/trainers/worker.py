@@ -61,18 +61,6 @@ class Act(Callback):
                 os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def masked_build(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
-    """The loss is a mean over some of the examples, of which a worker may have none."""
-    net = plain_build(inputs, train_phase)
-    mask = tf.cast(inputs["x"][:, 0] > 0, tf.float32)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs["y"], logits=net.logits)
-    net.loss = tf.reduce_sum(losses * mask) / tf.reduce_sum(mask)
-    right = tf.cast(tf.argmax(net.logits, 1, output_type=tf.int32) == inputs["y"], tf.float32)
-    net.accuracy = tf.reduce_sum(right * mask) / tf.reduce_sum(mask)
-    net.loss_weight = tf.reduce_sum(mask)
-    return net
-
-
 def _pid_file(order: dict[str, Any], index: int) -> Path:
     return Path(f"{order.get('experiment')}-{index}.pid")
 
@@ -114,7 +102,7 @@ def _generated(rows: int) -> dict[str, tf.data.Dataset]:
 def main(order: dict[str, Any]) -> dict[str, Any]:
     index = order.get("index", 0)
     model = tiny_model(
-        build=masked_build if order.get("masked") else plain_build if order.get("plain") else tiny_build,
+        build=plain_build if order.get("plain") else tiny_build,
         datasets=_datasets(order),
         model__batch_size=order.get("batch", 8),
         **order.get("config", {}),
