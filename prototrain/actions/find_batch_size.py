@@ -124,14 +124,13 @@ def measure(
             trainer = SimpleTrainer(model)
             given = int(batch_size(trainer.data.first_batch))
             if given != size:
-                takes = "" if found else " (does datasets() use model.batch_size?)"
-                return found, f"the data gave a batch of {given} in place of {size}{takes}"
+                return found, f"the data gave a batch of {given} in place of {size}"
             if found:
                 trainer.log = lambda text: None  # type: ignore[method-assign]  # the tables of one run are enough
             found.append(Measured(size, _speed(trainer, size, steps), _peak()))
         except OutOfMemoryError as error:
             return found, f"batches of {size} are too large: {error}"
-        except DataError as error:
+        except (ConfigError, DataError) as error:
             if not found:
                 raise
             return found, f"batches of {size} cannot be made: {error}"

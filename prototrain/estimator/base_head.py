@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.estimator.labels import REDUCTIONS, SUM, as_rows, reduced, weights_of
+from prototrain.estimator.labels import REDUCTIONS, SUM, WEIGHTED, as_rows, reduced, weights_of
 from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec
 from prototrain.towers import tower_count
 
@@ -38,6 +38,10 @@ class Head:
     ) -> tf.Tensor:
         """The loss of a batch, with what regularizes it; a scalar."""
         raise NotImplementedError
+
+    def loss_weight(self, labels: Any, logits: Any, features: Any = None) -> tf.Tensor | None:
+        """What the loss of a batch is a mean over, a scalar; None for the number of examples."""
+        return None
 
     def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> Tensors:
         """What there is to predict, by name; all of it if there are no `keys`."""
@@ -92,16 +96,17 @@ class Head:
         if mode == ModeKeys.PREDICT:
             return EstimatorSpec(mode, self.predictions(logits), export_outputs=self.export_outputs(logits))
         loss = self.loss(labels, logits, features, mode, regularization_losses)
+        weight = self.loss_weight(labels, logits, features)
         if mode == ModeKeys.EVAL:
             metrics = self.metrics(regularization_losses)
             metrics = self.update_metrics(metrics, features, logits, labels, regularization_losses)
-            return EstimatorSpec(mode, self.predictions(logits), loss, eval_metric_ops=metrics)
+            return EstimatorSpec(mode, self.predictions(logits), loss, eval_metric_ops=metrics, loss_weight=weight)
         if (optimizer is None) == (train_op_fn is None):
             raise ModelError(f"{type(self).__name__}.create_estimator_spec: give it an optimizer=, a Keras optimizer")
         train_op = optimizer if train_op_fn is None else train_op_fn(loss)
         if trainable_variables is not None and isinstance(train_op, keras.optimizers.Optimizer):
             train_op = OptimizerSpec(train_op, variables=list(trainable_variables))
-        return EstimatorSpec(mode, self.predictions(logits), loss, train_op=train_op)
+        return EstimatorSpec(mode, self.predictions(logits), loss, train_op=train_op, loss_weight=weight)
 
 
 class SingleHead(Head):
@@ -122,6 +127,8 @@ class SingleHead(Head):
 
     def _metric(self, kind: type, name: str, **options: Any) -> dict[str, Any]:
         key = self._key(name)
+        if issubclass(kind, keras.metrics.Mean):
+            options["dtype"] = "float64"  # float32 loses the digits of a mean over many batches
         return {key: kind(name=key.replace("/", "_"), **options)}
 
     def _metrics_at(self, thresholds: Sequence[float]) -> dict[str, Any]:
@@ -174,6 +181,12 @@ class SingleHead(Head):
             # The engine takes the mean over the towers; a sum is to be that over the examples of all of them.
             total *= tower_count()
         return with_regularization(total, regularization_losses)
+
+    def loss_weight(self, labels: Any, logits: Any, features: Any = None) -> tf.Tensor | None:
+        if REDUCTIONS[str(self.loss_reduction)] != WEIGHTED or self._weight_column is None:
+            return None
+        _, _, losses, weights = self._measured(labels, logits, features)
+        return None if weights is None else tf.reduce_sum(weights * tf.ones_like(losses))
 
     def metrics(self, regularization_losses: Sequence[Any] | None = None) -> Metrics:
         found = self._metric(keras.metrics.Mean, "average_loss")

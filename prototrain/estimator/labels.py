@@ -10,14 +10,14 @@ import tensorflow as tf
 
 from prototrain.errors import ModelError
 
-_MEAN, SUM, _WEIGHTED = "sum_over_batch_size", "sum", "weighted_mean"
+_MEAN, SUM, WEIGHTED = "sum_over_batch_size", "sum", "weighted_mean"
 REDUCTIONS: Mapping[str, str] = {
     "auto": _MEAN,
     _MEAN: _MEAN,
     SUM: SUM,
     "weighted_sum_over_batch_size": _MEAN,
     "weighted_sum": SUM,
-    _WEIGHTED: _WEIGHTED,
+    WEIGHTED: WEIGHTED,
 }
 """What losses are reduced by, under the names of TensorFlow 2 and of TensorFlow 1."""
 

@@ -80,9 +80,9 @@ class MultiHead(Head):
         ]
 
     def metrics(self, regularization_losses: Sequence[Any] | None = None) -> Metrics:
-        found = {f"loss/{name}": keras.metrics.Mean(name=f"loss_{name}") for name in self._heads}
+        found = {f"loss/{name}": keras.metrics.Mean(name=f"loss_{name}", dtype="float64") for name in self._heads}
         if regularization_losses is not None:
-            found["regularization_loss"] = keras.metrics.Mean(name="regularization_loss")
+            found["regularization_loss"] = keras.metrics.Mean(name="regularization_loss", dtype="float64")
         return found | {key: metric for head in self._heads.values() for key, metric in head.metrics().items()}
 
     def update_metrics(

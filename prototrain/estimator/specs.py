@@ -119,6 +119,8 @@ class EstimatorSpec(_Fields):
             None.
         training_hooks, training_chief_hooks: hooks besides those that `train` is given; those of the first call of
             `model_fn` count.
+        loss_weight: what the loss is a mean over, such as the sum of the weights of a batch, a scalar; the number of
+            examples if None.
 
     Raises:
         ModelError: there is no such field.
@@ -134,6 +136,7 @@ class EstimatorSpec(_Fields):
     export_outputs: Mapping[str, Any] | None = None
     training_hooks: Sequence[Any] | None = None
     training_chief_hooks: Sequence[Any] | None = None
+    loss_weight: Any = None
 
     def __post_init__(self) -> None:
         self.eval_metric_ops = self.eval_metric_ops or {}

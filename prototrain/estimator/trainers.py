@@ -76,6 +76,9 @@ class ProgramTrainer(TowerTrainer):
                 when=when,
             )
 
+    def _look_at_data(self, built: BuiltModel) -> None:
+        pass  # the data says how large a batch is
+
     def learning_rates(self) -> list[Callback]:
         """What sets the learning rates that are functions of the step."""
         found = [(number, part.spec) for number, part in enumerate(self.parts) if part.spec.learning_rate is not None]

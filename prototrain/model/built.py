@@ -17,6 +17,7 @@ from prototrain.checkpoint.fit import check_fit
 from prototrain.checkpoint.weight_sources import Source
 from prototrain.checkpoint.weights import averaged_weights, dump_weights, load_report_table, load_weights
 from prototrain.data.batches import first_part
+from prototrain.data.elements import first_dimensions
 from prototrain.data.given import as_datasets
 from prototrain.data.limits import limited
 from prototrain.data.pipeline import named_files
@@ -29,7 +30,7 @@ from prototrain.experiment.facts import Facts, config_facts, file_digests
 from prototrain.model.evaluation import Evaluation
 from prototrain.model.layer_cache import LayerCache
 from prototrain.model.loading import Model, declared_spec
-from prototrain.model.net import check_net, scalars
+from prototrain.model.net import check_net, loss_weight, scalars
 from prototrain.model.placement import Placement
 from prototrain.model.variables import select, variable_table
 from prototrain.predictor import Predictor
@@ -125,7 +126,7 @@ class BuiltModel:
         self._cache = LayerCache()
         try:
             with announcing("building the model", log):
-                self._create_variables(check)
+                self._create_variables(check, log)
         except (MemoryError, tf.errors.OpError) as error:
             if (asked := out_of_memory(error)) is None:
                 raise
@@ -136,7 +137,7 @@ class BuiltModel:
         self.decayed: dict[str, Any] = {}
         self.choose_trained()
 
-    def _create_variables(self, check: Callable[[Any], object]) -> None:
+    def _create_variables(self, check: Callable[[Any], object], log: Callable[[str], None]) -> None:
         """Call `build` on a real batch, which creates the variables, and once more, which must find all of them."""
         parts = self.placement.parts * self.config["model.accumulate_steps"]
         first, spec = first_part(self.data.first_batch, parts), self.data.element_spec
@@ -144,7 +145,15 @@ class BuiltModel:
         tower = building(self.placement.towers, True, step=self.counter.read)
         creating = self._cache.creating(self.placement.strategy, self.placement.declare_variable)
         with tower, dtype_policy(self.policy), creating:
-            check(self.model.build(first, True))
+            net = self.model.build(first, True)
+            check(net)
+        sizes = {path: int(size) for path, size in first_dimensions(self.data.first_batch).items()}
+        if "loss" in net and loss_weight(net) is None and len(set(sizes.values())) > 1:
+            listed = ", ".join(f"{path} {size}" for path, size in sizes.items())
+            log(
+                f"the tensors of a training batch have different first dimensions ({listed}), and build() returns no "
+                "'loss_weight': all batches have the same weight"
+            )
 
         def build(inputs: Any) -> list[Any]:
             check(self.model.build(inputs, True))
@@ -231,7 +240,8 @@ class BuiltModel:
             return check_net(self.model.build(inputs, train_phase))
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:
-        """Average the model's scalars over a dataset, weighted by batch size, without training.
+        """Average the model's scalars over a dataset, without training: a batch has the weight "loss_weight", or its
+        number of examples.
 
         Args:
             dataset: its name, such as "vld".
@@ -262,8 +272,9 @@ class BuiltModel:
             self._evaluations[dataset] = Evaluation(dataset, self.datasets[dataset], self._scalars)
         return self._evaluations[dataset]
 
-    def _scalars(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
-        return scalars(self.build(inputs, False), require_loss=False)
+    def _scalars(self, inputs: dict[str, Any]) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
+        net = self.build(inputs, False)
+        return scalars(net, require_loss=False), loss_weight(net)
 
     def get_predictor(self, input_names: Sequence[str], output_names: Sequence[str]) -> Predictor:
         """A function from arrays to arrays; see `Predictor`."""

@@ -9,13 +9,13 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.checkpoint.global_random import random_state_kept
-from prototrain.data.elements import batch_size
+from prototrain.data.elements import counted_examples
 from prototrain.data.randomness import reshuffles
 from prototrain.data.reading_ahead import prefetched
 from prototrain.data.waiting import patiently
 from prototrain.errors import DataError, StepError
 from prototrain.step.functions import compiled
-from prototrain.step.result import ScalarPacker, failed_stage
+from prototrain.step.result import failed_stage
 from prototrain.step.variables import StopVariable
 from prototrain.system.signals import StopRequest
 from prototrain.system.tracebacks import cause
@@ -163,25 +163,31 @@ def _add(sums: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 
 
 class Evaluation:
-    """Averages a model's scalars over a dataset, weighted by the size of each batch.
+    """Averages a model's scalars over a dataset, in float64.
+
+    A batch has the weight that the model gives it, or that of its examples. If the first dimensions of a batch's
+    tensors differ somewhere, all batches have the same weight.
 
     Args:
         name: the dataset's, for messages.
         dataset: of batches.
-        evaluate_batch: from a batch to the model's scalars by name; traced.
+        evaluate_batch: from a batch to the model's scalars by name, and their weight or None; traced.
 
     Attributes:
         examples: how many examples the last pass was over.
     """
 
     def __init__(
-        self, name: str, dataset: tf.data.Dataset, evaluate_batch: Callable[[Batch], dict[str, tf.Tensor]]
+        self,
+        name: str,
+        dataset: tf.data.Dataset,
+        evaluate_batch: Callable[[Batch], tuple[dict[str, tf.Tensor], tf.Tensor | None]],
     ) -> None:
         self.examples = 0
         self._name = name
         self._evaluate_batch = evaluate_batch
-        self._packer = ScalarPacker()
-        self._pass = CompiledPass(dataset, self._measure, [tf.float64, tf.float32, tf.float64])
+        self._names: list[str] = []
+        self._pass = CompiledPass(dataset, self._measure, [tf.float64] * 3)
 
     def run(self, stop: StopRequest, batches: int, *, step: int) -> dict[str, float] | None:
         """Evaluate.
@@ -195,19 +201,24 @@ class Evaluation:
             the scalars by name, or None if a stop was requested before the end.
 
         Raises:
-            DataError: the dataset is empty.
+            DataError: the dataset is empty, or all weights are 0.
             StepError: reading or evaluating failed.
         """
         with self._failing(step):
             found = self._pass.run(stop, batches)
         if found is None:
             return None
-        _, (weights, single, double) = found
-        weight = weights[0] if tf.size(weights) else tf.constant(0.0, tf.float64)
-        if not weight:
+        batches, (counts, by_weight, alike) = found
+        if not batches:
             raise DataError(f"dataset {self._name!r} is empty")
-        self.examples = int(weight)
-        return self._packer.unpack((single / tf.cast(weight, tf.float32), double / weight))
+        examples, different, weight = counts.numpy()
+        self.examples = int(examples)
+        if different:
+            return dict(zip(self._names, (alike / batches).numpy().tolist(), strict=True))
+        if not weight:
+            what = "has no examples" if self._is_plain else "has batches whose 'loss_weight' is 0 only"
+            raise DataError(f"dataset {self._name!r} {what}: there is no mean")
+        return dict(zip(self._names, (by_weight / weight).numpy().tolist(), strict=True))
 
     def rehearse(self, stop: StopRequest, batches: int, *, step: int) -> list[str]:
         """Evaluate two batches at most and forget it, so that mistakes show; see `CompiledPass.rehearse`.
@@ -223,7 +234,7 @@ class Evaluation:
             found = self._pass.rehearse(self._name, stop, batches)
         if found is not None and not found[0]:
             raise DataError(f"dataset {self._name!r} is empty")
-        return self._packer.names
+        return self._names
 
     @contextmanager
     def _failing(self, step: int) -> Iterator[None]:
@@ -235,6 +246,14 @@ class Evaluation:
             ) from error
 
     def _measure(self, inputs: Batch) -> tuple[Any, ...]:
-        size = tf.cast(batch_size(inputs), tf.float64)
-        single, double = self._packer.pack(self._evaluate_batch(inputs))
-        return tf.reshape(size, [1]), single * tf.cast(size, tf.float32), double * size
+        values, weight = self._evaluate_batch(inputs)
+        examples, agree = counted_examples(inputs)
+        self._names, self._is_plain = list(values), weight is None
+        different = tf.constant(0.0, tf.float64) if weight is not None else tf.cast(~agree, tf.float64)
+        weight = tf.cast(examples, tf.float64) if weight is None else weight
+        # A batch without weight may have divided by it.
+        vector = (
+            tf.stack([tf.cast(value, tf.float64) for value in values.values()]) if values else tf.zeros([0], tf.float64)
+        )
+        by_weight = tf.math.multiply_no_nan(vector, weight)
+        return tf.stack([tf.cast(examples, tf.float64), different, weight]), by_weight, vector

@@ -36,6 +36,9 @@ def check_names(net: Mapping[str, Any]) -> None:
         )
 
 
+LOSS_WEIGHT = "loss_weight"
+
+
 def check_net(net: Any) -> Mapping[str, Any]:
     """Check what a model's `build` returned.
 
@@ -47,8 +50,26 @@ def check_net(net: Any) -> Mapping[str, Any]:
     return net
 
 
+def loss_weight(net: Mapping[str, Any]) -> tf.Tensor | None:
+    """What a model's loss is a mean over, such as the number of tokens: float64; None if the model does not say.
+
+    Raises:
+        ModelError: it is not a scalar.
+    """
+    given = net.get(LOSS_WEIGHT)
+    if given is None:
+        return None
+    weight = tf.convert_to_tensor(given)
+    if weight.shape.rank != 0 or not (weight.dtype.is_floating or weight.dtype.is_integer):
+        raise ModelError(
+            f"build() must return 'loss_weight' as a scalar number, such as tf.reduce_sum(mask); it is "
+            f"{weight.dtype.name} of shape {weight.shape}"
+        )
+    return tf.stop_gradient(tf.cast(weight, tf.float64))
+
+
 def scalars(net: Mapping[str, Any], *, require_loss: bool = True) -> dict[str, tf.Tensor]:
-    """The numeric scalars among a model's tensors, by name.
+    """The numeric scalars among a model's tensors, by name, without "loss_weight".
 
     Raises:
         ModelError: there is no floating "loss" among them.
@@ -58,7 +79,10 @@ def scalars(net: Mapping[str, Any], *, require_loss: bool = True) -> dict[str, t
     found = {
         name: value
         for name, value in {**net, **read}.items()
-        if tf.is_tensor(value) and value.shape.rank == 0 and (value.dtype.is_floating or value.dtype.is_integer)
+        if name != LOSS_WEIGHT
+        and tf.is_tensor(value)
+        and value.shape.rank == 0
+        and (value.dtype.is_floating or value.dtype.is_integer)
     }
     if require_loss and not ("loss" in found and found["loss"].dtype.is_floating):
         loss: Any = net.get("loss")

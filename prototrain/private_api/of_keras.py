@@ -295,3 +295,15 @@ def expect_averages(optimizer: Any) -> None:
 
 def _as_they_are(gradients_and_variables: Any) -> Any:
     return gradients_and_variables
+
+
+@needs(
+    "keras.src.backend:get_keras_mask",
+    without="micro-batches of a Keras model with masks are averaged by their examples",
+    instead=lambda tensor: None,
+)
+def mask_of(tensor: Any) -> Any:
+    """The mask that layers or losses have attached to a tensor, or None."""
+    from keras.src import backend
+
+    return backend.get_keras_mask(tensor)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import random
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -211,6 +212,28 @@ def default_writer() -> Any:
     from tensorflow.python.ops import summary_ops_v2
 
     return summary_ops_v2._summary_state.writer
+
+
+@needs(
+    "tensorboard.compat:tf2",
+    "tensorflow.python.ops.summary_ops_v2:_summary_state",
+    without="tf.summary.scalar in a model records the value of the first tower, and of each micro-batch",
+    instead=lambda write: nullcontext(),
+)
+@contextmanager
+def writing_through(write: Callable[..., Any]) -> Iterator[None]:
+    """Let `tf.summary.scalar` and the like call `write` meanwhile.
+
+    It relies on them calling ``write`` of the module that `tensorboard.compat.tf2.summary` is.
+    """
+    from tensorboard.compat import tf2
+
+    summary = tf2.summary
+    original, summary.write = summary.write, write
+    try:
+        yield
+    finally:
+        summary.write = original
 
 
 @needs(

@@ -10,11 +10,13 @@ import tensorflow as tf
 from prototrain.errors import ModelError
 from prototrain.step.result import ScalarPacker
 from prototrain.step.trace import TowerTrace, tracing
-from prototrain.step.watched import join, pick
+from prototrain.step.watched import join, pick, write_scalar
 from prototrain.towers import components
 
 if TYPE_CHECKING:
     from prototrain.step.loop import StepPlan
+
+_SUMMARY = "tf.summary/"
 
 Batch = dict[str, Any]
 
@@ -67,7 +69,12 @@ class Iteration:
         if not isinstance(outputs, Mapping):
             raise ModelError(f"train_step() must return a dict of scalar tensors, not {type(outputs).__name__}")
         seen = pick(self._plan.watched_names, trace.nets, inputs) if watched else {}
-        return self._average({**outputs, **trace.scalars}), trace.finite(), seen
+        outputs = {**trace.weighted_outputs(outputs, self._plan.placement), **trace.scalars}
+        summaries = {f"{_SUMMARY}{number}": one.value for number, one in enumerate(trace.summaries)}
+        outputs = self._average({**outputs, **summaries})
+        for number, summary in enumerate(trace.summaries):
+            write_scalar(summary, outputs.pop(f"{_SUMMARY}{number}"))
+        return outputs, trace.finite(), seen
 
     def _average(self, outputs: dict[str, Any]) -> dict[str, tf.Tensor]:
         """Average outputs and moving statistics over the towers, in one go; from inside a tower."""

@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from prototrain.step.weights import share_of_tower, weighted
+
 if TYPE_CHECKING:
     from prototrain.step.guard import Guard
+
+OF_ALL_TOWERS = frozenset({"learning_rate", "loss_scale"})
+"""Scalars of a step that do not depend on the batch."""
+
+
+@dataclass(frozen=True)
+class ScalarSummary:
+    """A call of `tf.summary.scalar` in a watched step.
+
+    Attributes:
+        value: a scalar.
+        is_recorded: as `tf.summary.record_if` says.
+        arguments: of `tf.summary.write`, besides the value.
+    """
+
+    value: tf.Tensor
+    is_recorded: Any
+    arguments: Mapping[str, Any]
 
 
 @dataclass
@@ -22,6 +42,8 @@ class TowerTrace:
         guard: what its updates go through.
         is_watched: whether more is seen of this step than its scalars.
         nets: what `build` returned, for each micro-batch of a watched step.
+        weight: the "loss_weight" of the last `build`, as long as it applies to what follows.
+        summaries: calls of `tf.summary.scalar` in a watched step, whose mean over the towers is recorded.
         scalars: those to be reported besides the ones that `train_step` returns.
         applied: for each guarded update whether everything was finite, the same in all towers.
         graph: the graph that the step is traced into; a branch of a `tf.cond` has another one.
@@ -30,6 +52,8 @@ class TowerTrace:
     guard: Guard
     is_watched: bool
     nets: list[Mapping[str, Any]] = field(default_factory=list)
+    weight: tf.Tensor | None = None
+    summaries: list[ScalarSummary] = field(default_factory=list)
     scalars: dict[str, tf.Tensor] = field(default_factory=dict)
     applied: list[tf.Tensor] = field(default_factory=list)
     graph: Any = field(default_factory=tf.compat.v1.get_default_graph)
@@ -47,9 +71,55 @@ class TowerTrace:
             unique = f"{name}_{number}"
         self.scalars[unique] = value
 
+    def weighted(self, values: Sequence[Any], placement: Any) -> list[Any]:
+        """Multiply what the weight of this tower applies to, see `share_of_tower`; traced."""
+        if self.weight is None:
+            return list(values)
+        share = share_of_tower(self.weight, placement)
+        return [weighted(value, share) for value in values]
+
+    def weighted_outputs(self, outputs: Mapping[str, Any], placement: Any) -> dict[str, Any]:
+        """The scalars that a `train_step` returned, and its summaries, as `weighted` does."""
+        names = [name for name in outputs if name not in OF_ALL_TOWERS]
+        values = self.weighted([*(outputs[name] for name in names), *(one.value for one in self.summaries)], placement)
+        self.summaries = [
+            replace(one, value=value) for one, value in zip(self.summaries, values[len(names) :], strict=True)
+        ]
+        return {**outputs, **dict(zip(names, values, strict=False))}
+
+    def multiply_summaries(self, factor: tf.Tensor) -> None:
+        """Multiply the values of all summaries so far."""
+        self.summaries = [replace(one, value=weighted(one.value, factor)) for one in self.summaries]
+
+    @contextmanager
+    def micro_batch(self, number: int, summaries: list[ScalarSummary]) -> Iterator[None]:
+        """Add the scalar summaries of a micro-batch to a list; other summaries are written by the first one only."""
+        outer, self.summaries = self.summaries, summaries
+        try:
+            with tf.summary.record_if(False) if number else nullcontext():
+                yield
+        finally:
+            self.summaries = outer
+
     def finite(self) -> tf.Tensor:
         """Whether all guarded updates found everything finite."""
         return tf.reduce_all(tf.stack(self.applied)) if self.applied else tf.constant(True)
+
+
+def averaged(parts: Sequence[Sequence[ScalarSummary]], weights: Sequence[tf.Tensor]) -> list[ScalarSummary]:
+    """Average the summaries of micro-batches, whose calls are in the same order; traced.
+
+    Args:
+        parts: the summaries of each.
+        weights: of each, float64.
+    """
+    total = tf.add_n(list(weights))
+
+    def mean(values: Sequence[tf.Tensor]) -> tf.Tensor:
+        of_parts = [weighted(tf.cast(value, tf.float64), w) for value, w in zip(values, weights, strict=True)]
+        return tf.cast(tf.math.divide_no_nan(tf.add_n(of_parts), total), values[0].dtype)
+
+    return [replace(ones[0], value=mean([one.value for one in ones])) for ones in zip(*parts, strict=False)]
 
 
 _tracing = threading.local()  # towers are traced in threads of their own

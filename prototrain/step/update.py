@@ -94,7 +94,8 @@ def apply_gradients(
         notes.take(gradients_and_variables)
     if not pairs:
         raise ModelError("the loss does not depend on any trainable variable")
-    *gradients, loss = placement.mean([*(gradient for gradient, _ in pairs), loss])
+    values = [*(gradient for gradient, _ in pairs), loss]
+    *gradients, loss = placement.mean(values if trace is None else trace.weighted(values, placement))
     # Summed over the towers' rows too, before anything that is not linear in the gradient.
     pairs = [(summed(gradient), variable) for gradient, (_, variable) in zip(gradients, pairs, strict=True)]
     if record_norm and trace is not None:

@@ -22,8 +22,10 @@ from tensorboard.compat.proto.event_pb2 import Event
 from prototrain.data.elements import at_path, by_path, has_path
 from prototrain.errors import ModelError
 from prototrain.experiment.event_files import records
+from prototrain.private_api.runtime import default_writer, writing_through
 from prototrain.step.functions import ConcreteCall
 from prototrain.step.result import StepResult
+from prototrain.step.trace import ScalarSummary, tower_trace
 
 Traced = Callable[[dict[str, Any], tf.Tensor], tuple[dict[str, Any], dict[str, tf.Tensor]]]
 
@@ -86,8 +88,38 @@ class WatchedStep:
         return result
 
     def _run(self, inputs: dict[str, Any], start: tf.Tensor) -> tuple[dict[str, Any], dict[str, tf.Tensor]]:
-        with self._file.writer.as_default(step=start + 1), tf.summary.record_if(True):
+        writer = self._file.writer
+        with writer.as_default(step=start + 1), tf.summary.record_if(True), writing_through(_keep_scalars(writer)):
             return self._traced(inputs, start)
+
+
+def _keep_scalars(writer: tf.summary.SummaryWriter) -> Callable[..., Any]:
+    """What `tf.summary.scalar` is to call while a step is traced that writes to this writer.
+
+    The value is kept for the mean over micro-batches and towers. In a branch, a loop or a `tf.function` inside the step
+    it cannot be: there that of the first micro-batch of the first tower is written, as images are.
+    """
+    graph = tf.compat.v1.get_default_graph()
+
+    def write(tag: str, tensor: Any, step: Any = None, metadata: Any = None, name: str | None = None) -> Any:
+        trace = tower_trace()
+        is_scalar = metadata is not None and metadata.plugin_data.plugin_name == "scalars"
+        is_here = tf.compat.v1.get_default_graph() is graph and default_writer() is writer
+        if trace is None or not (is_scalar and is_here):
+            return tf.summary.write(tag, tensor, step=step, metadata=metadata, name=name)
+        is_recorded = tf.summary.should_record_summaries()
+        step = tf.summary.experimental.get_step() if step is None else step
+        arguments = {"tag": tag, "step": step, "metadata": metadata}
+        trace.summaries.append(ScalarSummary(tf.convert_to_tensor(tensor), is_recorded, arguments))
+        return tf.constant(True)
+
+    return write
+
+
+def write_scalar(summary: ScalarSummary, value: tf.Tensor) -> None:
+    """Write the mean of a summary over all micro-batches and towers; only the first tower really does."""
+    with tf.summary.record_if(summary.is_recorded):
+        tf.summary.write(tensor=value, **summary.arguments)
 
 
 class _NotingWriter(tf.summary.SummaryWriter):  # type: ignore[misc]

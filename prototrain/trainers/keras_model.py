@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -19,9 +20,13 @@ from prototrain.experiment import source_of
 from prototrain.gradient_processors import summed
 from prototrain.model.keras_hooks import calling, present_call
 from prototrain.model.layer_cache import MissingVariableError
+from prototrain.model.net import LOSS_WEIGHT
+from prototrain.private_api.of_keras import mask_of
 from prototrain.step.trace import TowerTrace
 from prototrain.trainers.keras_data import Element, named
 from prototrain.trainers.optimization import optimizer_config
+
+_MEANS = ("sum_over_batch_size", "mean")  # reductions of which those of equal parts can be averaged
 
 
 class CompiledModel:
@@ -93,11 +98,48 @@ class CompiledModel:
         more = {"training": train_phase} if "training" in inspect.signature(model.compute_loss).parameters else {}
         loss = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **more)
         if train_phase:
-            for metric in model.metrics:
-                if metric.name == "loss":  # Keras's own, which its `train_step` would keep
-                    metric.update_state(loss, sample_weight=batch_size(inputs))
+            # With micro-batches it is told of the loss of all of them, see `take_loss`.
+            self._track(loss, batch_size(inputs) if self.config["model.accumulate_steps"] == 1 else 0)
+            net.update(self._loss_weight(y, y_pred))
             net.update(self._logs("compute_metrics", model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)))
         return {**net, "loss": loss}
+
+    def take_loss(self, outputs: dict[str, tf.Tensor], inputs: dict[str, Any]) -> None:
+        """Take note of a step of several micro-batches: update Keras's own "loss", and read all metrics; traced."""
+        self._track(outputs["loss"], batch_size(inputs))
+        for name, value in flat(self._model.get_metrics_result()):
+            if name in outputs and name != "loss":
+                outputs[name] = tf.convert_to_tensor(value)
+
+    def _track(self, loss: tf.Tensor, weight: Any) -> None:
+        for metric in self._model.metrics:
+            if metric.name == "loss":  # Keras's own, which its `train_step` would keep
+                metric.update_state(loss, sample_weight=weight)
+
+    def _loss_weight(self, y: Any, y_pred: Any) -> dict[str, tf.Tensor]:
+        """What the loss of a micro-batch is a mean over, if it has a mask; else Keras divides by the examples.
+
+        Raises:
+            ModelError: micro-batches cannot give what the whole batch gives.
+        """
+        model = self._model
+        if self.config["model.accumulate_steps"] == 1 or not hasattr(model, "loss"):
+            return {}
+        losses = keras.tree.flatten(model.loss)
+        odd = [one for one in losses if isinstance(one, keras.losses.Loss) and one.reduction not in _MEANS]
+        if odd:
+            raise ModelError(
+                f"model.accumulate_steps: {odd[0].name} has the reduction {odd[0].reduction!r}, which micro-batches "
+                "do not add up to; give it 'sum_over_batch_size'"
+            )
+        masks = [mask_of(one) for one in keras.tree.flatten(y_pred)]
+        if len(masks) == 1 and isinstance(model.loss, keras.losses.Loss):
+            given = [keras.ops.convert_to_tensor(one, dtype=model.loss.dtype) for one in (y, y_pred)]
+            masks.append(mask_of(model.loss.call(*given)))  # such as that of ignore_class
+        masks = [tf.cast(mask, tf.bool) for mask in masks if mask is not None]
+        if masks and keras.tree.is_nested(y_pred):
+            raise ModelError("model.accumulate_steps: a model of several outputs with masks takes no micro-batches")
+        return {LOSS_WEIGHT: tf.math.count_nonzero(functools.reduce(tf.logical_and, masks))} if masks else {}
 
     def _trace_branches(self, inputs: dict[str, Any]) -> None:
         """Let optimizers be built that are used in a branch (`tf.cond`) which the first step has not taken: tracing

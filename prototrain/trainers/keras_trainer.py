@@ -22,6 +22,7 @@ from prototrain.data.randomness import reshuffles
 from prototrain.errors import DataError, ModelError
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
+from prototrain.model.built import BuiltModel
 from prototrain.model.variables import select, variable_table
 from prototrain.private_api.of_keras import compiled_parts
 from prototrain.step.trace import tower_trace
@@ -191,12 +192,19 @@ class KerasTrainer(SimpleTrainer):
         """Do one iteration: that of the engine, or the model's own `train_step`; traced."""
         trace = tower_trace()
         if not self.has_own_train_step or trace is None:
-            return super().train_step(inputs)
+            outputs = super().train_step(inputs)
+            if self.config["model.accumulate_steps"] > 1:
+                self.model.take_loss(outputs, inputs)
+            return outputs
         with guarded(optimizers_of(self.keras_model), trace):
             outputs = dict(self.build(inputs, True))
+            trace.weight = None  # a log of that name is only a log
         if self.optimizer is not None:
             outputs.setdefault("learning_rate", tf.convert_to_tensor(self.optimizer.learning_rate))
         return outputs
+
+    def _look_at_data(self, built: BuiltModel) -> None:
+        pass  # the data says how large a batch is
 
     @contextmanager
     def _around_run(self) -> Iterator[None]:

@@ -283,6 +283,7 @@ class MultiWorkerTrainer(SyncTrainer):
         return f"; back to step {step}, {lost - step} steps earlier" if lost > step else f" in step {lost + 1}"
 
     def _look_at_data(self, built: BuiltModel) -> None:
+        super()._look_at_data(built)
         first = self._agreement.require_same_data(built)
         self._link.be("building its model", together=True)
         if first is not None:

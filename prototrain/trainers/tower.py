@@ -18,13 +18,13 @@ from prototrain.errors import CheckpointError, ConfigError
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
 from prototrain.model.built import BuiltModel, datasets_of
-from prototrain.model.net import check_names, check_net, scalars
+from prototrain.model.net import check_names, check_net, loss_weight, scalars
 from prototrain.model.placement import Placement
 from prototrain.optimizers import make_optimizer, processors_from_config
 from prototrain.step import update
 from prototrain.step.calls import CompiledCalls, StepCalls
 from prototrain.step.loss_scale import LossScale
-from prototrain.step.micro_batches import over_micro_batches
+from prototrain.step.micro_batches import Computed, for_all_towers, over_micro_batches
 from prototrain.step.trace import tower_trace
 from prototrain.step.variables import StopVariable
 from prototrain.system.waiting import announcing
@@ -174,7 +174,8 @@ class TowerTrainer(Trainer):
         """
         trace = tower_trace()
         self._uses("model.jit_compile")
-        outputs, gradients = self._compute(inputs, self._xla.is_on and not (trace is not None and trace.is_watched))
+        found = self._compute(inputs, self._xla.is_on and not (trace is not None and trace.is_watched))
+        outputs, gradients = for_all_towers(found, self.placement)
         variables = self.trainable.values()
         total = outputs.get("loss_total", outputs["loss"])
         self.apply_gradients(list(zip(gradients, variables, strict=True)), loss=tf.cast(total, tf.float32))
@@ -183,22 +184,27 @@ class TowerTrainer(Trainer):
             outputs["loss_scale"] = tf.convert_to_tensor(self.loss_scale.scale)
         return outputs
 
-    def _compute(self, inputs: dict[str, Any], with_xla: bool) -> tuple[dict[str, Any], list[Any]]:
+    def _compute(self, inputs: dict[str, Any], with_xla: bool) -> Computed:
         """The forward pass of one tower's batch, and the gradients; traced."""
         variables = list(self.trainable.values())
 
-        def compute(inputs: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-            with tf.GradientTape() as tape:
+        def compute(inputs: dict[str, Any]) -> Computed:
+            with tf.GradientTape(persistent=True) as tape:
                 net = self.build(inputs, True)
-                outputs = scalars(net)
+                outputs, weight = scalars(net), loss_weight(net)
                 loss = tf.cast(outputs["loss"], tf.float32)
                 added = self._added_losses()
-                for name, value in added.items():
-                    outputs[name] = value
-                    loss += value
-                if added:
-                    outputs["loss_total"] = loss
-            return outputs, self.gradients(tape, loss, variables)
+                sum_of_added = None if weight is None or not added else tf.add_n(list(added.values()))
+                total = loss
+                for value in added.values():
+                    total += value
+            if not added:
+                return Computed(outputs, self.gradients(tape, loss, variables), weight)
+            if weight is None:
+                outputs |= {**added, "loss_total": total}
+                return Computed(outputs, self.gradients(tape, total, variables))
+            of_loss, of_added = (self.gradients(tape, value, variables) for value in (loss, sum_of_added))
+            return Computed(outputs, of_loss, weight, added, of_added)
 
         if with_xla:
             compute = tf.function(compute, autograph=False, jit_compile=True)
@@ -212,8 +218,8 @@ class TowerTrainer(Trainer):
 
         def form(with_xla: bool) -> Callable[[Any], Any]:
             def one_tower(inputs: dict[str, Any]) -> Any:
-                outputs, gradients = self._compute(inputs, with_xla)
-                return [*filter(lambda gradient: gradient is not None, gradients), outputs["loss"]]
+                found = self._compute(inputs, with_xla)
+                return [*filter(lambda gradient: gradient is not None, found.gradients), found.outputs["loss"]]
 
             return lambda batch: self.placement.local_results(self.placement.run(one_tower, batch))
 
@@ -255,11 +261,16 @@ class TowerTrainer(Trainer):
     # -- for train_step -----------------------------------------------------------------------------------------------
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
-        """Build one tower, with the variables that all towers and modes share."""
+        """Build one tower, with the variables that all towers and modes share.
+
+        If the model returns a "loss_weight" for training, it applies to the scalars that `train_step` returns and to
+        the gradients in the next `apply_gradients`: their means over the towers are weighted by it.
+        """
         net = self.built.build(inputs, train_phase)
         trace = tower_trace()
         if train_phase and trace is not None:
             trace.add_net(net)
+            trace.weight = loss_weight(net)
         return net
 
     def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, variables: list[Any]) -> list[Any]:
@@ -301,7 +312,7 @@ class TowerTrainer(Trainer):
         optimizer: keras.optimizers.Optimizer | None = None,
         when: tf.Tensor | bool | None = None,
     ) -> None:
-        """Average gradients over the towers, process them, and update variables.
+        """Average gradients over the towers, by the "loss_weight" if there is one, process them, and update variables.
 
         With `check_finite` nothing is updated when the loss, a gradient or the rate is not finite in any tower. Rows
         of a sparse gradient that belong to one index are added up first.
@@ -562,7 +573,13 @@ class TowerTrainer(Trainer):
         return {**found, **model, "modules": modules, "towers": getattr(self, "devices", None)}
 
     def _look_at_data(self, built: BuiltModel) -> None:
-        """For a subclass: the data is there, and nothing is built yet."""
+        """Look at the data before the model is built on it.
+
+        Raises:
+            ConfigError: its batches do not have ``model.batch_size`` examples.
+        """
+        expected = self.global_batch * self.placement.parts // self.placement.towers
+        built.data.require_batch_size(expected, self.config["model.batch_size"])
 
     def _check_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Check that nothing of an optimizer is without effect in this trainer."""

@@ -61,11 +61,22 @@ def test_weights_and_reductions() -> None:
     for reduction, loss in losses.items():
         head = BinaryClassHead(weight_column="w", loss_reduction=reduction)
         assert float(head.loss([1, 1], LOGITS, features)) == pytest.approx(loss)
+        spec = head.create_estimator_spec(features, ModeKeys.EVAL, LOGITS, [1, 1])
+        assert (None if spec.loss_weight is None else float(spec.loss_weight)) == (4 if loss == 30.75 else None)
     head = BinaryClassHead(weight_column=feature_column.numeric_column("w"))
     found = measured(head, features, LOGITS, [1, 0], tf.constant(1.0), tf.constant(2.0))
     assert found["average_loss"] == pytest.approx(0) and found["accuracy"] == 1.0
     assert found["label/mean"] == 0.25 and found["accuracy_baseline"] == 0.75  # by weight
     assert found["loss"] == pytest.approx(3.0) and found["regularization_loss"] == 3.0
+
+
+def test_long_sums_keep_their_digits() -> None:
+    """In float32, 2**24 + 1 is 2**24."""
+    for metrics in (BinaryClassHead().metrics([0.0]), MultiHead([RegressionHead(name="a")]).metrics([0.0])):
+        for name in metrics.keys() & {"average_loss", "regularization_loss", "loss/a", "average_loss/a"}:
+            for value in [2.0**24, *[1.0] * 7]:
+                metrics[name].update_state(value)
+            assert float(metrics[name].result()) == 2**21 + 7 / 8
 
 
 def test_several_classes() -> None:

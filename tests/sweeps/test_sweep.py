@@ -24,7 +24,7 @@ from prototrain.launch import launch
 from prototrain.sweeps.study import PRUNERS
 from tests.conftest import ROOT
 from tests.test_cli import MODEL
-from tests.tiny import tiny_build, tiny_model
+from tests.tiny import tiny_build, tiny_datasets, tiny_model
 
 SPACE = {"model.batch_size": [8], "model.lr_schedule.constant.value": [0.01, 0.1]}
 NAMES = ["tiny-0", "tiny-1"]
@@ -43,7 +43,9 @@ def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def model(**keywords: Any) -> Any:
     keywords = {"model__num_steps": 4, "trainer__validation_step_interval": 2, **keywords}
-    return tiny_model(**keywords)
+    made = tiny_model(**keywords)
+    made.datasets = lambda: tiny_datasets(made.config["model.batch_size"])
+    return made
 
 
 def experiments() -> list[str]:

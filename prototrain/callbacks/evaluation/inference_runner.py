@@ -11,9 +11,10 @@ import tensorflow as tf
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.evaluation.inferencer import Inferencer, known_names
 from prototrain.callbacks.evaluation.validation import check_batches, no_such_dataset
-from prototrain.data.elements import batch_size
+from prototrain.data.elements import counted_examples
 from prototrain.errors import CallbackError, DataError, StepError
 from prototrain.model.evaluation import OR_BATCHES, CompiledPass, require_end
+from prototrain.model.net import LOSS_WEIGHT
 from prototrain.system.tracebacks import cause
 from prototrain.system.waiting import announcing
 
@@ -123,8 +124,10 @@ class InferenceRunner(Callback):
 
     def _look_at(self, inputs: dict[str, Any]) -> list[tf.Tensor]:
         net = self.trainer.build(inputs, False)
-        size = tf.cast(batch_size(inputs), tf.float64)
-        found = [list(inferencer.sums({**inputs, **net}, size)) for inferencer in self.inferencers]
+        examples, agree = counted_examples(inputs)
+        size = tf.where(agree, tf.cast(examples, tf.float64), 1.0)
+        given = {name: value for name, value in inputs.items() if name != LOSS_WEIGHT}  # which is the model's to say
+        found = [list(inferencer.sums({**given, **net}, size)) for inferencer in self.inferencers]
         self._counts = [len(sums) for sums in found]
         flat = [tf.cast(value, tf.float64) for sums in found for value in sums]
         return [tf.stack(flat) if flat else tf.zeros([0], tf.float64)]

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from prototrain.errors import CallbackError, ModelError
+from prototrain.model.net import loss_weight
 
 
 class Inferencer:
@@ -33,7 +34,7 @@ class Inferencer:
 
         Args:
             net: the model's tensors and the batch's inputs, by name.
-            size: the number of examples in the batch, a float64 scalar.
+            size: the number of examples in the batch, a float64 scalar; 1 if its tensors differ in it.
 
         Returns:
             scalar tensors, always equally many, to be added up in float64.
@@ -63,22 +64,29 @@ class ScalarStats(_Named):
     """Averages tensors over all examples.
 
     Args:
-        names: of tensors in the model's mapping: scalars, weighted by the batch's size, or one number for each
-            example.
+        names: of tensors in the model's mapping: one number for each example, or scalars, which are weighted by the
+            model's "loss_weight", or else by the number of examples.
     """
 
     def __init__(self, names: str | Sequence[str]) -> None:
         self.names = [names] if isinstance(names, str) else list(names)
 
     def sums(self, net: Mapping[str, Any], size: tf.Tensor) -> Sequence[Any]:
-        means = [tf.reduce_mean(tf.cast(tensor(net, name), tf.float64)) for name in self.names]
-        return [size, *(mean * size for mean in means)]
+        of_batch = loss_weight(net)
+        found: list[tf.Tensor] = []
+        for name in self.names:
+            value = tf.cast(tensor(net, name), tf.float64)
+            # Rows are counted, since a batch may have more of them than it has examples.
+            rows = tf.cast(tf.shape(value)[0], tf.float64) if value.shape.rank else size
+            weight = rows if value.shape.rank or of_batch is None else of_batch
+            found += [weight, tf.math.multiply_no_nan(tf.reduce_mean(value), weight)]
+        return found
 
     def scalar_names(self) -> list[str]:
         return self.names
 
     def result(self, sums: Sequence[float]) -> dict[str, float]:
-        return {name: _ratio(total, sums[0]) for name, total in zip(self.names, sums[1:], strict=True)}
+        return {name: _ratio(sums[2 * i + 1], sums[2 * i]) for i, name in enumerate(self.names)}
 
 
 class ClassificationError(_Named):
@@ -148,7 +156,7 @@ class BinaryClassificationStats(_Named):
 
 
 class KerasMetric(_Named):
-    """Any Keras metric that has a single number as its result.
+    """Any Keras metric that has a single number as its result; ``dtype="float64"`` keeps the digits of long sums.
 
     Args:
         metric: such as ``keras.metrics.AUC()``.

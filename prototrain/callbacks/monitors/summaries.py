@@ -14,8 +14,9 @@ class Summaries(Callback):
     step.
 
     `tf.summary.image`, `histogram`, `audio`, `text` and `scalar` may be called anywhere in a compiled step, such as in
-    `build`, without a writer and without a step. They cost nothing in the steps that are not recorded. With several
-    towers the first one's count; asynchronous towers and several workers record scalars only.
+    `build`, without a writer and without a step. They cost nothing in the steps that are not recorded. Of a scalar the
+    mean over micro-batches and towers is recorded, of the others the first. Asynchronous towers and several workers
+    record what a step returns only.
 
     Args:
         prefix: what the scalars' names start with.

@@ -1,0 +1,352 @@
+"""Losses that are means over something else than examples: equal however a batch is divided."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import AsyncTrainer, Config, KerasTrainer, SyncParameterServerTrainer, SyncReplicatedTrainer
+from prototrain.callbacks import Callback, InferenceRunner, ScalarStats
+from prototrain.errors import ConfigError, DataError, ModelError, StepError
+from prototrain.trainers.tower import SimpleTrainer
+from tests.tiny import tiny_config
+
+Y = np.array([[1, 1, 1, 1], [9, 9, 9, 9]], np.float32)
+MASK = np.array([[1, 1, 1, 1], [1, 0, 0, 0]], np.float32)
+
+
+def masked(
+    batch_size: int = 2, *, y: Any = Y, mask: Any = MASK, regularizer: Any = None, **keys: Any
+) -> SimpleNamespace:
+    """A number for each column, trained with a mean over what is not masked."""
+
+    def datasets() -> dict[str, tf.data.Dataset]:
+        data = tf.data.Dataset.from_tensor_slices({"y": y, "mask": mask})
+        return {"trn": data.batch(len(y)), "vld": data.batch(batch_size)}
+
+    def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> dict[str, tf.Tensor]:
+        layer = keras.layers.Dense(
+            y.shape[1], use_bias=False, kernel_initializer="zeros", name="d", activity_regularizer=regularizer
+        )
+        guess = layer(tf.ones_like(inputs["y"][:, :1]))
+        weight = tf.reduce_sum(inputs["mask"])
+        tf.summary.scalar("summed", tf.reduce_mean(inputs["y"]))
+        right = tf.reduce_sum(inputs["mask"] * inputs["y"]) / weight
+        loss = tf.reduce_sum((guess - inputs["y"]) ** 2 * inputs["mask"]) / weight
+        return {"loss": loss, "label": right, "loss_weight": weight}
+
+    config: dict[str, Any] = {
+        "model.num_steps": 2,
+        "model.batch_size": len(y),
+        "model.optimizer.method": "sgd",
+        "model.lr_schedule.constant.value": 0.1,
+    }
+    config |= {key.replace("__", "."): value for key, value in keys.items()}
+    return SimpleNamespace(config=tiny_config(**config), datasets=datasets, build=build, name="masked")
+
+
+class Scalars(Callback):
+    """Keeps the scalars of each step."""
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, float]] = []
+
+    def trigger_step(self) -> None:
+        self.found.append({name: float(value) for name, value in self.trainer.outputs.items()})
+
+
+def trained(trainer: Any, callbacks: Any = ()) -> tuple[list[dict[str, float]], np.ndarray[Any, Any]]:
+    scalars = Scalars()
+    trainer.train([scalars, *callbacks])
+    return scalars.found, np.asarray(trainer.variables["d/kernel"])
+
+
+class Own(SyncReplicatedTrainer):
+    """As a user's own `train_step` does it."""
+
+    def train_step(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        variables = list(self.trainable.values())
+        with tf.GradientTape() as tape:
+            net = self.build(inputs, True)
+            loss = net["loss"] + self.weight_decay_loss()
+        gradients = self.gradients(tape, loss, variables)
+        self.apply_gradients(list(zip(gradients, variables, strict=True)), loss=loss)
+        return {"loss": net["loss"], "label": net["label"], "learning_rate": self.optimizer.learning_rate}
+
+
+DIVIDED = {
+    "two micro-batches": lambda **m: SimpleTrainer(masked(model__accumulate_steps=2, **m)),
+    "two micro-batches with XLA": lambda **m: SimpleTrainer(
+        masked(model__accumulate_steps=2, model__jit_compile=True, **m)
+    ),
+    "two towers": lambda **m: SyncReplicatedTrainer(masked(**m), "cpu:2"),
+    "two towers, one copy": lambda **m: SyncParameterServerTrainer(masked(**m), "cpu:2"),
+    "a train_step": lambda **m: Own(masked(**m), "cpu:2"),
+}
+
+
+@pytest.mark.parametrize("kind", DIVIDED)
+def test_a_masked_loss_is_the_same_however_the_batch_is_divided(kind: str) -> None:
+    more = {"model.weight_decay.value": 0.3}
+    wanted, kernel = trained(SimpleTrainer(masked(**more)))
+    found, other = trained(DIVIDED[kind](**more))
+    assert wanted[0]["loss"] == found[0]["loss"] == 17.0
+    assert wanted[0]["label"] == pytest.approx(13 / 5) == found[0]["label"]
+    assert [row["loss"] for row in found] == pytest.approx([row["loss"] for row in wanted])
+    np.testing.assert_allclose(other, kernel, rtol=1e-6)
+    assert "loss_weight" not in found[0] and found[0]["learning_rate"] == np.float32(0.1)
+
+
+def squares(outputs: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(outputs**2)  # which Keras divides by the examples
+
+
+def test_eight_parts_and_what_layers_add() -> None:
+    """What layers and decay add is a mean over examples: weights do not apply to it."""
+    random = np.random.default_rng(1)
+    y, mask = random.normal(size=(8, 5)).astype(np.float32), random.integers(0, 2, (8, 5)).astype(np.float32)
+    mask[2:4] = 0  # the second part counts for nothing, though its own loss is 0 / 0
+    more: dict[str, Any] = {"y": y, "mask": mask, "model.weight_decay.value": 0.3, "model.weight_decay.l1": 0.1}
+    more["regularizer"] = squares
+    wanted, kernel = trained(SimpleTrainer(masked(**more)))
+    assert wanted[1]["loss_layers"] > 0 and wanted[1]["loss_l2"] > 0
+    trainers = [
+        SimpleTrainer(masked(**more, model__accumulate_steps=4)),
+        SyncReplicatedTrainer(masked(**more, model__accumulate_steps=2), "cpu:2"),
+        SyncReplicatedTrainer(masked(**more), "cpu:4"),
+    ]
+    for trainer in trainers:
+        found, other = trained(trainer)
+        for one, two in zip(found, wanted, strict=True):
+            assert one.keys() == two.keys() and one == pytest.approx(two, rel=1e-5)
+        np.testing.assert_allclose(other, kernel, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["one part", *DIVIDED])
+def test_a_batch_without_weight_changes_nothing_but_decays(kind: str) -> None:
+    trainers: dict[str, Any] = {**DIVIDED, "one part": lambda **m: SimpleTrainer(masked(**m))}
+    mask = np.zeros_like(MASK)
+    found, kernel = trained(trainers[kind](mask=mask))
+    assert [row["loss"] for row in found] == [0.0, 0.0]  # 0 / 0 in the model itself
+    assert not kernel.any() and found[0]["learning_rate"] == np.float32(0.1)
+
+
+def test_asynchronous_towers_have_whole_batches() -> None:
+    found, _ = trained(AsyncTrainer(masked(), "cpu:2"))
+    assert found[0]["loss"] == 17.0
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize("towers", [1, 2])
+def test_validation_batches_are_weighted(batch_size: int, towers: int) -> None:
+    trainer = SyncReplicatedTrainer(masked(batch_size, **{"model.num_steps": 1}), f"cpu:{towers}")
+    assert trainer.evaluate("vld") == {"loss": 17.0, "label": pytest.approx(13 / 5)}
+    runner = InferenceRunner("vld", ScalarStats(["loss", "y"]), prefix="own", rehearse=False)
+    measured: dict[str, float] = {}
+
+    class Before(Callback):
+        def before_train(self) -> None:
+            runner.trigger()
+            measured.update({name: self.trainer.monitors.latest(f"own/{name}") for name in ("loss", "y")})
+
+    trainer.train([runner.every(steps=1), Before()])
+    assert measured == {"loss": 17.0, "y": 5.0}
+
+
+def test_a_validation_without_any_weight_has_no_mean() -> None:
+    trainer = SimpleTrainer(masked(1, mask=np.array([[0, 0, 0, 0], [1, 0, 0, 0]], np.float32)))
+    found = trainer.evaluate("vld")
+    assert found is not None and found["loss"] == 81.0
+    with pytest.raises(DataError, match="loss_weight"):
+        trainer.evaluate("vld", 1)
+
+
+@pytest.mark.parametrize("weight", ["much", np.ones(2), True])
+def test_a_weight_is_a_number(weight: Any) -> None:
+    model = masked()
+    model.build, build = (lambda i, t: {**build(i, t), "loss_weight": weight}), model.build
+    with pytest.raises(ModelError, match=r"loss_weight.*scalar"):
+        SimpleTrainer(model)
+
+
+# -- Keras ------------------------------------------------------------------------------------------------------------
+
+
+def sequences(kind: str) -> tuple[keras.Model, Any, Any]:
+    """A compiled model whose loss leaves positions out, and its data; parts of a batch have different numbers."""
+    x = np.array([[1, 2, 3, 4], [3, 0, 0, 0], [2, 1, 0, 0], [4, 4, 4, 0]], np.int32)
+    y = np.array([[0, 1, 2, 0], [1, 2, 2, 2], [0, 0, 2, 2], [1, 0, 1, 2]], np.int32)
+    masks = kind == "mask_zero"
+    layers = [keras.layers.Embedding(5, 3, mask_zero=masks), keras.layers.Dense(3, activation="softmax")]
+    model = keras.Sequential([keras.Input((4,), dtype="int32"), *layers], name="m")
+    ignored = {"ignore_class": 2} if kind == "ignore_class" else {}
+    loss = keras.losses.SparseCategoricalCrossentropy(**ignored)
+    model.compile(keras.optimizers.SGD(1.0), loss=loss, weighted_metrics=["accuracy"])
+    weights = np.array([[0.5], [1.0], [2.0], [3.0]], np.float32)
+    return model, x, (y, weights) if kind == "sample_weight" else (y,)
+
+
+@pytest.mark.parametrize("kind", ["mask_zero", "ignore_class", "sample_weight"])
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_micro_batches_of_keras_are_what_fit_does(kind: str, parts: int) -> None:
+    keras.utils.set_random_seed(1)
+    reference, x, more = sequences(kind)
+    start = reference.get_weights()
+    wanted = reference.fit(x, *more[:1], sample_weight=dict(enumerate(more)).get(1), epochs=3, shuffle=False, verbose=0)
+    model, *_ = sequences(kind)
+    model.set_weights(start)
+    data = tf.data.Dataset.from_tensor_slices((x, *more)).batch(4)
+    trainer = KerasTrainer(model, data, config={"model.accumulate_steps": parts})
+    found = trainer.fit(epochs=3, verbose=0)
+    assert found.history.keys() == wanted.history.keys()
+    for name, values in wanted.history.items():
+        assert found.history[name] == pytest.approx(values, rel=1e-5)
+    assert float(trainer.outputs["accuracy"]) == pytest.approx(wanted.history["accuracy"][-1])
+    for one, two in zip(model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
+
+
+def test_a_sum_is_not_divided_into_micro_batches() -> None:
+    model, x, more = sequences("mask_zero")
+    model.compile("sgd", loss=keras.losses.SparseCategoricalCrossentropy(reduction="sum"))
+    data = tf.data.Dataset.from_tensor_slices((x, *more)).batch(4)
+    with pytest.raises(ModelError, match=r"accumulate_steps.*reduction 'sum'"):
+        KerasTrainer(model, data, config={"model.accumulate_steps": 2})
+
+
+# -- the number of examples -------------------------------------------------------------------------------------------
+
+
+def graphs(names: tuple[str, str], *, weight: bool = False, **keys: Any) -> SimpleNamespace:
+    """Two batches: two graphs with eight nodes, whose loss is 0.5, and two with two, whose loss is 2."""
+
+    def datasets() -> dict[str, tf.data.Dataset]:
+        nodes, y = names
+
+        def batches() -> Any:
+            for number, loss in ((8, 0.5), (2, 2.0)):
+                yield {nodes: np.full((number, 1), loss, np.float32), y: np.zeros((2, 1), np.float32)}
+
+        spec = {name: tf.TensorSpec([None, 1]) for name in names}
+        return dict.fromkeys(("trn", "vld"), tf.data.Dataset.from_generator(batches, output_signature=spec))
+
+    def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> dict[str, tf.Tensor]:
+        rate = keras.layers.Dense(1, name="d", kernel_initializer="zeros")(inputs[names[0]])
+        found = {"loss": tf.reduce_mean(inputs[names[0]]) + tf.reduce_mean(rate)}
+        return {**found, "loss_weight": tf.shape(inputs[names[0]])[0]} if weight else found
+
+    return SimpleNamespace(
+        config=tiny_config(**{"model.batch_size": 2, **keys}), datasets=datasets, build=build, name="graphs"
+    )
+
+
+@pytest.mark.parametrize(("weight", "wanted"), [(False, 1.25), (True, 0.8)])
+@pytest.mark.parametrize("names", [("nodes", "y"), ("z", "y")])
+def test_batches_of_tensors_of_several_sizes_count_alike(
+    names: tuple[str, str], weight: bool, wanted: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = SimpleTrainer(graphs(names, weight=weight))
+    assert trainer.evaluate("vld") == {"loss": pytest.approx(wanted)}
+    said = [line for line in capsys.readouterr().out.splitlines() if "different first dimensions" in line]
+    assert len(said) == (0 if weight else 1) and all(f"{names[0]} 8" in line for line in said)
+
+
+def test_a_batch_that_cannot_be_divided_is_an_error_that_names_the_tensor() -> None:
+    model = graphs(("nodes", "y"), **{"model.batch_size": 4, "model.accumulate_steps": 4, "model.num_steps": 1})
+    with pytest.raises((DataError, StepError), match="divide evenly into 4 parts: y"):
+        SimpleTrainer(model).train()
+
+
+# -- the mean over many batches ---------------------------------------------------------------------------------------
+
+
+def test_means_over_many_batches_are_exact() -> None:
+    """In float32 it is 0.0998."""
+
+    def datasets() -> dict[str, tf.data.Dataset]:
+        one = tf.data.Dataset.from_tensors({"x": tf.fill([1, 1], 0.1)})
+        return {"trn": one, "vld": one.repeat(200_000)}
+
+    def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> dict[str, tf.Tensor]:
+        keras.layers.Dense(1, name="d")(inputs["x"])
+        return {"loss": tf.reduce_mean(inputs["x"])}
+
+    config = tiny_config(**{"model.batch_size": 1})
+    model = SimpleNamespace(config=config, datasets=datasets, build=build, name="many")
+    found = SimpleTrainer(model).evaluate("vld")
+    assert found is not None and found["loss"] == pytest.approx(0.1, abs=1e-7)
+
+
+# -- model.batch_size -------------------------------------------------------------------------------------------------
+
+
+def line(make: Any, **keys: Any) -> SimpleNamespace:
+    def datasets() -> dict[str, tf.data.Dataset]:
+        return {"trn": make(tf.data.Dataset.from_tensor_slices({"x": tf.zeros([20, 1])}))}
+
+    def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> dict[str, tf.Tensor]:
+        return {"loss": tf.reduce_mean(keras.layers.Dense(1, name="line")(inputs["x"]))}
+
+    return SimpleNamespace(config=Config({**tiny_config(), **keys}), datasets=datasets, build=build, name="line")
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "outcome"),
+    [
+        (lambda d: d.batch(4, drop_remainder=True), 64, "error"),
+        (lambda d: d.batch(4), 64, "error"),
+        (lambda d: d.batch(8), 4, "error"),
+        (lambda d: d.batch(8).repeat(), 4, "error"),
+        (lambda d: d.batch(4).repeat(), 64, "WARNING"),
+        (lambda d: d.batch(4).filter(lambda b: True), 64, "WARNING"),
+        (lambda d: d.batch(8), 8, ""),
+        (lambda d: d.batch(64), 64, ""),
+    ],
+)
+def test_the_batch_size_of_the_data_is_that_of_the_config(
+    make: Any, size: int, outcome: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = line(make, **{"model.batch_size": size})
+    if outcome == "error":
+        with pytest.raises(ConfigError, match=rf"model.batch_size is {size}.*'trn' have [48] examples"):
+            SimpleTrainer(model)
+        return
+    SimpleTrainer(model)
+    assert ("model.batch_size is" in capsys.readouterr().out) == bool(outcome)
+
+
+def test_the_batch_of_each_tower_may_be_that_of_the_config() -> None:
+    SyncReplicatedTrainer(line(lambda d: d.batch(4, drop_remainder=True), **{"model.batch_size": 4}), "cpu:2")
+    model = line(lambda d: d.batch(4, drop_remainder=True), **{"model.batch_size": 4})
+    SyncReplicatedTrainer(model, "cpu:2", batch="per_tower")
+
+
+# -- tf.summary.scalar ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["one part", *DIVIDED])
+def test_a_summary_of_a_scalar_is_one_mean(kind: str) -> None:
+    from prototrain.callbacks import Summaries
+
+    trainers: dict[str, Any] = {**DIVIDED, "one part": lambda **m: SimpleTrainer(masked(**m))}
+    model: dict[str, Any] = {"mask": np.ones_like(MASK)}
+    seen: list[dict[str, float]] = []
+
+    class Looks(Callback):
+        def trigger_step(self) -> None:
+            events = self.trainer.summary_events
+            seen.append({v.tag: float(tf.make_ndarray(v.tensor)) for e in events for v in e.summary.value})
+            assert len(events) == 1
+
+    trainer = trainers[kind](**model)
+    trainer.train([Looks(), Summaries().every(steps=1)])
+    assert [list(one.values()) for one in seen] == [[5.0], [5.0]]
+    seen.clear()
+    if kind != "one part":
+        trainers[kind]().train([Looks(), Summaries().every(steps=1)])
+        assert [list(one.values()) for one in seen] == [[pytest.approx(13 / 5)]] * 2
