@@ -175,7 +175,7 @@ def _mark_run_step(trainer: Any, recording: Recording) -> None:
 
     @functools.wraps(run_step)
     def marked() -> Any:
-        recording.is_in_step = not trainer.is_compiled
+        recording.is_in_step = True
         try:
             return run_step()
         finally:

@@ -259,7 +259,7 @@ def _at_step(then: Event | None, now: Event) -> tuple[Where, str] | None:
         return "state", "the run without interruptions has not made this step"
     if then["batches"] != now["batches"]:
         return "data", "another batch"
-    for name in then["scalars"].keys() | now["scalars"].keys():
+    for name in {**then["scalars"], **now["scalars"]}:
         value, before = now["scalars"].get(name), then["scalars"].get(name)
         if value != before:
             return "randomness", f"same batch, same variables, another {name} ({_pair(value, before)})"
