@@ -1,9 +1,10 @@
-"""`prototrain verify`: the comparison on made-up records, the command line, and programs that resume exactly or do not."""
+"""`prototrain verify`: the comparison of made-up records, the command line, and programs that resume exactly or not."""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any
 import pytest
 
 from prototrain.cli import main
-from prototrain.testing import _command, verify
 from prototrain.errors import ConfigError
+from prototrain.testing import _command, verify
 from prototrain.verify import OUTSIDE, Record, Result, _draw_interruptions, _draw_saves, compare
 from tests.conftest import ROOT
 
@@ -83,8 +84,6 @@ def test_runs_that_begin_with_other_variables_differ() -> None:
 
 
 def test_interruptions_come_behind_the_first_checkpoint_and_the_last_one_is_a_sigterm() -> None:
-    import random
-
     for seed in range(30):
         saves = _draw_saves(random.Random(seed), 60)
         assert saves == sorted(set(saves)) and 0 < saves[0] <= saves[-1] < 60 and len(saves) >= 6
@@ -112,14 +111,17 @@ def test_wrong_usage_exits_with_2(arguments: list[str], words: str, capsys: pyte
     assert exit_.value.code == 2 and words in capsys.readouterr().err
 
 
+RUN = [sys.executable, "-m", "prototrain.cli", "run", "m"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "command", "chosen"),
     [
-        (["--steps", "5", "m", "-s", "a=1"], [sys.executable, "-m", "prototrain.cli", "run", "m", "-s", "a=1"], {"steps": 5}),
-        (["m", "--towers", "cpu:2", "--seed", "3"], [sys.executable, "-m", "prototrain.cli", "run", "m", "--towers", "cpu:2"], {"seed": 3}),
-        (["--interruptions", "2", "--", "python", "t.py", "--steps", "9"], ["python", "t.py", "--steps", "9"], {"interruptions": 2}),
+        (["--steps", "5", "m", "-s", "a=1"], [*RUN, "-s", "a=1"], {"steps": 5}),
+        (["m", "--towers", "cpu:2", "--seed", "3"], [*RUN, "--towers", "cpu:2"], {"seed": 3}),
+        (["--interruptions", "2", "--", "sh", "--steps", "9"], ["sh", "--steps", "9"], {"interruptions": 2}),
     ],
-)  # fmt: skip
+)
 def test_options_stand_before_the_model_or_behind_it(
     arguments: list[str], command: list[str], chosen: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
