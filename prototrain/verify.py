@@ -11,6 +11,7 @@ import json
 import os
 import random
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from prototrain.errors import PrototrainError
+from prototrain.errors import ConfigError, PrototrainError
 from prototrain.experiment.experiment import VERIFY
 
 Where = Literal["data", "state", "randomness"]
@@ -34,7 +35,7 @@ OF_CALLBACK = "callback "
 OUTSIDE = " (not in trainer.state)"
 """What the names of variables end with that are attributes of the trainer or of a callback only."""
 _SHOWN_LINES = 20  # of a program that failed
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.2
 _CAUSES: dict[Where, str] = {
     "data": "the data comes in another order, or is made from something that a checkpoint does not hold",
     "state": "",
@@ -336,6 +337,7 @@ def verify(
         announce: called with a line of text about the progress, again and again.
 
     Raises:
+        ConfigError: `keep` is not empty.
         ProgramError: the program failed, or has not trained.
     """
     chance = random.Random(seed)
@@ -343,6 +345,9 @@ def verify(
     with _directory(keep) as base:
         run = _Runner(command, steps, saves, announce)
         a, b = run(base / "A"), run(base / "B")
+        if keep is None:  # checkpoints of large models must not fill the disk
+            for name in ("A", "B"):
+                shutil.rmtree(base / name / "experiments", ignore_errors=True)
         ends = [(end["variables"], b.ends.get(name, end)["variables"]) for name, end in a.ends.items()]
         # What holds the time, such as a callback that saves by the clock.
         ignored = frozenset(name for then, now in ends for name in _callbacks(_different(then, now)))
@@ -377,7 +382,7 @@ def _directory(keep: str | Path | None) -> Iterator[Path]:
         return
     path = Path(keep).absolute()
     if path.exists() and any(path.iterdir()):
-        raise PrototrainError(f"{keep} is not empty; name a new directory for the records")
+        raise ConfigError(f"{keep} is not empty; name a new directory for the records")
     path.mkdir(parents=True, exist_ok=True)
     yield path.resolve()
 

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from prototrain.commands import run
+from prototrain.errors import ConfigError
 from prototrain.system.terminal import printable
 from prototrain.verify import ProgramError, run_command, verify
 
@@ -62,6 +63,8 @@ def _verify(options: argparse.Namespace) -> None:
         progress.end()
         print(printable(str(error)), file=sys.stderr)
         raise SystemExit(_FAILED) from None
+    except ConfigError as error:
+        options.wrong_usage(str(error))
     progress.end()
     print(json.dumps(result.as_json(), indent=2) if as_json else printable(str(result)))
     if not result.ok:
