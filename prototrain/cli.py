@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 
 from prototrain import __version__
-from prototrain.commands import action, compare, new, plot, report, run, runs, sweep
+from prototrain.commands import action, compare, new, plot, report, run, runs, sweep, verify
 from prototrain.system.tracebacks import for_terminal
 
-_COMMANDS = (new, run, action, runs, compare, plot, report, sweep)
+_COMMANDS = (new, run, verify, action, runs, compare, plot, report, sweep)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,6 +21,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
         raise SystemExit(1) from None  # whatever is written here would stand in the user's line
     completers = {
         "model": models,
+        "program": models,
         "action": lambda **_: ACTIONS,
         "trainer": lambda **_: TRAINERS,
         "set": settings,

@@ -220,10 +220,13 @@ def table(runs: Sequence[Found], scalars: Sequence[str] | None = None) -> Table:
     headers = ["experiment", "state", "steps", *(f"{name} (best)" for name in names), "time", "checkpoint", "changed"]
     if scalars is not None:
         headers[3:-3] = [f"{name} (lowest, highest)" for name in names]
+    has_repeated = any(_repeated(run) for run in runs)
+    if has_repeated:
+        headers.insert(-1, "repeated")
     # tabulate takes the number of columns that it folds from the first row.
     nothing = [""] * (len(headers) - 2)
     rows = [
-        _row(run, names, both=scalars is not None)
+        _row(run, names, both=scalars is not None, has_repeated=has_repeated)
         if isinstance(run, Run)
         else [run.name, f"unreadable: {run.why}", *nothing]
         for run in runs
@@ -241,12 +244,19 @@ def _chosen(runs: Sequence[Found], patterns: Sequence[str]) -> list[str]:
     return found
 
 
-def _row(run: Run, names: Sequence[str], *, both: bool) -> list[str | None]:
+def _repeated(run: Found) -> str | None:
+    """Whether steps that were made again after a kill gave the same values, in one word."""
+    found = [attempt.repeated for attempt in run.attempts] if isinstance(run, Run) else []
+    return "differs" if False in found else "same" if True in found else None
+
+
+def _row(run: Run, names: Sequence[str], *, both: bool, has_repeated: bool) -> list[str | None]:
     scalars = [_scalar(run.ranges.get(name), both=both) for name in names]
     changes = "?" if run.changes is None else " ".join(f"{key}={as_text(value)}" for key, value, _ in run.changes)
     checkpoint = None if run.checkpoint is None else str(run.checkpoint)
     ending = shorten(run.ending, _LONGEST, placeholder=" ...")
-    return [run.name, ending, run.steps, *scalars, in_words(run.seconds), checkpoint, changes]
+    repeated = [_repeated(run)] if has_repeated else []
+    return [run.name, ending, run.steps, *scalars, in_words(run.seconds), checkpoint, *repeated, changes]
 
 
 def _scalar(scalar: Range | None, *, both: bool) -> str | None:
@@ -279,6 +289,7 @@ def in_json(run: Found, scalars: Sequence[str] | None = None) -> dict[str, Any]:
         "started": run.started,
         "seconds": round(run.seconds, 3),
         "checkpoint": run.checkpoint,
+        "repeated": _repeated(run),
         "changes": changes,
     }
 

@@ -29,7 +29,7 @@ class ModelDirectory:
     """
 
     def __init__(self, *given: str | Path | None) -> None:
-        found = {one.directory.absolute(): one for one in (Experiment(place) for place in given if place)}
+        found = {one.directory.absolute(): one for one in (Experiment.of_run(place) for place in given if place)}
         if len(found) > 1:
             names = " and ".join(sorted(map(str, found.values())))
             raise ConfigError(f"there are two model directories, {names}; give one")
@@ -37,7 +37,7 @@ class ModelDirectory:
             directory = tempfile.mkdtemp(prefix="model-")
             say(f"no model_dir was given: the run is kept in the temporary directory {directory}")
         # Programs put files of their own beside those of the run, before it starts.
-        self.experiment = next(iter(found.values())) if found else Experiment(directory)
+        self.experiment = next(iter(found.values())) if found else Experiment.of_run(directory)
         self.experiment.fetch(whole=True)
         self.path = str(self.experiment.directory)
         try:

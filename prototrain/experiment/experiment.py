@@ -26,7 +26,10 @@ from prototrain.system.urls import PathLike, joined, local_path, url_of
 
 STARTED = "PROTOTRAIN_STARTED"
 """The environment variable that tells a worker when the run was started, which is the same for all of them."""
+VERIFY = "PROTOTRAIN_VERIFY"
+"""The environment variable that names the directory of a record, in the processes that `prototrain verify` starts."""
 _MARKS = ("config.json", "environment.json")
+_redirected: dict[str, int] = {}  # numbers of the experiments of this process, while it is verified
 
 
 class Experiment:
@@ -60,7 +63,18 @@ class Experiment:
         """The directory that a config names; ``{timestamp}`` in the name becomes the local time of the start."""
         started = os.environ.get(STARTED) or time.strftime("%Y%m%d-%H%M%S")
         name = config["trainer.experiment_name"].replace("{timestamp}", started)
-        return cls(joined(config["trainer.experiment_base_dir"], name))
+        return cls.of_run(joined(config["trainer.experiment_base_dir"], name))
+
+    @classmethod
+    def of_run(cls, directory: PathLike) -> Experiment:
+        """The experiment of a run of this process; in one that `prototrain verify` has started, a directory of the
+        record stands for the given one."""
+        record = os.environ.get(VERIFY)
+        if record is None or str(directory).startswith(record):
+            return cls(directory)
+        # Numbered in the order of their first use: a name may have the time or a process's number in it.
+        number = _redirected.setdefault(str(directory), len(_redirected) + 1)
+        return cls(os.path.join(record, "experiments", str(number)))
 
     def __str__(self) -> str:
         return str(self.directory if self.remote is None else self.remote)

@@ -58,6 +58,7 @@ class Attempt:
         restarts: how often these were started again before, if something saw to that.
         cause: why they were started again the last time.
         jit_compile: whether XLA was on, where the run has measured which is faster.
+        repeated: whether steps that were made again after a kill gave the same scalars; None if there were none.
     """
 
     started: float
@@ -76,6 +77,7 @@ class Attempt:
     restarts: int | None = None
     cause: str | None = None
     jit_compile: bool | None = None
+    repeated: bool | None = None
 
 
 class RunRecord:
@@ -100,6 +102,10 @@ class RunRecord:
     def begin(self, *, first_step: int, start: str, **facts: Any) -> None:
         """Leave word that the run is under way; `facts` are what else is known by then, as attributes of `Attempt`."""
         self._note(first_step=first_step, start=start, **facts)
+
+    def note(self, **facts: Any) -> None:
+        """Note facts of the attempt, as attributes of `Attempt`."""
+        self._note(**facts)
 
     def note_save(self) -> None:
         """Leave word that there is a checkpoint; in any thread. Only the first one has to be noted."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,10 +18,71 @@ from prototrain.system.files import sync, write_atomic
 
 Row = dict[str, Any]
 
+NOT_REPEATED = ("perf/", "checkpoint/", "cluster/")
+"""What the names of scalars start with that measure time, memory or the machine: another run has other values."""
 _BLOCK_BYTES = 1 << 20
 _TAIL_BYTES = 1 << 16
 # As `JSONWriter` writes a row. To look only at the steps takes a third of the time that it takes to read the rows.
 _STEPS = re.compile(rb'\n\{"step": ?(\d{1,18})[,}]')
+
+
+def is_repeatable(name: str) -> bool:
+    """Whether a scalar has the same value where the same step is made again."""
+    return not name.startswith(NOT_REPEATED)
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """The outcome of a comparison of rows that were made twice.
+
+    Attributes:
+        is_same: whether all scalars agree.
+        text: says so, with the steps, or with the first step and scalar that differ.
+    """
+
+    is_same: bool
+    text: str
+
+
+class RepeatedRows:
+    """Compares rows with those that an earlier attempt made of the same steps.
+
+    Args:
+        path: of the rows that were set aside.
+        offset: where those of the earlier attempt begin in the file.
+        step: the completed steps that this attempt starts from.
+    """
+
+    def __init__(self, path: Path, offset: int, step: int) -> None:
+        self._rows = rows_of(path, offset)
+        self._earlier = next(self._rows, None)
+        self._first = step + 1
+        self._compared = 0  # the last step of which there were two rows
+
+    def compare(self, row: Row, *, is_last: bool) -> Repetition | None:
+        """Compare a row with the earlier one of its step, if there is one.
+
+        Args:
+            row: complete.
+            is_last: whether this attempt ends here.
+
+        Returns:
+            the outcome, once it is known.
+        """
+        step = row["step"]
+        while self._earlier is not None and self._earlier["step"] < step:
+            self._earlier = next(self._rows, None)
+        if self._earlier is not None and self._earlier["step"] == step:
+            self._compared = step
+            for name, value in row.items():
+                then, now = self._earlier.get(name), value if math.isfinite(value) else None
+                if name in self._earlier and name != "time" and is_repeatable(name) and then != now:
+                    return Repetition(False, f"step {step} was made again with another {name}: {now!r}, was {then!r}")
+            self._earlier = next(self._rows, None)
+        if not self._compared or (self._earlier is not None and not is_last):
+            return None
+        steps = f"steps {self._first} to {self._compared}" if self._first < self._compared else f"step {self._first}"
+        return Repetition(True, f"{steps} repeated with the same values")
 
 
 def read_rows(content: bytes) -> Iterator[Row]:
@@ -35,14 +98,19 @@ def read_rows(content: bytes) -> Iterator[Row]:
             yield row
 
 
-def rows_of(path: Path) -> Iterator[Row]:
+def rows_of(path: Path, offset: int = 0) -> Iterator[Row]:
     """The rows of a metrics.jsonl in their order, as `read_rows` gives them; none if there is no such file.
+
+    Args:
+        path: of the file.
+        offset: where in the file to begin.
 
     Raises:
         OSError: it cannot be read.
     """
     if path.exists():
         with open(path, "rb") as file:
+            file.seek(offset)
             for block in blocks(file):
                 yield from read_rows(block)
 

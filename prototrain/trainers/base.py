@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -15,6 +16,7 @@ from prototrain.callbacks.monitor import Monitors
 from prototrain.checkpoint.looking import model_variables
 from prototrain.errors import ExperimentError, StopTraining
 from prototrain.experiment import Experiment
+from prototrain.experiment.experiment import VERIFY
 from prototrain.experiment.facts import Facts, origin_of, sources_of
 from prototrain.experiment.record import Outcome
 from prototrain.predictor import Predictor
@@ -149,6 +151,10 @@ class Trainer:
             KeyboardInterrupt: after Ctrl-C, once everything is saved.
             SystemExit: after SIGTERM, SIGHUP or SIGXCPU, with exit code 128 + its number, once everything is saved.
         """
+        if VERIFY in os.environ:
+            from prototrain.recorder import record  # which only `prototrain verify` needs
+
+            callbacks = record(self, callbacks)
         self._set_length(self._length(steps_per_epoch, max_epoch, max_steps))
         self.given_steps_per_epoch = steps_per_epoch
         self.times.start()

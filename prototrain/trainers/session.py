@@ -188,6 +188,11 @@ class Session:
         if (remote := self._remote) is not None:
             remote.begin(self._trainer.log)
 
+    def note(self, **facts: Any) -> None:
+        """Note facts of this attempt in run.json, as attributes of `Attempt`."""
+        if self._record is not None:
+            self._record.note(**facts)
+
     @property
     def outcome(self) -> Outcome:
         """See `Trainer.outcome`."""

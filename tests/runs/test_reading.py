@@ -172,6 +172,16 @@ def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert late == ["group/late", *cells]
 
 
+def test_the_table_has_what_was_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path / "a", part(repeated=True), part(), rows=[])
+    make(tmp_path / "b", part(repeated=True), part(repeated=False), rows=[])
+    make(tmp_path / "c", part(), rows=[])
+    said = says(capsys, "runs", tmp_path)
+    assert "repeated" in said.splitlines()[0]
+    found = {line.split()[0]: {"same", "differs"} & set(line.split()) for line in said.splitlines()[2:]}
+    assert found == {"a": {"same"}, "b": {"differs"}, "c": set()}
+
+
 def test_the_json_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nan = {"step": 200, "time": 1040.0, "vld/loss": None}
     changes = [["model.width", 8, 4]]
@@ -195,6 +205,7 @@ def test_the_json_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         "started": 1000.0,
         "seconds": 40.0,
         "checkpoint": 100,
+        "repeated": None,
         "changes": [{"key": "model.width", "value": 8, "default": 4}],
     }
     assert (b["losses"], b["checkpoint"], b["changes"]) == ({}, None, None)

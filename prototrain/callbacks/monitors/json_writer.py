@@ -11,7 +11,7 @@ import orjson
 
 from prototrain.callbacks.monitor import Monitor
 from prototrain.errors import ExperimentError
-from prototrain.experiment.rows import Row, cut_back
+from prototrain.experiment.rows import RepeatedRows, Row, cut_back, superseded
 from prototrain.system.contained import open_file
 from prototrain.system.waiting import announcing
 
@@ -20,8 +20,10 @@ class JSONWriter(Monitor):
     """Writes ``metrics.jsonl``: for each step that has scalars a line ``{"step": 100, "time": ..., "trn/loss": ...}``.
 
     A resumed run goes on where its checkpoint stands: rows of later steps, which will be made again, move to
-    ``metrics.superseded.jsonl``, and a last line that a kill left half-written is dropped. Numbers that JSON has no
-    word for (NaN, infinity) are written as null. What a full disk refuses is kept and written once there is room.
+    ``metrics.superseded.jsonl``, and a last line that a kill left half-written is dropped. As they are made again they
+    are compared with those, except for scalars that measure time or memory: one line, and run.json, have the outcome.
+    Numbers that JSON has no word for (NaN, infinity) are written as null. What a full disk refuses is kept and written
+    once there is room.
 
     Args:
         clock: returns seconds since the epoch, for the rows' "time".
@@ -34,10 +36,11 @@ class JSONWriter(Monitor):
         self._size = 0  # of the last row there, in bytes
         self._dirty = False
         self._failing = False
+        self._repeated: RepeatedRows | None = None  # while rows of an earlier attempt are made again
 
     def setup(self) -> None:
         self._path = self.trainer.require_experiment("JSONWriter").metrics
-        self._rows, self._dirty, self._failing = None, False, False
+        self._rows, self._dirty, self._failing, self._repeated = None, False, False, None
 
     def before_train(self) -> None:
         self._open_rows()
@@ -48,6 +51,8 @@ class JSONWriter(Monitor):
     def put_scalars(self, values: Mapping[str, float], step: int) -> None:
         rows = self._open_rows()
         if not rows or rows[-1]["step"] != step:
+            if rows and self._repeated is not None:
+                self._compare(rows[-1])
             if not self._dirty:  # the file holds the row before, which nothing will be added to
                 self._offset += self._size
                 rows.clear()
@@ -75,7 +80,19 @@ class JSONWriter(Monitor):
             self.trainer.log(f"{self._path} is written again, nothing is missing")
             self._failing = False
 
+    def _compare(self, row: Row, *, is_last: bool = False) -> None:
+        """Compare a row, to which nothing will be added, with that of an earlier attempt, and report the outcome."""
+        assert self._repeated is not None
+        outcome = self._repeated.compare(row, is_last=is_last)
+        if outcome is None:
+            return
+        self._repeated = None
+        self.trainer.log(outcome.text if outcome.is_same else f"WARNING: {outcome.text}")
+        self.trainer.session.note(repeated=outcome.is_same)
+
     def after_train(self) -> None:
+        if self._repeated is not None and self._rows:
+            self._compare(self._rows[-1], is_last=True)
         self.flush()
         if self._dirty and self._rows is not None:
             self.trainer.log(f"WARNING: {self._path} lacks the rows since step {self._rows[0]['step']}")
@@ -89,12 +106,15 @@ class JSONWriter(Monitor):
         This cannot wait for `before_train`: callbacks that come earlier may already record something in theirs.
         """
         if self._rows is None:
-            step = self.trainer.global_step
+            step, aside = self.trainer.global_step, superseded(self._path)
             try:
+                size = aside.stat().st_size if aside.exists() else 0
                 # A run that begins at step 0 makes every row anew, those of step 0 as well.
                 with announcing(f"bringing {self._path} back to step {step}", self.trainer.log):
                     last = cut_back(self._path, step or -1)
                 self._size = 0 if last is None else self._path.stat().st_size - last[1]
+                if step and aside.exists() and aside.stat().st_size > size:
+                    self._repeated = RepeatedRows(aside, size, step)
             except OSError as error:
                 raise ExperimentError(f"cannot bring {self._path} back to step {step}: {error.strerror}") from error
             self._rows, self._offset = ([], 0) if last is None else ([last[0]], last[1])

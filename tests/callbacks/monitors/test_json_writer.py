@@ -12,6 +12,7 @@ import pytest
 from prototrain import Callback, StopTraining
 from prototrain.callbacks import JSONWriter, ModelSaver, SaveOnExit, Summaries
 from prototrain.errors import CallbackError, ExperimentError
+from prototrain.experiment.record import read_attempts
 from tests.callbacks.helpers import UNLIMITED, Fails, FillsDisk, Puts
 from tests.tiny import CountingTrainer
 
@@ -67,6 +68,34 @@ def test_a_resumed_run_has_every_step_once(experiment: Path, save_every: int, ki
     assert superseded.exists() == (saved < killed_at)
     if superseded.exists():
         assert [row["step"] for row in rows(experiment, superseded.name)] == list(range(saved + 1, killed_at + 1))
+
+
+@pytest.mark.parametrize(
+    ("again", "is_same", "words"),
+    [
+        ({}, True, "steps 4 to 5 repeated with the same values"),
+        ({"s5": {"x": 1.5, "perf/speed": 2.0}}, False, "WARNING: step 5 was made again with another x: 1.5, was 1.0"),
+        ({"s4": {"y": 3}, "s5": {"x": 1.0, "perf/speed": 2.0}}, True, "steps 4 to 5 repeated"),
+        ({"s4": {"x": float("nan")}}, True, "steps 4 to 5 repeated"),
+    ],
+)
+@pytest.mark.parametrize("steps", [5, 8])
+def test_rows_that_are_made_again_are_compared(
+    again: dict[str, Any], is_same: bool, words: str, steps: int, experiment: Path
+) -> None:
+    values = {"s4": {"x": float("nan")}, "s5": {"x": 1.0, "perf/speed": 1.0}}
+    with pytest.raises(RuntimeError):
+        run(experiment, 8, ModelSaver().every(steps=3), Puts(**values), Fails(5))
+    run(experiment, steps, ModelSaver().every(steps=3), Puts(**(values | again)))
+    assert words in (experiment / "train.log").read_text()
+    assert [attempt.repeated for attempt in read_attempts(experiment / "run.json")] == [None, is_same]
+
+
+def test_nothing_is_compared_where_nothing_was_superseded(experiment: Path) -> None:
+    run(experiment, 3, SaveOnExit())
+    run(experiment, 6, SaveOnExit())
+    assert "repeated" not in (experiment / "train.log").read_text()
+    assert [attempt.repeated for attempt in read_attempts(experiment / "run.json")] == [None, None]
 
 
 def test_superseded_rows_pile_up(experiment: Path) -> None:

@@ -1,0 +1,134 @@
+"""`prototrain verify`: whether a program repeats itself, and resumes exactly after it was killed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+from prototrain.commands import run
+from prototrain.errors import ConfigError
+from prototrain.system.terminal import printable
+from prototrain.verify import ProgramError, run_command, verify
+
+_FAILED = 3
+_LINE_SECONDS = 10.0  # between lines where there is no terminal
+_DESCRIPTION = """
+Find out by trial whether a program repeats itself, and whether it resumes exactly after it was killed. It trains N
+steps twice, and once more with K interruptions (SIGKILL, and SIGTERM the last time), each followed by the same command;
+batches, scalars, variables and callbacks' states are compared bit for bit. Experiments go to a temporary directory.
+"""
+
+
+def add(commands: Any) -> None:
+    """Declare the command's arguments."""
+    command = commands.add_parser(
+        "verify",
+        help="find out whether a program repeats itself and resumes exactly after a kill",
+        usage="prototrain verify [options] MODEL [options of run]\n       "
+        "prototrain verify [options] -- COMMAND [ARGUMENT ...]",
+        description=_DESCRIPTION,
+        epilog="exit code: 0 yes, 1 no, 2 wrong usage, 3 the program failed",
+    )
+    _add_options(command)
+    command.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="MODEL", help="the model's module, or -- and a command"
+    )
+    command.set_defaults(command=_verify, wrong_usage=command.error)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    # Of those behind MODEL only the ones that are given count.
+    unset: dict[str, Any] = {"default": argparse.SUPPRESS}
+    parser.add_argument("--steps", metavar="N", type=run.whole, help="how many steps to train (default: 60)", **unset)
+    parser.add_argument(
+        "--interruptions", metavar="K", type=run.whole, help="how often to interrupt the run (default: 3)", **unset
+    )
+    parser.add_argument(
+        "--seed", metavar="S", type=int, help="of the steps that are saved and interrupted (default: 0)", **unset
+    )
+    parser.add_argument("--keep", metavar="DIR", help="keep the records, experiments and output in DIR", **unset)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON", **unset)
+
+
+def _verify(options: argparse.Namespace) -> None:
+    command, chosen = _command(options)
+    as_json = chosen.pop("json", False)
+    progress = _Progress()
+    try:
+        result = verify(command, announce=progress, **chosen)
+    except ProgramError as error:
+        progress.end()
+        print(printable(str(error)), file=sys.stderr)
+        raise SystemExit(_FAILED) from None
+    except ConfigError as error:
+        options.wrong_usage(str(error))
+    progress.end()
+    print(json.dumps(result.as_json(), indent=2) if as_json else printable(str(result)))
+    if not result.ok:
+        raise SystemExit(1)
+
+
+def _command(options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
+    """The command to run, and the options of `verify`, which may stand before MODEL or behind it."""
+    names = ("steps", "interruptions", "seed", "keep", "json")
+    chosen = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    program: list[str] = options.program
+    if program[:1] == ["--"]:
+        if len(program) == 1:
+            options.wrong_usage("there is no command behind --")
+        return program[1:], chosen
+    if not program or program[0].startswith("-"):
+        options.wrong_usage("name a model, or a command behind --")
+    if program[0].endswith(".py"):
+        options.wrong_usage(f"{program[0]} is a script; say prototrain verify -- python {' '.join(program)}")
+    mine = argparse.ArgumentParser(prog="prototrain verify", add_help=False, allow_abbrev=False)
+    _add_options(mine)
+    found, rest = mine.parse_known_args(program[1:])
+    _check_run_options(options, [program[0], *rest])
+    return run_command(program[0], rest), {**chosen, **vars(found)}
+
+
+def _check_run_options(options: argparse.Namespace, arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="prototrain verify")
+    run.add(parser.add_subparsers())
+    given = parser.parse_args(["run", *arguments])
+    for name in ("fresh", "debug", "fast_dev_run", "repeats"):
+        if getattr(given, name):
+            flag = "from" if name == "repeats" else name.replace("_", "-")
+            options.wrong_usage(f"--{flag} makes no run that could be resumed; leave it out")
+
+
+class _Progress:
+    """Shows a line in place on a terminal, elsewhere one from time to time; on the error stream."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._shown = ""
+        self._label = ""
+        self._at = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        if self._is_terminal:
+            if text != self._shown:
+                sys.stderr.write(f"\r\x1b[K{text}")
+                sys.stderr.flush()
+            self._shown = text
+            return
+        label = text.partition(":")[0]
+        if label != self._label and self._shown:
+            print(self._shown, file=sys.stderr, flush=True)
+        elif time.monotonic() - self._at > _LINE_SECONDS:
+            print(text, file=sys.stderr, flush=True)
+            self._at = time.monotonic()
+        self._shown, self._label = text, label
+
+    def end(self) -> None:
+        """Leave the line."""
+        if self._is_terminal:
+            sys.stderr.write("\r\x1b[K")
+        elif self._shown:
+            print(self._shown, file=sys.stderr)
+        sys.stderr.flush()

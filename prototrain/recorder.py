@@ -1,0 +1,351 @@
+"""Records what a run does, step by step, for `prototrain verify`.
+
+`Trainer.train` imports this only while the environment variable `PROTOTRAIN_VERIFY` names the directory of a record.
+There, ``plan.json`` says how many steps to make, at which to save and at which to be interrupted; ``record.jsonl`` gets
+a line for each event, and each line is written at once, so that a SIGKILL loses nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from prototrain.callbacks.base import Callback, Priority
+from prototrain.callbacks.monitor import Monitor
+from prototrain.callbacks.proxies import user_object
+from prototrain.checkpoint.state import StateEntries
+from prototrain.errors import StopTraining
+from prototrain.experiment import Experiment
+from prototrain.experiment.experiment import VERIFY
+from prototrain.experiment.rows import is_repeatable
+from prototrain.towers import components
+from prototrain.verify import OF_CALLBACK, OUTSIDE
+
+if TYPE_CHECKING:
+    from prototrain.trainers.base import Trainer
+
+_BYTES_OF_EACH_STEP = 1 << 28  # larger states are digested only at the steps at which they are saved
+_IDLE = 3  # calls of train() without a step left, after which a program that waits for more steps is ended
+_RANDOM_OPS: Final = {
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "TruncatedNormal",
+}
+
+
+def digest(*values: Any) -> str:
+    """A short digest of arrays, tensors and plain values: type, shape and bits."""
+    found = hashlib.blake2b(digest_size=8)
+    for value in values:
+        array = np.asarray(value)
+        found.update(f"{array.dtype}{array.shape}".encode())
+        found.update(repr(array.tolist()).encode() if array.dtype == object else np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
+
+
+class Recording:
+    """The record of the present process.
+
+    Args:
+        directory: with ``plan.json``.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        plan = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
+        self.steps: int = plan["steps"]
+        self.saves = frozenset(plan["saves"])
+        self._path = directory / "record.jsonl"
+        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
+        done = sum(json.loads(line)["kind"] == "interrupt" for line in lines)
+        self._interruptions: list[list[Any]] = plan["interruptions"][done:]
+        self._idle = 0
+        self.numbers = itertools.count(1)  # of trainers without an experiment
+        self.batches: list[str] = []  # of the step under way
+        self.is_in_step = False
+
+    def write(self, kind: str, trainer: str, step: int, **more: Any) -> None:
+        """Append a line."""
+        line = json.dumps({"kind": kind, "trainer": trainer, "step": step, **more})
+        with open(self._path, "ab", buffering=0) as file:
+            file.write(line.encode() + b"\n")
+
+    def interrupt(self, trainer: str, step: int) -> None:
+        """Interrupt this process, if the plan has an interruption here."""
+        if self._interruptions and self._interruptions[0][:2] == [trainer, step]:
+            signum = self._interruptions.pop(0)[2]
+            self.write("interrupt", trainer, step, signal=signal.Signals(signum).name)
+            os.kill(os.getpid(), signum)
+
+    def check_idle(self) -> None:
+        """End the process if it asks for more and more steps, though all steps of the plan are made."""
+        self._idle += 1
+        if self._idle > _IDLE:
+            raise SystemExit(0)
+
+    def take_batches(self) -> list[str]:
+        """The digests of the last step's batches; towers come in any order."""
+        found, self.batches[:] = sorted(self.batches), []
+        return found
+
+
+@functools.cache
+def _recording() -> Recording:
+    found = Recording(Path(os.environ[VERIFY]))
+    _record_eager_batches(found)
+    return found
+
+
+def _record_eager_batches(recording: Recording) -> None:
+    """Digest what a `run_step` in Python reads from any iterator of tf.data."""
+    kind = type(iter(tf.data.Dataset.range(1)))
+    for name in ("__next__", "get_next"):
+        read = getattr(kind, name)
+
+        @functools.wraps(read)
+        def next_batch(*args: Any, _read: Callable[..., Any] = read, **kwargs: Any) -> Any:
+            batch = _read(*args, **kwargs)
+            if recording.is_in_step:
+                recording.batches.append(digest(*_tensors(batch)))
+            return batch
+
+        setattr(kind, name, next_batch)
+
+
+def _tensors(batch: Any) -> list[Any]:
+    return [one for one in tf.nest.flatten(batch, expand_composites=True) if one.dtype != tf.variant]
+
+
+def record(trainer: Trainer, callbacks: Any) -> list[Callback]:
+    """Have a run recorded, in a directory below that of the record.
+
+    Returns:
+        the callbacks, with those that record and interrupt.
+    """
+    recording = _recording()
+    given = trainer.experiment
+    trainer.experiment = Experiment.of_run(f"trainer {next(recording.numbers)}" if given is None else str(given))
+    key = trainer.experiment.directory.name
+    if "train_step" not in vars(trainer) and hasattr(trainer, "train_step"):
+        _record_train_step(trainer, recording, key)
+    if "run_step" not in vars(trainer):
+        _mark_run_step(trainer, recording)
+    return [*callbacks, Recorder(recording, key), Interrupter(recording, key)]
+
+
+def _record_train_step(trainer: Any, recording: Recording, key: str) -> None:
+    """Digest each tower's batch of a compiled step where the step gets it."""
+    train_step = trainer.train_step
+
+    def note(*tensors: Any) -> None:
+        recording.batches.append(digest(*tensors))
+
+    @functools.wraps(train_step)
+    def recorded(inputs: dict[str, Any]) -> Any:
+        with tf.device("CPU:0"):
+            tf.numpy_function(note, _tensors(inputs), [])
+        outputs = train_step(inputs)
+        graph = tf.compat.v1.get_default_graph().as_graph_def()
+        nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+        if found := sorted({node.op for node in nodes} & _RANDOM_OPS):
+            recording.write("random", key, 0, ops=found)
+        return outputs
+
+    trainer.train_step = recorded
+
+
+def _mark_run_step(trainer: Any, recording: Recording) -> None:
+    run_step = trainer.run_step
+
+    @functools.wraps(run_step)
+    def marked() -> Any:
+        recording.is_in_step = True
+        try:
+            return run_step()
+        finally:
+            recording.is_in_step = False
+
+    trainer.run_step = marked
+
+
+class Recorder(Monitor):
+    """Records the state right after the restore, and each step before any other callback has run."""
+
+    chief_only = False
+    priority: int = Priority.EVALUATE - 10_000
+
+    def __init__(self, recording: Recording, key: str) -> None:
+        self._recording = recording
+        self._key = key
+        self._held: dict[str, str] | None = None
+
+    def before_train(self) -> None:
+        step, held = self.trainer.global_step, self._held
+        if self.trainer.is_chief:
+            now = self._digests()
+            lost = [] if held is None else sorted(name for name in held.keys() | now if held.get(name) != now.get(name))
+            attributes = plain_attributes(self.trainer)
+            self._write("start", variables=now, resumed=held is not None, lost=lost, attributes=attributes)
+        self._held = None
+        if step >= self._recording.steps:
+            self._recording.check_idle()
+            raise StopTraining(f"all {self._recording.steps} steps of the verification are made")
+
+    def trigger_step(self) -> None:
+        if not self.trainer.is_chief:
+            return
+        scalars = {name: _bits(value) for name, value in self.trainer.outputs.items()}
+        variables = self._digests(callbacks=False) if self._is_small or self._is_saved else {}
+        self._write("step", batches=self._recording.take_batches(), scalars=scalars, variables=variables)
+
+    def put_scalars(self, values: Mapping[str, float], step: int) -> None:
+        if self.trainer.is_chief and (found := {name: _bits(v) for name, v in values.items() if is_repeatable(name)}):
+            self._recording.write("scalars", self._key, step, scalars=found)
+
+    def after_train(self) -> None:
+        if self.trainer.is_chief:
+            self._write("end", variables=self._digests(), attributes=plain_attributes(self.trainer))
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._digests()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._held = dict(state)
+
+    def _write(self, kind: str, **more: Any) -> None:
+        self._recording.write(kind, self._key, self.trainer.global_step, **more)
+
+    @property
+    def _is_saved(self) -> bool:
+        return self.trainer.global_step in {*self._recording.saves, self._recording.steps, self.trainer.total_steps}
+
+    @functools.cached_property
+    def _is_small(self) -> bool:
+        entries = StateEntries(self.trainer.state).variables.values()
+        return sum(_size(one) for one in entries) < _BYTES_OF_EACH_STEP
+
+    def _digests(self, *, callbacks: bool = True) -> dict[str, str]:
+        found = state_digests(self.trainer)
+        for callback in self.trainer.callbacks if callbacks else ():
+            if callback.overrides("state_dict") and callback is not self:
+                state = json.dumps(callback.state_dict(), sort_keys=True, default=digest)
+                found[f"{OF_CALLBACK}{callback.state_key or callback.name}"] = digest(state)
+        return found
+
+
+class Interrupter(Callback):
+    """Saves, interrupts and ends the run as planned, when all other callbacks of the step have run."""
+
+    chief_only = False
+    priority: int = Priority.SAVE + 10_000
+
+    def __init__(self, recording: Recording, key: str) -> None:
+        self._recording = recording
+        self._key = key
+        self._done = -1
+
+    def trigger_step(self) -> None:
+        trainer = self.trainer
+        if trainer.local_step < trainer.steps_per_epoch and trainer.global_step < trainer.total_steps:
+            self.trigger()
+
+    def trigger(self) -> None:
+        trainer, recording, step = self.trainer, self._recording, self.trainer.global_step
+        is_last = step >= min(recording.steps, trainer.total_steps)
+        if trainer.is_chief and self._done != step:
+            self._done = step
+            if is_last or step in recording.saves:
+                trainer.save()
+                recording.write("saved", self._key, step)
+            recording.interrupt(self._key, step)
+        if step >= recording.steps:
+            raise StopTraining(f"all {recording.steps} steps of the verification are made")
+
+
+def state_digests(trainer: Trainer) -> dict[str, str]:
+    """Digests of all that `trainer.state` holds, by name, and of TensorFlow variables in attributes that it lacks."""
+    entries = StateEntries(trainer.state)
+    found = {name: _digest_of(variable) for name, variable in entries.variables.items()}
+    for name, value in entries.values().items():
+        if name not in found:
+            found[name] = digest(json.dumps(value, sort_keys=True, default=digest))
+    known = {id(copy) for variable in entries.variables.values() for copy in _copies(variable)}
+    owners: list[tuple[str, Any]] = [("trainer", trainer)]
+    owners += [(callback.name, user_object(callback)) for callback in trainer.callbacks]
+    for owner, thing in owners:
+        for name, variable in _variables_of(thing):
+            if not known.intersection(map(id, _copies(variable))):
+                found[f"{owner}.{name}{OUTSIDE}"] = _digest_of(variable)
+    return found
+
+
+def _variables_of(owner: Any) -> Iterator[tuple[str, Any]]:
+    holders = (tf.Module, keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric)
+    for name, value in vars(owner).items():
+        values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+        for one in values:
+            if isinstance(one, tf.Variable | keras.Variable):
+                yield name, one
+            elif isinstance(one, holders):
+                yield from ((f"{name}/{getattr(v, 'path', v.name)}", v) for v in one.variables)
+
+
+def _copies(variable: Any) -> list[Any]:
+    return [variable] if isinstance(variable, np.ndarray) else list(components(variable))
+
+
+def _digest_of(variable: Any) -> str:
+    return digest(*(one if isinstance(one, np.ndarray) else one.numpy() for one in _copies(variable)))
+
+
+def _size(variable: Any) -> int:
+    shape = [size or 1 for size in variable.shape]
+    return int(np.prod(shape, dtype=np.int64)) * 8
+
+
+def _bits(value: Any) -> str:
+    """A number without loss; a digest of anything else."""
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype == object:
+        return digest(array)
+    return float(array.reshape(())).hex()
+
+
+def plain_attributes(trainer: Trainer) -> dict[str, str]:
+    """Attributes with plain data of a trainer of the user's own, and of callbacks of the user's without `state_dict`:
+    those that change while a run trains are suspects where a resumed run differs."""
+    root = next(base for base in type(trainer).__mro__ if base.__name__ == "Trainer")
+    owners: list[tuple[str, Any, set[str]]] = [(type(trainer).__name__, trainer, set(vars(root())))]
+    for callback in trainer.callbacks:
+        if not callback.overrides("state_dict"):
+            owners.append((callback.name, user_object(callback), {"trainer"}))
+    found: dict[str, str] = {}
+    for label, owner, engine in owners:
+        if not type(owner).__module__.startswith("prototrain."):
+            plain = {name: value for name, value in vars(owner).items() if name not in engine and _is_plain(value)}
+            found |= {f"{label}.{name}": digest(repr(value)) for name, value in plain.items()}
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list | tuple | set):
+        return all(map(_is_plain, value))
+    return isinstance(value, bool | int | float | str | np.ndarray | np.generic) or value is None

@@ -1,0 +1,249 @@
+"""`prototrain verify`: the comparison of made-up records, the command line, and programs that resume exactly or not."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prototrain.cli import main
+from prototrain.errors import ConfigError
+from prototrain.testing import _command, verify
+from prototrain.verify import OUTSIDE, Record, Result, _draw_interruptions, _draw_saves, compare
+from tests.conftest import ROOT
+from tests.preloaded import Program
+
+Event = dict[str, Any]
+PROGRAMS = ROOT / "tests" / "verify_programs.py"
+
+
+def event(kind: str, step: int, **more: Any) -> Event:
+    return {"kind": kind, "trainer": "1", "step": step, **more}
+
+
+def start(step: int, *, lost: list[str] | None = None, **variables: str) -> Event:
+    return event("start", step, variables=variables, lost=lost or [], attributes={})
+
+
+def made(step: int, *, batch: str = "", loss: float = 0.0, w: str = "") -> Event:
+    return event(
+        "step", step, batches=[batch or f"b{step}"], scalars={"loss": loss.hex()}, variables={"w": w or f"w{step}"}
+    )
+
+
+def end(step: int, **variables: str) -> Event:
+    return event("end", step, variables={"w": f"w{step}", **variables}, attributes={})
+
+
+KILL = event("interrupt", 3, signal="SIGKILL")
+FIRST = [start(0, w="w0"), made(1), made(2), event("saved", 2), made(3), made(4), event("saved", 4), end(4)]
+BEGUN = [start(0, w="w0"), made(1), made(2), event("saved", 2), made(3), KILL]
+
+CASES: dict[str, tuple[list[Event], str | None, int, str]] = {
+    "the same": ([start(2), made(3), made(4), end(4)], None, 0, ""),
+    "another batch": ([start(2), made(3), made(4, batch="x"), end(4)], "data", 4, "batch"),
+    "another batch in a repeated step": ([start(2), made(3, batch="x", loss=1.0)], "data", 3, "SIGKILL at 3"),
+    "another loss": ([start(2), made(3, loss=0.5)], "randomness", 3, "another loss (0.5, was 0)"),
+    "a loss that differs in its last bit": ([start(2), made(3, loss=5e-324)], "randomness", 3, "another loss"),
+    "other variables behind the step": ([start(2), made(3, w="x")], "randomness", 3, "another w"),
+    "other variables right after the restore": ([start(2, lost=["w"]), made(3)], "state", 2, "w is not"),
+    "a lost attribute without effect": ([start(2, lost=[f"t.v{OUTSIDE}"]), made(3), made(4), end(4)], None, 0, ""),
+    "a lost attribute": ([start(2, lost=[f"t.v{OUTSIDE}"]), made(3), made(4, loss=1.0)], "state", 2, "t.v"),
+    "the start again": ([start(0, w="w0"), made(1)], "state", 0, "checkpoint of step 2"),
+    "a step that is not made": ([start(2), made(3), end(3)], "state", 4, "not made"),
+    "a step too many": ([start(2), made(3), made(4), made(5)], "state", 5, "not made"),
+    "another end": ([start(2), made(3), made(4), end(4, v="x")], "randomness", 4, "v at the end"),
+    "another scalar of a callback": (
+        [start(2), made(3), event("scalars", 3, scalars={"my/count": "0x1p+0", "vld/loss": "0x1p+0"})],
+        "randomness",
+        3,
+        "my/count",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_difference_is_found_and_named(name: str) -> None:
+    after, where, step, words = CASES[name]
+    scalars = event("scalars", 3, scalars={"my/count": "0x1p+1"})
+    found = compare(Record([*FIRST, scalars]), Record([*BEGUN, *after]))
+    if where is None:
+        assert found is None
+    else:
+        assert found is not None and (found.where, found.step) == (where, step) and words in found.what
+
+
+def test_runs_that_begin_with_other_variables_differ() -> None:
+    found = compare(Record(FIRST), Record([start(0, w="x"), *FIRST[1:]]))
+    assert found is not None and (found.where, found.step) == ("state", 0)
+
+
+def test_interruptions_come_behind_the_first_checkpoint_and_the_last_one_is_a_sigterm() -> None:
+    for seed in range(30):
+        saves = _draw_saves(random.Random(seed), 60)
+        assert saves == sorted(set(saves)) and 0 < saves[0] <= saves[-1] < 60 and len(saves) >= 6
+        found = _draw_interruptions(random.Random(seed), [("1", step) for step in range(1, 61)], saves, 3)
+        assert [signum for _, _, signum in found] == [9, 9, 15]
+        assert saves[0] < found[0][1] < found[1][1] < found[2][1] < 60
+        assert not {step for _, step, _ in found} & set(saves)
+    assert _draw_interruptions(random.Random(0), [("1", 1)], [], 3) == [("1", 1, 9)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["verify"], "name a model"),
+        (["verify", "--"], "no command"),
+        (["verify", "train.py"], "-- python train.py"),
+        (["verify", "models.simple", "--steps", "0"], "whole number"),
+        (["verify", "models.simple", "--fresh"], "--fresh"),
+        (["verify", "models.simple", "--no-such"], "--no-such"),
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2 and words in capsys.readouterr().err
+
+
+RUN = [sys.executable, "-m", "prototrain.cli", "run", "m"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command", "chosen"),
+    [
+        (["--steps", "5", "m", "-s", "a=1"], [*RUN, "-s", "a=1"], {"steps": 5}),
+        (["m", "--towers", "cpu:2", "--seed", "3"], [*RUN, "--towers", "cpu:2"], {"seed": 3}),
+        (["--interruptions", "2", "--", "sh", "--steps", "9"], ["sh", "--steps", "9"], {"interruptions": 2}),
+    ],
+)
+def test_options_stand_before_the_model_or_behind_it(
+    arguments: list[str], command: list[str], chosen: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def verified(program: list[str], **keywords: Any) -> Result:
+        keywords.pop("announce")
+        asked.append((program, keywords))
+        return Result(repeats=True, resumes=True, steps=1, interruptions=[("SIGKILL", 1)])
+
+    monkeypatch.setattr("prototrain.commands.verify.verify", verified)
+    assert main(["verify", *arguments]) == 0
+    assert asked == [(command, chosen)]
+
+
+def a_program() -> None:
+    print("not a trainer")
+
+
+def test_what_a_test_may_give() -> None:
+    assert _command("models.simple", ["-s", "a=1"])[1:] == ["-m", "prototrain.cli", "run", "models.simple", "-s", "a=1"]
+    assert _command(Path("t.py"), ["x"]) == [sys.executable, "t.py", "x"]
+    assert _command(["python", "t.py"], []) == ["python", "t.py"]
+    assert _command(a_program, [])[-2:] == [__file__, "a_program"]
+    with pytest.raises(ConfigError, match="top level"):
+        _command(lambda: None, [])
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "prototrain.cli", "verify", "--steps", "20", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=environment)
+
+
+def test_a_program_that_fails_exits_with_3_and_shows_why(tmp_path: Path) -> None:
+    done = run("--", sys.executable, "-c", "raise RuntimeError('broken')", cwd=tmp_path)
+    assert done.returncode == 3 and "broken" in done.stderr
+    done = run("--", sys.executable, "-c", "print('nothing to do')", cwd=tmp_path)
+    assert done.returncode == 3 and "nothing to do" in done.stderr
+
+
+class Forked:
+    """Stands in for `subprocess.Popen`: a process that finds TensorFlow imported, which saves seconds for each."""
+
+    def __init__(self, command: list[str], *, stdout: Any, env: dict[str, str], **_: Any) -> None:
+        self._program = Program(command[1:], env)
+        self._output = os.dup(stdout.fileno())
+        self._copying = threading.Thread(target=self._copy)
+        self._copying.start()
+
+    def _copy(self) -> None:
+        with open(self._output, "w", encoding="utf-8") as file, self._program.stdout as lines:
+            file.writelines(lines)
+
+    def poll(self) -> int | None:
+        if self._program.returncode is not None:
+            self._copying.join()
+        return self._program.returncode
+
+    @property
+    def returncode(self) -> int | None:
+        return self._program.returncode
+
+    def terminate(self) -> None:
+        self._program.kill()
+
+    kill = terminate
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        return self._program.wait(timeout)
+
+
+@pytest.fixture
+def _forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("prototrain.verify.subprocess.Popen", Forked)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_forked")
+@pytest.mark.parametrize(
+    ("program", "where"),
+    [
+        ("counter", "randomness"),
+        ("estimator", None),
+        ("forgetful callback", "state"),
+        ("fresh", "state"),
+        ("generator", "data"),
+        ("iterator", "data"),
+        ("keras", None),
+        ("noise", "randomness"),
+        ("plain", None),
+        ("saved callback", None),
+        ("tiny", None),
+        ("towers", None),
+        ("two trainers", None),
+        ("unregistered", "state"),
+        ("unsaved callback", "randomness"),
+        ("unseeded", "data"),
+    ],
+)
+def test_programs(program: str, where: str | None, tmp_path: Path) -> None:
+    result = verify(PROGRAMS, program, steps=20, interruptions=2)
+    assert result.where == where and bool(result) == (where is None), str(result)
+    assert result.repeats == (program != "unseeded")
+    assert not list(tmp_path.iterdir())  # the experiments were elsewhere
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_forked")
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["models.simple", "-s", "trainer.summary_save_interval=3", "-s", "trainer.validation_step_interval=4"],
+        ["models.simple", "--towers", "cpu:2"],
+        ["models.gan", "--trainer", "models.gan.trainer:GANTrainer"],
+    ],
+)
+def test_models(options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(["verify", *options, "--steps", "15", "--interruptions", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "15 steps twice" in said and "15 batches" in said and "SIGTERM" in said

@@ -1,0 +1,192 @@
+"""Programs for `prototrain verify`, which resume exactly or do not: ``python verify_programs.py NAME``."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from prototrain import Callback, KerasTrainer, SyncReplicatedTrainer, Trainer
+from prototrain.callbacks import SaveOnExit
+from prototrain.trainers.tower import SimpleTrainer
+from tests.tiny import tiny_arrays, tiny_build, tiny_model
+
+EXPERIMENT = "experiments/verified"
+
+
+class Weights(Trainer):
+    """Fits a weight in Python."""
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.weight = self.state["weight"] = tf.Variable(1.0)
+
+    def factor(self) -> float:
+        return 0.99
+
+    def run_step(self) -> dict[str, Any]:
+        self.weight.assign(self.weight * self.factor() + 0.001)
+        return {"loss": self.weight.numpy()}
+
+
+class Counting(Weights):
+    """Keeps a counter that no checkpoint holds."""
+
+    count = 0
+
+    def factor(self) -> float:
+        self.count += 1
+        return 1 - 0.1 / self.count
+
+
+class Unregistered(Weights):
+    """Has a variable that is not in its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = tf.Variable(0.0)
+
+    def run_step(self) -> dict[str, Any]:
+        found = super().run_step()
+        self.average.assign(0.9 * self.average + 0.1 * self.weight)
+        return found
+
+
+class OwnIterator(Weights):
+    """Reads data that is not in its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = iter(tf.data.Dataset.range(1000))
+
+    def run_step(self) -> dict[str, Any]:
+        self.weight.assign(self.weight * 0.9 + tf.cast(next(self.numbers), tf.float32))
+        return {"loss": self.weight.numpy()}
+
+
+class Warmup(Callback):
+    """Sets the rate by a counter, with or without a state."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def trigger_step(self) -> None:
+        self.calls += 1
+        self.trainer.optimizer.learning_rate.assign(0.01 / self.calls)
+
+
+class SavedWarmup(Warmup):
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls = state["calls"]
+
+
+class ForgetfulWarmup(SavedWarmup):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def noisy_build(inputs: dict[str, Any], train_phase: bool) -> Any:
+    net = tiny_build({**inputs, "x": inputs["x"] + tf.random.normal(tf.shape(inputs["x"]), stddev=0.1)}, train_phase)
+    return net
+
+
+_order = random.Random(7)  # goes on from pass to pass, and no checkpoint holds it
+
+
+def hidden_order() -> dict[str, tf.data.Dataset]:
+    arrays = tiny_arrays()
+    spec = {"x": tf.TensorSpec([4], tf.float32), "y": tf.TensorSpec([], tf.int32)}
+
+    def examples() -> Iterator[dict[str, Any]]:
+        for number in _order.sample(range(40), 40):
+            yield {name: values[number] for name, values in arrays.items()}
+
+    return {"trn": tf.data.Dataset.from_generator(examples, output_signature=spec).batch(8)}
+
+
+def unseeded() -> dict[str, tf.data.Dataset]:
+    x = np.random.default_rng().normal(size=(40, 4)).astype(np.float32)
+    return {"trn": tf.data.Dataset.from_tensor_slices({**tiny_arrays(), "x": x}).batch(8)}
+
+
+def tiny(*callbacks: Callback, **model: Any) -> None:
+    SimpleTrainer(tiny_model(model__num_steps=1000, **model), experiment=EXPERIMENT).train([*callbacks, SaveOnExit()])
+
+
+def towers() -> None:
+    from prototrain.towers import prepare_devices
+
+    prepare_devices("cpu:2")
+    SyncReplicatedTrainer(tiny_model(model__num_steps=1000), towers="cpu:2", experiment=EXPERIMENT).train(
+        [SaveOnExit()]
+    )
+
+
+def of_keras() -> None:
+    keras.utils.set_random_seed(3)
+    layers = [keras.layers.Dense(8, activation="relu"), keras.layers.Dropout(0.3), keras.layers.Dense(2)]
+    model = keras.Sequential([keras.Input([4]), *layers])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    arrays = tiny_arrays()
+    trainer = KerasTrainer(model, (arrays["x"], arrays["y"]), batch_size=8, experiment=EXPERIMENT)
+    trainer.fit(epochs=100, verbose=0)
+
+
+def of_estimator() -> None:
+    from prototrain.estimator import Estimator, EstimatorSpec, EvalSpec, RunConfig, TrainSpec, train_and_evaluate
+
+    def model_fn(features: dict[str, Any], labels: Any, mode: str) -> Any:
+        net = tiny_build({**features, "y": labels}, mode == "train")
+        return EstimatorSpec(mode, loss=net.loss, train_op=keras.optimizers.Adam(0.01))
+
+    def input_fn() -> tf.data.Dataset:
+        arrays = tiny_arrays()
+        data = tf.data.Dataset.from_tensor_slices(({"x": arrays["x"]}, arrays["y"]))
+        return data.shuffle(40).repeat().batch(8)
+
+    estimator = Estimator(model_fn, config=RunConfig(model_dir=EXPERIMENT, save_checkpoints_steps=20))
+    train_and_evaluate(estimator, TrainSpec(input_fn, max_steps=50), EvalSpec(input_fn, steps=2))
+
+
+def two_trainers() -> None:
+    Weights(experiment="experiments/first").train([SaveOnExit()], max_steps=20)
+    Weights(experiment="experiments/second").train([SaveOnExit()], max_steps=20)
+
+
+def fails() -> None:
+    for number in itertools.count():
+        raise RuntimeError(f"broken at {number}")
+
+
+PROGRAMS: dict[str, Callable[[], Any]] = {
+    "counter": lambda: Counting().train(max_steps=1000),
+    "estimator": of_estimator,
+    "fails": fails,
+    "forgetful callback": lambda: tiny(ForgetfulWarmup()),
+    "fresh": lambda: Weights(experiment=EXPERIMENT).train(max_steps=1000, fresh=True),
+    "generator": lambda: tiny(datasets=hidden_order),
+    "iterator": lambda: OwnIterator().train(max_steps=1000),
+    "keras": of_keras,
+    "noise": lambda: tiny(build=noisy_build),
+    "plain": lambda: Weights().train(max_steps=1000),
+    "saved callback": lambda: tiny(SavedWarmup()),
+    "tiny": tiny,
+    "towers": towers,
+    "two trainers": two_trainers,
+    "unregistered": lambda: Unregistered().train(max_steps=1000),
+    "unsaved callback": lambda: tiny(Warmup()),
+    "unseeded": lambda: tiny(datasets=unseeded),
+}
+
+if __name__ == "__main__":
+    PROGRAMS[sys.argv[1]]()
