@@ -13,9 +13,10 @@ import textwrap
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import FunctionType, MethodType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from prototrain.config.schema import REFERENCE, SCHEMA, HasConfig, show
+from prototrain.config.values import refuse_constant
 from prototrain.errors import ConfigError
 from prototrain.system.function_code import found_as
 
@@ -64,20 +65,6 @@ def decode(value: Any, path: str, marks: Collection[str]) -> Any:
     return value
 
 
-def json_or_text(text: str) -> Any:
-    """Parse `text` as JSON, or return it as it is when it is not JSON."""
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        return text
-
-
-def as_text(value: Any) -> str:
-    """Write a value as `json_or_text` reads it: a text as it is unless it reads as JSON, all else as JSON."""
-    plain = isinstance(value, str) and json_or_text(value) == value
-    return value if plain else json.dumps(value, ensure_ascii=False)
-
-
 def read_object(path: Path) -> dict[str, Any]:
     """Read the JSON object in the file `path`.
 
@@ -85,7 +72,7 @@ def read_object(path: Path) -> dict[str, Any]:
         ConfigError: names the file, the line where the JSON is broken, and what is wrong.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except json.JSONDecodeError as error:
@@ -121,10 +108,6 @@ def stands_for_other(key: str, value: Any) -> bool:
     if spec is None or spec.type not in ("function", "optimizer"):
         return False
     return isinstance(value, (str, dict)) and value not in spec.choices
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _step(path: str, name: str) -> str:
