@@ -120,7 +120,7 @@ def test_json_lines_reads_files_in_the_order_given(tmp_path):
         ('{"example": [1, 2, 3], "label": true}', "'label': true is not of type int32"),
         ('{"example": [1, 2, 3], "label": "7"}', "'label': \"7\" is not of type int32"),
         ('{"example": [1, 2, 3], "label": null}', "'label': null is not of type int32"),
-        ('{"example": [1, 2, 3], "label": %s}' % ("9" * 99), "'label': " + "9" * 37 + "... does not fit into int32"),
+        ('{"example": [1, 2, 3], "label": %s}' % ("9" * 99), "'label': 1e+99 is not of type int32"),
         ('{"example": [1, 2, 3], "label": %s}' % ("9" * 5000), "not JSON (Exceeds the limit (4300 digits)"),
     ],
 )
@@ -163,7 +163,7 @@ def test_json_lines_names_a_file_that_is_missing_unreadable_or_empty(tmp_path, m
     for path, message in [
         ("no.jsonl", "no.jsonl: cannot be read (No such file or directory)"),
         (tmp_path, f"{Path('.')}: cannot be read (Is a directory)"),
-        ("empty.jsonl", "empty.jsonl: holds no examples; it must have one JSON object per line"),
+        ("empty.jsonl", "empty.jsonl: holds no examples"),
     ]:
         with pytest.raises(DataError) as caught:
             readers.json_lines([good, path], features=FEATURES)

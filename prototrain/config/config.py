@@ -11,14 +11,13 @@ from typing import Any, Final, Self
 
 from prototrain.config.json_form import (
     FUNCTIONS_KEY,
-    decode,
+    decode_key,
     encode,
     marks_of,
     read_saved,
     stands_for_other,
 )
 from prototrain.config.schema import SCHEDULES, SCHEMA, UNSET, checked, is_strict, nearest, of_same_type, show
-from prototrain.config.text_form import as_lines
 from prototrain.config.values import read_value
 from prototrain.errors import ConfigError
 from prototrain.system.files import write_atomic
@@ -218,7 +217,26 @@ class Config(MutableMapping[str, Any]):
 
     def to_text(self) -> str:
         """Return what is in force, defaults included, as aligned `key = value` lines grouped by namespace."""
-        return as_lines(self, self.to_plain())
+        plain = self.to_plain()
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for key in dict.fromkeys([*SCHEMA, *self]):
+            if key not in self and (SCHEMA[key].default is UNSET or not self._in_force(key)):
+                continue
+            value = json.dumps(plain[key] if key in self else SCHEMA[key].default, ensure_ascii=False)
+            group = groups.setdefault(".".join(key.split(".")[:-1][:2]), [])
+            group.append((key, value if key in self else f"{value}  # default"))
+        blocks = []
+        for lines in groups.values():
+            width = max(len(key) for key, _ in lines)
+            blocks.append("".join(f"{key:<{width}} = {value}\n" for key, value in lines))
+        # A lone surrogate is a text in Python and in JSON, but not in UTF-8.
+        return "\n".join(blocks).encode("utf-8", "backslashreplace").decode("utf-8")
+
+    def _in_force(self, key: str) -> bool:
+        """Tell whether the default of `key` has an effect with the other settings."""
+        owner, _, name = key.rpartition(".")
+        of_clip = owner == "model.clip_gradients" and name != "global_norm"
+        return self.why_without_effect(key) is None and (not of_clip or bool(self[owner]))
 
     def save(self, directory: str | Path) -> None:
         """Write `config.json`, to be read by `Config.load`, and `config.txt`, to be read by people.
@@ -243,9 +261,8 @@ class Config(MutableMapping[str, Any]):
         plain, marks = read_saved(path)
         config = cls()
         for key, value in plain.items():
-            named = stands_for_other(key, value)
             try:
-                config[key] = decode(value, key, {*marks, key} if named else {*marks})
+                config[key] = decode_key(key, value, marks)
             except ConfigError as error:
                 raise ConfigError(f"{path}: {error}") from error
         return config
@@ -266,14 +283,13 @@ class Config(MutableMapping[str, Any]):
         read = type(self)()
         for key, value in plain.items():
             same = json.dumps([value, marks_of(key, marks)]) == json.dumps([mine.get(key), marks_of(key, own_marks)])
-            named = stands_for_other(key, value)
             try:
                 if key in self and same:
                     read._values[key] = self._values[key]
-                elif named and isinstance(value, str):
+                elif isinstance(value, str) and stands_for_other(key, value):
                     read[key] = value
                 else:
-                    read[key] = decode(value, key, {*marks, key} if named else {*marks})
+                    read[key] = decode_key(key, value, marks)
             except ConfigError as error:
                 raise ConfigError(f"{path}: {error}") from error
         self._values = read._values

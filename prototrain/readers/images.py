@@ -10,7 +10,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from prototrain.errors import DataError
-from prototrain.readers.order import Order, check_shuffle, compare_labels, random_order
+from prototrain.readers.order import Order, compare_labels, is_by_index, random_order
 from prototrain.readers.paths import PathLike, shown
 from prototrain.system.downloads import downloaded_all
 from prototrain.system.storage import Storage
@@ -95,8 +95,7 @@ def image_folder(
     def decode(file: tf.Tensor, label: tf.Tensor) -> dict[str, tf.Tensor]:
         return {"image": decode_image(tf.io.read_file(file), size=size, channels=channels), "label": label}
 
-    if not isinstance(shuffle, bool):
-        check_shuffle(shuffle)
+    if shuffle is not True and is_by_index(shuffle):
         with tf.device("/cpu:0"):
             all_files, all_labels = tf.constant(files), tf.constant(labels)
         order = Order(len(files), seed)

@@ -11,7 +11,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +19,8 @@ import tensorflow as tf
 from prototrain.errors import DataError
 from prototrain.readers.paths import digest_of_names
 from prototrain.system.terminal import say
+
+Shuffle: TypeAlias = Literal["index", False] | None
 
 DESCRIPTION = "description_for_prototrain"
 """An attribute of a dataset's Python object: lines about what TensorFlow does not know of it."""
@@ -157,11 +159,14 @@ def block_of(each: float, most: int) -> int:
     return max(1, min(most, int(_BLOCK_BYTES / max(each, 1))))
 
 
-def check_shuffle(shuffle: str | Literal[True]) -> None:
-    """Check what a reader was given.
+def is_by_index(shuffle: Shuffle) -> bool:
+    """Tell whether a reader is asked for a random order.
 
     Raises:
-        DataError: it is not "index".
+        DataError: it is asked for something else.
     """
+    if shuffle in (None, False):
+        return False
     if shuffle != "index":
         raise DataError(f'shuffle={shuffle!r} is not known; give "index", or Dataset.shuffle(...) behind the reader')
+    return True
