@@ -20,7 +20,7 @@ from prototrain.model.build_call import BuildCall, Objects, assigns_in_every_ste
 from prototrain.model.kept_values import keeping_values, noting
 from prototrain.model.keras_hooks import has_automatic_name, listening, place_again
 from prototrain.private_api.graphs import passing_graph
-from prototrain.private_api.of_keras import KerasVariable, call_by, layers_within, own_weights
+from prototrain.private_api.of_keras import KerasVariable, call_by, functional_kinds, layers_within, own_weights
 from prototrain.step.scratch import is_scratch
 from prototrain.towers import components, tower_index
 
@@ -55,10 +55,12 @@ class VariableStore:
 
     def __init__(self) -> None:
         self.variables: dict[str, tf.Variable] = {}
+        self._wanted: dict[str, str] = {}  # their names, before they were made unique
         self.of_tower: dict[int, dict[str, tf.Variable]] = {}
         self.layers: dict[str, keras.layers.Layer] = {}
         self._objects: Objects = {}
         self._created: list[tf.Variable] = []
+        self._of_lasting_layers: set[int] = set()
         self._weights: dict[int, Any] = {}  # by the id of the tf.Variable that one holds
         self._thread = threading.local()  # towers are traced in threads of their own
 
@@ -168,6 +170,14 @@ class VariableStore:
         return {name: v for name, v in found if v.trainable and self.keras_variable(v).trainable}
 
     @property
+    def outlasting(self) -> list[str]:
+        """The names of the variables that are not made for one trainer: those that existed before, and those of layers
+        that did."""
+        created = set(map(id, self._created))
+        found = self.variables.items()
+        return [name for name, v in found if id(v) not in created or id(v) in self._of_lasting_layers]
+
+    @property
     def frozen(self) -> set[int]:
         """The ids of the variables of layers that are not trainable at present, their statistics too."""
         layers = {id(layer): layer for root in self.layers.values() for layer in layers_within(root)}
@@ -198,12 +208,41 @@ class VariableStore:
             for variable in [item] if isinstance(item, KerasVariable) else getattr(item, "variables", [item]):
                 if isinstance(variable, KerasVariable):
                     self._weights.setdefault(id(variable.value), variable)
+        mine = {id(item) for _, item in made}
+        lasting = [layer for layer in call.called.values() if id(layer) not in mine]
+        self._of_lasting_layers = {id(variable.value) for layer in lasting for variable in layer.variables}
+        self._prefix_names([item for _, item in made])
         self._check_names()
         paths = Counter(holder.path for holder in self._weights.values())
         for name, variable in self.variables.items():
             holder = self.keras_variable(variable)
             if holder is not variable and paths[holder.path] > 1:
                 call_by(holder, name)  # which has the name scope, that Keras leaves out
+
+    def _prefix_names(self, made: list[Any]) -> None:
+        """Put the names of functional models that `build` makes ahead of those of their variables.
+
+        Keras makes these variables when a layer is called, before there is a model. One that has several models has the
+        name of the first.
+        """
+        models = [item for item in made if isinstance(item, functional_kinds()) and not has_automatic_name(item)]
+        inside: dict[int, Any] = {}
+        for model in models:
+            for layer in model.layers:
+                inside.setdefault(id(layer), model)
+        prefixes: dict[int, str] = {}
+        for model in models:
+            for layer in model.layers:
+                if isinstance(layer, functional_kinds()) or inside[id(layer)] is not model:
+                    continue
+                names, outer = [], inside.get(id(layer))
+                while outer is not None and outer.name not in names:
+                    names.append(outer.name)
+                    outer = inside.get(id(outer))
+                prefixes |= {id(weight.value): "/".join(reversed(names)) for weight in layer.variables}
+        variables, self.variables = list(self.variables.values()), {}
+        for variable in variables:
+            self._add(variable, prefixes.get(id(variable), ""))
 
     def _check_names(self) -> None:
         """Fail where two layers that `build` has made under one name got one variable each."""
@@ -214,7 +253,7 @@ class VariableStore:
             for weight in layer.weights:
                 owners.setdefault(id(weight.value), layer)
         for name, variable in self.variables.items():
-            base, owner = base_name(variable), owners.get(id(variable))
+            base, owner = self._wanted[name], owners.get(id(variable))
             first = owners.get(id(self.variables.get(base)))
             if owner is None or first is None or owner is first or name == base:
                 continue
@@ -242,8 +281,10 @@ class VariableStore:
             if name is not None:
                 raise assigns_in_every_step(name)
 
-    def _add(self, variable: tf.Variable) -> None:
-        self.variables[_unique(base_name(variable), self.variables)] = variable
+    def _add(self, variable: tf.Variable, prefix: str = "") -> None:
+        wanted = "/".join(filter(None, (prefix, base_name(variable))))
+        name = _unique(wanted, self.variables)
+        self.variables[name], self._wanted[name] = variable, wanted
 
 
 class _Given:
