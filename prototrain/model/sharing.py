@@ -225,7 +225,7 @@ class VariableStore:
         Keras makes these variables when a layer is called, before there is a model. One that has several models has the
         name of the first.
         """
-        models = [item for item in made if isinstance(item, functional_kinds()) and not has_automatic_name(item)]
+        models: list[Any] = [item for item in made if isinstance(item, functional_kinds()) and not has_automatic_name(item)]
         inside: dict[int, Any] = {}
         for model in models:
             for layer in model.layers:

@@ -425,8 +425,8 @@ class TowerTrainer(Trainer):
         if self._not_kept:
             raise ModelError(
                 f"an earlier trainer of this process has trained {', '.join(self._not_kept[:3])}, so that a fresh run "
-                "cannot begin where that began; call the layers that the model keeps in build() itself, make all layers "
-                "in build(), or make a new model for each run"
+                "cannot begin where that began; make these layers in the model's constructor and call them in build(), "
+                "or make a new model for each run"
             )
         if self._begun_anew:
             others = len(self._begun_anew) - 1
@@ -499,7 +499,7 @@ class TowerTrainer(Trainer):
                 one = best_of(one)
             where = "" if isinstance(one, Mapping) else f" from {one}"
             with announcing(f"taking over weights{where}", self.log):
-                options = {"prefix": prefix, "ignore": ignore, "names": names, "mismatch": mismatch}
+                options: dict[str, Any] = {"prefix": prefix, "ignore": ignore, "names": names, "mismatch": mismatch}
                 if is_best:
                     options["prepare"] = as_measured
                 table = self.built.load_weights(one, **options)

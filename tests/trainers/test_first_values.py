@@ -28,7 +28,8 @@ class Net:
         self.built = L.Dense(4, name="built")
         self.built.build([None, 4])
         self.unbuilt = L.Dense(4, name="unbuilt")
-        self.network = keras.Sequential([L.BatchNormalization(name="bn"), L.Dropout(0.3, name="dropout"), L.Dense(2, name="dense")], name="network")
+        layers = [L.BatchNormalization(name="bn"), L.Dropout(0.3, name="dropout"), L.Dense(2, name="dense")]
+        self.network = keras.Sequential(layers, name="network")
         self.scale = tf.Variable(1.5, name="scale")
 
     def datasets(self) -> dict[str, tf.data.Dataset]:
