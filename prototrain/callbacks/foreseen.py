@@ -99,7 +99,8 @@ class Foreseen:
         said = f"{who.name}: {no_such_scalar(name, self._names(), near=self._likely(name))}"
         if not any(_may_record(callback) for callback in self._trainer.callbacks):
             raise CallbackError(said)
-        if given:  # of other names nothing is known where code of the user's may record them
+        looks_mistyped = difflib.get_close_matches(name, self._likely(name), n=1, cutoff=0.8)
+        if given or looks_mistyped:  # of other names nothing is known where code of the user's may record them
             self._trainer.session.say_once(f"WARNING: {said}; going on, since a callback of yours may record it")
 
     def _names(self) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -155,6 +156,8 @@ def _of_layers(saved: Mapping[str, Any], variables: Mapping[str, tf.Variable]) -
                 index = sum(key.rpartition("/")[0] == home for key in numbered)
                 numbered[f"{home}/{index}"] = name
     known = {**numbered, **{name: name for name in variables}}
+    tails = Counter(key.partition("/")[2] for key in known)  # without the name of a network that build() makes
+    known = {key.partition("/")[2]: name for key, name in known.items() if tails[key.partition("/")[2]] == 1} | known
     found = {}
     for name, value in saved.items():
         candidates = (name, name.partition("/")[2])

@@ -340,7 +340,8 @@ class Estimator:
         checkpoint = self._directory.checkpoint(checkpoint_path)
         with global_random_kept():
             built = BuiltProgram(program)
-        built.take_weights(checkpoint, cure="train anew in another model_dir, or undo the change of model_fn")
+        if built.take_weights(checkpoint, cure="train anew in another model_dir, or undo the change of model_fn"):
+            say(f"the weights of step {built.step} are the moving averages of ExponentialMovingAverage")
         return built
 
 

@@ -27,6 +27,7 @@ from prototrain.errors import DataError, OutOfMemoryError
 from prototrain.experiment import home_of, source_of
 from prototrain.experiment.data_files import describe_files, noting_files
 from prototrain.experiment.facts import Facts, config_facts, file_digests
+from prototrain.model import first_values
 from prototrain.model.evaluation import Evaluation
 from prototrain.model.layer_cache import LayerCache
 from prototrain.model.loading import Model, declared_spec
@@ -206,6 +207,17 @@ class BuiltModel:
     def with_keras_variables(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """A gradient processor that puts variables of Keras, which know their constraints, in place of TensorFlow's."""
         return [(gradient, self._cache.keras_variable(variable)) for gradient, variable in pairs]
+
+    def begin_anew(self, made_at: int) -> tuple[list[str], list[str]]:
+        """Give layers that an earlier trainer has trained the values that they had before; see `first_values`."""
+        return first_values.begin_anew(self._holders(), self._cache.outlasting, made_at)
+
+    def note_trained(self) -> None:
+        """Note that the variables were trained; see `first_values`."""
+        first_values.note_trained(self._holders(), self._cache.outlasting)
+
+    def _holders(self) -> dict[str, Any]:
+        return {name: self._cache.keras_variable(variable) for name, variable in self._cache.variables.items()}
 
     def layer_loss(self) -> tf.Tensor | None:
         """The sum of the layers' losses in the last `build` of this tower; None if there are none; traced."""

@@ -31,7 +31,15 @@ from prototrain.model.keras_hooks import (
     restoring_values,
 )
 from prototrain.private_api.graphs import passing_graph
-from prototrain.private_api.of_keras import KerasVariable, call_by, forget_losses, layers_within, made_by, own_weights
+from prototrain.private_api.of_keras import (
+    KerasVariable,
+    call_by,
+    forget_losses,
+    functional_kinds,
+    layers_within,
+    made_by,
+    own_weights,
+)
 from prototrain.step.variables import is_scratch
 from prototrain.towers import components, tower_index
 
@@ -72,10 +80,12 @@ class LayerCache:
 
     def __init__(self) -> None:
         self.variables: dict[str, tf.Variable] = {}
+        self._wanted: dict[str, str] = {}  # the names before they were made unique
         self.of_tower: dict[int, dict[str, tf.Variable]] = {}
         self.layers: dict[str, keras.layers.Layer] = {}
         self._objects: Objects = {}
         self._created: list[tf.Variable] = []
+        self._of_lasting_layers: set[int] = set()
         self._weights: dict[int, Any] = {}  # Keras variables by the id of the tf.Variable that each holds
         self._thread = threading.local()  # towers are traced in threads
 
@@ -184,6 +194,13 @@ class LayerCache:
         return {name: v for name, v in found if v.trainable and self.keras_variable(v).trainable}
 
     @property
+    def outlasting(self) -> list[str]:
+        """The names of variables that may outlast a trainer: they, or their layers, existed before the first call."""
+        created = set(map(id, self._created))
+        found = self.variables.items()
+        return [name for name, v in found if id(v) not in created or id(v) in self._of_lasting_layers]
+
+    @property
     def frozen(self) -> set[int]:
         """The ids of all variables of layers that are not trainable at present, with their statistics."""
         layers = {id(layer): layer for root in self.layers.values() for layer in layers_within(root)}
@@ -212,12 +229,43 @@ class LayerCache:
             for variable in [item] if isinstance(item, KerasVariable) else getattr(item, "variables", [item]):
                 if isinstance(variable, KerasVariable):
                     self._weights.setdefault(id(variable.value), variable)
+        mine = set(map(id, made))
+        lasting = [layer for layer in call.called.values() if id(layer) not in mine]
+        self._of_lasting_layers = {id(variable.value) for layer in lasting for variable in layer.variables}
+        self._prefix_names(made)
         self._check_names()
         paths = Counter(holder.path for holder in self._weights.values())
         for name, variable in self.variables.items():
             holder = self.keras_variable(variable)
             if holder is not variable and paths[holder.path] > 1:
                 call_by(holder, name)  # unlike Keras's path, it has the name scope
+
+    def _prefix_names(self, made: list[Any]) -> None:
+        """Put the names of functional models that `build` makes ahead of those of their variables.
+
+        Keras makes these variables when a layer is called, before there is a model. A layer of several models gets the
+        name of the first.
+        """
+        models: list[Any] = [
+            item for item in made if isinstance(item, functional_kinds()) and not has_automatic_name(item)
+        ]
+        inside: dict[int, Any] = {}
+        for model in models:
+            for layer in model.layers:
+                inside.setdefault(id(layer), model)
+        prefixes: dict[int, str] = {}
+        for model in models:
+            for layer in model.layers:
+                if isinstance(layer, functional_kinds()) or inside[id(layer)] is not model:
+                    continue
+                names, outer = [], inside.get(id(layer))
+                while outer is not None and outer.name not in names:
+                    names.append(outer.name)
+                    outer = inside.get(id(outer))
+                prefixes |= {id(weight.value): "/".join(reversed(names)) for weight in layer.variables}
+        variables, self.variables = list(self.variables.values()), {}
+        for variable in variables:
+            self._add(variable, prefixes.get(id(variable), ""))
 
     def _check_names(self) -> None:
         """Raise a ModelError if `build` makes two layers of one name with a variable each."""
@@ -228,7 +276,7 @@ class LayerCache:
             for weight in layer.weights:
                 owners.setdefault(id(weight.value), layer)
         for name, variable in self.variables.items():
-            base, owner = base_name(variable), owners.get(id(variable))
+            base, owner = self._wanted[name], owners.get(id(variable))
             first = owners.get(id(self.variables.get(base)))
             if owner is None or first is None or owner is first or name == base:
                 continue
@@ -253,8 +301,10 @@ class LayerCache:
             if name is not None:
                 raise _assigns_in_every_step(name)
 
-    def _add(self, variable: tf.Variable) -> None:
-        self.variables[_unique(base_name(variable), self.variables)] = variable
+    def _add(self, variable: tf.Variable, prefix: str = "") -> None:
+        wanted = "/".join(filter(None, (prefix, base_name(variable))))
+        name = _unique(wanted, self.variables)
+        self.variables[name], self._wanted[name] = variable, wanted
 
 
 @dataclass

@@ -14,9 +14,10 @@ from prototrain.checkpoint.best import best_checkpoint, best_of
 from prototrain.checkpoint.weights import as_measured, averaged_weights
 from prototrain.data.batches import check_divides
 from prototrain.data.shares import Share
-from prototrain.errors import CheckpointError, ConfigError
+from prototrain.errors import CheckpointError, ConfigError, ModelError
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
+from prototrain.model import first_values
 from prototrain.model.built import BuiltModel, datasets_of
 from prototrain.model.net import check_names, check_net, loss_weight, scalars
 from prototrain.model.placement import Placement
@@ -86,6 +87,7 @@ class TowerTrainer(Trainer):
     takes_other_optimizers = False  # whether a resume goes on with one for which there are other variables
     measures_xla = True  # whether it can find out what XLA is worth, for ``model.jit_compile = "auto"``
     repeats_data = True  # whether training data with an end begins anew there, or ends the training
+    goes_on_from_trained = False  # whether a new one goes on from what an earlier one has made of the same layers
     share = Share()  # which of several workers reads the data
     config: Config
     datasets: dict[str, tf.data.Dataset]
@@ -98,6 +100,9 @@ class TowerTrainer(Trainer):
         placement: Placement | None = None,
     ) -> None:
         super().__init__(experiment=experiment)
+        self._made_at: int | None = first_values.now()  # None once it has begun to train
+        self._begun_anew: list[str] = []
+        self._not_kept: list[str] = []
         self.model = model
         self.config = model.config
         self.placement = Placement() if placement is None else placement
@@ -213,6 +218,7 @@ class TowerTrainer(Trainer):
 
     def measure(self) -> dict[str, bool]:
         """For ``model.jit_compile = "auto"``, find out whether XLA pays, unless an earlier part of the run has."""
+        self._check_begin()
         if not self.is_compiled or self.has_own_train_step:
             self._xla.leave_off(f"{type(self).__name__} has a step of its own")
 
@@ -429,6 +435,7 @@ class TowerTrainer(Trainer):
             self.trainable, self.decayed = self.built.trainable, self.built.decayed
             with self.placement.scope(), self._optimizers.renewed():
                 self.create_optimizers()
+        self._begin_anew()
         self._optimizers.adopt(vars(self), self.trainable.values())
         self._steps.forget()  # traced callbacks belong to one list
         # A step in Python is a call of one step, which is as short as it can be.
@@ -440,6 +447,36 @@ class TowerTrainer(Trainer):
                 self._say_of_unused()
         finally:
             self.data.allow_changes = before
+            self.built.note_trained()
+
+    def _begin_anew(self) -> None:
+        """Begin where the first trainer of the same layers began; a checkpoint that is restored comes later."""
+        made_at, self._made_at = self._made_at, None
+        self._begun_anew, self._not_kept = [], []
+        if made_at is not None and not self.goes_on_from_trained:
+            self._begun_anew, self._not_kept = self.built.begin_anew(made_at)
+
+    def _check_begin(self) -> None:
+        """Say, once it is known that no checkpoint was restored, which layers begin anew.
+
+        Raises:
+            ModelError: the first values of one were not kept.
+        """
+        if self.global_step:
+            return
+        if self._not_kept:
+            raise ModelError(
+                f"an earlier trainer of this process has trained {', '.join(self._not_kept[:3])}, so that a fresh run "
+                "cannot begin where that began; make these layers in the model's constructor and call them in build(), "
+                "or make a new model for each run"
+            )
+        if self._begun_anew:
+            others = len(self._begun_anew) - 1
+            self.log(
+                f"{self._begun_anew[0]}{f' and {others} more' if others else ''}: an earlier trainer of this process "
+                "has trained these layers; this fresh run begins with their values of before (to go on from what was "
+                "trained, load the weights of its checkpoint)"
+            )
 
     # -- beside training ----------------------------------------------------------------------------------------------
 

@@ -113,7 +113,7 @@ def metric_and_optimizer(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any
         (inline, "fc0/kernel fc0/bias bn0/gamma bn0/beta bn0/moving_mean bn0/moving_variance fc1/kernel fc1/bias"),
         (
             nested,
-            "q/kernel q/bias outer/dense/kernel outer/dense/bias outer/dense_1/kernel outer/dense_1/bias",
+            "inner/q/kernel inner/q/bias outer/dense/kernel outer/dense/bias outer/dense_1/kernel outer/dense_1/bias",
         ),
         (by_hand, "scale inside/shift Variable"),
         (in_control_flow, "yes/kernel yes/bias"),

@@ -298,3 +298,46 @@ def test_the_network_can_be_saved_after_training(tmp_path: Path) -> None:
     x = tiny_arrays()["x"]
     (here,) = trainer.get_predictor(["x"], ["logits"])(x)
     np.testing.assert_allclose(keras.models.load_model(tmp_path / "net.keras")(x), here, rtol=1e-5)
+
+
+def functional(name: str, width: int = 2) -> keras.Model:
+    given = keras.Input([4])
+    return keras.Model(given, L.Dense(width, name="fc")(given), name=name)
+
+
+def around(inner: keras.Model) -> keras.Model:
+    given = keras.Input([4])
+    return keras.Model(given, L.Dense(2, name="out")(inner(given)), name="outer")
+
+
+@pytest.mark.parametrize(
+    ("network", "kernels"),
+    [
+        (lambda x, training: functional("d")(x), ["d/fc/kernel"]),
+        (lambda x, training: keras.Sequential([L.Input([4]), L.Dense(2, name="fc")], name="d")(x), ["d/fc/kernel"]),
+        (lambda x, training: functional("a")(x) + functional("b")(x), ["a/fc/kernel", "b/fc/kernel"]),
+        (lambda x, training: L.Dense(2, name="fc")(functional("d")(x)), ["d/fc/kernel", "fc/kernel"]),
+        (lambda x, training: around(functional("inner"))(x), ["outer/inner/fc/kernel", "outer/out/kernel"]),
+    ],
+    ids=["functional", "sequential", "two of them", "and a layer", "within another"],
+)
+def test_variables_have_the_name_of_the_model_that_build_makes(
+    network: Network, kernels: list[str], tmp_path: Path
+) -> None:
+    trainer = tiny_trainer(tmp_path / "e", build=learning(network))
+    assert [name for name in trainer.variables if name.endswith("kernel")] == kernels
+    trainer.train([SaveOnExit()], max_steps=3)
+    again = tiny_trainer(tmp_path / "e", build=learning(network))
+    again.train([SaveOnExit()], max_steps=5)
+    whole = tiny_trainer(build=learning(network))
+    whole.train(max_steps=5)
+    for name, value in values(whole).items():
+        np.testing.assert_array_equal(value, values(again)[name])
+
+
+def test_weights_that_such_a_model_has_saved_are_found(tmp_path: Path) -> None:
+    model = functional("d")
+    model.save_weights(tmp_path / "d.weights.h5")
+    trainer = tiny_trainer(build=learning(lambda x, training: functional("d")(x)))
+    trainer.load_weights(tmp_path / "d.weights.h5")
+    np.testing.assert_array_equal(values(trainer)["d/fc/kernel"], model.get_weights()[0])

@@ -66,7 +66,8 @@ class HyperParamSetter(Callback):
         # What is in force may differ from what was asked for: a float32 variable rounds.
         now = self.param.get()
         if now != old:
-            self.trainer.monitors.put_scalar(f"hyper/{self.param.name}", now)
+            if self.trainer.global_step:  # before the first step it has a value already
+                self.trainer.monitors.put_scalar(f"hyper/{self.param.name}", now)
             self.trainer.log(
                 f"{self.param.name} is {now:g} from step {self.trainer.global_step + 1} on (it was {old:g})"
             )
