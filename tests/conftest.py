@@ -45,7 +45,6 @@ COMPATIBILITY = (
     "tests/step/test_calls.py::test_callbacks_do_not_change_a_bit",
     "tests/step/test_calls.py::test_a_resumed_run_does_not_differ_in_a_bit",
     "tests/step/test_calls.py::test_optimizers_of_a_subclass_are_saved_and_resumed",
-    "tests/step/test_eager_caveats.py",
     # Checkpoints.
     "tests/checkpoint/",
     # Callbacks.

@@ -71,6 +71,9 @@ class Callback:
     def setup(self) -> None:
         """Prepare; the model is built, no step has run and nothing is restored yet."""
 
+    def _check_run(self) -> None:
+        """Raise what keeps this callback from its work: after a restore, and before the run writes anything."""
+
     def before_train(self) -> None:
         """Called once before the first step, after a checkpoint was restored."""
 
@@ -216,6 +219,9 @@ class ProxyCallback(Callback):
     def setup(self) -> None:
         self.callback.trainer = self.trainer
         self.callback.setup()
+
+    def _check_run(self) -> None:
+        self.callback._check_run()
 
     def before_train(self) -> None:
         self.callback.before_train()

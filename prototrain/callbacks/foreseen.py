@@ -22,7 +22,7 @@ _KNOWN = ("prototrain", "keras", "tensorflow", "numpy")
 class Foreseen:
     """The names of the scalars that callbacks will record.
 
-    A callback that records calls `give`, in its `before_train` or before. One that decides calls `require` in its own,
+    A callback that records calls `give`, in its `_check_run` or before. One that decides calls `require` in its `_check`,
     which comes later.
     """
 
@@ -65,8 +65,8 @@ class Foreseen:
             CallbackError: it has not, and nothing else may record one.
         """
         asked, self._asked = self._asked, []
-        trainer: Any = self._trainer  # `call` is that of a compiled one
-        if not asked or not trainer.is_compiled or trainer.call.leaves_summaries:  # tf.summary may record any
+        trainer: Any = self._trainer  # only a compiled one has `calls`
+        if not asked or not trainer.is_compiled or trainer.calls.calls_summaries:  # tf.summary may record any
             return
         for prefix, inner, who in asked:
             if (

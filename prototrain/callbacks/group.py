@@ -102,6 +102,14 @@ class CallbackGroup:
             self._trainer.stop.check()
         self._watchers = {callback: names for callback in self.callbacks if (names := callback.watches()) is not None}
 
+    def check(self) -> None:
+        """Let callbacks check, after a restore and before the run writes anything, that they can do their work."""
+        for callback in self.callbacks:
+            if callback.overrides("_check_run"):
+                with self._timed(callback, "before_train"), self._told("before_train", callback):
+                    callback._check_run()
+                self._trainer.stop.check()
+
     def before_train(self) -> None:
         """Call `before_train` of all, also where one of them finds that there is nothing more to train."""
         stop: StopTraining | None = None

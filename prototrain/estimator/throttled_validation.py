@@ -29,9 +29,11 @@ class ThrottledValidation(Validation):
         self._built, self._spec, self._clock = built, spec, clock
         self._not_before = 0.0
 
+    def _check_run(self) -> None:
+        self.trainer.monitors.foreseen.give(self._prefix, None, self)
+
     def before_train(self) -> None:
         self._not_before = self._clock() + self._spec.start_delay_secs
-        self.trainer.monitors.foreseen.give(self._prefix, None, self)
 
     def trigger(self) -> None:
         if self._clock() >= self._not_before or self.trainer.global_step >= self.trainer.total_steps:

@@ -169,6 +169,7 @@ class Trainer:
                     with self.setup_scope():
                         self.callbacks.setup()
                     self.session.resume.restore(resume)
+                    self.callbacks.check()
                     self.session.accept()
                     self.session.record_start(self.measure())
                     self.step_is_whole, self._is_rejected = True, False

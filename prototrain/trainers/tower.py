@@ -192,6 +192,8 @@ class TowerTrainer(Trainer):
     def _compute(self, inputs: dict[str, Any], with_xla: bool) -> Computed:
         """The forward pass of one tower's batch, and the gradients; traced."""
         variables = list(self.trainable.values())
+        if not variables:
+            raise ModelError("the loss does not depend on any trainable variable: the model has none")
 
         def compute(inputs: dict[str, Any]) -> Computed:
             with tf.GradientTape(persistent=True) as tape:

@@ -46,8 +46,15 @@ class Whole(keras.Model):  # type: ignore[misc]
         return self.network(x, training)
 
 
+class DenseAdam(keras.optimizers.Adam):  # type: ignore[misc]
+    """Adam that adds up the rows of sparse gradients, which Keras applies one after the other."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        super().apply([tf.convert_to_tensor(gradient) for gradient in grads], trainable_variables)
+
+
 def train_in_keras(whole: keras.Model) -> list[float]:
-    whole.compile(keras.optimizers.Adam(0.01), "mse")
+    whole.compile(DenseAdam(0.01), "mse")
     losses = []
     for k in range(STEPS):
         batch = slice(k * BATCH, (k + 1) * BATCH)

@@ -58,9 +58,8 @@ class StatMonitorParamSetter(HyperParamSetter):
         if begins_anew(self):
             self._recent = []
 
-    def before_train(self) -> None:
+    def _check_run(self) -> None:
         self.trainer.monitors.foreseen.require(self.stat, self)
-        super().before_train()
 
     def new_value(self) -> float | None:
         value = self.trainer.monitors.latest(self.stat, at_step=self.trainer.global_step)

@@ -56,8 +56,10 @@ class BestSaver(Callback):
         # by it.
         self._has_saver = any(isinstance(innermost(callback), ModelSaver) for callback in self.trainer.callbacks)
 
-    def before_train(self) -> None:
+    def _check_run(self) -> None:
         self.trainer.monitors.foreseen.require(self.stat, self)
+
+    def before_train(self) -> None:
         # A run may go on from before the step that the note of an earlier one names, and come to that step again.
         step = self.best.step
         if step is not None and self.trainer.session.checkpoints.path(step).exists():

@@ -84,8 +84,10 @@ class EarlyStopping(Callback):
                 state[mine + name] = tf.Variable(variable, trainable=False, dtype=variable.dtype)
         return [(variable, state[mine + name]) for name, variable in model.items()]
 
-    def before_train(self) -> None:
+    def _check_run(self) -> None:
         self.trainer.monitors.foreseen.require(self.stat, self)
+
+    def before_train(self) -> None:
         self._is_back = False
         self._stop_if_done()
 
