@@ -54,6 +54,7 @@ class Config(MutableMapping[str, Any]):
     def __init__(self, values: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> None:
         self._values: dict[str, Any] = {}
         self._defaults: dict[str, Any] | None = None
+        self._read: set[str] = set()
         self.update(values)
 
     def __getitem__(self, key: str) -> Any:
@@ -92,6 +93,7 @@ class Config(MutableMapping[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value that was set, else the schema's default, else `default`."""
+        self._read.add(key)
         if key in self._values:
             return self._values[key]
         schema_default = SCHEMA[key].default if key in SCHEMA else UNSET
@@ -203,7 +205,7 @@ class Config(MutableMapping[str, Any]):
     def to_plain(self) -> dict[str, Any]:
         """Return the set keys as plain JSON data, in order, as `to_json` writes them."""
         marks: list[str] = []
-        plain = {key: encode(value, key, marks) for key, value in self.items()}
+        plain = {key: encode(value, key, marks) for key, value in self._values.items()}
         own = [mark for mark in marks if mark not in SCHEMA]
         return {**plain, FUNCTIONS_KEY: own} if own else plain
 
@@ -293,6 +295,18 @@ class Config(MutableMapping[str, Any]):
             except ConfigError as error:
                 raise ConfigError(f"{path}: {error}") from error
         self._values = read._values
+
+    def unread(self) -> list[str]:
+        """The keys that were set to another value than the default, and that nothing has read.
+
+        For a model that was loaded by name, its own values are the defaults; otherwise those of the schema, and keys of
+        the model's own are left out.
+        """
+        if self._defaults is not None:
+            changed = [key for key, *_ in self.changes() or () if key in self._values]
+        else:
+            changed = [key for key, value in self._values.items() if key in SCHEMA and value != SCHEMA[key].default]
+        return [key for key in changed if key not in self._read]
 
     def differences(self, other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
         """Compare what is in force here and in `other`, a Config or the plain data of a `config.json`.

@@ -23,7 +23,7 @@ from prototrain.data.limits import limited
 from prototrain.data.pipeline import named_files
 from prototrain.data.shares import Share, for_worker, own_spec
 from prototrain.data.stream import TrainingData
-from prototrain.errors import DataError, OutOfMemoryError
+from prototrain.errors import DataError, ModelError, OutOfMemoryError
 from prototrain.experiment import home_of, source_of
 from prototrain.experiment.data_files import describe_files, noting_files
 from prototrain.experiment.facts import Facts, config_facts, file_digests
@@ -35,6 +35,7 @@ from prototrain.model.net import check_net, loss_weight, scalars
 from prototrain.model.placement import Placement
 from prototrain.model.variables import select, variable_table
 from prototrain.predictor import Predictor
+from prototrain.private_api.of_keras import layers_within
 from prototrain.step.python_summaries import left_out_of_graphs
 from prototrain.step.trace import tower_trace
 from prototrain.step.variables import StepCounter
@@ -162,6 +163,14 @@ class BuiltModel:
 
         with building(self.placement.towers, True, step=self.counter.read), dtype_policy(self.policy):
             self._cache.adopt(build, spec)
+        layers = [inner for layer in self._cache.layers.values() for inner in layers_within(layer)]
+        if loss_weight(net) is not None and self.placement.towers > 1:
+            for layer in layers:
+                if getattr(layer, "synchronized", False):
+                    raise ModelError(
+                        f"build() returns 'loss_weight', and {layer.name} is a BatchNormalization(synchronized=True), "
+                        "whose gradients mix the towers before the weights apply; use synchronized=False, or one tower"
+                    )
 
     def choose_trained(self) -> bool:
         """Choose the variables that are trained and those that decay: layers may have been frozen or thawed.

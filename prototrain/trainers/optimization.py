@@ -69,6 +69,8 @@ _OF_STEP = {
     "model.jit_compile": (("",), "leave it out, and compile parts with tf.function(jit_compile=True)"),
     "model.mixed_precision": (("",), "compute gradients with self.gradients(), which scales the loss"),
 }
+OF_STEP = tuple(_OF_STEP)
+"""The groups of keys whose use the step itself notes, see `unused_keys`."""
 
 
 def unused_keys(config: Config, used: Collection[str], *, scales: bool) -> Iterator[tuple[str, str, str]]:

@@ -33,6 +33,7 @@ from prototrain.towers import choose_devices, in_words
 from prototrain.trainers.base import Trainer
 from prototrain.trainers.compiled_steps import CompiledSteps, step_plan
 from prototrain.trainers.optimization import (
+    OF_STEP,
     UNSET_RATE,
     check_acts,
     decay_losses,
@@ -398,6 +399,9 @@ class TowerTrainer(Trainer):
     def _say_of_unused(self) -> None:
         """Name the keys that are set and that the step has not used."""
         own = "run_step" if not self.is_compiled else "train_step"
+        unread = [key for key in self.config.unread() if not key.startswith(OF_STEP)]
+        if unread:
+            self.session.say_once(f"WARNING: the config sets {', '.join(unread)}, which nothing in this run reads")
         for key, name, cure in unused_keys(self.config, self._used, scales=self.loss_scale is not None):
             self.session.say_once(f"WARNING: {name} is set, but {type(self).__name__}.{own} does not use {key}: {cure}")
 

@@ -84,7 +84,7 @@ def test_what_a_trainer_of_ones_own_has_trained_without_averages(tmp_path: Path)
 
 def test_what_has_changed_is_named(trained: SimpleTrainer, base: Path) -> None:
     restored = restore(model_in(base, model__batch_size=4))
-    assert restored.describe()["changed since"] == "config model.batch_size was 8 and is 4"
+    assert restored.describe()["changed since"] == "model.batch_size 8 -> 4"
 
 
 @pytest.mark.parametrize(
@@ -135,4 +135,4 @@ def test_a_checkpoint_of_another_model_says_what_has_changed(trained: SimpleTrai
 
     with pytest.raises(CheckpointError, match=r"logits/bias is float32\[2\] there and float32\[3\] here") as caught:
         restore(model_in(base, build=build, model__width=3))
-    assert str(caught.value).endswith("since it was written, config model.width was not set and is 3")
+    assert str(caught.value).endswith("since it was written, model.width null -> 3")

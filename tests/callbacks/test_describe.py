@@ -39,7 +39,7 @@ def test_the_table_is_in_the_order_of_running() -> None:
     )
     rows = [line.split() for line in group.describe().splitlines()]
     stages = [row[0] for row in rows[2:]]
-    assert stages == ["evaluate", *["decide"] * 7, "write", "save", "save"]
+    assert stages == [*["evaluate"] * 7, "decide", "write", "save", "save"]
     by_name = {row[1]: " ".join(row[2:]) for row in rows[2:]}
     assert by_name == {
         "Validation": "every 100 steps and at the end",

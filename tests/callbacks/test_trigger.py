@@ -206,7 +206,7 @@ def test_numbers_of_numpy_are_intervals() -> None:
     ]
     CountingTrainer().train(callbacks, steps_per_epoch=np.int64(2), max_steps=np.int64(10))
     assert recorder.steps("trigger") == [4, 5, 8, 10]
-    assert thinned.steps("trigger") == [4, 8]
+    assert thinned.steps("trigger_epoch") == [4, 8]
 
 
 def test_a_callback_without_trigger_is_refused() -> None:

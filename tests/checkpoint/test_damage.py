@@ -485,7 +485,7 @@ def test_a_dataset_that_is_cached_in_a_file(tmp_path: Path) -> None:
         stopped = trainer("stopped", "two")
         assert stopped.data.mode == "replay" and "two/cache" in stopped.data.reason
         stopped.train([SaveOnExit()], max_steps=steps)
-        assert stopped.storage.resume.inexact == []
+        assert stopped.data.caveat is None
     shutil.copytree(tmp_path / "stopped", tmp_path / "copy")
     for name, gone in (("stopped", False), ("copy", True)):
         if gone:

@@ -264,3 +264,11 @@ def test_arguments_of_another_method_are_without_effect() -> None:
     assert config.why_without_effect("model.optimizer.adam.beta1") == "model.optimizer.method is 'adamw'"
     assert config.why_without_effect("model.lr_schedule.step.values") == "model.lr_schedule.method is 'exp'"
     assert config.why_without_effect("model.width.of.all") is None
+
+
+def test_keys_that_are_set_and_never_read() -> None:
+    config = Config({"model.batch_size": 4, "trainer.print_interval": 7, "trainer.summary_save_interval": 50})
+    config.to_json(), config.copy()["trainer.print_interval"]
+    assert config.unread() == ["model.batch_size", "trainer.print_interval"]
+    assert config["model.batch_size"] == 4 and config.get("trainer.print_interval") == 7
+    assert config.unread() == []

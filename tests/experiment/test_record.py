@@ -32,11 +32,12 @@ def parts(experiment: Path) -> list[Attempt]:
     return read_attempts(experiment / "run.json")
 
 
+PLACE = "test_record.py, line 28, in trigger_step of At"
 ENDS = [
     (StopTraining("good enough"), "finished", "good enough", None),
     (StopTraining(), "finished", "a callback asked for it", None),
     (ValueError("two\nlines"), "failed", "ValueError: two lines", ValueError),
-    (CallbackError("not a\nscalar"), "failed", "not a scalar", CallbackError),
+    (CallbackError("not a\nscalar"), "failed", f"not a scalar ({PLACE})", CallbackError),
     (signal.SIGINT, "interrupted", "SIGINT", KeyboardInterrupt),
     (signal.SIGTERM, "interrupted", "SIGTERM", SystemExit),
     (SystemExit(7), "interrupted", "SystemExit: 7", SystemExit),

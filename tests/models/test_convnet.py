@@ -282,7 +282,7 @@ def test_each_start_is_a_run_of_its_own_that_its_name_resumes(
     (name,) = [path.name for path in Path("experiments").iterdir()]
     assert re.fullmatch(r"convnet-\d{8}-\d{6}", name)
     assert main([*run, "model.num_steps=4", "-s", f"trainer.experiment_name={name}"]) == 0
-    assert "resumed at step 2, exact" in capfd.readouterr().out
+    assert "resumed at step 2; data: " in capfd.readouterr().out
     assert [path.name for path in Path("experiments").iterdir()] == [name]
 
 

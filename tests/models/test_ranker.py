@@ -146,8 +146,9 @@ def test_trained_weights_of_a_keras_application(model: Any, tmp_path: Path) -> N
     model.config.update({"model.backbone.name": "MobileNet", "model.picture_size": [32, 32], "model.embedding_units": 4,
                          "model.backbone.weights": str(tmp_path / "trained.weights.h5")})  # fmt: skip
     trainer = BuiltModel(model)
-    assert trainer.variables.keys() - {"reduction/kernel"} == trained.keys()
-    for name, value in trained.items():
+    named = {f"{application.name}/{path}": value for path, value in trained.items()}
+    assert trainer.variables.keys() - {"reduction/kernel"} == named.keys()
+    for name, value in named.items():
         np.testing.assert_array_equal(trainer.variables[name].numpy(), value, err_msg=name)
     (embeddings,) = trainer.get_predictor(["query"], ["features"])(pictures := np.zeros((2, 32, 32, 3), np.uint8))
     expected = application(keras.applications.mobilenet.preprocess_input(pictures.astype(np.float32)), training=False)

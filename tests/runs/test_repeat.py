@@ -124,9 +124,9 @@ def test_a_repeat_has_the_same_bits(place: Path, original: Path, capsys: pytest.
     assert main(["run", "--from", "experiments/first"]) == 0
     assert main(["run", "--from", "experiments/first-repeat/", "-s", "trainer.experiment_name=third"]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("trainer         Mine") == 2 and printed.count("2 towers x 2") == 2
+    assert printed.count("trainer        Mine") == 2 and printed.count("2 towers x 2") == 2
     # Data that lies elsewhere is the same; where the run was started is said.
-    assert f"differs in  working directory was {original} and is {place}\n\n" in printed.replace("\n            ", " ")
+    assert f"differs in  working directory {original} -> " in printed.replace("\n            ", " ")
     assert "repeats     experiments/first-repeat\ndiffers in  nothing that is known\n" in printed
     assert "metrics: the same bits as in experiments/first, at all 5 steps that both have written" in printed
     for repeated in ("experiments/first-repeat", "experiments/third"):
@@ -157,12 +157,11 @@ def test_what_differs_is_said(place: Path, original: Path, capsys: pytest.Captur
     assert main(["run", "--from", "experiments/first", *options]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     for words in (
-        "prototrain was 0.0 and is ",
-        "towers was 2 and is 1",
+        "prototrain 0.0 -> ",
+        "towers 2 -> 1",
         "config trainer.print_interval was 100 and is 3",
         "data file outer/net_of_repeat/x.csv was ",
         "the pipeline's stage TensorSlice(float32[20,3] ",
-        "helping_repeat is not what it was",
         "callback Mine is missing",
         "metrics: they first differ from experiments/first at step 2: trn/loss",
     ):

@@ -151,7 +151,7 @@ def test_a_run_that_has_nothing_yet(tmp_path: Path) -> None:
 
 
 def test_the_parts_of_a_run(tmp_path: Path) -> None:
-    killed = running(started=2000.0, first_step=150, start="resumed at step 150, exact")
+    killed = running(started=2000.0, first_step=150, start="resumed at step 150; data: ")
     again = part(started=3000.0, first_step=150, step=200, seconds=10.0, callbacks={"Validation": 5.0, "New": 1.0})
     page = report(make(tmp_path / "a", part(state="interrupted", reason="SIGINT"), killed, again))
     assert page.after("fresh", 4) == ["0 to 150", "40 s", "3.75", "interrupted: SIGINT"]

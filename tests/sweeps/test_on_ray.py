@@ -56,5 +56,5 @@ def test_a_node_that_is_lost_costs_a_trial_its_steps_since_the_checkpoint(tmp_pa
     (lost,) = re.findall(r"^trial (\d) is lost with its machine; it is started again elsewhere$", said, re.MULTILINE)
     assert f"trial {lost} finished: vld/loss" in said and f"trial {1 - int(lost)} finished: vld/loss" in said
     log = (directories[int(lost)].parent / "train.log").read_text()
-    assert re.search(r"^start +resumed at step (\d+), exact$", log, re.MULTILINE)
+    assert re.search(r"^start +resumed at step (\d+); data: ", log, re.MULTILINE)
     assert all(checkpoint_steps(directory)[-1] == 60 for directory in directories)

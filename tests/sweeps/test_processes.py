@@ -198,6 +198,6 @@ def test_a_sweep_that_is_killed_goes_on_where_it_was() -> None:
     for number, directory in enumerate(directories):
         assert f"trial {number} finished: vld/loss" in done.stdout
         log = (directory.parent / "train.log").read_text()
-        assert re.search(r"^start +resumed at step (\d+), exact$", log, re.MULTILINE)
+        assert re.search(r"^start +resumed at step (\d+); data: ", log, re.MULTILINE)
         assert "SIGTERM: stopping after this step and saving" in log  # by itself, when its sweep was gone
         assert checkpoint_steps(directory)[-1] == 60

@@ -129,7 +129,7 @@ def test_a_stop_saves_and_the_same_call_goes_on(capsys: pytest.CaptureFixture[st
     result = prototrain.sweep(model(), SPACE, callbacks=default_callbacks)
     assert [trial.state for trial in result.trials] == ["finished"] * 2
     printed = capsys.readouterr().out
-    assert "trial 0 runs" not in printed and printed.index("trial 1 runs") < printed.index("resumed at step 3, exact")
+    assert "trial 0 runs" not in printed and printed.index("trial 1 runs") < printed.index("resumed at step 3; data: ")
     straight = model(trainer__experiment_name="straight")
     straight.config.update(result.trials[1].values)
     assert launch(straight).monitors.latest("vld/loss") == result.trials[1].objective

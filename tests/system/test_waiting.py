@@ -111,16 +111,16 @@ def test_what_a_start_and_a_resume_do_before_the_first_step(
     start = [
         "waiting for the first batch of the training data ...",
         "building the model ...",
-        "noting what the run is made from ...",
         "checking the newest checkpoint ...",
         "trying out the validation on 'vld' ...",
         "waiting for the first batches of 'vld' ...",
+        "noting what the run is made from ...",
         "tracing and compiling the step ...",
     ]
     assert lines() == start
     trainer = tiny_trainer(experiment)
     trainer.train([Validation().every(steps=2), SaveOnExit()], max_steps=4)
-    assert lines() == [*start[:4], "restoring the checkpoint of step 2 ...", *start[4:]]
+    assert lines() == [*start[:3], "restoring the checkpoint of step 2 ...", *start[3:]]
     tiny_trainer(experiment).train([SaveOnExit()], max_steps=2, fresh=True)
     assert f"deleting what is in {experiment} ..." in lines()
 

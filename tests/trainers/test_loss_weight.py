@@ -14,7 +14,7 @@ from prototrain import AsyncTrainer, Config, KerasTrainer, SyncParameterServerTr
 from prototrain.callbacks import Callback, InferenceRunner, ScalarStats
 from prototrain.errors import ConfigError, DataError, ModelError, StepError
 from prototrain.trainers.tower import SimpleTrainer
-from tests.tiny import tiny_config
+from tests.tiny import tiny_config, tiny_model
 
 Y = np.array([[1, 1, 1, 1], [9, 9, 9, 9]], np.float32)
 MASK = np.array([[1, 1, 1, 1], [1, 0, 0, 0]], np.float32)
@@ -350,3 +350,12 @@ def test_a_summary_of_a_scalar_is_one_mean(kind: str) -> None:
     if kind != "one part":
         trainers[kind]().train([Looks(), Summaries().every(steps=1)])
         assert [list(one.values()) for one in seen] == [[pytest.approx(13 / 5)]] * 2
+
+
+def test_synchronized_statistics_and_weights_are_refused_on_several_towers() -> None:
+    def build(inputs: Any, train_phase: bool) -> dict[str, Any]:
+        x = keras.layers.BatchNormalization(synchronized=True, name="bn")(inputs["x"], training=train_phase)
+        return {"loss": tf.reduce_mean(keras.layers.Dense(1)(x)), "loss_weight": tf.constant(2.0)}
+
+    with pytest.raises(ModelError, match=r"bn is a BatchNormalization\(synchronized=True\)"):
+        SyncReplicatedTrainer(tiny_model(build=build), "cpu:2")

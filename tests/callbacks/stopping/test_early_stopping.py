@@ -91,7 +91,7 @@ def test_it_can_join_a_run_later(experiment: Path) -> None:
     assert "callback EarlyStopping/vld/x added" in trainer.storage.resume_line()
     left = tiny_trainer(experiment)
     left.train([SaveOnExit()], max_steps=5)
-    assert "the saved state of EarlyStopping/vld/x is not used" in left.storage.resume_line()
+    assert "callback EarlyStopping/vld/x gone" in left.storage.resume_line()
 
 
 @pytest.mark.parametrize(
