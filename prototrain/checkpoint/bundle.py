@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import CheckpointError
+from prototrain.system.files import literal_prefix
 from prototrain.system.niceness import give_way
 from prototrain.system.tracebacks import first_line
 
@@ -78,12 +79,12 @@ def read_tensors(prefix: Path | str) -> dict[str, tf.Tensor]:
         CheckpointError: there is none, or it cannot be read.
     """
     try:
-        dtypes = tf.train.load_checkpoint(str(prefix)).get_variable_to_dtype_map()
-        # Variants and resources are not values; decoding them is left alone.
-        names = [name for name, dtype in dtypes.items() if dtype not in (tf.variant, tf.resource)]
-        with tf.device("CPU:0"):
+        with literal_prefix(prefix) as path, tf.device("CPU:0"):
+            dtypes = tf.train.load_checkpoint(path).get_variable_to_dtype_map()
+            # Variants and resources are not values; decoding them is left alone.
+            names = [name for name, dtype in dtypes.items() if dtype not in (tf.variant, tf.resource)]
             tensors = tf.raw_ops.RestoreV2(
-                prefix=str(prefix),
+                prefix=path,
                 tensor_names=names,
                 shape_and_slices=[""] * len(names),
                 dtypes=[dtypes[name] for name in names],

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable
 
 from prototrain.config import Config
-from prototrain.config.files import texts_of_file
 from prototrain.config.json_form import read_object
 from prototrain.config.schema import LENGTH_KEYS
+from prototrain.config.values import texts_of_file
 from prototrain.errors import ConfigError
 from prototrain.experiment import Experiment
 from prototrain.model import Model, load_model
@@ -39,7 +39,7 @@ def add_overrides(command: argparse.ArgumentParser) -> None:
         type=_override,
         action="append",
         default=[],
-        help="set a config key (VALUE is JSON, else text)",
+        help="set a config key (VALUE is JSON, or such as False, None, .5 or 1e-3; else text; quotes force text)",
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from prototrain.commands.runs import COLOURS, in_json, range_in_json
 from prototrain.config import differing
-from prototrain.config.json_form import as_text
+from prototrain.config.values import as_text
 from prototrain.runs import Range, Run, flat, read_run, settings
 from prototrain.system.tables import Table, show
 from prototrain.system.wording import in_digits, in_words

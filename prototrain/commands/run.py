@@ -55,7 +55,7 @@ def add(commands: Any) -> None:
         "--fresh", action="store_true", help="delete the experiment first and start anew; asks before it does"
     )
     run.add_argument("--yes", action="store_true", help="do not ask")
-    run.add_argument("--debug", action="store_true", help="open a shell (IPython, if it is installed) after setup")
+    run.add_argument("--debug", action="store_true", help="open IPython after setup")
     run.add_argument(
         "--trainer",
         metavar="NAME",

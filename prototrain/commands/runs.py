@@ -13,8 +13,8 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from prototrain.config.json_form import as_text, json_or_text
 from prototrain.config.schema import SCHEMA, UNSET
+from prototrain.config.values import as_text, read_value
 from prototrain.errors import ConfigError, ExperimentError, PrototrainError
 from prototrain.experiment import Experiment
 from prototrain.runs import Range, Run, find_runs, read_run, settings
@@ -178,7 +178,7 @@ def filtered(runs: Sequence[Found], conditions: Sequence[tuple[str, str]]) -> li
 
 
 def _is_so(known: Any, value: str) -> bool:
-    if known == json_or_text(value):
+    if known == read_value(value):
         return True
     return isinstance(known, str) and fnmatchcase(known, value)
 

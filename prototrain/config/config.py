@@ -11,15 +11,14 @@ from typing import Any, Final, Self
 
 from prototrain.config.json_form import (
     FUNCTIONS_KEY,
-    decode,
+    decode_key,
     encode,
-    json_or_text,
     marks_of,
     read_saved,
     stands_for_other,
 )
-from prototrain.config.schema import SCHEDULES, SCHEMA, UNSET, checked, is_strict, nearest, show
-from prototrain.config.text_form import as_lines
+from prototrain.config.schema import SCHEDULES, SCHEMA, UNSET, checked, is_strict, nearest, of_same_type, show
+from prototrain.config.values import read_value
 from prototrain.errors import ConfigError
 from prototrain.system.files import write_atomic
 
@@ -158,26 +157,39 @@ class Config(MutableMapping[str, Any]):
         """Apply `KEY=VALUE` texts, as of the command line's `-s`: all of them, or none when one is wrong.
 
         Args:
-            overrides: one or several; VALUE is JSON where it parses as JSON, else text.
+            overrides: one or several; VALUE as `prototrain.config.values.read_value` reads it.
 
         Raises:
-            ConfigError: a text has no `=` or no key, the key is neither in the schema nor set, or the value is wrong.
+            ConfigError: a text has no `=` or no key, the key is neither in the schema nor set, or the value is wrong. A
+                value of a model's own key has to be of the type of the value that the model has there.
         """
         trial = self.copy()
         for text in [overrides] if isinstance(overrides, str) else overrides:
-            key, equals, value = text.partition("=")
+            key, equals, written = text.partition("=")
             key = key.strip()
             if not equals or not key:
                 raise ConfigError(f"{show(text)} is not an override; expected KEY=VALUE")
-            if key not in SCHEMA and key not in self:
-                raise ConfigKeyError(f"unknown key {key!r}; the nearest known one is {nearest(key, [*SCHEMA, *self])}")
+            value = read_value(written)
             try:
-                trial[key] = json_or_text(value)
+                if key in SCHEMA:
+                    trial[key] = value
+                elif key in self:
+                    trial[key] = value if self._may_be_none(key, value) else of_same_type(key, value, self[key])
+                else:
+                    known = nearest(key, [*SCHEMA, *self])
+                    raise ConfigKeyError(f"unknown key {key!r}; the nearest known one is {known}")
             except ConfigError as error:
-                if key in SCHEMA and SCHEMA[key].type == "str" and not isinstance(json_or_text(value), str):
-                    raise ConfigError(f"{error}; quote a text that reads as JSON: {key}={json.dumps(value)}") from error
+                takes_text = SCHEMA[key].type == "str" if key in SCHEMA else isinstance(self.get(key), str)
+                if takes_text and not isinstance(value, str):
+                    quoted = json.dumps(written.strip(), ensure_ascii=False)
+                    raise ConfigError(f"{error}; quote it if it is a text: {key}='{quoted}'") from error
                 raise
         self._values = trial._values
+
+    def _may_be_none(self, key: str, value: Any) -> bool:
+        """Tell whether the model has None for `key`, which leaves the type open, or `value` is that None again."""
+        default = self[key] if self._defaults is None else self._defaults.get(key, self[key])
+        return self[key] is None or (value is None and default is None)
 
     def why_without_effect(self, key: str) -> str | None:
         """Say why a key means nothing beside the others, such as an argument of another optimizer; None if it does."""
@@ -205,7 +217,26 @@ class Config(MutableMapping[str, Any]):
 
     def to_text(self) -> str:
         """Return what is in force, defaults included, as aligned `key = value` lines grouped by namespace."""
-        return as_lines(self, self.to_plain())
+        plain = self.to_plain()
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for key in dict.fromkeys([*SCHEMA, *self]):
+            if key not in self and (SCHEMA[key].default is UNSET or not self._in_force(key)):
+                continue
+            value = json.dumps(plain[key] if key in self else SCHEMA[key].default, ensure_ascii=False)
+            group = groups.setdefault(".".join(key.split(".")[:-1][:2]), [])
+            group.append((key, value if key in self else f"{value}  # default"))
+        blocks = []
+        for lines in groups.values():
+            width = max(len(key) for key, _ in lines)
+            blocks.append("".join(f"{key:<{width}} = {value}\n" for key, value in lines))
+        # A lone surrogate is a text in Python and in JSON, but not in UTF-8.
+        return "\n".join(blocks).encode("utf-8", "backslashreplace").decode("utf-8")
+
+    def _in_force(self, key: str) -> bool:
+        """Tell whether the default of `key` has an effect with the other settings."""
+        owner, _, name = key.rpartition(".")
+        of_clip = owner == "model.clip_gradients" and name != "global_norm"
+        return self.why_without_effect(key) is None and (not of_clip or bool(self[owner]))
 
     def save(self, directory: str | Path) -> None:
         """Write `config.json`, to be read by `Config.load`, and `config.txt`, to be read by people.
@@ -230,9 +261,8 @@ class Config(MutableMapping[str, Any]):
         plain, marks = read_saved(path)
         config = cls()
         for key, value in plain.items():
-            named = stands_for_other(key, value)
             try:
-                config[key] = decode(value, key, {*marks, key} if named else {*marks})
+                config[key] = decode_key(key, value, marks)
             except ConfigError as error:
                 raise ConfigError(f"{path}: {error}") from error
         return config
@@ -253,14 +283,13 @@ class Config(MutableMapping[str, Any]):
         read = type(self)()
         for key, value in plain.items():
             same = json.dumps([value, marks_of(key, marks)]) == json.dumps([mine.get(key), marks_of(key, own_marks)])
-            named = stands_for_other(key, value)
             try:
                 if key in self and same:
                     read._values[key] = self._values[key]
-                elif named and isinstance(value, str):
+                elif isinstance(value, str) and stands_for_other(key, value):
                     read[key] = value
                 else:
-                    read[key] = decode(value, key, {*marks, key} if named else {*marks})
+                    read[key] = decode_key(key, value, marks)
             except ConfigError as error:
                 raise ConfigError(f"{path}: {error}") from error
         self._values = read._values

@@ -13,11 +13,11 @@ import textwrap
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import FunctionType, MethodType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from prototrain.config.schema import REFERENCE, SCHEMA, HasConfig, show
+from prototrain.config.values import refuse_constant
 from prototrain.errors import ConfigError
-from prototrain.system.function_code import found_as
 
 FUNCTIONS_KEY: Final = "prototrain.functions"
 """The key of a `config.json` that lists the paths of values which only stand for what they were."""
@@ -49,12 +49,22 @@ def encode(value: Any, path: str, marks: list[str]) -> Any:
     return _reference(value) or _source(value) or re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
-def decode(value: Any, path: str, marks: Collection[str]) -> Any:
-    """Turn the data that `encode` made back into the value; `marks` are the paths of the items that stand for others.
+def decode_key(key: str, value: Any, marks: Collection[str]) -> Any:
+    """Turn the data that `encode` made of a key's value back into the value.
+
+    Args:
+        key: of the value.
+        value: its data.
+        marks: the paths of the items that stand for others.
 
     Raises:
         ConfigError: a marked item has no name, or its name is not to be found in an imported module.
     """
+    return decode(value, key, {*marks, key} if stands_for_other(key, value) else {*marks})
+
+
+def decode(value: Any, path: str, marks: Collection[str]) -> Any:
+    """Turn data that `encode` made back into the value, see `decode_key`; `path` is where it is."""
     if path in marks:
         return _find(value, path)
     if isinstance(value, list):
@@ -64,20 +74,6 @@ def decode(value: Any, path: str, marks: Collection[str]) -> Any:
     return value
 
 
-def json_or_text(text: str) -> Any:
-    """Parse `text` as JSON, or return it as it is when it is not JSON."""
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        return text
-
-
-def as_text(value: Any) -> str:
-    """Write a value as `json_or_text` reads it: a text as it is unless it reads as JSON, all else as JSON."""
-    plain = isinstance(value, str) and json_or_text(value) == value
-    return value if plain else json.dumps(value, ensure_ascii=False)
-
-
 def read_object(path: Path) -> dict[str, Any]:
     """Read the JSON object in the file `path`.
 
@@ -85,7 +81,7 @@ def read_object(path: Path) -> dict[str, Any]:
         ConfigError: names the file, the line where the JSON is broken, and what is wrong.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except json.JSONDecodeError as error:
@@ -121,10 +117,6 @@ def stands_for_other(key: str, value: Any) -> bool:
     if spec is None or spec.type not in ("function", "optimizer"):
         return False
     return isinstance(value, (str, dict)) and value not in spec.choices
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _step(path: str, name: str) -> str:
@@ -177,12 +169,17 @@ def _find(reference: Any, path: str) -> Any:
 
 
 def _source(value: Any) -> str | None:
-    """Return the source text of a function that no name leads to: for a lambda its expression, on one line. What it has
-    of a function around it follows."""
+    """Return the source of a function that has no name to look up, and plain values that it has from around it.
+
+    For a lambda that is its expression on one line.
+    """
     if not isinstance(value, FunctionType):
         return None
     text = _text(value)
-    around = {name: found_as(value, name) for name in value.__code__.co_freevars}
+    try:
+        around = inspect.getclosurevars(value).nonlocals
+    except ValueError:  # one has no value yet
+        around = {}
     said = [f"{name} = {item!r}" for name, item in around.items() if isinstance(item, (bool, int, float, str))]
     return f"{text}  # {', '.join(said)}" if said and text is not None else text
 

@@ -290,6 +290,8 @@ def checked(key: str, value: Any) -> Any:
     spec = SCHEMA.get(key)
     if spec is None or (value is None and spec.default is None):
         return value
+    if value is None and "none" in spec.choices:  # as YAML and the command line read it
+        value = "none"
     try:
         converted = _convert(spec.type, spec, value)
     except ConfigError as error:
@@ -304,3 +306,39 @@ def checked(key: str, value: Any) -> Any:
     if complaint is not None:
         raise ConfigError(f"{key}: {show(value)} {complaint}")
     return converted
+
+
+def of_same_type(key: str, value: Any, default: Any) -> Any:
+    """Return `value` as the type of a model's own `default`: an int for a float becomes a float, a list a tuple.
+
+    Defaults that are no plain data, such as functions and dtypes, take any value, and so do items of mixed lists.
+
+    Raises:
+        ConfigError: `value` has another type; the message names key, expected type and value.
+    """
+    converted = _of_kind(_kind(default), value)
+    if converted is UNSET:
+        raise ConfigError(f"{key}: expected {_kind(default)}, got {show(value)}")
+    return tuple(converted) if isinstance(default, tuple) else converted
+
+
+def _kind(value: Any) -> str | None:
+    """The type of plain data, lists by what all of their items are; None for everything else."""
+    if isinstance(value, (list, tuple)):
+        kinds = {_kind(item) for item in value}
+        kinds = {"float"} if kinds == {"float", "int"} else kinds
+        return f"list[{kinds.pop()}]" if len(kinds) == 1 and None not in kinds else "list"
+    names = {bool: "bool", numbers.Integral: "int", numbers.Real: "float", str: "str", dict: "dict"}
+    return next((name for kind, name in names.items() if isinstance(value, kind)), None)
+
+
+def _of_kind(kind: str | None, value: Any) -> Any:
+    if kind is None:
+        return value
+    if kind.startswith("list"):
+        inner = kind[5:-1] or None
+        items = [_of_kind(inner, item) for item in value] if isinstance(value, (list, tuple)) else [UNSET]
+        return UNSET if any(item is UNSET for item in items) else items
+    if kind == "float" and _kind(value) == "int":
+        return float(value)
+    return value if _kind(value) == kind else UNSET

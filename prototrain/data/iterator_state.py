@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.private_api.datasets import iterator_state, set_iterator_state
+from prototrain.system.files import literal_prefix
 
 NOT_SAVABLE = (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError, tf.errors.InvalidArgumentError)
 _DATA = "data-00000-of-00001"
@@ -45,8 +46,8 @@ def read_state(prefix: str) -> tf.Tensor:
     Raises:
         tf.errors.OpError: there is none.
     """
-    with tf.device("CPU:0"):
-        (state,) = tf.raw_ops.RestoreV2(prefix=prefix, tensor_names=[_KEY], shape_and_slices=[""], dtypes=[tf.variant])
+    with literal_prefix(prefix) as path, tf.device("CPU:0"):
+        (state,) = tf.raw_ops.RestoreV2(prefix=path, tensor_names=[_KEY], shape_and_slices=[""], dtypes=[tf.variant])
     return state
 
 

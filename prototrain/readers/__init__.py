@@ -1,9 +1,8 @@
 """Readers of files, and of a DataFlow: each returns a `tf.data.Dataset` of dictionaries of *unbatched* tensors.
 
-They are shuffled, batched and mapped by the model. Without ``shuffle="index"``, all but `dataflow` are made of
-operations whose position `tf.data` can save: everything that needs Python happens once, up front. With it, the order is
-that of a permutation of the examples' numbers, for data of any size, and the position is one of these numbers. Either
-way a run that is stopped in the middle of an epoch goes on at the very next batch.
+The model shuffles, batches and maps them. All but `dataflow` are made of operations whose position `tf.data` can save:
+everything that needs Python happens once, up front. With `shuffle="index"` the order is a permutation of the examples'
+numbers, and the position is one of these numbers.
 
 Files may lie at URLs, such as ``s3://bucket/trn.csv``; they are downloaded once and kept.
 """

@@ -1,11 +1,11 @@
-"""Features of a fixed dtype and shape: checking values, and making arrays of them."""
+"""Features of a fixed dtype and shape: rows of files are checked and become columns of arrays."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,7 +14,7 @@ import tensorflow as tf
 from prototrain.errors import DataError
 
 Features: TypeAlias = Mapping[str, tuple[Any, Sequence[int]]]  # dtype (or its name) and shape of each
-Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]  # by feature, of as many rows
+Arrays: TypeAlias = list[np.ndarray[Any, Any]]  # one for each column, of as many rows
 
 CHUNK = 4096  # rows that are parsed and checked at once
 
@@ -47,80 +47,105 @@ class Column:
         number, bounds = self._types[-1], (self.dtype.min, self.dtype.max) if self.is_number else (0, 0)
         self.low, self.high = number(bounds[0]), number(bounds[1])
 
-    @property
-    def spec(self) -> tf.TensorSpec:
-        """What the feature of one example looks like."""
-        return tf.TensorSpec(self.shape, self.dtype)
+    def array(self, values: list[Any]) -> np.ndarray[Any, Any]:
+        """Return an array of the values of several rows, each a scalar or nested lists of the column's shape.
 
-    def problem(self, value: Any) -> str | None:
-        """What is wrong with one value, or None."""
+        Raises:
+            DataError: describes the first value that does not fit.
+        """
+        flat: list[Any] | None = values
+        for size in self.shape:
+            if flat is None or set(map(type, flat)) - {list} or set(map(len, flat)) - {size}:
+                flat = None
+            else:
+                flat = list(chain.from_iterable(flat))
+        if flat is None or not self._all_fit(flat):
+            flat = [leaf for value in values for leaf in self._checked(value, self.shape)]
+        return self.array_of_checked(flat, len(values))
+
+    def array_of_checked(self, flat: list[Any], rows: int) -> np.ndarray[Any, Any]:
+        """Return an array of values that fit, in row-major order; texts may be bytes."""
+        if self.is_text:  # as objects: a NumPy string drops the zero bytes at its end
+            found = np.empty(len(flat), object)
+            found[:] = [value if isinstance(value, bytes) else value.encode() for value in flat]
+        else:
+            found = np.array(flat, dtype=self.dtype.as_numpy_dtype)
+        return found.reshape((rows, *self.shape))
+
+    def _all_fit(self, flat: list[Any]) -> bool:
+        """Tell quickly that nothing is wrong; False if something may be."""
+        if not set(map(type, flat)) <= {*self._types}:
+            return False
+        if self.is_text:
+            return all(map(str.isascii, flat))
+        if not self.is_number or not flat:
+            return True
+        return self.low <= min(flat) and max(flat) <= self.high and not math.isnan(sum(flat))
+
+    def _checked(self, value: Any, shape: tuple[int, ...]) -> Iterator[Any]:
+        """Give the values in nested lists, and check each."""
+        if not shape:
+            if problem := self._problem(value):
+                raise DataError(f"{self.name!r}: {short(value)} {problem}")
+            yield value
+            return
+        if not isinstance(value, list):
+            raise DataError(f"{self.name!r}: {short(value)} is not a list of {shape[0]} values")
+        if len(value) != shape[0]:
+            raise DataError(f"{self.name!r} has {len(value)} values where {shape[0]} are expected")
+        for item in value:
+            yield from self._checked(item, shape[1:])
+
+    def _problem(self, value: Any) -> str | None:
         if type(value) not in self._types:  # exactly: a bool is an int to Python
             return f"is not of type {self.dtype.name}"
         if isinstance(value, str):  # JSON can write half of a surrogate pair, which UTF-8 cannot hold
-            return None if value.isascii() or value == value.encode("utf-8", "ignore").decode() else "is not Unicode"
+            return None if value == value.encode("utf-8", "ignore").decode() else "is not Unicode"
         if isinstance(value, bool) or self.low <= value <= self.high:
             return None
         return f"does not fit into {self.dtype.name}" if abs(value) < math.inf else "is not finite"
 
-    def check(self, values: Iterable[Any]) -> None:
-        """Check values one by one.
-
-        Raises:
-            DataError: it says what is wrong with the first that is.
-        """
-        for value in values:
-            if problem := self.problem(value):
-                raise DataError(f"{self.name!r}: {short(value)} {problem}")
-
-    def all_good(self, values: list[Any]) -> bool:
-        """Whether nothing is wrong with any of the values, none of which is NaN or half of a surrogate pair."""
-        if not set(map(type, values)) <= {*self._types}:
-            return False
-        return not (self.is_number and values) or (self.low <= min(values) and max(values) <= self.high)
-
-    def array(self, values: list[Any], rows: int) -> np.ndarray[Any, Any]:
-        """An array of values that were checked, in row-major order."""
-        if self.is_text:  # as objects: a NumPy string drops the zero bytes at its end
-            found = np.empty(len(values), object)
-            found[:] = [value if isinstance(value, bytes) else value.encode() for value in values]
-        else:
-            found = np.array(values, dtype=self.dtype.as_numpy_dtype)
-        return found.reshape((rows, *self.shape))
-
 
 def columns_of(features: Features, holds: str) -> list[Column]:
-    """The columns of features.
-
-    Args:
-        features: name -> (dtype, shape).
-        holds: such as "JSON holds".
-    """
+    """Return the columns of features; `holds` is for messages, such as "JSON holds"."""
+    if not features:
+        raise DataError("features={} names nothing to read: give name -> (dtype, shape)")
     return [Column(name, dtype, shape, holds) for name, (dtype, shape) in features.items()]
 
 
-def leaves(name: str, value: Any, shape: tuple[int, ...]) -> list[Any]:
-    """The values in nested lists of exactly this shape, in row-major order."""
-    if not shape:
-        return [value]
-    if not isinstance(value, list):
-        raise DataError(f"{name!r}: {short(value)} is not a list of {shape[0]} values")
-    if len(value) != shape[0]:
-        raise DataError(f"{name!r} has {len(value)} values where {shape[0]} are expected")
-    if len(shape) == 1:
-        return value
-    return [leaf for row in value for leaf in leaves(name, row, shape[1:])]
+def arrays_of(
+    file: str, rows: Iterator[tuple[int, Any]], columns: list[Column], parse: Callable[[Any], list[Any]]
+) -> Iterator[Arrays]:
+    """Make arrays of the rows of a file, many rows at a time.
 
+    Args:
+        file: its name, for messages.
+        rows: each with the number of its line.
+        columns: to make.
+        parse: gives a row's values, one for each column.
 
-def leaves_of_all(values: list[Any], shape: tuple[int, ...]) -> list[Any] | None:
-    """The values in many nested lists of exactly this shape; None if one has another."""
-    for size in shape:
-        if set(map(type, values)) - {list} or set(map(len, values)) - {size}:
-            return None
-        values = list(chain.from_iterable(values))
-    return values
+    Raises:
+        DataError: names the first line that is wrong.
+    """
+
+    def arrays(chunk: list[tuple[int, Any]]) -> Arrays:
+        values = zip(*[parse(row) for _, row in chunk], strict=True)
+        return [column.array(list(each)) for column, each in zip(columns, values, strict=True)]
+
+    while chunk := list(islice(rows, CHUNK)):
+        try:
+            found = arrays(chunk)
+        except DataError:
+            for row in chunk:
+                try:
+                    arrays([row])
+                except DataError as error:
+                    raise DataError(f"{file}, line {row[0]}: {error}") from None
+            raise
+        yield found
 
 
 def short(value: Any) -> str:
-    """A value in one line of at most 40 characters, as JSON has it."""
+    """Return a value in one line of at most 40 characters, as JSON has it."""
     text = "a nested list" if isinstance(value, list | dict) else json.dumps(value)
     return text if len(text) <= 40 else text[:37] + "..."

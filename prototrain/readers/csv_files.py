@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import csv as csv_format
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import chain, islice
-from typing import Any, Literal
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import DataError
-from prototrain.readers.columns import CHUNK, Arrays, Column, Features, columns_of, short
-from prototrain.readers.paths import PathLike, local_files, unreadable
-from prototrain.readers.rows import dataset_of
+from prototrain.readers.arrays import dataset_of
+from prototrain.readers.columns import Arrays, Column, Features, arrays_of, columns_of
+from prototrain.readers.order import Shuffle
+from prototrain.readers.paths import PathLike, local_files
 
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
-_Rows = list[tuple[int, list[str]]]  # with the number of the line that each ends in
 
 
 def csv(
@@ -26,7 +25,7 @@ def csv(
     columns: Mapping[str, Sequence[str]] | None = None,
     delimiter: str = ",",
     header: Sequence[str] | None = None,
-    shuffle: Literal["index", False] | None = None,
+    shuffle: Shuffle = None,
     seed: int | None = None,
 ) -> tf.data.Dataset:
     """Reads CSV files, whose first line names the columns.
@@ -42,8 +41,7 @@ def csv(
             `{"position": ["x", "y"]}`. A scalar is the column of its own name, unless it has another here.
         delimiter: the character between two fields.
         header: the columns' names, of files whose first line is an example.
-        shuffle: "index" gives all examples in a new random order in each pass, from a table on disk in place of
-            memory; it is made of the files once, and again when they have changed.
+        shuffle: "index" gives all examples in a new random order in each pass.
         seed: of that order; None for the run's.
 
     Returns:
@@ -58,102 +56,58 @@ def csv(
     sources = {column.name: list((columns or {}).get(column.name, [column.name])) for column in made}
     for column in made:
         size = tf.TensorShape(column.shape).num_elements()
-        if len(sources[column.name]) != size:
+        if len(sources[column.name]) != size or not size:
             raise DataError(
                 f"{column.name!r} has {size} values and {len(sources[column.name])} columns: name one for each with "
                 f"columns={{{column.name!r}: [...]}}"
             )
-    read = partial(_read, made, sources, delimiter, header)
-    settings = [sources, delimiter, None if header is None else list(header)]
-    return dataset_of("csv", local_files(paths), made, read, shuffle=shuffle, seed=seed, settings=settings)
+    # While a file is parsed, each of its columns is one of scalars, so that messages name it.
+    fields = [Column(name, column.dtype, (), "") for column in made for name in sources[column.name]]
+
+    def read(file: str, path: str) -> Iterator[Arrays]:
+        for arrays in _read(file, path, fields, delimiter, header):
+            left = iter(arrays)
+            groups = [[next(left) for _ in sources[column.name]] for column in made]
+            yield [np.stack(group, 1).reshape((-1, *one.shape)) for group, one in zip(groups, made, strict=True)]
+
+    return dataset_of(local_files(paths), made, read, shuffle=shuffle, seed=seed)
 
 
-def _read(
-    columns: list[Column],
-    sources: dict[str, list[str]],
-    delimiter: str,
-    header: Sequence[str] | None,
-    name: str,
-    path: str,
-) -> Iterator[Arrays]:
-    is_empty = True
+def _read(file: str, path: str, fields: list[Column], delimiter: str, header: Sequence[str] | None) -> Iterator[Arrays]:
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv_format.reader(file, delimiter=delimiter, strict=True)
+        with open(path, encoding="utf-8-sig", newline="") as opened:
+            reader = csv_format.reader(opened, delimiter=delimiter, strict=True)
             names = list(next(reader, []) if header is None else header)
-            places = {feature: _places(name, names, wanted) for feature, wanted in sources.items()}
-            filled = ((reader.line_num, row) for row in reader if row)
-            while rows := list(islice(filled, CHUNK)):
-                is_empty = False
-                yield _parsed(rows, columns, places, len(names)) or _one_by_one(name, rows, columns, places, names)
+            for field in fields:
+                if names.count(field.name) != 1:
+                    problem = "has no column" if field.name not in names else "has several columns"
+                    raise DataError(f"{file}: {problem} {field.name!r}; there are: {', '.join(names)}")
+            parsers = [(names.index(field.name), _parser(field)) for field in fields]
+
+            def parse(row: list[str]) -> list[Any]:
+                if len(row) != len(names):
+                    raise DataError(f"has {len(row)} fields where {len(names)} are expected")
+                return [parser(row[place]) for place, parser in parsers]
+
+            yield from arrays_of(file, ((reader.line_num, row) for row in reader if row), fields, parse)
     except csv_format.Error as error:
-        raise DataError(f"{name}, line {reader.line_num}: not CSV ({error})") from None
+        raise DataError(f"{file}, line {reader.line_num}: not CSV ({error})") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{name}: not UTF-8 ({error.reason} at byte {error.start} of a part)") from None
-    except OSError as error:
-        raise unreadable(path, error) from error
-    if is_empty:
-        raise DataError(f"{name}: holds no examples; it must have a line of names, and one row per example")
-
-
-def _places(file: str, names: list[str], wanted: list[str]) -> list[int]:
-    for name in wanted:
-        if names.count(name) != 1:
-            problem = "has no column" if name not in names else "has several columns"
-            raise DataError(f"{file}: {problem} {name!r}; there are: {', '.join(names)}")
-    return [names.index(name) for name in wanted]
-
-
-def _parsed(rows: _Rows, columns: list[Column], places: dict[str, list[int]], fields: int) -> Arrays | None:
-    """The features of good rows; None if anything is wrong, or may be."""
-    if {len(row) for _, row in rows} != {fields}:
-        return None
-    found = {}
-    try:
-        for column in columns:
-            wanted = places[column.name]
-            texts = list(chain.from_iterable([row[place] for place in wanted] for _, row in rows))
-            values = list(map(_parser(column), texts))
-            if not column.all_good(values) or (column.is_number and any(value != value for value in values)):
-                return None
-            found[column.name] = column.array(values, len(rows))
-    except (ValueError, LookupError):
-        return None
-    return found
-
-
-def _one_by_one(
-    file: str, rows: _Rows, columns: list[Column], places: dict[str, list[int]], names: list[str]
-) -> Arrays:
-    values: dict[str, list[Any]] = {column.name: [] for column in columns}
-    for line, row in rows:
-        if len(row) != len(names):
-            raise DataError(f"{file}, line {line}: has {len(row)} fields where {len(names)} are expected")
-        for column in columns:
-            for place in places[column.name]:
-                try:
-                    value = _parser(column)(row[place])
-                except (ValueError, LookupError):
-                    problem: str | None = f"is not of type {column.dtype.name}"
-                else:
-                    problem = column.problem(value)
-                if problem:
-                    raise DataError(f"{file}, line {line}: {names[place]!r}: {short(row[place])} {problem}")
-                values[column.name].append(value)
-    return {column.name: column.array(values[column.name], len(rows)) for column in columns}
+        raise DataError(f"{file}: not UTF-8 ({error.reason} at byte {error.start} of a part)") from None
 
 
 def _parser(column: Column) -> Callable[[str], Any]:
-    """What makes a value of a field; it fails with ValueError or LookupError."""
+    """Return what makes a value of a field; a text that is none is kept, and refused as one."""
     if column.is_text:
         return str
     if column.dtype == tf.bool:
-        return lambda text: _BOOLEANS[text.strip().lower()]
+        return lambda text: _BOOLEANS.get(text.strip().lower(), text)
     number = int if column.dtype.is_integer else float
 
     def parse(text: str) -> Any:
-        if "_" in text:  # which Python takes, and nobody who writes CSV
-            raise ValueError
-        return number(text)
+        try:
+            return text if "_" in text else number(text)  # Python takes 1_000, and CSV has no such numbers
+        except ValueError:
+            return text
 
     return parse

@@ -58,11 +58,16 @@ def dataflow(
     if hasattr(flow, "reset_state"):
         flow.reset_state()
 
+    signature = dict(spec) if spec is not None else _look_at(flow, names, batched)
+
     def points() -> Iterator[dict[str, Any]]:
         for point in flow:
-            yield _named(point, names, kind)
+            named = _named(point, names, kind)
+            for name, one in signature.items():
+                if isinstance(one, tf.TensorSpec):
+                    _check(name, named.get(name), one, kind)
+            yield named
 
-    signature = dict(spec) if spec is not None else _look_at(flow, names, batched)
     dataset = tf.data.Dataset.from_generator(points, output_signature=signature)
     setattr(dataset, _LIVE, live)
     try:
@@ -93,6 +98,21 @@ def _look_at(flow: Iterable[Any], names: Sequence[str] | None, batched: bool) ->
         return tf.TensorSpec(shape, tf.string if array.dtype.kind in "OSU" else array.dtype)
 
     return {name: spec(name, value) for name, value in _named(first, names, kind).items()}
+
+
+def _check(name: str, value: Any, spec: tf.TensorSpec, flow: str) -> None:
+    """Refuse a value of another shape or kind than the first one: TensorFlow would cut 0.5 to 0 for an integer."""
+    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    found = tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype)
+    fits = found == spec.dtype or np.can_cast(array.dtype, spec.dtype.as_numpy_dtype, "same_kind")
+    if not fits or not spec.shape.is_compatible_with(array.shape):
+        shape = spec.shape.most_specific_compatible_shape(array.shape)
+        dtype = spec.dtype if fits else found
+        cure = f"{name!r}: tf.TensorSpec({shape.as_list() if shape.rank is not None else None}, tf.{dtype.name})"
+        raise DataError(
+            f"{name!r} of {flow} is {found.name} {list(array.shape)} after data points of {spec.dtype.name} "
+            f"{spec.shape}: give spec={{{cure}, ...}}"
+        )
 
 
 def _named(point: Any, names: Sequence[str] | None, flow: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from prototrain.errors import DataError
-from prototrain.readers.order import Order, check_shuffle, random_order
+from prototrain.readers.order import Order, compare_labels, is_by_index, random_order
 from prototrain.readers.paths import PathLike, shown
 from prototrain.system.downloads import downloaded_all
 from prototrain.system.storage import Storage
@@ -50,6 +50,7 @@ def image_folder(
     *,
     size: tuple[int, int],
     channels: int = 3,
+    classes: Sequence[str] | None = None,
     extensions: Sequence[str] = IMAGE_EXTENSIONS,
     shuffle: bool | Literal["index"] = False,
     seed: int | None = None,
@@ -62,6 +63,8 @@ def image_folder(
         path: the directory; what lies below a URL is downloaded.
         size: (height, width) that every image is resized to, whatever its proportions.
         channels: 1 for grey, 3 for colour, 4 for colour and opacity.
+        classes: names of the directories in the order of their labels, such as `class_names("data/trn")`, so that the
+            labels of several folders agree also where one lacks a class. By default those that are there, sorted.
         extensions: endings of the files to take, in any case; other files are passed over.
         shuffle: False gives class after class, sorted by name. "index" and True give another order in every epoch. True
             shuffles names, where `Dataset.shuffle` on the result would hold, and save in every checkpoint, decoded
@@ -72,20 +75,27 @@ def image_folder(
         A dataset of `{"image": float32 [height, width, channels] in 0..1, "label": int32 []}`.
 
     Raises:
-        DataError: the directory is missing, or it or one of the classes is empty.
+        DataError: the directory is missing, it or one of its classes is empty, or it has a class that is not in
+            `classes`.
         StorageError: images at a URL cannot be downloaded.
     """
     files: list[str] = []
     labels: list[int] = []
-    for label, found in enumerate(_by_class(path, extensions).values()):
+    by_class = _by_class(path, extensions)
+    numbered = list(by_class) if classes is None else list(classes)
+    if unknown := [name for name in by_class if name not in numbered]:
+        raise DataError(f"{shown(path)}: the directory {unknown[0]!r} is not in classes={numbered}")
+    if len(set(numbered)) < len(numbered):
+        raise DataError(f"{shown(path)}: a name is twice in classes={numbered}")
+    compare_labels(shown(path), numbered)
+    for name, found in by_class.items():
         files += found
-        labels += [label] * len(found)
+        labels += [numbered.index(name)] * len(found)
 
     def decode(file: tf.Tensor, label: tf.Tensor) -> dict[str, tf.Tensor]:
         return {"image": decode_image(tf.io.read_file(file), size=size, channels=channels), "label": label}
 
-    if not isinstance(shuffle, bool):
-        check_shuffle(shuffle)
+    if shuffle is not True and is_by_index(shuffle):
         with tf.device("/cpu:0"):
             all_files, all_labels = tf.constant(files), tf.constant(labels)
         order = Order(len(files), seed)

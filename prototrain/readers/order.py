@@ -9,15 +9,18 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import DataError
 from prototrain.readers.paths import digest_of_names
+from prototrain.system.terminal import say
+
+Shuffle: TypeAlias = Literal["index", False] | None
 
 DESCRIPTION = "description_for_prototrain"
 """An attribute of a dataset's Python object: lines about what TensorFlow does not know of it."""
@@ -38,12 +41,27 @@ def pass_being_made() -> int:
 
 @contextmanager
 def making_pass(number: int) -> Iterator[None]:
-    """Let `pass_being_made` say so."""
-    _thread.number = number
+    """Enter the call of a model's `datasets` for a pass, counted from 0."""
+    _thread.number, _thread.labels = number, {}
     try:
         yield
     finally:
-        _thread.number = 0
+        _thread.number, _thread.labels = 0, None
+
+
+def compare_labels(source: str, classes: Sequence[str]) -> None:
+    """Warn if a class has another label here than in a source that was read earlier in the same call of `datasets`."""
+    known: dict[str, list[str]] | None = getattr(_thread, "labels", None)
+    if known is None or _thread.number:
+        return
+    for other, names in known.items():
+        if changed := [name for name in classes if name in names and names.index(name) != classes.index(name)]:
+            name = changed[0]
+            say(
+                f"WARNING: the class {name!r} is label {names.index(name)} in {other} and {classes.index(name)} in "
+                f"{source}: give both the same classes=[...]"
+            )
+    known[source] = list(classes)
 
 
 class Order:
@@ -141,11 +159,14 @@ def block_of(each: float, most: int) -> int:
     return max(1, min(most, int(_BLOCK_BYTES / max(each, 1))))
 
 
-def check_shuffle(shuffle: str | Literal[True]) -> None:
-    """Check what a reader was given.
+def is_by_index(shuffle: Shuffle) -> bool:
+    """Tell whether a reader is asked for a random order.
 
     Raises:
-        DataError: it is not "index".
+        DataError: it is asked for something else.
     """
+    if shuffle in (None, False):
+        return False
     if shuffle != "index":
         raise DataError(f'shuffle={shuffle!r} is not known; give "index", or Dataset.shuffle(...) behind the reader')
+    return True

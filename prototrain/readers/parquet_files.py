@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import DataError
+from prototrain.readers.arrays import dataset_of
 from prototrain.readers.columns import CHUNK, Arrays, Column, Features, columns_of
-from prototrain.readers.paths import PathLike, local_files, unreadable
-from prototrain.readers.rows import dataset_of
+from prototrain.readers.order import Shuffle
+from prototrain.readers.paths import PathLike, local_files
+from prototrain.system.tracebacks import first_line
 
 
 def parquet(
     paths: PathLike | Iterable[PathLike],
     *,
     features: Features,
-    shuffle: Literal["index", False] | None = None,
+    shuffle: Shuffle = None,
     seed: int | None = None,
 ) -> tf.data.Dataset:
     """Reads Parquet files; the extra `parquet`, which is pyarrow.
@@ -32,8 +34,7 @@ def parquet(
             `{"example": ("float32", [64]), "label": ("int32", [])}`. The dtype is an integer, a floating, `bool` or
             `string` (texts and bytes); a shape that is not `[]` is that of lists, or of lists in lists, of fixed
             lengths.
-        shuffle: "index" gives all examples in a new random order in each pass, from a table on disk in place of
-            memory; it is made of the files once, and again when they have changed.
+        shuffle: "index" gives all examples in a new random order in each pass.
         seed: of that order; None for the run's.
 
     Returns:
@@ -51,54 +52,42 @@ def parquet(
         raise DataError(
             "Parquet files are read by pyarrow, which is not installed: pip install 'prototrain[parquet]'"
         ) from error
-    files = local_files(paths)
-    return dataset_of("parquet", files, columns, partial(_read, columns), shuffle=shuffle, seed=seed)
+    return dataset_of(local_files(paths), columns, partial(_read, columns), shuffle=shuffle, seed=seed)
 
 
 def _read(columns: list[Column], name: str, path: str) -> Iterator[Arrays]:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
-    names, group = [column.name for column in columns], None
+    where = name
     try:
         with open(path, "rb") as opened, ParquetFile(opened) as file:
-            if file.metadata.num_rows == 0:
-                raise DataError(f"{name}: holds no examples")
             there = file.schema_arrow.names
             for column in columns:
                 if column.name not in there:
                     raise DataError(f"{name}: has no column {column.name!r}; there are: {', '.join(there)}")
             for group in range(file.num_row_groups):
-                for batch in file.iter_batches(CHUNK, row_groups=[group], columns=names):
-                    yield {column.name: _array(batch.column(column.name), column) for column in columns}
-    except DataError as error:
-        raise error if group is None else DataError(f"{name}, row group {group}: {error}") from None
-    except pyarrow.ArrowException as error:
-        where = name if group is None else f"{name}, row group {group}"
-        raise DataError(f"{where}: not Parquet ({str(error).splitlines()[0]})") from None
-    except OSError as error:
-        if error.errno is None:  # pyarrow's own, of what it cannot make sense of
-            where = name if group is None else f"{name}, row group {group}"
-            raise DataError(f"{where}: not Parquet ({str(error).splitlines()[0]})") from None
-        raise unreadable(path, error) from error
+                where = f"{name}, row group {group}"
+                for batch in file.iter_batches(CHUNK, row_groups=[group], columns=[column.name for column in columns]):
+                    yield [_array(batch.column(column.name), column, where) for column in columns]
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # pyarrow's own has none
+            raise
+        raise DataError(f"{where}: not Parquet ({first_line(error)})") from None
 
 
-def _array(values: Any, column: Column) -> np.ndarray[Any, Any]:
-    """The values of a column of a row group, checked."""
+def _array(values: Any, column: Column, where: str) -> np.ndarray[Any, Any]:
+    """Return the values of a column of a row group, checked."""
     import pyarrow
     import pyarrow.compute as pc
 
     rows = len(values)
 
-    def refuse(problem: str) -> None:
-        raise DataError(f"{column.name!r} {problem}")
+    def refuse(problem: str) -> NoReturn:
+        raise DataError(f"{where}: {column.name!r} {problem}")
 
     for size in column.shape:
-        if not (
-            pyarrow.types.is_list(values.type)
-            or pyarrow.types.is_large_list(values.type)
-            or pyarrow.types.is_fixed_size_list(values.type)
-        ):
+        if not any(getattr(pyarrow.types, f"is_{name}")(values.type) for name in _LISTS):
             refuse(f"holds {values.type}, not lists of {size} values")
         if values.null_count:
             refuse("has a null")
@@ -114,19 +103,19 @@ def _array(values: Any, column: Column) -> np.ndarray[Any, Any]:
     if column.is_text:
         if not any(getattr(pyarrow.types, f"is_{name}")(kind) for name in _TEXTS):
             refuse(f"holds {kind}, not string")
-        return column.array(values.to_pylist(), rows)
+        return column.array_of_checked(values.to_pylist(), rows)
     is_number = pyarrow.types.is_integer(kind) or (pyarrow.types.is_floating(kind) and column.dtype.is_floating)
     if not (pyarrow.types.is_boolean(kind) if column.dtype == tf.bool else is_number):
         refuse(f"holds {kind}, not {column.dtype.name}")
-    array = values.to_numpy(zero_copy_only=False)
+    array = np.asarray(values.to_numpy(zero_copy_only=False))
     if column.is_number and len(array):
         if not np.isfinite(array).all():
             refuse("has a value that is not finite")
-        low, high = array.min().item(), array.max().item()
-        if not (column.low <= low and high <= column.high):
-            wrong = high if column.low <= low else low
-            refuse(f"has {wrong}, which does not fit into {column.dtype.name}")
-    return np.asarray(array).astype(column.dtype.as_numpy_dtype).reshape((rows, *column.shape))
+        for value in (array.min().item(), array.max().item()):
+            if not column.low <= value <= column.high:
+                refuse(f"has {value}, which does not fit into {column.dtype.name}")
+    return array.astype(column.dtype.as_numpy_dtype).reshape((rows, *column.shape))
 
 
+_LISTS = ("list", "large_list", "fixed_size_list")
 _TEXTS = ("string", "large_string", "binary", "large_binary", "fixed_size_binary")

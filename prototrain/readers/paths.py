@@ -44,16 +44,28 @@ def local_files(paths: PathLike | Iterable[PathLike]) -> Files:
 
 
 def matching_files(pattern: PathLike) -> list[str]:
-    """The files that match a glob pattern, which may be a URL; there ``*`` matches slashes as well."""
+    """Return the files that match a glob pattern, which may be a URL; there `*` matches slashes as well.
+
+    What exists is meant literally: a file of exactly this name, and directories in front of the pattern such as
+    `lr=[0.1]`.
+    """
     url = url_of(pattern)
     if url is None:
-        return [file for file in glob.glob(str(local_path(pattern)), recursive=True) if os.path.isfile(file)]
-    base, _, name = url.rpartition("/")
-    while set("*?[") & set(base):
-        base, _, above = base.rpartition("/")
-        name = f"{above}/{name}"
-    found = {other: info for other, info in sorted(Storage(base).listing().items()) if fnmatchcase(other, name)}
-    return [str(path) for path in downloaded_all(base, found)]
+        path = local_path(pattern)
+        if path.is_file():
+            return [str(path)]
+        base = next(parent for parent in path.parents if parent.is_dir() or parent == parent.parent)
+        found = Path(glob.escape(str(base)), path.relative_to(base))
+        return [file for file in glob.glob(str(found), recursive=True) if os.path.isfile(file)]
+    base_url, _, name = url.rpartition("/")
+    if Storage(base_url).find(name) is None:
+        while set("*?[") & set(base_url) and not Storage(base_url).listing():
+            base_url, _, above = base_url.rpartition("/")
+            name = f"{above}/{name}"
+    else:
+        name = glob.escape(name)
+    matches = {other: info for other, info in sorted(Storage(base_url).listing().items()) if fnmatchcase(other, name)}
+    return [str(path) for path in downloaded_all(base_url, matches)]
 
 
 def digest_of_names(files: Iterable[str]) -> str:

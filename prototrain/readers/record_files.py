@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import DataError
-from prototrain.readers.columns import CHUNK, Arrays, Column
-from prototrain.readers.order import Order, block_of, check_shuffle, random_order
-from prototrain.readers.paths import PathLike, matching_files, several, shown
-from prototrain.readers.tables import Table, table_of
+from prototrain.readers.columns import CHUNK
+from prototrain.readers.order import Order, Shuffle, block_of, is_by_index, random_order
+from prototrain.readers.paths import PathLike, matching_files, several, shown, stamp
+from prototrain.system.files import write_atomic
 from prototrain.system.tracebacks import cause
+from prototrain.system.urls import cache_home
+from prototrain.system.waiting import announcing
 
 _HEADER, _FOOTER = 12, 4  # bytes around each record: its length and a checksum of that, and one of its content
 _KEPT_OPEN = 256  # files
@@ -31,7 +35,7 @@ def tfrecords(
     features: Mapping[str, Any],
     compression: str | None = None,
     cycle_length: int = 4,
-    shuffle: Literal["index", False] | None = None,
+    shuffle: Shuffle = None,
     seed: int | None = None,
 ) -> tf.data.Dataset:
     """Reads TFRecord files of `tf.train.Example` messages, several files at a time, always in the same order.
@@ -61,8 +65,7 @@ def tfrecords(
         files += found
     parsed = {name: _record_feature(name, feature) for name, feature in features.items()}
     files = sorted(set(files))
-    if shuffle is not None and shuffle is not False:
-        check_shuffle(shuffle)
+    if is_by_index(shuffle):
         if compression:
             raise DataError(
                 f'files compressed with {compression} cannot be read in any order: shuffle="index" needs others'
@@ -76,36 +79,35 @@ def tfrecords(
     records = names.interleave(read, cycle_length=cycle_length, **_PARALLEL)
     if _are_fixed(parsed) and all(tf.as_dtype(feature.dtype) != tf.string for feature in parsed.values()):
         # To parse numbers one by one takes ten times as long. What holds texts may be large: pictures, for example.
-        blocks = records.batch(block_of(sum(map(_size, parsed.values())), _PARSED))
+        sizes = [tf.TensorShape(one.shape).num_elements() * tf.as_dtype(one.dtype).size for one in parsed.values()]
+        blocks = records.batch(block_of(sum(sizes), _PARSED))
         return blocks.map(lambda block: tf.io.parse_example(block, parsed), **_PARALLEL).unbatch()
     return records.map(lambda record: tf.io.parse_single_example(record, parsed), **_PARALLEL)
 
 
 def _by_index(files: list[str], features: dict[str, Any], seed: int | None) -> tf.data.Dataset:
-    columns = [Column(name, dtype, (), "an index holds") for name, dtype in _PLACES.items()]
-    table = table_of("tfrecord", [(shown(file), file) for file in files], columns, lambda: _places(files))
-    records = _Records(files, table)
+    places = _places(files)
+    opened = lru_cache(_KEPT_OPEN)(lambda number: _Opened(files[number]))
+
+    def take(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        found = np.empty(len(rows), object)
+        for row, (number, start, length) in enumerate(places[rows].tolist()):
+            found[row] = os.pread(opened(number).descriptor, length, start)
+            if len(found[row]) != length:
+                raise DataError(f"{shown(files[number])}: has become shorter while it is read")
+        return found
 
     def read(rows: tf.Tensor) -> tf.Tensor:
-        return tf.ensure_shape(tf.numpy_function(records.take, [rows], tf.string), [None])
+        return tf.ensure_shape(tf.numpy_function(take, [rows], tf.string), [None])
 
-    order, size = Order(len(table), seed), sum(map(os.path.getsize, files)) / len(table)
-    if _are_fixed(features):
-        return random_order(
-            order, lambda rows: tf.io.parse_example(read(rows), features), about="records", files=files, each=size
-        )
-    return random_order(
-        order,
-        lambda row: tf.io.parse_single_example(read(row[None])[0], features),
-        about="records",
-        files=files,
-        each=None,
-    )
+    def parse(rows: tf.Tensor) -> dict[str, Any]:
+        if fixed:
+            return dict(tf.io.parse_example(read(rows), features))
+        return dict(tf.io.parse_single_example(read(rows[None])[0], features))
 
-
-def _size(feature: Any) -> int:
-    """The bytes of a feature of numbers in one example."""
-    return int(tf.TensorShape(feature.shape).num_elements()) * int(tf.as_dtype(feature.dtype).size)
+    fixed = _are_fixed(features)
+    size = float(places[:, 2].sum()) / len(places)
+    return random_order(Order(len(places), seed), parse, about="records", files=files, each=size if fixed else None)
 
 
 def _are_fixed(features: dict[str, Any]) -> bool:
@@ -113,64 +115,64 @@ def _are_fixed(features: dict[str, Any]) -> bool:
     return all(isinstance(feature, tf.io.FixedLenFeature) for feature in features.values())
 
 
-_PLACES = {"file": "int32", "start": "int64", "length": "int64"}
+def _places(files: list[str]) -> np.ndarray[Any, Any]:
+    """Return the number of the file, the first byte and the length of each record, int64 [records, 3].
 
+    The files are read once for that, which verifies the checksums; the result is kept in the cache until they change.
 
-def _places(files: list[str]) -> Iterator[Arrays]:
-    """Where each record lies; TensorFlow reads all of them for that, and verifies their checksums."""
-    for number, file in enumerate(files):
-        lengths = tf.data.TFRecordDataset(file, buffer_size=2**20).batch(CHUNK).map(tf.strings.length)
-        end = 0
-        try:
-            for found in lengths.as_numpy_iterator():
-                length = found.astype(np.int64)
-                ends = end + np.cumsum(length + _HEADER + _FOOTER)
-                starts = ends - _FOOTER - length
-                end = int(ends[-1])
-                yield {"file": np.full(len(length), number, np.int32), "start": starts, "length": length}
-        except tf.errors.OpError as error:
-            raise DataError(f"{shown(file)}: not a whole TFRecord file ({cause(error)})") from error
-
-
-class _Records:
-    """Records by their numbers.
-
-    Args:
-        files: that they are in.
-        table: where each lies.
+    Raises:
+        DataError: they have no records or are damaged, or there is no room for the result.
     """
-
-    def __init__(self, files: list[str], table: Table) -> None:
-        self._files = files
-        self._table = table
-        self._opened: dict[int, int] = {}
-        weakref.finalize(self, _close, self._opened)
-
-    def take(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The bytes of some records."""
-        found = np.empty(len(rows), object)
-        places = (column.tolist() for column in self._table.take(rows))
-        for row, (number, start, length) in enumerate(zip(*places, strict=True)):
-            record = self._read(number, start, length)
-            if len(record) != length:
-                raise DataError(f"{shown(self._files[number])}: has become shorter while it is read")
-            found[row] = record
-        return found
-
-    def _read(self, number: int, start: int, length: int) -> bytes:
-        if number not in self._opened:
-            descriptor = os.open(self._files[number], os.O_RDONLY | os.O_CLOEXEC)
-            if len(self._opened) >= _KEPT_OPEN or self._opened.setdefault(number, descriptor) != descriptor:
-                try:
-                    return os.pread(descriptor, length, start)
-                finally:
-                    os.close(descriptor)
-        return os.pread(self._opened[number], length, start)
+    home = cache_home() / "tables"
+    made_of = hashlib.sha256("\0".join(files).encode(errors="surrogateescape")).hexdigest()[:24]
+    state = hashlib.sha256(str([stamp(file) for file in files]).encode()).hexdigest()[:24]
+    path = home / f"{made_of}-{state}.npy"
+    names = shown(files[0]) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+    try:
+        if not path.is_file():
+            with announcing(f"finding the records of {names}, to be read in any order"):
+                found = np.concatenate([part for number, file in enumerate(files) for part in _scan(number, file)])
+            home.mkdir(parents=True, exist_ok=True)
+            content = io.BytesIO()
+            np.save(content, found)
+            write_atomic(path, content.getvalue())
+            for other in home.glob(f"{made_of}-*"):
+                if other != path:
+                    other.unlink(missing_ok=True)
+        places: np.ndarray[Any, Any] = np.load(path, mmap_mode="r")
+    except OSError as error:
+        raise DataError(
+            f"{names}: the places of the records cannot be kept in {home} ({error.strerror}); "
+            "PROTOTRAIN_CACHE names another place"
+        ) from error
+    if not len(places):
+        raise DataError(f"{names}: holds no examples")
+    return places
 
 
-def _close(opened: dict[int, int]) -> None:
-    for descriptor in opened.values():
-        os.close(descriptor)
+def _scan(number: int, file: str) -> Iterator[np.ndarray[Any, Any]]:
+    end = 0
+    lengths = tf.data.TFRecordDataset(file, buffer_size=2**20).batch(CHUNK).map(tf.strings.length)
+    try:
+        yield np.empty((0, 3), np.int64)
+        for found in lengths.as_numpy_iterator():
+            length = found.astype(np.int64)
+            ends = end + np.cumsum(length + _HEADER + _FOOTER)
+            end = int(ends[-1])
+            yield np.stack([np.full_like(length, number), ends - _FOOTER - length, length], axis=1)
+    except tf.errors.OpError as error:
+        raise DataError(f"{shown(file)}: not a whole TFRecord file ({cause(error)})") from error
+
+
+class _Opened:
+    """A file that stays open until it is collected."""
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
 
 
 def _record_feature(name: str, feature: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from prototrain.config.json_form import as_text
+from prototrain.config.values import as_text
 from prototrain.experiment import Experiment
 from prototrain.experiment.event_files import read_images
 from prototrain.experiment.record import Attempt

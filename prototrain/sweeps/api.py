@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prototrain.config import Config
-from prototrain.config.json_form import as_text
 from prototrain.config.schema import REFERENCE
+from prototrain.config.values import as_text
 from prototrain.errors import ConfigError, SweepError
 from prototrain.model import ModelProtocol, load_model
 from prototrain.sweeps.plan import Plan

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from prototrain.config import Config, differing
-from prototrain.config.json_form import as_text
+from prototrain.config.values import as_text
 from prototrain.errors import SweepError
 from prototrain.experiment import Experiment
 from prototrain.sweeps.space import Space, check, combinations, is_grid

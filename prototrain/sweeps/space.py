@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from prototrain.config import Config
-from prototrain.config.json_form import as_text, json_or_text
 from prototrain.config.schema import show
+from prototrain.config.values import as_text, read_value, split_values
 from prototrain.errors import SweepError
 
 FORMS: Final = "log:1e-5..1e-1, float:0..1, int:16..256 or choice:a|b"
@@ -149,8 +149,13 @@ def check(space: Space, config: Config, *, every_combination: bool) -> None:
     for key, dimension in space.items():
         if key in _OF_EACH_TRIAL:
             raise SweepError(f"{key} cannot be swept: each trial has an experiment of its own, named by its number")
+        seen = []
         for value in dimension.probes:
-            config.copy().override(f"{key}={as_text(value)}")
+            tried = config.copy()
+            tried.override(f"{key}={as_text(value)}")
+            seen.append(json.dumps(tried.to_plain()[key]))  # 1 and 1.0 are one value of a key for floats
+            if seen[-1] in seen[:-1]:
+                raise SweepError(f"{key}: {as_text(value)} is given twice")
     found = combinations(space)
     for values in found if every_combination else itertools.islice(found, 1):
         tried = config.copy()
@@ -183,7 +188,7 @@ def _add(space: Space, key: str, dimension: Choice | Range) -> None:
 
 def _range(text: str, match: re.Match[str]) -> Range:
     kind, *ends = match.groups()
-    low, high = (json_or_text(end.strip()) for end in ends)
+    low, high = (read_value(end.strip()) for end in ends)
     for end in (low, high):
         wanted = int if kind == "int" else (int, float)
         if not isinstance(end, wanted) or isinstance(end, bool) or not math.isfinite(end):
@@ -209,23 +214,8 @@ def _choice(key: str, values: Iterable[Any]) -> Choice:
     return choice
 
 
-def _split(key: str, text: str, separator: str) -> Iterator[Any]:
-    """Cut at a separator, but not inside of a JSON value: ``adam,[1,2]`` gives "adam" and [1, 2]."""
-    decoder = json.JSONDecoder(parse_constant=str)
-    while text := text.strip():
-        end = text.find(separator)
-        try:
-            _, json_end = decoder.raw_decode(text)
-        except ValueError:
-            pass  # not JSON, so it ends at the next separator
-        else:
-            rest = text[json_end:].lstrip()
-            if not rest or rest.startswith(separator):
-                end = len(text) - len(rest) if rest else -1
-        value = (text if end < 0 else text[:end]).strip()
-        if not value or (end >= 0 and not text[end + 1 :].strip()):
-            raise SweepError(f"{key}: a value is missing beside {show(separator)}")
-        yield json_or_text(value)
-        if end < 0:
-            return
-        text = text[end + 1 :]
+def _split(key: str, text: str, separator: str) -> list[Any]:
+    parts = split_values(text, separator) if text else []
+    if "" in parts:
+        raise SweepError(f"{key}: a value is missing beside {show(separator)}")
+    return [read_value(part) for part in parts]

@@ -13,7 +13,7 @@ from typing import Final
 import optuna
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from prototrain.errors import SweepError
@@ -27,8 +27,9 @@ _RECORD: Final = b'{"op_code":'  # what each line of a journal begins with
 
 
 def sqlite_url(path: Path) -> str:
-    """The URL of an SQLite file."""
-    return f"sqlite:///{path}".replace("{", "{{").replace("}", "}}")  # Optuna takes URLs for format strings
+    """Return the URL of an SQLite file."""
+    url = URL.create("sqlite", database=str(path)).render_as_string()
+    return url.replace("{", "{{").replace("}", "}}")  # Optuna takes URLs for format strings
 
 
 def own_database(path: Path) -> str:

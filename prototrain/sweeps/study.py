@@ -14,7 +14,7 @@ from optuna.distributions import BaseDistribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
-from prototrain.config.json_form import as_text
+from prototrain.config.values import as_text
 from prototrain.errors import SweepError
 from prototrain.experiment.lock import LOCK
 from prototrain.sweeps.ownership import ME, Heartbeat, TrialLock, has_ended, is_held, is_silent, signature

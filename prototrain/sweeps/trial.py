@@ -11,7 +11,7 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
-from prototrain.config.json_form import json_or_text
+from prototrain.config.values import read_value
 from prototrain.errors import SweepError
 from prototrain.sweeps.ownership import TrialLock, signature
 from prototrain.sweeps.plan import Plan
@@ -92,8 +92,8 @@ class Trial:
         if self.ending is None:
             if step is None:
                 return self.fail(f"the run has ended without measuring {self._objective}")
-            if math.isnan(self._reported[step]):
-                return self.fail(f"{self._objective} is nan at step {step}")
+            if not math.isfinite(self._reported[step]):
+                return self.fail(f"{self._objective} is {self._reported[step]} at step {step}")
             self._tell("finished", TrialState.COMPLETE, self._reported[step])
         self.lock.give_back(over=True)
         measured = "" if step is None else f": {self._objective} {in_digits(self._reported[step])} at step {step}"
@@ -156,4 +156,4 @@ def _suggest(trial: optuna.Trial, key: str, dimension: Choice | Range) -> Any:
 
 
 def _decode(dimension: Choice | Range, param: Any) -> Any:
-    return json_or_text(param) if isinstance(dimension, Choice) else param
+    return read_value(param) if isinstance(dimension, Choice) else param

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from prototrain.system.contained import open_file
@@ -48,3 +50,21 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def literal_prefix(prefix: str | Path) -> Iterator[str]:
+    r"""Give the prefix of a checkpoint's files as a path that TensorFlow does not take for a pattern.
+
+    TensorFlow looks for a checkpoint's files with a glob pattern, so below `lr=[0.1]` or `a\b` it finds none. There,
+    links to the files are made in a temporary directory for as long as the context lasts.
+    """
+    prefix = Path(prefix)
+    if not set("*?[\\") & set(str(prefix)) or not prefix.parent.is_dir():
+        yield str(prefix)
+        return
+    with tempfile.TemporaryDirectory(prefix="prototrain-") as directory:
+        for file in prefix.absolute().parent.iterdir():
+            if file.name.startswith(f"{prefix.name}."):
+                os.symlink(file, Path(directory, f"model{file.name.removeprefix(prefix.name)}"))
+        yield f"{directory}/model"

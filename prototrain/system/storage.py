@@ -139,13 +139,16 @@ class Storage:
         with self._reaching("delete in"):
             fs, root = self._place
             paths = [f"{root}/{name}" for name in names]
+            # `rm` takes a path for a pattern, and then others that match it are deleted, or this one is not.
+            one_by_one = [path for path in paths if set("*?[") & set(path)]
             try:
-                if paths:
-                    fs.rm(paths)
+                if rest := [path for path in paths if path not in one_by_one]:
+                    fs.rm(rest)
             except FileNotFoundError:
-                for path in paths:
-                    if fs.exists(path):
-                        fs.rm_file(path)
+                one_by_one = paths
+            for path in one_by_one:
+                if fs.exists(path):
+                    fs.rm_file(path)
 
     @contextmanager
     def _reaching(self, what: str) -> Iterator[None]:

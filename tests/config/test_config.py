@@ -93,6 +93,7 @@ def test_validate(changes: dict[str, Any], message: str | None) -> None:
         ("model.own=relu", "model.own", "relu"),
         ("model.own=", "model.own", ""),
         ("model.own=a=b", "model.own", "a=b"),
+        ("model.own=" + "[" * 5000 + "]" * 5000, "model.own", "[" * 5000 + "]" * 5000),
         ('model.own={"a": [1, null]}', "model.own", {"a": [1, None]}),
         ("model.own=NaN", "model.own", "NaN"),
         ("model.own=" + "[" * 100_000, "model.own", "[" * 100_000),
@@ -104,7 +105,7 @@ def test_validate(changes: dict[str, Any], message: str | None) -> None:
     ],
 )
 def test_override(text: str, key: str, value: Any) -> None:
-    config = Config({"model.own": 0})
+    config = Config({"model.own": None})
     config.override(text)
     assert config[key] == value
     assert type(config[key]) is type(value)
@@ -119,15 +120,81 @@ def test_override(text: str, key: str, value: Any) -> None:
         ("model.batch_sise=3", "unknown key 'model.batch_sise'; the nearest known one is model.batch_size"),
         ("model.widht=3", "unknown key 'model.widht'; the nearest known one is model.width"),
         ("model.batch_size=0", "expected int >= 1, got 0"),
-        ("trainer.experiment_name=2024", r'quote a text that reads as JSON: trainer.experiment_name="2024"'),
+        ("trainer.experiment_name=2024", r"""quote it if it is a text: trainer.experiment_name='"2024"'"""),
+        ("model.width=False", "model.width: expected int, got False"),
+        ("model.width=2.0", "model.width: expected int, got 2.0"),
+        ("model.width=none", "model.width: expected int, got None"),
+        ("model.width=wide", "model.width: expected int, got 'wide'"),
+        ("model.rate=high", "model.rate: expected float, got 'high'"),
+        ("model.use_bias=0", "model.use_bias: expected bool, got 0"),
+        ("model.use_bias='False'", "model.use_bias: expected bool, got 'False'"),
+        ("model.norm=True", r"""model.norm: expected str, got True; quote it .* model.norm='"True"'"""),
+        ("model.units=8", r"model.units: expected list\[int\], got 8"),
+        ("model.units=[8, a]", r"model.units: expected list\[int\], got '\[8, a\]'"),
+        ("model.units=[.5]", r"model.units: expected list\[int\], got \[0.5\]"),
+        ("model.mixed=4", r"model.mixed: expected list, got 4"),
     ],
 )
 def test_a_wrong_override_leaves_everything(text: str, message: str) -> None:
-    config = Config({"model.width": 1})
+    own = {"width": 1, "rate": 0.1, "use_bias": True, "norm": "batch", "units": [8], "mixed": [1, "a"]}
+    config = Config({f"model.{name}": value for name, value in own.items()})
     with pytest.raises(ConfigError, match=message) as caught:
         config.override(["model.width=2", text])
     assert "\n" not in str(caught.value)
-    assert config == {"model.width": 1}
+    assert config == {f"model.{name}": value for name, value in own.items()}
+
+
+@pytest.mark.parametrize(
+    ("default", "text", "value"),
+    [
+        (True, "False", False),
+        (True, "FALSE", False),
+        (False, " true ", True),
+        (0.5, ".25", 0.25),
+        (0.5, "1E-3", 0.001),
+        (0.5, "-2.", -2.0),
+        (0.5, "+1e3", 1000.0),
+        (0.5, "2", 2.0),
+        (8, "+4", 4),
+        (None, "NONE", None),
+        (None, "Null", None),
+        (None, "5", 5),
+        (None, "text", "text"),
+        ("a", '"False"', "False"),
+        ("a", "'1e-3'", "1e-3"),
+        ("a", "nonesuch", "nonesuch"),
+        ("a", "1.2.3", "1.2.3"),
+        ("a", "007", "007"),
+        ("a", "[a-z]", "[a-z]"),
+        ([0.5], "[1, .25, 1E-3]", [1.0, 0.25, 0.001]),
+        ([True], "[True, false]", [True, False]),
+        (["a"], "['b', \"c\"]", ["b", "c"]),
+        ([[1]], "[[1, 2], [3]]", [[1, 2], [3]]),
+        ([], "[None, x=1]", "error"),
+        ((1, 2), "[3, 4]", (3, 4)),
+        ([1, "a"], "[2.5]", [2.5]),
+        ({}, '{"a": 1}', {"a": 1}),
+        (len, "builtins:max", "builtins:max"),
+    ],
+)
+def test_a_value_is_what_it_looks_like(default: Any, text: str, value: Any) -> None:
+    config = Config({"model.own": default})
+    if value == "error":
+        with pytest.raises(ConfigError, match="expected list"):
+            config.override(f"model.own={text}")
+        return
+    config.override(f"model.own={text}")
+    assert config["model.own"] == value
+    assert type(config["model.own"]) is type(value)
+
+
+def test_a_choice_called_none_and_a_default_that_is_none() -> None:
+    config = Config({"model.own": None, "trainer.keep_best": "vld/loss"})
+    config.keep_defaults()
+    config.override(["model.data_sharding=none", "trainer.keep_best=none", "model.own=5"])
+    assert config == {"model.data_sharding": "none", "trainer.keep_best": None, "model.own": 5}
+    config.override("model.own=None")
+    assert config["model.own"] is None
 
 
 def test_json_keeps_the_order() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prototrain.config import Config
-from prototrain.config.files import texts_of_file
+from prototrain.config.values import texts_of_file
 from prototrain.errors import ConfigError
 
 
@@ -33,7 +33,8 @@ def test_nested_and_dotted_keys(tmp_path: Path, name: str, text: str) -> None:
         ("a.yml", "a: [", r"a\.yml: cannot be read: while parsing a flow node"),
         ("a.yml", "!!python/object:os.system {}", r"a\.yml: cannot be read: could not determine a constructor"),
         ("a.yml", "- 3", r"a\.yml: expected a mapping from keys to values, got list"),
-        ("a.yml", "model.day: 2020-01-01", r"a\.yml: Object of type date is not JSON serializable"),
+        ("a.yml", "model.day: !!timestamp 2020-01-01", r"a\.yml: Object of type date is not JSON serializable"),
+        ("a.json", '{"model.own": NaN}', r"a\.json: cannot be read: NaN is not JSON"),
         ("b/a.json", None, r"a\.json: cannot be read: .* No such file"),
     ],
 )
@@ -43,3 +44,24 @@ def test_a_file_that_is_wrong_is_one_line(tmp_path: Path, name: str, text: str |
     with pytest.raises(ConfigError, match=message) as caught:
         texts_of_file(tmp_path / name)
     assert "\n" not in str(caught.value)
+
+
+def test_plain_yaml_values_are_as_on_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        'base: &base {model.rate: 1e-3}\n<<: *base\nmodel.bias: FALSE\nmodel.name: "False"\nmodel.norm: no\n'
+        "model.units: [.25, 1E-3]\nmodel.data_sharding: none\ntrainer.keep_best: ~\nmodel.day: 2020-01-01\n"
+    )
+    own = {"base": {}, "model.rate": 0.1, "model.bias": True, "model.name": "", "model.norm": "", "model.units": [1.0]}
+    config = Config({**own, "model.day": ""})
+    config.override(texts_of_file(tmp_path / "a.yaml"))
+    assert config == {
+        "base": {"model.rate": 0.001},
+        "model.rate": 0.001,
+        "model.bias": False,
+        "model.name": "False",
+        "model.norm": "no",
+        "model.units": [0.25, 0.001],
+        "model.data_sharding": "none",
+        "trainer.keep_best": None,
+        "model.day": "2020-01-01",
+    }

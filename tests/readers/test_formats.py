@@ -57,9 +57,9 @@ def test_csv(shuffle: Any) -> None:
     ("content", "said"),
     [
         ("y,x\n1,2\n1,z", "a.csv, line 3: 'x': \"z\" is not of type float32"),
-        ("y,x\n1,2\n1,nan", "a.csv, line 3: 'x': \"nan\" is not finite"),
+        ("y,x\n1,2\n1,nan", "a.csv, line 3: 'x': NaN is not finite"),
         ("y,x\n1,1_0", "a.csv, line 2: 'x': \"1_0\" is not of type float32"),
-        ('y,x\n"\n1",2\n256,2', "a.csv, line 4: 'y': \"256\" does not fit into uint8"),
+        ('y,x\n"\n1",2\n256,2', "a.csv, line 4: 'y': 256 does not fit into uint8"),
         ("y,x\n1.0,2", "a.csv, line 2: 'y': \"1.0\" is not of type uint8"),
         ("y,x\n1,2\n1", "a.csv, line 3: has 1 fields where 2 are expected"),
         ('y,x\n1,"2"3', "a.csv, line 2: not CSV"),
@@ -72,13 +72,12 @@ def test_csv(shuffle: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("shuffle", [None, "index"])
-def test_csv_names_what_it_refuses(content: str | bytes | None, said: str, shuffle: Any, cache: Path) -> None:
+def test_csv_names_what_it_refuses(content: str | bytes | None, said: str, shuffle: Any) -> None:
     if content is not None:
         Path("a.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError) as caught:
         readers.csv("a.csv", features={"y": ("uint8", []), "x": ("float32", [])}, shuffle=shuffle)
     assert str(caught.value).startswith(said)
-    assert not [*cache.glob("tables/*"), *cache.glob("tables/.*")]  # nothing is left of a table
 
 
 def test_csv_columns_of_a_feature() -> None:
@@ -146,7 +145,7 @@ def test_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
         readers.parquet("a.parquet", features={"y": ("uint8", [])})
 
 
-def test_numbers_keep_their_bits_on_the_way_through_a_table() -> None:
+def test_numbers_keep_their_bits() -> None:
     values = np.random.default_rng(0).normal(size=50).astype(np.float32)
     Path("a.csv").write_text("x\n" + "".join(f"{value!r}\n" for value in values.tolist()))
     make: Callable[..., tf.data.Dataset] = readers.csv

@@ -18,7 +18,6 @@ from prototrain import readers
 from prototrain.data.randomness import reshuffles
 from prototrain.data.stream import TrainingData
 from prototrain.errors import DataError
-from prototrain.readers import tables
 from prototrain.readers.order import Order, _permuted, random_order
 
 D = tf.data.Dataset
@@ -178,27 +177,24 @@ def test_images_by_index(tmp_path: Path) -> None:
     assert sorted(items) == [(0, 0), (1, 1), (2, 0), (3, 1), (4, 0)]
 
 
-def test_a_table_is_made_once_and_anew_when_a_file_has_changed(
+def test_the_places_of_records_are_found_once_and_anew_when_a_file_has_changed(
     cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    path = Path("a.jsonl")
-    path.write_text('{"y": 1, "t": "a"}\n{"y": 2, "t": "bcd"}\n')
-    features = {**Y, "t": ("string", [])}
-    made: list[Path] = []
-    make = tables._make
-    monkeypatch.setattr(tables, "_make", lambda directory, *rest: (made.append(directory), make(directory, *rest)))
+    def read(**options: Any) -> list[int]:
+        return sorted(labels(readers.tfrecords("a.tfrecord", features=Y, shuffle="index", **options)))
 
-    def read(**options: Any) -> list[Any]:
-        dataset = readers.json_lines(path, features=features, shuffle="index", **options)
-        return sorted((item["y"].item(), item["t"]) for item in dataset.as_numpy_iterator())
-
-    assert read() == read(seed=3) == [(1, b"a"), (2, b"bcd")] and len(made) == 1
-    os.utime(path, (1, 1))
-    assert read() == [(1, b"a"), (2, b"bcd")] and len(made) == 2
-    path.write_text('{"y": 3, "t": ""}\n')
-    assert read() == [(3, b"")] and len(list(cache.glob("tables/*"))) == 1
-    (cache / "tables" / ".tmp-x").mkdir()  # what a killed process leaves is in nobody's way
-    assert read() == [(3, b"")] and len(made) == 3
+    write_records("a.tfrecord", [1, 2])
+    assert read() == [1, 2]
+    (first,) = cache.glob("tables/*")
+    made = first.stat()
+    assert read(seed=3) == [1, 2] and first.stat() == made
+    os.utime("a.tfrecord", (1, 1))
+    assert read() == [1, 2]
+    (second,) = cache.glob("tables/*")
+    assert second != first
+    write_records("a.tfrecord", [])
+    with pytest.raises(DataError, match=r"a\.tfrecord: holds no examples"):
+        read()
     (tmp_path / "no directory").write_text("")
     monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "no directory"))
     with pytest.raises(

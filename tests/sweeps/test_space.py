@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from prototrain.config.json_form import json_or_text
+from prototrain.config.values import read_value
 from prototrain.errors import ConfigError, SweepError
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import Choice, Range, as_settings, check, combinations, from_mapping, is_grid
@@ -26,12 +26,15 @@ from tests.tiny import tiny_config
         ("k=a=b,1.5x", ("a=b", "1.5x")),
         ("k=null,NaN", (None, "NaN")),
         ("k=8", (8,)),
+        ("k=True,False,None", (True, False, None)),
+        ("k=.25,1E-3,'1'", (0.25, 0.001, "1")),
+        ("k=[.5,True],it's,b]", ([0.5, True], "it's", "b]")),
     ],
 )
 def test_a_grid(text: str, values: tuple[Any, ...]) -> None:
     assert grid([text]) == {"k": Choice(values)}
     settings = [setting for value in values for setting in as_settings({"k": value})]
-    assert tuple(json_or_text(setting.removeprefix("k=")) for setting in settings) == values
+    assert tuple(read_value(setting.removeprefix("k=")) for setting in settings) == values
 
 
 @pytest.mark.parametrize(
@@ -122,3 +125,16 @@ def test_a_space_may_bring_what_the_config_lacks() -> None:
     assert plan.total == 4
     with pytest.raises(ConfigError, match=r"lr_schedule\.exp\.value is required"):
         Plan(config=config, space=grid(["model.batch_size=8"]), trials=None, objective="loss", mode="min")
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "message"),
+    [
+        ([0.5, 1, 1.0], SweepError, "model.own: 1.0 is given twice"),
+        (["a"], ConfigError, "model.own: expected float, got 'a'"),
+        ([True], ConfigError, "model.own: expected float, got True"),
+    ],
+)
+def test_values_of_another_type_than_the_models(values: list[Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        check({"model.own": Choice(tuple(values))}, tiny_config(**{"model.own": 0.1}), every_combination=True)

@@ -85,3 +85,13 @@ def test_pipes_are_not_waited_for_and_links_of_strangers_not_followed(tmp_path: 
         with pytest.raises(SweepError, match="cannot"):
             lock.is_taken()
     assert theirs.read_bytes() == b""
+
+
+@pytest.mark.parametrize("name", ["lr=[0.1]", r"a\b", "x*y", "q?a=b", "{a,b}", "two words", "läße", "-dash", "100%#1"])
+def test_a_database_in_an_odd_directory(tmp_path: Path, name: str) -> None:
+    directory = tmp_path / name
+    directory.mkdir()
+    study = optuna.create_study(storage=open_storage(own_database(directory / "s.sweep.db")), study_name="s")
+    study.add_trial(optuna.trial.create_trial(value=1.0))
+    assert (directory / "s.sweep.db").stat().st_size > 0 and [file.name for file in tmp_path.iterdir()] == [name]
+    assert open_storage(own_database(directory / "s.sweep.db")).get_all_studies()[0].study_name == "s"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import code
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.base import Callback, Priority
@@ -15,9 +13,7 @@ if TYPE_CHECKING:
 
 
 class DebugShell(Callback):
-    """Opens a shell before the first step, with `trainer`, `model`, `config` and one `batch` at hand.
-
-    It is IPython's, or Python's own prompt where IPython is not installed.
+    """Opens IPython before the first step, with `trainer`, `model`, `config` and one `batch` at hand.
 
     Leaving the shell (Ctrl-D) goes on with the run, whatever was raised in it.
     """
@@ -33,7 +29,7 @@ class DebugShell(Callback):
 
 
 def open_shell(trainer: Trainer) -> None:
-    """Open IPython, or Python's own prompt, with a trainer and what belongs to it at hand."""
+    """Open IPython with a trainer and what belongs to it at hand."""
     names: dict[str, Any] = {
         "trainer": trainer,
         "model": getattr(trainer, "model", None),
@@ -42,15 +38,6 @@ def open_shell(trainer: Trainer) -> None:
     }
     banner = "trainer, model, config, batch are at hand; trainer.run_steps(1) trains a step, Ctrl-D goes on\n"
     with trainer.stop.suspended():  # Ctrl-C is to interrupt what was typed, not the run
-        try:
-            import IPython  # takes a second to import, and few runs open a shell
-        except ModuleNotFoundError:
-            _open_prompt(f"{banner}pip install 'prototrain[shell]' for IPython in place of this prompt", names)
-        else:
-            IPython.embed(user_ns=names, banner1=banner, colors="neutral")
+        import IPython  # takes a second, and few runs open a shell
 
-
-def _open_prompt(banner: str, names: dict[str, Any]) -> None:
-    leaving = {"exit": sys.exit, "quit": sys.exit}  # Python's own close the standard input
-    with suppress(SystemExit):  # which leaves the prompt, as in IPython, and not the run
-        code.interact(banner, local={**names, **leaving}, exitmsg="")
+        IPython.embed(user_ns=names, banner1=banner, colors="neutral")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.monitors.tracker import Point, Tracker, needed
-from prototrain.config.json_form import as_text
+from prototrain.config.values import as_text
 
 if TYPE_CHECKING:
     from prototrain.experiment.record import Outcome

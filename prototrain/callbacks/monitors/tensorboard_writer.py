@@ -22,8 +22,8 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, Sessi
 
 from prototrain.callbacks.monitor import Monitor
 from prototrain.callbacks.pictures import text_summary
-from prototrain.config.json_form import as_text
 from prototrain.config.schema import LOCATION_KEYS
+from prototrain.config.values import as_text
 from prototrain.system.tracebacks import first_line
 
 _EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*")

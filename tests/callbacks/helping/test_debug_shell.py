@@ -69,16 +69,3 @@ def test_without_a_terminal_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     with pytest.raises(CallbackError, match="needs a terminal"):
         CountingTrainer().train([DebugShell()], max_steps=1)
-
-
-def test_without_ipython_there_is_a_plain_prompt(
-    typed: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "IPython", None)
-    lines = iter(["print('at step', trainer.global_step)", "exit()"])
-    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
-    trainer = CountingTrainer()
-    trainer.train([DebugShell()], max_steps=2)
-    said = capsys.readouterr()
-    assert "at step 0" in said.out and "pip install 'prototrain[shell]'" in said.err
-    assert trainer.global_step == 2 and typed == []

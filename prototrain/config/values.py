@@ -1,0 +1,135 @@
+"""Config values as people write them: on the command line, in the space of a sweep, and in JSON and YAML files."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from prototrain.config.schema import SCHEMA
+from prototrain.errors import ConfigError
+
+_WORDS: Final = {"true": True, "false": False, "none": None, "null": None}
+_NUMBER: Final = re.compile(r"[+-]?(0|[1-9]\d*|(\d+\.\d*|\.\d+)(e[+-]?\d+)?|\d+e[+-]?\d+)", re.IGNORECASE)
+
+
+def read_value(text: str) -> Any:
+    """Read the text of one value.
+
+    JSON is read as JSON. `true`, `false`, `none` and `null` count in any case, numbers also as `.25`, `1.` and `1E-3`,
+    and lists may hold all of these. Everything else is text, and so is what stands in quotes of either kind.
+
+    >>> [read_value(text) for text in ("False", ".25", "[1, None]", "adam", "'1'")]
+    [False, 0.25, [1, None], 'adam', '1']
+    """
+    try:
+        return json.loads(text, parse_constant=refuse_constant)
+    except RecursionError:
+        return text
+    except ValueError:  # not JSON
+        pass
+    word = text.strip()
+    found = _read_word(word)
+    if found is not word:
+        return found
+    inner = word[1:-1]
+    if word == f"'{inner}'" and "'" not in inner:
+        return inner
+    if word == f"[{inner}]":
+        parts = split_values(inner, ",")
+        items = [read_value(part) for part in parts]
+        if not any(
+            item == part for item, part in zip(items, parts, strict=True)
+        ):  # bare words: a pattern such as [a-z]
+            return items
+    return text
+
+
+def _read_word(text: str) -> Any:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if len(text) < 400 and _NUMBER.fullmatch(text):
+        return float(text) if set(".eE") & set(text) else int(text)
+    return text
+
+
+def as_text(value: Any) -> str:
+    """Write a value as `read_value` reads it: as JSON, or a text that means nothing else as it is."""
+    plain = isinstance(value, str) and read_value(value) == value
+    return value if plain else json.dumps(value, ensure_ascii=False)
+
+
+def split_values(text: str, separator: str) -> list[str]:
+    """Split the text of several values at a separator that is outside of quotes and brackets.
+
+    Quotes and brackets count where a value begins with one. `adam,[1,2]` gives `adam` and `[1,2]`.
+    """
+    parts, start, depth, quote = [], 0, 0, ""
+    for index, letter in enumerate(text):
+        opens = depth or not text[start:index].strip()
+        if quote:
+            quote = "" if letter == quote and text[index - 1] != "\\" else quote
+        elif letter in "\"'" and opens:
+            quote = letter
+        elif letter in "[{" and opens:
+            depth += 1
+        elif letter in "]}" and depth:
+            depth -= 1
+        elif letter == separator and not depth:
+            parts.append(text[start:index].strip())
+            start = index + 1
+    return [*parts, text[start:].strip()]
+
+
+def texts_of_file(path: str | Path) -> list[str]:
+    """Read a file of values, nested or with dotted keys, as `KEY=VALUE` texts for `Config.override`.
+
+    Plain YAML values mean what they mean on the command line: `1e-3` is a number, `yes` is text.
+
+    Args:
+        path: a file whose name ends in `.json`, `.yaml` or `.yml`.
+
+    Raises:
+        ConfigError: it cannot be read, or holds no mapping from names to values.
+    """
+    path = Path(path)
+    if path.suffix not in (".json", ".yaml", ".yml"):
+        raise ConfigError(f"{path}: a file of values ends in .json, .yaml or .yml")
+    import yaml  # only here: no other command needs it
+
+    class Loader(yaml.SafeLoader):
+        yaml_implicit_resolvers = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}  # noqa: RUF012
+
+    def construct(loader: Any, node: Any) -> Any:
+        if node.style is not None:  # quoted
+            return node.value
+        return None if node.value in ("", "~") else _read_word(node.value)
+
+    Loader.add_constructor("tag:yaml.org,2002:str", construct)
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = yaml.load(text, Loader) if path.suffix != ".json" else json.loads(text, parse_constant=refuse_constant)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{path}: expected a mapping from keys to values, got {type(found).__name__}")
+    try:
+        return [f"{key}={json.dumps(value)}" for key, value in _flat(found, "")]
+    except (TypeError, ValueError) as error:  # what an explicit tag makes, such as !!timestamp
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _flat(mapping: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in mapping.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value and any(known.startswith(f"{key}.") for known in SCHEMA):
+            yield from _flat(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """Refuse `NaN` and `Infinity`, for `json.loads(parse_constant=)`."""
+    raise ValueError(f"{name} is not JSON")

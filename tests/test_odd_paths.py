@@ -1,0 +1,106 @@
+"""Directories whose names are patterns, options or not ASCII to somebody: what is written there is read again."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import readers
+from prototrain.callbacks import ModelSaver
+from prototrain.checkpoint import Checkpoints, Snapshot, read_bundle
+from prototrain.errors import DataError
+from prototrain.launch import launch
+from prototrain.runs.reading import find_runs
+from prototrain.system.files import literal_prefix
+from prototrain.system.storage import Storage
+from prototrain.trainers.tower import TowerTrainer
+from tests.tiny import tiny_model
+
+NAMES = ["lr=[0.1]", r"a\b", "x*y", "q?", "{a,b}", "two words", "läße", "-dash", "100%#1"]
+X = {"x": ("int64", [])}
+
+
+@pytest.fixture(params=NAMES)
+def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """An odd directory, beside others that it matches where it is taken for a pattern."""
+    for name in ("lr=0", "ab", "xzzy", "qq", "a", "b"):
+        (tmp_path / name).mkdir()
+    directory = tmp_path / request.param
+    directory.mkdir()
+    return directory
+
+
+def write_records(path: Path, *numbers: int) -> None:
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for number in numbers:
+            one = tf.train.Feature(int64_list=tf.train.Int64List(value=[number]))
+            writer.write(tf.train.Example(features=tf.train.Features(feature={"x": one})).SerializeToString())
+
+
+def numbers(dataset: tf.data.Dataset) -> list[int]:
+    return sorted(int(item["x"]) for item in dataset.as_numpy_iterator())
+
+
+def test_a_run_goes_on_and_gives_its_weights(odd: Path) -> None:
+    def run(name: str, steps: int, **more: Any) -> TowerTrainer:
+        keys = {"trainer__experiment_base_dir": str(odd), "trainer__experiment_name": name, "model__num_steps": steps}
+        return launch(tiny_model(**keys, **more), callbacks=[ModelSaver()])
+
+    first, resumed = run("run", 3), run("run", 6)
+    assert "resumed at step 3" in (odd / "run" / "train.log").read_text()
+    other = run("other", 0, model__weights_load_path=str(odd / "run"))
+    np.testing.assert_array_equal(other.built.variables["fc0/kernel"], resumed.built.variables["fc0/kernel"])
+    assert not np.array_equal(first.built.variables["fc0/kernel"], resumed.built.variables["fc0/kernel"])
+    assert sorted(run.name for run in find_runs(odd)) == ["other", "run"]
+
+
+def test_checkpoints_of_tensorflow(odd: Path) -> None:
+    for name in ("weights", "w[1]*?"):
+        prefix = odd / name
+        tf.raw_ops.SaveV2(prefix=str(prefix), tensor_names=["a"], shape_and_slices=[""], tensors=[tf.range(3)])
+        np.testing.assert_array_equal(read_bundle(prefix)["a"], [0, 1, 2])
+        with literal_prefix(prefix) as path:
+            assert tf.train.load_variable(path, "a").tolist() == [0, 1, 2]
+    saved = Checkpoints(odd).save(Snapshot(1, {"a": tf.range(2)}))
+    np.testing.assert_array_equal(read_bundle(saved / "model")["a"], [0, 1])
+
+
+def test_readers(odd: Path) -> None:
+    for other in odd.parent.iterdir():
+        write_records(other / "1.tfrecord", 1 if other == odd else 5)
+    write_records(odd / "[12]*.tfrecord", 2)
+    write_records(odd / "22.tfrecord", 3)
+    for shuffle in (None, "index"):
+        assert numbers(readers.tfrecords(odd / "1.tfrecord", features=X, shuffle=shuffle)) == [1]
+        assert numbers(readers.tfrecords(odd / "[12]*.tfrecord", features=X, shuffle=shuffle)) == [2]
+        assert numbers(readers.tfrecords(odd / "[12].tfrecord", features=X, shuffle=shuffle)) == [1]
+        assert numbers(readers.tfrecords(odd / "*.tfrecord", features=X, shuffle=shuffle)) == [1, 2, 3]
+        assert numbers(readers.tfrecords(odd / "**" / "2*", features=X, shuffle=shuffle)) == [3]
+    (odd / "a.csv").write_text("x\n4\n")
+    assert numbers(readers.csv(odd / "a.csv", features=X)) == [4]
+    (odd / "[cat]").mkdir()
+    (odd / "[cat]" / "*.png").write_bytes(tf.io.encode_png(np.zeros((2, 2, 3), np.uint8)).numpy())
+    assert len(list(readers.image_folder(odd, size=(2, 2)))) == 1
+    with pytest.raises(DataError, match="matches no file"):
+        readers.tfrecords(odd / "3*", features=X)
+
+
+@pytest.mark.parametrize("name", NAMES[:-1])
+def test_storages(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fsspec")
+    monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "cache"))
+    base = f"memory://{uuid.uuid4().hex}"
+    write_records(tmp_path / "r", 1)
+    others = [f"{other}/1.tfrecord" for other in ("lr=0", "ab", "xzzy", "qq")]
+    for file in (*others, f"{name}/1.tfrecord", f"{name}/[1].tfrecord"):
+        Storage(base).write(file, (tmp_path / "r").read_bytes())
+    storage = Storage(f"{base}/{name}")
+    assert numbers(readers.tfrecords(f"{base}/{name}/*.tfrecord", features=X)) == [1, 1]
+    assert numbers(readers.tfrecords(f"{base}/{name}/[1].tfrecord", features=X)) == [1]
+    storage.delete(["1.tfrecord", "[1].tfrecord", "gone"])
+    assert sorted(Storage(base).listing()) == sorted(others)
