@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from prototrain.data.elements import by_path
 from prototrain.errors import ConfigError
 
 Batch = dict[str, Any]
@@ -19,7 +20,8 @@ def split_batch(inputs: Batch, parts: int) -> list[Batch]:
     """
     if parts == 1:
         return [inputs]
-    divided = [_split(value, parts) for value in tf.nest.flatten(inputs)]
+    paths = {id(value): path for path, value in by_path(inputs).items()}
+    divided = [_split(value, parts, paths[id(value)]) for value in tf.nest.flatten(inputs)]
     return [tf.nest.pack_sequence_as(inputs, [values[index] for values in divided]) for index in range(parts)]
 
 
@@ -44,25 +46,26 @@ def check_divides(batch_size: int, towers: int, micro_batches: int) -> None:
         )
 
 
-def _split(value: Any, parts: int) -> list[Any]:
+def _split(value: Any, parts: int, path: str) -> list[Any]:
     if isinstance(value, tf.SparseTensor):
-        return list(tf.sparse.split(value, parts, axis=0))
+        with tf.control_dependencies(_even(value.dense_shape[0], parts, path)):
+            return list(tf.sparse.split(value.with_values(tf.identity(value.values)), parts, axis=0))
     if value.shape.rank == 0:
         return [value] * parts
     if isinstance(value, tf.RaggedTensor):
         size = value.nrows() // parts
-        with tf.control_dependencies(_even(value.nrows(), parts)):
+        with tf.control_dependencies(_even(value.nrows(), parts, path)):
             return [value[index * size : (index + 1) * size] for index in range(parts)]
     if value.shape[0] is not None and value.shape[0] % parts == 0:
         return list(tf.split(value, parts))
-    with tf.control_dependencies(_even(tf.shape(value)[0], parts)):
+    with tf.control_dependencies(_even(tf.shape(value)[0], parts, path)):
         return list(tf.split(tf.identity(value), parts))
 
 
-def _even(examples: Any, parts: int) -> list[Any]:
+def _even(examples: Any, parts: int, path: str) -> list[Any]:
     message = (
-        f"the batch does not divide evenly into {parts} parts; batch the training dataset with drop_remainder=True, "
-        "or repeat it before batching"
+        f"the batch does not divide evenly into {parts} parts: {path} has another number of rows; batch the training "
+        "dataset with drop_remainder=True, or repeat it before batching"
     )
     check = tf.debugging.assert_equal(examples % parts, tf.zeros([], examples.dtype), message)
     return [] if check is None else [check]  # None: it was checked already, eagerly or while tracing

@@ -137,19 +137,38 @@ def from_paths(values: Mapping[str, Any], like: Any) -> dict[str, Any]:
 
 
 def batch_size(inputs: Mapping[str, Any]) -> tf.Tensor:
-    """The number of examples in a batch: the first dimension of its first tensor that is no scalar.
+    """The number of examples in a batch: the first dimension of all its tensors; of the first one if they differ.
 
     Raises:
         DataError: all are scalars.
     """
-    for value in by_path(inputs).values():
-        if isinstance(value, tf.RaggedTensor):
-            return value.nrows()
-        if isinstance(value, tf.SparseTensor):
-            return value.dense_shape[0]
-        if value.shape.rank != 0:
-            return tf.shape(value)[0]
+    for size in first_dimensions(inputs).values():
+        return size
     raise DataError("a batch has no dimension of examples, only scalars: the dataset must be batched, with .batch(...)")
+
+
+def counted_examples(inputs: Mapping[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
+    """The number of examples in a batch, int64, and whether the first dimensions of all its tensors agree.
+
+    Raises:
+        DataError: all are scalars.
+    """
+    size = tf.cast(batch_size(inputs), tf.int64)
+    sizes = [tf.cast(each, tf.int64) for each in first_dimensions(inputs).values()]
+    return size, tf.reduce_all(tf.stack(sizes) == size)
+
+
+def first_dimensions(inputs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+    """The first dimensions of a batch's tensors, except for scalars, by their paths."""
+    found = {}
+    for path, value in by_path(inputs).items():
+        if isinstance(value, tf.RaggedTensor):
+            found[path] = value.nrows()
+        elif isinstance(value, tf.SparseTensor):
+            found[path] = value.dense_shape[0]
+        elif value.shape.rank != 0:
+            found[path] = tf.shape(value)[0]
+    return found
 
 
 def check_spec(declared: Mapping[str, Any], spec: Mapping[str, Any]) -> None:

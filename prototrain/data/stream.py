@@ -15,14 +15,14 @@ import tensorflow as tf
 from prototrain.data.changes import Changes, changes_of, other_first_batch
 from prototrain.data.choice import choose_position
 from prototrain.data.digest import digest_of
-from prototrain.data.elements import check_spec, made_up_batch
+from prototrain.data.elements import check_spec, first_dimensions, made_up_batch
 from prototrain.data.pipeline import description_of
 from prototrain.data.reading_again import read_again
 from prototrain.data.shares import OwnPlaces, Share
 from prototrain.data.source import Source
 from prototrain.data.splits import mixed_parts
 from prototrain.data.stages import stages
-from prototrain.errors import CheckpointError, StopTraining
+from prototrain.errors import CheckpointError, ConfigError, StopTraining
 from prototrain.private_api.datasets import iterator_handle
 from prototrain.readers import is_live
 from prototrain.system.wording import ALLOW_CHANGED_DATA, FRESH
@@ -117,6 +117,39 @@ class TrainingData:
         for line in mixed_parts(self.datasets, is_built_anew=not (self.endless or self._is_single_pass)):
             announce(line)
         _alive.add(self)
+
+    def require_batch_size(self, size: int, configured: int) -> None:
+        """Check that batches have as many examples as the config says.
+
+        A batch whose tensors have different first dimensions is not checked. If the dimension is not static, the first
+        batch tells; what may be a short batch at the end of a pass is only mentioned.
+
+        Args:
+            size: of a batch that is read here.
+            configured: ``model.batch_size``.
+
+        Raises:
+            ConfigError: they have not.
+        """
+        static = {spec.shape[0] for spec in tf.nest.flatten(dict(self.element_spec)) if spec.shape.rank}
+        is_certain = len(static) == 1 and None not in static
+        if not is_certain:
+            static = set() if self.is_made_up else set(map(int, first_dimensions(self.first_batch).values()))
+        if len(static) != 1 or size in static:
+            return
+        (found,) = static
+        if not is_certain:
+            if found < size and self.cardinality == 1:  # all there is
+                return
+            is_certain = found > size or self.cardinality is not None
+        share = "" if size == configured else f" ({size} of them are read here)"
+        said = (
+            f"model.batch_size is {configured}{share}, and the batches of the dataset 'trn' have {found} examples; "
+            "use model.batch_size in datasets(), or set it to what they have"
+        )
+        if is_certain:
+            raise ConfigError(said)
+        self._announce(f"WARNING: {said}")
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
