@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from prototrain.data.knowledge import repeats_by_itself
 from prototrain.data.position import Meta, Position, iterate
+from prototrain.data.rule import is_function_of_element
 from prototrain.data.source import Source
 from prototrain.data.stages import name_of, sources
 from prototrain.private_api.datasets import stage_number
@@ -60,7 +60,7 @@ def indexed(dataset: tf.data.Dataset) -> Indexed | None:
     stage: Any = dataset
     while (order := order_of(stage)) is None:
         below, name = sources(stage), name_of(stage)
-        if len(below) != 1 or not repeats_by_itself(stage):
+        if len(below) != 1 or not is_function_of_element(stage):
             return None
         if name in _BATCHES:
             size, full = stage_number(stage, "batch_size"), stage_number(stage, "drop_remainder")
@@ -86,7 +86,6 @@ class IndexedPosition(Position):
 
     mode = "iterator"
     endless = True
-    may_follow_paths = False  # the readers make no elements of them
 
     def __init__(self, source: Source, announce: Callable[[str], None], dataset: tf.data.Dataset) -> None:
         super().__init__(source, announce)

@@ -31,7 +31,6 @@ class Position:
         endless: whether the iterator never ends; otherwise each pass has its own.
         keeps_place: whether a resume comes back to the place; otherwise it starts a new pass.
         names_files: whether what is written may have the names of the data's files, and read them by these.
-        may_follow_paths: whether elements may be names of files, so that functions may make something of them.
         iterator: what batches are read from; another object after a restore or a new pass.
         number: of the pass, from 0.
         offset: how many batches of the pass have been trained on.
@@ -42,7 +41,6 @@ class Position:
     endless: ClassVar[bool] = False
     keeps_place: ClassVar[bool] = True
     names_files: ClassVar[bool] = False
-    may_follow_paths: ClassVar[bool] = True
 
     def __init__(self, source: Source, announce: Callable[[str], None]) -> None:
         self._source = source

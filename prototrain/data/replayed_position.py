@@ -7,7 +7,6 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from prototrain.data.digest import RollingDigest
-from prototrain.data.knowledge import Knowledge
 from prototrain.data.position import Meta, Position, iterate
 from prototrain.data.source import Source
 
@@ -19,22 +18,20 @@ OTHER_BATCHES = (
 class ReplayedPosition(Position):
     """The pass is built again, and read from its start.
 
-    Where Python code makes the data, a digest over the batches is kept with the place, and compared when they have been
-    read again.
+    A digest over the batches is kept with the place, and compared when they have been read again.
 
     Args:
         source: see `Position`.
         announce: see `Position`.
-        known: of the training dataset.
         caches: files that the first pass has still to make.
     """
 
     mode = "replay"
 
-    def __init__(self, source: Source, announce: Callable[[str], None], known: Knowledge, caches: list[str]) -> None:
+    def __init__(self, source: Source, announce: Callable[[str], None], caches: list[str]) -> None:
         super().__init__(source, announce)
         self._caches = caches
-        self._digest = RollingDigest() if known.is_python else None
+        self._digest = RollingDigest()
         self._expected: str | None = None  # at the present offset, while there are batches behind
         self._start(source.training, 0)
 
@@ -43,7 +40,7 @@ class ReplayedPosition(Position):
 
     def _start(self, dataset: tf.data.Dataset, number: int) -> None:
         self.iterator = None  # the old one may hold the lock of a cache's file
-        self.iterator = iterate(dataset if self._digest is None else self._digest.over(dataset))
+        self.iterator = iterate(self._digest.over(dataset))
         self.number, self.offset, self.behind = number, 0, 0
 
     def rewind(self) -> None:
@@ -54,12 +51,12 @@ class ReplayedPosition(Position):
 
     def write(self, prefix: str) -> Callable[[], Meta]:
         finish = super().write(prefix)
-        digests = {} if self._digest is None else {"digest": self._present()}
-        return lambda: {**finish(), **digests}
+        digest = self._present()
+        return lambda: {**finish(), "digest": digest}
 
     def _present(self) -> str | None:
         """The digest of the batches that were trained on."""
-        if self._digest is None or self.behind:
+        if self.behind:
             return self._expected
         return self._digest.after(self.offset)
 

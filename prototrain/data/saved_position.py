@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from prototrain.checkpoint import READ_ERRORS
 from prototrain.data.iterator_state import mapped, read_state, restore_state, size_of_state, take_state, write_state
-from prototrain.data.knowledge import Knowledge
 from prototrain.data.position import Meta, Position, iterate
 from prototrain.data.source import Source
 from prototrain.errors import CheckpointError
@@ -42,19 +41,19 @@ class SavedPosition(Position):
     Args:
         source: see `Position`.
         announce: see `Position`.
-        known: of the training dataset.
+        reshuffles: whether each pass has another order, so that a whole state holds the generator of it.
 
     Raises:
-        NOT_SAVABLE: against what is known, TensorFlow cannot save the iterator.
+        NOT_SAVABLE: TensorFlow cannot save the iterator.
     """
 
     mode = "iterator"
     endless = True
     names_files = True  # an interleave's state has that of each file it reads, a shuffle's those it still has to give
 
-    def __init__(self, source: Source, announce: Callable[[str], None], known: Knowledge) -> None:
+    def __init__(self, source: Source, announce: Callable[[str], None], *, reshuffles: bool) -> None:
         super().__init__(source, announce)
-        self._reshuffles = known.reshuffles
+        self._reshuffles = reshuffles
         self._has_warned = False
         self._dataset = source.training
         self._start(0)

@@ -20,7 +20,6 @@ from prototrain.data.batches import first_part
 from prototrain.data.given import as_datasets
 from prototrain.data.limits import limited
 from prototrain.data.pipeline import named_files
-from prototrain.data.randomness import reshuffles
 from prototrain.data.shares import Share, for_worker, own_spec
 from prototrain.data.stream import TrainingData
 from prototrain.errors import DataError, OutOfMemoryError
@@ -130,6 +129,7 @@ class BuiltModel:
                 batch_size=self.config["model.batch_size"] * self.placement.parts // self.placement.towers,
                 repeat=repeats_data,
                 share=share,
+                data_position=self.config["trainer.data_position"],
             )
         self.datasets = self.data.datasets
         look(self)
@@ -391,7 +391,7 @@ class BuiltModel:
 
     def origin(self) -> dict[str, Any]:
         """What the model and its data were made from: the "model" by name with its "modules", and the "data"."""
-        data = {"files": self.data_files(), "stages": self.data.fingerprint()["pipeline"]}
+        data = {"files": self.data_files(), "stages": self.data.fingerprint()["stages"]}
         found: dict[str, Any] = {"data": data}
         if isinstance(self.model, Model):
             module = self.model.name.partition(":")[0]
@@ -406,9 +406,7 @@ class BuiltModel:
 
     def resume_caveats(self) -> list[str]:
         """Why what follows will not be exactly what it would have been, in words."""
-        found = [*self.graph_caveats, *([] if self.data.caveat is None else [self.data.caveat])]
-        shuffled = [name for name, dataset in self.datasets.items() if name != "trn" and reshuffles(dataset)]
-        return found + [f"dataset {name!r} is shuffled anew each time it is read" for name in shuffled]
+        return [*self.graph_caveats, *([] if self.data.caveat is None else [self.data.caveat])]
 
 
 def datasets_of(model: ModelProtocol, share: Share) -> dict[str, tf.data.Dataset]:

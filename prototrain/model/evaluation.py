@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from prototrain.checkpoint.global_random import random_state_kept
 from prototrain.data.elements import batch_size
-from prototrain.data.randomness import reshuffles
 from prototrain.data.reading_ahead import prefetched
+from prototrain.data.rule import reshuffles
 from prototrain.data.waiting import patiently
 from prototrain.errors import DataError, StepError
 from prototrain.step.functions import compiled

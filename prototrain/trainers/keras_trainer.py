@@ -18,7 +18,7 @@ from prototrain.callbacks.proxies import innermost
 from prototrain.checkpoint.global_random import global_random_kept, tensorflow_seeded
 from prototrain.data.batches import check_divides
 from prototrain.data.elements import batch_size as examples_of
-from prototrain.data.randomness import reshuffles, unseeded
+from prototrain.data.rule import reshuffles, unseeded
 from prototrain.errors import DataError, ModelError
 from prototrain.experiment import Experiment
 from prototrain.model.variables import select, variable_table

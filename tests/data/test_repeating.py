@@ -281,7 +281,7 @@ def test_data_that_the_run_itself_makes() -> None:
         )
 
     source = make()  # does not wait for anything
-    assert source.describe() == "restart (not exact; it is made while the run goes on (live=True))"
+    assert source.describe() == "restart (it is live)"
     ready.set()
     assert source.next_batch()["x"].numpy().tolist() == [1, 2]
     source.stop_reading()
