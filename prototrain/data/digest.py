@@ -15,7 +15,9 @@ class RollingDigest:
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device("CPU:0"):
-            self._digests = tf.Variable(tf.zeros([_KEPT], tf.int64), trainable=False)
+            self._digests = tf.Variable(
+                tf.zeros([_KEPT + 1], tf.int64), trainable=False
+            )  # the last: of the first batch
 
     def over(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """The same dataset, which leaves a digest with every batch that is read."""
@@ -23,10 +25,17 @@ class RollingDigest:
         def leave_digest(state: tuple[Any, Any], batch: Any) -> tuple[tuple[Any, Any], Any]:
             number, before = state
             number, digest = number + 1, roll(batch, before)
-            self._digests.scatter_nd_update([[number % _KEPT]], [digest])
+            place = number % _KEPT
+            self._digests.scatter_nd_update(
+                [[place], [tf.where(number == 1, tf.constant(_KEPT, tf.int64), place)]], [digest, digest]
+            )
             return (number, digest), batch
 
         return dataset.scan((tf.constant(0, tf.int64), tf.constant(0, tf.int64)), leave_digest)
+
+    def first(self) -> str:
+        """The digest of the first batch of the pass that is read."""
+        return _text(self._digests[_KEPT])
 
     def after(self, batches: int) -> str:
         """The digest of the first so many batches of the pass that is read, of which the last is one of the newest."""

@@ -8,10 +8,16 @@ import tensorflow as tf
 
 from prototrain.data.digest import RollingDigest
 from prototrain.data.position import Meta, Position, iterate
+from prototrain.data.rule import is_python
 from prototrain.data.source import Source
 
 OTHER_BATCHES = (
-    "the training data did not repeat: reading it again gave other batches (does its code draw random numbers?)"
+    "the training data did not repeat: reading it again gave other batches (if its code draws random numbers, seed "
+    "them where a pass begins, inside of the generator)"
+)
+SAME_BATCHES = (
+    "the training data begins each pass with the same batch: shuffle it (Dataset.shuffle), or draw another order in "
+    "each pass"
 )
 
 
@@ -33,9 +39,16 @@ class ReplayedPosition(Position):
         self._caches = caches
         self._digest = RollingDigest()
         self._expected: str | None = None  # at the present offset, while there are batches behind
+        self._first: str | None = None  # batch of the last pass, as a digest
+        self._has_told = False
         self._start(source.training, 0)
 
     def begin(self, number: int) -> None:
+        if number == self.number + 1 and self.offset:
+            first, self._first = self._first, self._digest.first()
+            if first == self._first and not self._has_told and is_python(self._source.training):
+                self._has_told = True
+                self._announce(SAME_BATCHES)
         self._start(self._source.training_of(number), number)
 
     def _start(self, dataset: tf.data.Dataset, number: int) -> None:

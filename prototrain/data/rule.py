@@ -147,6 +147,11 @@ def is_random(op: Any) -> bool:
     return bool(op.op_def is not None and op.op_def.is_stateful and "seed2" in op.node_def.attr)
 
 
+def is_python(dataset: tf.data.Dataset) -> bool:
+    """Whether Python code makes the data."""
+    return any("PyFunc" in op.type for stage in stages(dataset) for op in operations(stage))
+
+
 def is_unordered(stage: Any) -> bool:
     """Whether a stage, or one in its functions, has ``deterministic=False``."""
     if is_declared_unordered(stage):
