@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import prototrain
 from prototrain.cluster.link import Left, Link
-from prototrain.data.digest import digest_of
+from prototrain.data.batches import digest_of
 from prototrain.data.pipeline import first_difference
 from prototrain.errors import ClusterError, ConfigError
 from prototrain.experiment import source_of

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from prototrain.data.pipeline import first_difference
-from prototrain.data.position import Position
+from prototrain.data.positions import Position
 
 OTHER_DATA = (
     "the training data did not repeat: its first batch is another one (have its files changed, or does its code draw "

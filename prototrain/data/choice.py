@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from prototrain.data.adapters import GrainPosition, grain_of
+from prototrain.data.batches import first_batch
 from prototrain.data.cache_files import take_caches, unfinished
-from prototrain.data.elements import first_batch
-from prototrain.data.grain_data import GrainPosition, grain_of
-from prototrain.data.indexed_position import IndexedPosition, indexed
-from prototrain.data.iterator_state import NOT_SAVABLE
-from prototrain.data.position import Position, RestartedPosition, iterate
-from prototrain.data.replayed_position import ReplayedPosition
+from prototrain.data.positions import (
+    NOT_SAVABLE,
+    IndexedPosition,
+    IteratorPosition,
+    Position,
+    ReplayedPosition,
+    RestartedPosition,
+    indexed,
+    iterate,
+)
 from prototrain.data.rule import data_position, file_caches, reshuffles, shares_generators
-from prototrain.data.saved_position import SavedPosition
 from prototrain.data.source import Source
 from prototrain.data.waiting import patiently
 from prototrain.errors import DataError
@@ -62,7 +67,7 @@ def choose_position(
                 raise DataError(
                     f'trainer.data_position cannot be "iterator": the data is cached in the file {caches[0]}'
                 )
-            position = SavedPosition(source, announce, reshuffles=reshuffles(source.training))
+            position = IteratorPosition(source, announce, reshuffles=reshuffles(source.training))
         except NOT_SAVABLE as error:
             if wanted == "iterator":
                 raise DataError(

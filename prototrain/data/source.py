@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from prototrain.checkpoint.global_random import global_random_kept
-from prototrain.data.elements import check_dataset
+from prototrain.data.batches import check_dataset
 from prototrain.data.pipeline import describe_sources
 from prototrain.data.rule import draws
 from prototrain.data.stages import stages

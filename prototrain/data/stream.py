@@ -11,10 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from prototrain.data.batches import check_spec, digest_of, first_dimensions, made_up_batch
 from prototrain.data.changes import Changes, changes_of, other_first_batch
 from prototrain.data.choice import choose_position
-from prototrain.data.digest import digest_of
-from prototrain.data.elements import check_spec, first_dimensions, made_up_batch
 from prototrain.data.pipeline import describe_pipeline
 from prototrain.data.reading_again import read_again
 from prototrain.data.shares import OwnPlaces, Share

@@ -16,9 +16,8 @@ from prototrain.checkpoint.files import Checkpoint
 from prototrain.checkpoint.fit import check_fit
 from prototrain.checkpoint.weight_sources import Source
 from prototrain.checkpoint.weights import averaged_weights, dump_weights, load_report_table, load_weights
-from prototrain.data.batches import first_part
-from prototrain.data.given import as_datasets
-from prototrain.data.limits import limited
+from prototrain.data.adapters import as_datasets
+from prototrain.data.batches import first_part, limited
 from prototrain.data.pipeline import named_files
 from prototrain.data.shares import Share, for_worker, own_spec
 from prototrain.data.stream import TrainingData

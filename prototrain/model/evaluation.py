@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.checkpoint.global_random import random_state_kept
-from prototrain.data.elements import batch_size
+from prototrain.data.batches import batch_size
 from prototrain.data.reading_ahead import prefetched
 from prototrain.data.rule import reshuffles
 from prototrain.data.waiting import patiently

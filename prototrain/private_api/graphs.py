@@ -33,7 +33,7 @@ def called_function(graph: Any, name: str) -> Any:
 
 @needs(
     f"{_GRAPH}._functions",
-    without="functions in functions of a dataset are not looked into, and a resumed run does not claim to be exact",
+    without="functions in functions of a dataset are not known, and a resumed run reads its data again up to its place",
     instead=lambda graph: [],
 )
 def nested_functions(graph: Any) -> list[Any]:

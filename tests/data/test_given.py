@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain.callbacks import SaveOnExit, Validation
-from prototrain.data.given import as_datasets
+from prototrain.data.adapters import as_datasets
 from prototrain.data.stream import TrainingData
 from prototrain.errors import CheckpointError, DataError
 from tests.tiny import tiny_arrays, tiny_datasets, tiny_trainer, values
