@@ -24,9 +24,9 @@ import tensorflow as tf
 from prototrain import SimpleTrainer
 from prototrain.callbacks import SaveOnExit
 from prototrain.checkpoint.global_random import global_random_kept
+from prototrain.data.rule import PLAIN
 from prototrain.data.stages import name_of
 from prototrain.data.stream import TrainingData
-from prototrain.data.worth import STAGES
 from prototrain.errors import ModelError
 from prototrain.private_api import datasets, graphs, of_keras, runtime
 from prototrain.private_api.needs import NEEDS, Need, has, lacking, missing, needs
@@ -93,7 +93,7 @@ def test_the_classes_of_stages_are_called_so() -> None:
     modules = [importlib.import_module(f"{place}.{each.name}") for place, inside in found for each in inside]
     kinds = (kind for module in modules for kind in vars(module).values() if inspect.isclass(kind))
     names = {kind.__name__.removesuffix("V2").removesuffix("Dataset") for kind in kinds}
-    assert set(STAGES) - names == set()
+    assert set(PLAIN) - names == set()
 
 
 def test_a_dataset_knows_its_stages_and_their_functions() -> None:

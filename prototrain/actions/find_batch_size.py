@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from prototrain.actions.plots import add_plot, write_plot
 from prototrain.callbacks import Callback, LearningRate
-from prototrain.data.elements import batch_size
+from prototrain.data.batches import batch_size
 from prototrain.errors import ConfigError, DataError, OutOfMemoryError
 from prototrain.model import ModelProtocol
 from prototrain.system.tables import Table, show

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.callbacks.describe import callback_table
-from prototrain.data.elements import by_path
+from prototrain.data.batches import by_path
 from prototrain.launch import default_callbacks
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel

@@ -17,7 +17,7 @@ import tensorflow as tf
 from prototrain.actions.evaluate import choose_dataset
 from prototrain.actions.prediction_inputs import INPUT_SUFFIXES, FileBatches
 from prototrain.actions.restore import add_checkpoint, restore
-from prototrain.data.elements import at_path, batch_size, has_path
+from prototrain.data.batches import at_path, batch_size, has_path
 from prototrain.errors import ConfigError, DataError, ExperimentError, ModelError
 from prototrain.model import ModelProtocol
 from prototrain.predictor import DatasetPredictor

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from prototrain.data.elements import by_path, from_paths
+from prototrain.data.batches import by_path, from_paths
 from prototrain.errors import DataError
 
 INPUT_SUFFIXES = (".jsonl", ".npz")

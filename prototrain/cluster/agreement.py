@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import prototrain
 from prototrain.cluster.link import Left, Link
-from prototrain.data.digest import digest_of
+from prototrain.data.batches import digest_of
 from prototrain.data.pipeline import first_difference
 from prototrain.errors import ClusterError, ConfigError
 from prototrain.experiment import source_of
@@ -94,10 +94,9 @@ class Agreement:
             what differs although the data is described in the same way, in words.
         """
         fingerprint, files = built.data.fingerprint(), built.data_files()
-        # What is left has the names of files, which may stand in a saved place that all come back to.
-        del fingerprint["pipeline anywhere"], fingerprint["captured"]
         if built.data.share.is_own:  # of which nobody but its owner knows how much there is
-            fingerprint |= {"pipeline": [], "whole": "", "batches per pass": None}
+            fingerprint |= {"stages": [], "batches per pass": None, "batch size": None}
+            fingerprint |= dict.fromkeys(("directory", "file names", "file sizes"), "")
             files = files if built.data.share.sharding == "files" else {}
         mine = {**fingerprint, "files": files, "first batch": digest_of(built.data.first_batch)}
         told = self._exchange("the training data", mine)
@@ -105,9 +104,7 @@ class Agreement:
         lines = []
         for index, other in enumerate(told):
             here = dict(other)
-            stages = first_difference(chief["pipeline"], here.pop("pipeline"))
-            if here.pop("whole") != chief["whole"] and stages is None:
-                stages = "the files that its readers were given have other names, or lie in another directory"
+            stages = first_difference(chief["stages"], here.pop("stages"))
             common = {name: entry for name, entry in here.pop("files").items() if name in chief["files"]}
             here.pop("first batch")
             found = differences({key: chief[key] for key in here}, here)

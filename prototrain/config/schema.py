@@ -152,6 +152,7 @@ SCHEMA: Final[dict[str, Key]] = {
     "trainer.early_stopping.patience": Key(type="int", default=10, minimum=1),
     "trainer.early_stopping.min_delta": Key(type="float", default=0.0, minimum=0),
     "trainer.early_stopping.restore_best": Key(type="bool", default=False),
+    "trainer.data_position": Key(type="str", default="auto", choices=("auto", "iterator", "replay", "restart")),
     "trainer.limit_batches": Key(type="int", default=None, minimum=1),
     "trainer.overfit_batches": Key(type="int", default=None, minimum=1),
     "trainer.cluster_timeout": Key(type="float", default=300.0, above=0),

@@ -1,13 +1,235 @@
-"""Dividing a global batch into the parts that towers, and micro-batches within a tower, work on."""
+"""Batches: their tensors by path, their parts, their digests, and how many of them are used."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
 from typing import Any
 
 import tensorflow as tf
 
-from prototrain.data.elements import by_path
-from prototrain.errors import ConfigError
+from prototrain.errors import ConfigError, DataError
+from prototrain.system.tracebacks import cause
+
+_TENSORS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
+
+
+def check_dataset(dataset: Any, name: str) -> tf.data.Dataset:
+    """Check what a model's `datasets` returned under a name.
+
+    Raises:
+        DataError: it is not a `tf.data.Dataset` whose elements are dicts of tensors (or of dicts and tuples of them),
+            or it is known to be empty.
+    """
+    if not isinstance(dataset, tf.data.Dataset):
+        raise DataError(
+            f"datasets() must give a tf.data.Dataset for {name!r}, not {type(dataset).__name__}; arrays, a "
+            "keras.utils.PyDataset, a Grain dataset and a DataFlow will do, too"
+        )
+    spec = dataset.element_spec
+    if not isinstance(spec, dict):
+        raise DataError(f"each element of dataset {name!r} must be a dict of batched tensors, not {_in_words(spec)}")
+    if not tf.nest.flatten(spec):
+        raise DataError(f"each element of dataset {name!r} must be a dict of batched tensors; there is none in it")
+    for key in _keys(spec):
+        if not isinstance(key, str):
+            raise DataError(f"each tensor in dataset {name!r} must have a text for its name, not {key!r}")
+    for path, one in by_path(spec).items():
+        if not isinstance(one, _TENSORS):
+            kind = "a dataset" if isinstance(one, tf.data.DatasetSpec) else type(one).__name__.removesuffix("Spec")
+            raise DataError(
+                f"{path!r} in dataset {name!r} is {kind}, not a tensor; make one of it in a map(), or leave it out"
+            )
+    if int(dataset.cardinality()) == 0:
+        raise DataError(f"dataset {name!r} is empty")
+    return dataset
+
+
+def _in_words(spec: Any) -> str:
+    """What elements are that are no dicts, and how to make dicts of them."""
+    if isinstance(spec, tuple) and spec:
+        names = ("x", "y", "weights")[: len(spec)] if len(spec) <= 3 else [f"x{index}" for index in range(len(spec))]
+        pairs = ", ".join(f'"{name}": {name}' for name in names)
+        return f"a tuple of {len(spec)}; .map(lambda {', '.join(names)}: {{{pairs}}}) makes one"
+    what = "a tensor" if isinstance(spec, tf.TypeSpec) else f"a {type(spec).__name__}"
+    return f'{what}; .map(lambda x: {{"x": x}}) makes one'
+
+
+def _keys(structure: Any) -> Iterator[Any]:
+    if isinstance(structure, Mapping):
+        yield from structure
+    for inside in _inside(structure).values():
+        yield from _keys(inside)
+
+
+def _inside(structure: Any) -> dict[str, Any]:
+    """The next level of a structure, by name or by number; nothing if it is a tensor."""
+    if isinstance(structure, Mapping):
+        return {str(key): value for key, value in structure.items()}
+    if isinstance(structure, tuple | list):
+        return {str(index): value for index, value in enumerate(structure)}
+    return {}
+
+
+def by_path(structure: Any) -> dict[str, Any]:
+    """The tensors of a batch, or of anything built like one, in its own order, each by its path."""
+    found: dict[str, Any] = {}
+    for name, value in _inside(structure).items():
+        if isinstance(value, Mapping | tuple | list):
+            found |= {f"{name}/{path}": inside for path, inside in by_path(value).items()}
+        else:
+            found[name] = value
+    return found
+
+
+def at_path(structure: Any, path: str) -> Any:
+    """What a batch has under a name or a path: a tensor, or a part of the batch.
+
+    Raises:
+        KeyError: nothing.
+    """
+    inside = _inside(structure)
+    if path in inside:  # also a name with a slash in it
+        return inside[path]
+    name, _, rest = path.partition("/")
+    if name not in inside or not rest:
+        raise KeyError(path)
+    return at_path(inside[name], rest)
+
+
+def has_path(structure: Any, path: str) -> bool:
+    """Whether `at_path` finds something."""
+    try:
+        at_path(structure, path)
+    except KeyError:
+        return False
+    return True
+
+
+def from_paths(values: Mapping[str, Any], like: Any) -> dict[str, Any]:
+    """A batch, or a part of one, made of values by name or path.
+
+    Args:
+        values: by name or path.
+        like: what says which names are paths: a whole batch, or its specification; None if all are names.
+
+    Raises:
+        KeyError: of a tuple not all is there.
+    """
+    if like is None:
+        return dict(values)
+    found: dict[str, Any] = {}
+    deeper: dict[str, dict[str, Any]] = {}
+    inside = _inside(like)
+    for path, value in values.items():
+        name, slash, rest = path.partition("/")
+        if slash and path not in inside and name in inside:
+            deeper.setdefault(name, {})[rest] = value
+        else:
+            found[path] = value
+    for name, values_there in deeper.items():
+        part = {**found.get(name, {}), **from_paths(values_there, inside[name])}
+        is_tuple = isinstance(inside[name], tuple | list)
+        found[name] = tuple(part[str(index)] for index in range(len(inside[name]))) if is_tuple else part
+    return found
+
+
+def batch_size(inputs: Mapping[str, Any]) -> tf.Tensor:
+    """The number of examples in a batch: the first dimension of all its tensors; of the first one if they differ.
+
+    Raises:
+        DataError: all are scalars.
+    """
+    for size in first_dimensions(inputs).values():
+        return size
+    raise DataError("a batch has no dimension of examples, only scalars: the dataset must be batched, with .batch(...)")
+
+
+def counted_examples(inputs: Mapping[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
+    """The number of examples in a batch, int64, and whether the first dimensions of all its tensors agree.
+
+    Raises:
+        DataError: all are scalars.
+    """
+    size = tf.cast(batch_size(inputs), tf.int64)
+    sizes = [tf.cast(each, tf.int64) for each in first_dimensions(inputs).values()]
+    return size, tf.reduce_all(tf.stack(sizes) == size)
+
+
+def first_dimensions(inputs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+    """The first dimensions of a batch's tensors, except for scalars, by their paths."""
+    found = {}
+    for path, value in by_path(inputs).items():
+        if isinstance(value, tf.RaggedTensor):
+            found[path] = value.nrows()
+        elif isinstance(value, tf.SparseTensor):
+            found[path] = value.dense_shape[0]
+        elif value.shape.rank != 0:
+            found[path] = tf.shape(value)[0]
+    return found
+
+
+def check_spec(declared: Mapping[str, Any], spec: Mapping[str, Any]) -> None:
+    """Check that batches look as a model says that they do.
+
+    Args:
+        declared: the model's `element_spec`.
+        spec: that of the training dataset.
+
+    Raises:
+        DataError: it names what is not as it was declared.
+    """
+    said, found = by_path(declared), by_path(spec)
+    odd = [path for path, one in said.items() if not isinstance(one, _TENSORS)]
+    if odd:
+        raise DataError(f"element_spec: {odd[0]!r} must be a tf.TensorSpec, not {said[odd[0]]!r}")
+    if said.keys() != found.keys():
+        raise DataError(f"element_spec has {', '.join(said)}; a batch of the dataset 'trn' has {', '.join(found)}")
+    for path, one in said.items():
+        if one.most_specific_common_supertype([found[path]]) is None or not one.shape.is_compatible_with(
+            found[path].shape
+        ):
+            raise DataError(f"element_spec: {path!r} is {one}; in the dataset 'trn' it is {found[path]}")
+
+
+def made_up_batch(declared: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
+    """A batch of zeros, to build a model on before there is any data.
+
+    Args:
+        declared: what a batch looks like; an open first dimension is that of the examples, other open ones are 1.
+        batch_size: the number of examples.
+    """
+
+    def zeros(spec: Any) -> Any:
+        rank = spec.shape.rank
+        if rank is None:
+            raise DataError(f"element_spec: {spec} must have a known rank")
+        shape = [size if size is not None else 1 if axis else batch_size for axis, size in enumerate(spec.shape)]
+        if isinstance(spec, tf.SparseTensorSpec):
+            return tf.sparse.from_dense(tf.zeros(shape, spec.dtype))
+        dense = tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
+        return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank) if _is_ragged(spec) else dense
+
+    return dict(tf.nest.map_structure(zeros, dict(declared)))
+
+
+def _is_ragged(spec: Any) -> bool:
+    return isinstance(spec, tf.RaggedTensorSpec) and spec.ragged_rank > 0
+
+
+def first_batch(iterator: Any) -> dict[str, Any]:
+    """Read one batch of the training dataset.
+
+    Raises:
+        DataError: there is none, or it cannot be read.
+    """
+    try:
+        for batch in iterator:
+            return dict(batch)
+    except tf.errors.OpError as error:
+        raise DataError(f"reading the training dataset 'trn' failed: {cause(error)}") from error
+    raise DataError("the training dataset 'trn' is empty")
+
 
 Batch = dict[str, Any]
 
@@ -80,3 +302,108 @@ def _first(value: Any, parts: int) -> Any:
         return tf.sparse.slice(value, tf.zeros_like(value.dense_shape), tf.concat([[size], rest], 0))
     examples = value.nrows() if isinstance(value, tf.RaggedTensor) else tf.shape(value)[0]
     return value[: tf.maximum(examples // parts, 1)]
+
+
+Datasets = dict[str, tf.data.Dataset]
+
+
+def limited(make: Callable[[], Datasets], *, limit: int | None, overfit: int | None) -> Callable[[], Datasets]:
+    """Let a model's `datasets` give less.
+
+    Args:
+        make: a model's `datasets`.
+        limit: how many batches a pass over each dataset has at most; None for all.
+        overfit: how many training batches are to be learned by heart: those that the first pass begins with take the
+            place of every dataset. None for no such thing.
+
+    Returns:
+        what to call in its place.
+    """
+    if limit is None and overfit is None:
+        return make
+    kept: list[tf.data.Dataset] = []
+
+    def datasets() -> Datasets:
+        found = make()
+        if overfit is not None and isinstance(found, dict) and "trn" in found:
+            if not kept:
+                kept.append(_in_memory(found["trn"], overfit))
+            return dict.fromkeys(found, kept[0])
+        return {name: dataset.take(limit) for name, dataset in found.items()}
+
+    return datasets
+
+
+def _in_memory(dataset: tf.data.Dataset, batches: int) -> tf.data.Dataset:
+    found = [tf.data.Dataset.from_tensors(batch) for batch in dataset.take(batches)]
+    # Nothing to learn by heart: the run says that the dataset is empty.
+    return reduce(lambda one, other: one.concatenate(other), found) if found else dataset
+
+
+NO_BATCHES = "0" * 16
+_KEPT_DIGESTS = 64  # more than are ever read ahead of the training
+
+
+class RollingDigest:
+    """A digest over all batches of a pass, as far as it was read; made in the pipeline itself, beside the batches."""
+
+    def __init__(self) -> None:
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._digests = tf.Variable(
+                tf.zeros([_KEPT_DIGESTS + 1], tf.int64), trainable=False
+            )  # the last: of the first batch
+
+    def over(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """The same dataset, which leaves a digest with every batch that is read."""
+
+        def leave_digest(state: tuple[Any, Any], batch: Any) -> tuple[tuple[Any, Any], Any]:
+            number, before = state
+            number, digest = number + 1, roll(batch, before)
+            place = number % _KEPT_DIGESTS
+            self._digests.scatter_nd_update(
+                [[place], [tf.where(number == 1, tf.constant(_KEPT_DIGESTS, tf.int64), place)]], [digest, digest]
+            )
+            return (number, digest), batch
+
+        return dataset.scan((tf.constant(0, tf.int64), tf.constant(0, tf.int64)), leave_digest)
+
+    def first(self) -> str:
+        """The digest of the first batch of the pass that is read."""
+        return _text(self._digests[_KEPT_DIGESTS])
+
+    def after(self, batches: int) -> str:
+        """The digest of the first so many batches of the pass that is read, of which the last is one of the newest."""
+        return _text(self._digests[batches % _KEPT_DIGESTS] if batches else tf.constant(0, tf.int64))
+
+
+def digest_of(batch: Any) -> str:
+    """The digest of one batch."""
+    return _text(roll(batch, tf.constant(0, tf.int64)))
+
+
+def digest_behind(batch: Any, before: str) -> str:
+    """The digest of all batches up to this one.
+
+    Args:
+        batch: of tensors.
+        before: the digest of those before it, `NO_BATCHES` if there are none.
+    """
+    number = int(before, 16)
+    signed = number - 2**64 if number >= 2**63 else number
+    return _text(roll(batch, tf.constant(signed, tf.int64)))
+
+
+def roll(batch: Any, before: tf.Tensor) -> tf.Tensor:
+    """The digest of a batch and of those before it, an int64 scalar; traced or eager."""
+    tensors = [tensor for tensor in tf.nest.flatten(batch, expand_composites=True) if tensor.dtype != tf.variant]
+    pieces = [tf.bitcast(before, tf.uint8), *(tf.fingerprint(_as_row(tensor))[0] for tensor in tensors)]
+    return tf.bitcast(tf.fingerprint(_as_row(tf.concat(pieces, 0)))[0], tf.int64)
+
+
+def _as_row(tensor: tf.Tensor) -> tf.Tensor:
+    plain = tf.cast(tensor, tf.uint8) if tensor.dtype == tf.bool else tensor
+    return tf.reshape(plain, [1, -1])
+
+
+def _text(digest: tf.Tensor) -> str:
+    return f"{int(digest) % 2**64:016x}"

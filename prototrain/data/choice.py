@@ -1,22 +1,27 @@
-"""Which class of position a training dataset gets: the best that is known to be right for its pipeline."""
+"""The position that a training dataset gets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from prototrain.data.adapters import GrainPosition, grain_of
+from prototrain.data.batches import first_batch
 from prototrain.data.cache_files import take_caches, unfinished
-from prototrain.data.elements import first_batch
-from prototrain.data.grain_data import GrainPosition, grain_of
-from prototrain.data.indexed_position import IndexedPosition, indexed
-from prototrain.data.iterator_state import NOT_SAVABLE
-from prototrain.data.knowledge import Knowledge, knowledge_of
-from prototrain.data.position import Position, RestartedPosition, iterate
-from prototrain.data.randomness import shares_generators
-from prototrain.data.replayed_position import ReplayedPosition
-from prototrain.data.saved_position import SavedPosition
+from prototrain.data.positions import (
+    NOT_SAVABLE,
+    IndexedPosition,
+    IteratorPosition,
+    Position,
+    ReplayedPosition,
+    RestartedPosition,
+    indexed,
+    iterate,
+)
+from prototrain.data.rule import data_position, file_caches, reshuffles, shares_generators
 from prototrain.data.source import Source
 from prototrain.data.waiting import patiently
+from prototrain.errors import DataError
 from prototrain.system.tracebacks import cause
 from prototrain.system.waiting import announcing
 
@@ -24,49 +29,73 @@ WAITING = "waiting for the first batch of the training data"
 
 
 def choose_position(
-    source: Source, announce: Callable[[str], None], *, is_single_pass: bool, made_up: dict[str, Any] | None = None
+    source: Source,
+    announce: Callable[[str], None],
+    *,
+    is_single_pass: bool,
+    wanted: str = "auto",
+    made_up: dict[str, Any] | None = None,
 ) -> tuple[Position, str, dict[str, Any]]:
-    """Choose by what is known of the training dataset's stages; nothing is tried.
+    """Choose a position by the rule of `data_position`, and read the first batch.
 
     Args:
         source: builds the datasets.
         announce: called with a line of text that the user should know.
         is_single_pass: whether the end of the data ends the training.
-        made_up: in place of the first batch, which is not read then.
+        wanted: ``trainer.data_position``.
+        made_up: stands for the first batch, which is not read then.
 
     Returns:
-        the position, why it is not a saved one (or nothing), and the first batch.
+        the position, the reason if its mode is not "iterator" (otherwise ""), and the first batch.
 
     Raises:
-        DataError: there is no first batch, or it cannot be read.
+        DataError: there is no first batch, it cannot be read, or TensorFlow cannot save the iterator that is wanted.
     """
-    if (grain := grain_of(source.training)) is not None and not is_single_pass:
-        of_grain = GrainPosition(source, announce, grain)
-        return of_grain, "", _first_of(of_grain.look, announce, made_up)
-    if indexed(source.training) is not None and not is_single_pass:
-        own = source.training_of(0)  # which nobody else reads: each reading is another one
-        if indexed(own) is not None and not shares_generators(source.training, own):
-            by_index = IndexedPosition(source, announce, own)
-            return by_index, "", _first_of(by_index.look, announce, made_up)
-    known = knowledge_of(source.training)
-    to_make = unfinished(known.caches)  # before anything is read
+    if wanted in ("auto", "iterator") and not is_single_pass:
+        numbered = _numbered(source, announce)
+        if numbered is not None:
+            return numbered, "", _first_of(numbered.look, announce, made_up)
+    caches = file_caches(source.training)
+    to_make = unfinished(caches)  # before anything is read
     take_caches(to_make, announce)
-    reason = "each run reads it from its start to its end" if is_single_pass else known.not_saved
-    if reason is None:
+    mode, reason = data_position(source.training, wanted)
+    if is_single_pass:
+        mode, reason = "restart", "each run reads it from its start to its end"
+    if mode == "iterator":
         try:
-            position = SavedPosition(source, announce, known)
+            if caches:
+                raise DataError(
+                    f'trainer.data_position cannot be "iterator": the data is cached in the file {caches[0]}'
+                )
+            position = IteratorPosition(source, announce, reshuffles=reshuffles(source.training))
         except NOT_SAVABLE as error:
-            reason = f"its iterator cannot be saved: {cause(error)}"
+            if wanted == "iterator":
+                raise DataError(
+                    f"trainer.data_position: TensorFlow cannot save the iterator: {cause(error)}"
+                ) from error
+            mode, reason = "replay", f"TensorFlow cannot save its iterator: {cause(error)}"
         else:
             return position, "", _first_of(position.look, announce, made_up)
     looked_at = source.training
     first = _look(looked_at, announce) if made_up is None else made_up
     source.build_anew()
-    why_not = None if is_single_pass else _why_not_repeated(known, source, looked_at)
-    if is_single_pass or why_not is not None:
-        reason = why_not or reason
+    if mode == "replay" and shares_generators(source.training, looked_at):
+        mode, reason = "restart", "it has a shuffle that was made outside of datasets()"
+    if mode == "restart":
         return RestartedPosition(source, announce, reason), reason, first
-    return ReplayedPosition(source, announce, known, to_make), reason, first
+    return ReplayedPosition(source, announce, to_make), reason, first
+
+
+def _numbered(source: Source, announce: Callable[[str], None]) -> Position | None:
+    """A position that is a small value of the data's own, where it has one."""
+    if (grain := grain_of(source.training)) is not None:
+        return GrainPosition(source, announce, grain)
+    if indexed(source.training) is None:
+        return None
+    own = source.training_of(0)  # not read elsewhere: each reading has another order
+    if indexed(own) is None or shares_generators(source.training, own):
+        return None
+    return IndexedPosition(source, announce, own)
 
 
 def _first_of(
@@ -82,9 +111,3 @@ def _look(dataset: Any, announce: Callable[[str], None]) -> dict[str, Any]:
     # In a function of its own: the iterator, which may hold the lock of a cache's file, ends with it.
     probe = iterate(dataset)
     return _first_of(lambda: first_batch(probe), announce, None)
-
-
-def _why_not_repeated(known: Knowledge, source: Source, looked_at: Any) -> str | None:
-    if known.not_repeated is None and shares_generators(source.training, looked_at):
-        return "datasets() gives shuffles that were made before it was called, which go on from where they were"
-    return known.not_repeated

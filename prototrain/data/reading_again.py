@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from prototrain.data.position import Position
+from prototrain.data.positions import Position
 from prototrain.errors import DataError
 from prototrain.system.tracebacks import cause
 from prototrain.system.waiting import PATIENCE_SECONDS

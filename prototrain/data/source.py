@@ -1,4 +1,4 @@
-"""The datasets of a model, built anew for each pass that needs them."""
+"""The datasets of a model, made anew for each pass where they draw random numbers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import keras
 import tensorflow as tf
 
 from prototrain.checkpoint.global_random import global_random_kept
-from prototrain.data.elements import check_dataset
+from prototrain.data.batches import check_dataset
 from prototrain.data.pipeline import describe_sources
+from prototrain.data.rule import draws
+from prototrain.data.stages import stages
 from prototrain.errors import DataError
 from prototrain.readers.order import making_pass
 from prototrain.system.waiting import announcing
@@ -55,8 +57,8 @@ class Source:
         self.datasets = self._call(0)
 
     def training_of(self, number: int) -> tf.data.Dataset:
-        """Build the training dataset of a pass, counted from 0."""
-        if self._is_repeated:
+        """The training dataset of a pass, counted from 0: made anew if it depends on the pass."""
+        if self._is_repeated and self._follows_pass:
             dataset = self._call(number)["trn"]
             if describe_sources(dataset) == describe_sources(self.training):
                 return dataset
@@ -72,14 +74,17 @@ class Source:
         waiting = announcing("waiting for the model's datasets()", self._announce)
         with (
             waiting,
-            making_pass(number),
+            making_pass(number) as is_asked,
             _seeded(self.seed, self.seed if number == 0 else int.from_bytes(digest[:4], "big")),
         ):
             datasets = self._make()
+            self._follows_pass = is_asked()
         if not isinstance(datasets, dict) or "trn" not in datasets:
             given = ", ".join(map(repr, datasets)) if isinstance(datasets, dict) else type(datasets).__name__
             raise DataError(f"datasets() must return a dict with the training dataset under 'trn'; it gave {given}")
-        return {name: check_dataset(dataset, name) for name, dataset in datasets.items()}
+        checked = {name: check_dataset(dataset, name) for name, dataset in datasets.items()}
+        self._follows_pass |= any(map(draws, stages(checked["trn"])))
+        return checked
 
 
 @contextmanager

@@ -7,28 +7,23 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
 import tensorflow as tf
 
+from prototrain.data.batches import check_spec, digest_of, first_dimensions, made_up_batch
 from prototrain.data.changes import Changes, changes_of, other_first_batch
 from prototrain.data.choice import choose_position
-from prototrain.data.digest import digest_of
-from prototrain.data.elements import check_spec, first_dimensions, made_up_batch
-from prototrain.data.pipeline import description_of
+from prototrain.data.pipeline import describe_pipeline
 from prototrain.data.reading_again import read_again
 from prototrain.data.shares import OwnPlaces, Share
 from prototrain.data.source import Source
-from prototrain.data.splits import mixed_parts
 from prototrain.data.stages import stages
 from prototrain.errors import CheckpointError, ConfigError, StopTraining
 from prototrain.private_api.datasets import iterator_handle
 from prototrain.readers import is_live
 from prototrain.system.wording import ALLOW_CHANGED_DATA, FRESH
 
-_FORM = 2
-"""Of a fingerprint: earlier versions, which say no form, counted the ops of functions in the order of their making."""
 SAME_DATA = "each worker reads all the training data"
 
 _alive: weakref.WeakSet[TrainingData] = weakref.WeakSet()
@@ -56,6 +51,7 @@ class TrainingData:
         repeat: whether a dataset with an end begins anew there; otherwise that is the end of the training, and a
             resumed run reads it from its start.
         share: which of several workers reads.
+        data_position: ``trainer.data_position``.
         clock: returns the time in seconds.
 
     Attributes:
@@ -85,6 +81,7 @@ class TrainingData:
         batch_size: int = 1,
         repeat: bool = True,
         share: Share = Share(),  # noqa: B008 - it is frozen
+        data_position: str = "auto",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.share = share
@@ -106,16 +103,14 @@ class TrainingData:
             declared = training.element_spec
         made_up = None if declared is None else made_up_batch(declared, batch_size)
         self._position, self.reason, self.first_batch = choose_position(
-            self._source, announce, is_single_pass=self._is_single_pass, made_up=made_up
+            self._source, announce, is_single_pass=self._is_single_pass, wanted=data_position, made_up=made_up
         )
         self.is_made_up = made_up is not None
         # Which every run reads, so that it costs nothing to find that what the data is made of has changed.
         self._first = digest_of(self.first_batch) if made_up is None and self._position.keeps_place else None
         self.datasets = self._source.datasets
         self.element_spec = self._source.training.element_spec
-        self._pipeline = description_of(self._source.training)
-        for line in mixed_parts(self.datasets, is_built_anew=not (self.endless or self._is_single_pass)):
-            announce(line)
+        self._pipeline = describe_pipeline(self._source.training)
         _alive.add(self)
 
     def require_batch_size(self, size: int, configured: int) -> None:
@@ -204,9 +199,8 @@ class TrainingData:
         return self.next_batch()
 
     def describe(self) -> str:
-        """What becomes of the position on a resume, in words."""
-        exact = {"iterator": "exact", "replay": "exact, by reading again", "restart": "not exact"}[self.mode]
-        return f"{self.mode} ({exact}{'; ' + self.reason if self.reason else ''})"
+        """The mode and its reason, such as "replay (2 shuffles)"."""
+        return f"{self.mode} ({self.reason})" if self.reason else self.mode
 
     def _take_caveat(self, found: str | None) -> None:
         if found is not None:
@@ -328,28 +322,17 @@ class TrainingData:
         self._position.rewind()
         self._reads_ahead = False
 
-    def fingerprint(self, *, as_made: bool = False) -> dict[str, Any]:
-        """What must be the same for a saved position to mean the same batches.
-
-        Args:
-            as_made: whether to say it as earlier versions did.
-        """
-        pipeline = description_of(self._source.training, as_made=True) if as_made else self._pipeline
+    def fingerprint(self) -> dict[str, Any]:
+        """What must be the same for a saved position to mean the same batches."""
         return {
-            **({} if as_made else {"form": _FORM}),
             "elements": {name: f"{spec!r}" for name, spec in sorted(self.element_spec.items())},
             "batches per pass": self.cardinality,
+            "batch size": None if self.is_made_up else sorted(map(int, first_dimensions(self.first_batch).values())),
             "seed": self._source.seed,
             "mode": self.mode,
-            "pipeline": pipeline.lines,
-            "whole": pipeline.whole,
-            "pipeline anywhere": pipeline.anywhere,
-            "files": asdict(pipeline.files),
-            "captured": pipeline.captured,
-            "tables": pipeline.tables,
+            **self._pipeline,
             **({"division": self.share.division} if self.share.is_own else {}),
         }
 
     def _changes(self, meta: dict[str, Any]) -> Changes:
-        then = meta["fingerprint"]
-        return changes_of(then, self.fingerprint(as_made="form" not in then), type(self._position))
+        return changes_of(meta["fingerprint"], self.fingerprint(), type(self._position))

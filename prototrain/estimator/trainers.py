@@ -15,7 +15,7 @@ import tensorflow as tf
 from prototrain.callbacks import Callback, LearningRate
 from prototrain.checkpoint.global_random import tensorflow_seeded
 from prototrain.checkpoint.state import OF_CALLBACKS
-from prototrain.data.elements import batch_size
+from prototrain.data.batches import batch_size
 from prototrain.errors import ConfigError, DataError, ModelError
 from prototrain.estimator.program import Program
 from prototrain.estimator.specs import OptimizerSpec

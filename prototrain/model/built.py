@@ -16,10 +16,8 @@ from prototrain.checkpoint.files import Checkpoint
 from prototrain.checkpoint.fit import check_fit
 from prototrain.checkpoint.weight_sources import Source
 from prototrain.checkpoint.weights import averaged_weights, dump_weights, load_report_table, load_weights
-from prototrain.data.batches import first_part
-from prototrain.data.elements import first_dimensions
-from prototrain.data.given import as_datasets
-from prototrain.data.limits import limited
+from prototrain.data.adapters import as_datasets
+from prototrain.data.batches import first_dimensions, first_part, limited
 from prototrain.data.pipeline import named_files
 from prototrain.data.shares import Share, for_worker, own_spec
 from prototrain.data.stream import TrainingData
@@ -121,6 +119,7 @@ class BuiltModel:
                 batch_size=self.config["model.batch_size"] * self.placement.parts // self.placement.towers,
                 repeat=repeats_data,
                 share=share,
+                data_position=self.config["trainer.data_position"],
             )
         self.datasets = self.data.datasets
         look(self)
@@ -378,7 +377,7 @@ class BuiltModel:
 
     def origin(self) -> dict[str, Any]:
         """What the model and its data were made from: the "model" by name with its "modules", and the "data"."""
-        data = {"files": self.data_files(), "stages": self.data.fingerprint()["pipeline"]}
+        data = {"files": self.data_files(), "stages": self.data.fingerprint()["stages"]}
         found: dict[str, Any] = {"data": data}
         if isinstance(self.model, Model):
             module = self.model.name.partition(":")[0]

@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.checkpoint.global_random import random_state_kept
-from prototrain.data.elements import counted_examples
-from prototrain.data.randomness import reshuffles
+from prototrain.data.batches import counted_examples
 from prototrain.data.reading_ahead import prefetched
+from prototrain.data.rule import reshuffles
 from prototrain.data.waiting import patiently
 from prototrain.errors import DataError, StepError
 from prototrain.step.functions import compiled

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from tqdm.auto import tqdm
 
-from prototrain.data.elements import at_path, by_path, from_paths, has_path
+from prototrain.data.batches import at_path, by_path, from_paths, has_path
 from prototrain.errors import DataError, ModelError
 from prototrain.private_api.graphs import passing_graph
 from prototrain.system.terminal import in_notebook

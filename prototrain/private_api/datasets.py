@@ -104,8 +104,7 @@ def holds_generator(content: bytes | mmap.mmap) -> bool:
 def stage_name(stage: Any) -> str:
     """The name of a stage's class, such as ``_ParallelMap``; the underscore tells some of them apart.
 
-    The tables of `prototrain.data.worth` rely on these names. One that is not in them is one of which nothing is known:
-    its position is come back to by reading again.
+    The table of `prototrain.data.rule` relies on these names. Data with a stage that is not in it is replayed.
     """
     return type(stage).__name__.removesuffix("V2").removesuffix("Dataset")
 
@@ -117,7 +116,7 @@ def tells_stages() -> bool:
 
 @needs(
     f"{_DATASETS}.dataset_ops:DatasetV2._inputs",
-    without="nothing is known of what a dataset is made of",
+    without="the stages of a dataset are not known, and a resumed run reads its data again up to its place",
     instead=lambda stage: [],
 )
 def stage_inputs(stage: Any) -> list[Any]:
@@ -132,7 +131,7 @@ def stood_for(stage: Any) -> Any:
 
 @needs(
     f"{_DATASETS}.dataset_ops:DatasetV2._functions",
-    without="nothing is known of the functions of a dataset",
+    without="the functions of a dataset are not known, and a resumed run reads its data again up to its place",
     instead=lambda stage: [],
 )
 def stage_functions(stage: Any) -> list[Any]:

@@ -28,7 +28,7 @@ def called_function(graph: Any, name: str) -> Any:
 
 @needs(
     f"{_GRAPH}._functions",
-    without="functions in functions of a dataset are not looked into",
+    without="functions in functions of a dataset are not known, and a resumed run reads its data again up to its place",
     instead=lambda graph: [],
 )
 def nested_functions(graph: Any) -> list[Any]:

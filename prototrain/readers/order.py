@@ -35,16 +35,21 @@ _thread = threading.local()
 
 def pass_being_made() -> int:
     """Which pass, counted from 0, the datasets are made for that a model's `datasets` is asked for in this thread."""
+    _thread.is_asked = True
     found: int = getattr(_thread, "number", 0)
     return found
 
 
 @contextmanager
-def making_pass(number: int) -> Iterator[None]:
-    """Enter the call of a model's `datasets` for a pass, counted from 0."""
-    _thread.number, _thread.labels = number, {}
+def making_pass(number: int) -> Iterator[Callable[[], bool]]:
+    """Enter the call of a model's `datasets` for a pass, counted from 0.
+
+    Yields:
+        a function that tells whether anything in the call has asked for the number of the pass.
+    """
+    _thread.number, _thread.labels, _thread.is_asked = number, {}, False
     try:
-        yield
+        yield lambda: _thread.is_asked
     finally:
         _thread.number, _thread.labels = 0, None
 

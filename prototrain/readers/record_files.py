@@ -92,7 +92,8 @@ def _by_index(files: list[str], features: dict[str, Any], seed: int | None) -> t
     def take(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         found = np.empty(len(rows), object)
         for row, (number, start, length) in enumerate(places[rows].tolist()):
-            found[row] = os.pread(opened(number).descriptor, length, start)
+            file = opened(number)  # kept until it is read: another thread may push it out of the cache, which closes it
+            found[row] = os.pread(file.descriptor, length, start)
             if len(found[row]) != length:
                 raise DataError(f"{shown(files[number])}: has become shorter while it is read")
         return found

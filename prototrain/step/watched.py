@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
-from prototrain.data.elements import at_path, by_path, has_path
+from prototrain.data.batches import at_path, by_path, has_path
 from prototrain.errors import ModelError
 from prototrain.experiment.event_files import records
 from prototrain.private_api.runtime import default_writer, writing_through

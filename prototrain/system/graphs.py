@@ -165,51 +165,6 @@ def _content(attribute: Any) -> str:
     return short_digest(attribute.SerializeToString(deterministic=True))
 
 
-# -- as earlier versions did it ---------------------------------------------------------------------------------------
-
-
-def whole_digest(graph: Any) -> str:
-    """As `graph_digest`, also of which outputs of ops are used, and of the outputs of the graph."""
-    return _digest(graph, is_whole=True)
-
-
-def graph_digest(graph: Any) -> str:
-    """A digest of a graph's ops, their attributes and constants, in the order in which they were made.
-
-    Positions in data that earlier versions have saved are compared by these two.
-    """
-    return _digest(graph, is_whole=False)
-
-
-def _digest(graph: Any, *, is_whole: bool) -> str:
-    parts: list[str] = []
-    order: dict[str, int] = {}
-    for op in graph.get_operations():
-        attributes, given = [], op.node_def.attr  # which is parsed anew each time
-        for name in sorted(given):
-            attribute = given[name]
-            functions = [attribute.func] if attribute.HasField("func") else attribute.list.func
-            if functions:
-                nested = [_function(graph, function.name) for function in functions]
-                digests = [
-                    "" if function is None else _digest(function.graph, is_whole=is_whole) for function in nested
-                ]
-                attributes.append(f"{name}={','.join(digests)}")
-            elif counts(name):
-                attributes.append(f"{name}={_content(attribute)}")
-        inputs = [_origin(tensor, order, is_whole=is_whole) for tensor in op.inputs]
-        order[op.name] = len(order)
-        parts.append(f"{op.type}({','.join(inputs)}) {' '.join(attributes)}")
-    if is_whole:
-        parts.append(",".join(_origin(tensor, order, is_whole=True) for tensor in graph.outputs))
-    return short_digest("\n".join(parts).encode())
-
-
-def _origin(tensor: Any, order: Mapping[str, int], *, is_whole: bool) -> str:
-    number = str(order.get(tensor.op.name, "captured"))
-    return f"{number}:{tensor.value_index}" if is_whole else number
-
-
 def short_digest(content: bytes) -> str:
     """The first characters of a hash."""
     return hashlib.sha256(content).hexdigest()[:8]

@@ -64,20 +64,18 @@ def is_changing_table(handle: Any, lookup: Any) -> bool:
     return True
 
 
-def table_digest(graphs: Iterable[Any], *, as_found: bool = False) -> str | None:
+def table_digest(graphs: Iterable[Any]) -> str | None:
     """A digest of the entries of the lookup tables from outside of graphs that cannot be changed; None without any.
 
     Args:
         graphs: of traced functions.
-        as_found: whether several tables count in the order in which their first uses were made, as earlier versions
-            have it; otherwise it is that of what is made of them.
     """
     looking = list(graphs)
     uses = {id(table): (table, op) for graph in looking for table, op in resource_uses(graph) if op.type == LOOKUP}
     found = {key: _entries(*use) for key, use in uses.items() if not is_changing_table(*use)}
     if not found:
         return None
-    if as_found or len(found) == 1:
+    if len(found) == 1:
         return sha256("".join(found.values()).encode()).hexdigest()[:12]
     digests = []
     for graph in looking:

@@ -8,9 +8,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from prototrain.data.arrays import as_array
-from prototrain.data.given import PARTS
-from prototrain.data.python_data import from_generator, from_py_dataset
+from prototrain.data.adapters import PARTS, as_array, from_generator, from_py_dataset
 from prototrain.errors import DataError
 from prototrain.private_api.of_keras import flatten_with_path
 

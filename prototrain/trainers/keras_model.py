@@ -14,7 +14,7 @@ import tensorflow as tf
 from prototrain.checkpoint.global_random import global_seed, random_state, set_random_state
 from prototrain.config import Config
 from prototrain.config.json_form import encode
-from prototrain.data.elements import batch_size
+from prototrain.data.batches import batch_size
 from prototrain.errors import ModelError
 from prototrain.experiment import source_of
 from prototrain.gradient_processors import summed

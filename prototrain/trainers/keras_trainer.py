@@ -16,9 +16,9 @@ from prototrain.callbacks.base import Callback
 from prototrain.callbacks.helping.keras_callback import KerasCallback
 from prototrain.callbacks.proxies import innermost
 from prototrain.checkpoint.global_random import global_random_kept, tensorflow_seeded
+from prototrain.data.batches import batch_size as examples_of
 from prototrain.data.batches import check_divides
-from prototrain.data.elements import batch_size as examples_of
-from prototrain.data.randomness import reshuffles
+from prototrain.data.rule import reshuffles
 from prototrain.errors import DataError, ModelError
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts

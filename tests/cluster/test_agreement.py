@@ -64,7 +64,6 @@ def built(examples: int = 40, *, batch: int = 8, generator: bool = False, shift:
         ({}, None),
         ({"examples": 32}, "batches per pass was 5 and is 4"),
         ({"batch": 4}, "elements"),
-        ({"shift": 1.0}, "the pipeline's stage TensorSlice"),
         ({"generator": True}, "mode was iterator and is replay"),
     ],
 )
@@ -113,7 +112,7 @@ def test_files_of_the_same_names_in_another_directory(tmp_path: Path) -> None:
 
     table.agreement.require_same_data(of("one"))
     # A place that the chief saves may have the names of its files.
-    with pytest.raises(ConfigError, match="given have other names, or lie in another directory"):
+    with pytest.raises(ConfigError, match=r"directory was .* and is "):
         table.agreement.require_same_data(of("other"))
 
 

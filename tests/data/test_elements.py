@@ -8,8 +8,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain.data.batches import first_part, split_batch
-from prototrain.data.elements import at_path, batch_size, by_path, check_dataset, from_paths, has_path
+from prototrain.data.batches import (
+    at_path,
+    batch_size,
+    by_path,
+    check_dataset,
+    first_part,
+    from_paths,
+    has_path,
+    split_batch,
+)
 from prototrain.errors import DataError
 
 X = np.ones([4, 2], np.float32)

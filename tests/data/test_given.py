@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain.callbacks import SaveOnExit, Validation
-from prototrain.data.given import as_datasets
+from prototrain.data.adapters import as_datasets
 from prototrain.data.stream import TrainingData
 from prototrain.errors import CheckpointError, DataError
 from tests.tiny import tiny_arrays, tiny_datasets, tiny_trainer, values
@@ -207,7 +207,5 @@ def test_a_service_may_have_moved(tmp_path: Path) -> None:
     start(2)
     moved = data(datasets)
     moved.read(str(tmp_path / "0"), meta)
-    assert moved.caveat == (
-        "the training data starts anew: a tf.data service gives the batches as its workers come to them"
-    )
+    assert "starts anew: the stage DataService does not repeat" in str(moved.caveat)
     assert len(read(moved, 2)) == 2

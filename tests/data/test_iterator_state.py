@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from prototrain.data.iterator_state import mapped, read_state, restore_state, take_state, write_state
+from prototrain.data.positions import mapped, read_state, restore_state, take_state, write_state
 from prototrain.private_api.datasets import holds_generator
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from prototrain.data.limits import limited
+from prototrain.data.batches import limited
 
 
 def datasets() -> dict[str, tf.data.Dataset]:

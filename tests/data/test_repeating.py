@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import readers
-from prototrain.data import cache_files, elements
+from prototrain.data import batches, cache_files
 from prototrain.data.stream import TrainingData
 from prototrain.errors import CheckpointError, DataError
 from prototrain.system import waiting
@@ -234,7 +234,7 @@ def test_nothing_is_read_ahead_of_the_training_where_batches_are_declared() -> N
     source = TrainingData(lambda: generated(generate), seed=5, announce=print, declared=said)
     assert source.mode == "replay" and source.first_batch["x"].numpy().tolist() == [0] and not reads
     assert source.next_batch()["x"].numpy().tolist() == [1, 2] and reads
-    batch = elements.made_up_batch(
+    batch = batches.made_up_batch(
         {
             "x": tf.TensorSpec([None, None, 3], tf.float32),
             "y": (tf.TensorSpec([None], tf.string), tf.RaggedTensorSpec([None, None], tf.int32, 1)),
@@ -281,7 +281,7 @@ def test_data_that_the_run_itself_makes() -> None:
         )
 
     source = make()  # does not wait for anything
-    assert source.describe() == "restart (not exact; it is made while the run goes on (live=True))"
+    assert source.describe() == "restart (it is live)"
     ready.set()
     assert source.next_batch()["x"].numpy().tolist() == [1, 2]
     source.stop_reading()

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Config, readers
-from prototrain.data.given import as_datasets
+from prototrain.data.adapters import as_datasets
 from prototrain.data.stream import TrainingData
 
 
@@ -154,7 +154,7 @@ def test_the_order_does_not_depend_on_how_far_the_first_look_has_read(
     monkeypatch.setattr("prototrain.data.choice.first_batch", partial(look, batches=3))
     orders = []
     for batches in (1, 2, 9):
-        monkeypatch.setattr("prototrain.data.position.first_batch", partial(look, batches=batches))
+        monkeypatch.setattr("prototrain.data.positions.first_batch", partial(look, batches=batches))
         orders.append(read(data(make), 12))
     assert orders[0] == orders[1] == orders[2]
 

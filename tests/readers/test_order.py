@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import readers
-from prototrain.data.randomness import reshuffles
+from prototrain.data.rule import reshuffles
 from prototrain.data.stream import TrainingData
 from prototrain.errors import DataError
 from prototrain.readers.order import Order, _permuted, random_order
@@ -83,7 +83,7 @@ def test_the_place_is_a_number_and_a_resume_is_exact(above: Callable[[D], D], tm
         return {"trn": above(numbers(10))}
 
     data = TrainingData(make, seed=5)
-    assert data.describe() == "iterator (exact)"
+    assert data.describe() == "iterator"
     metas, batches = [], []
     for _ in range(9):
         metas.append(json.loads(json.dumps(data.write(str(tmp_path / "place"))())))
@@ -122,7 +122,7 @@ def test_what_is_not_one_for_one_is_read_again(above: Callable[[D], D]) -> None:
 def test_one_that_was_made_before_datasets_is_called_is_not_called_exact() -> None:
     dataset = numbers(10, 1).batch(4)
     data = TrainingData(lambda: {"trn": dataset}, seed=5)
-    assert data.mode == "restart" and "made before it was called" in data.reason
+    assert data.mode == "restart" and "made outside of datasets()" in data.reason
     assert reshuffles(dataset)  # which is said of data to validate on
 
 
@@ -168,7 +168,7 @@ def test_images_by_index(tmp_path: Path) -> None:
     data = TrainingData(
         lambda: {"trn": readers.image_folder("images", size=(2, 2), channels=1, shuffle="index").batch(2)}, seed=1
     )
-    assert data.describe() == "iterator (exact)" and data.cardinality == 3
+    assert data.describe() == "iterator" and data.cardinality == 3
     items = [
         (round(float(image[0, 0, 0]) * 5.1), int(label))
         for batch in (data.next_batch() for _ in range(3))

@@ -6,7 +6,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from prototrain.data.pipeline import description_of
 from prototrain.system.resources import table_digest
 
 
@@ -46,14 +45,3 @@ def test_which_of_several_tables_is_asked_for_what_counts() -> None:
 def test_a_table_that_can_change_does_not_count() -> None:
     assert digest(tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)) is None
     assert digest() is None
-
-
-def test_tables_of_data_are_found_in_its_functions() -> None:
-    def described(words: list[str]) -> Any:
-        vocabulary = table(words, list(range(len(words))))
-        return description_of(tf.data.Dataset.from_tensor_slices(["a", "b"]).map(vocabulary.lookup))
-
-    one, other = described(["a", "b"]), described(["b", "a"])
-    assert one.whole == other.whole
-    assert one.tables != other.tables
-    assert one.tables == described(["a", "b"]).tables

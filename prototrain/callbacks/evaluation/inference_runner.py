@@ -11,7 +11,7 @@ import tensorflow as tf
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.evaluation.inferencer import Inferencer, known_names
 from prototrain.callbacks.evaluation.validation import check_batches, no_such_dataset
-from prototrain.data.elements import counted_examples
+from prototrain.data.batches import counted_examples
 from prototrain.errors import CallbackError, DataError, StepError
 from prototrain.model.evaluation import OR_BATCHES, CompiledPass, require_end
 from prototrain.model.net import LOSS_WEIGHT

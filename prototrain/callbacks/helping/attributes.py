@@ -20,7 +20,7 @@ from prototrain.checkpoint.generators import GENERATORS, GeneratorState
 from prototrain.checkpoint.looking import trackables
 from prototrain.checkpoint.values import decode, encode
 from prototrain.config import json_form
-from prototrain.data.randomness import draws
+from prototrain.data.rule import draws
 from prototrain.data.stages import stages
 from prototrain.errors import CheckpointError
 from prototrain.private_api.of_keras import KerasVariable

@@ -1,0 +1,176 @@
+"""The rule that chooses the position of each kind of pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain.data.pipeline import describe_pipeline, first_difference
+from prototrain.data.rule import PLAIN, unseeded
+from prototrain.data.stream import TrainingData
+from prototrain.errors import DataError
+
+D = tf.data.Dataset
+Make = Callable[[], tf.data.Dataset]
+
+
+def numbers() -> tf.data.Dataset:
+    return D.range(12)
+
+
+def generated() -> tf.data.Dataset:
+    return D.from_generator(lambda: iter(range(12)), output_signature=tf.TensorSpec([], tf.int64))
+
+
+def noisy(x: tf.Tensor) -> tf.Tensor:
+    return x + tf.random.uniform([], 0, 9, tf.int64)
+
+
+def with_options(**settings: Any) -> tf.data.Dataset:
+    options = tf.data.Options()
+    for name, value in settings.items():
+        setattr(options, name, value)
+    return numbers().shuffle(3).with_options(options)
+
+
+def chosen(choices: tf.data.Dataset) -> tf.data.Dataset:
+    return D.choose_from_datasets([numbers(), numbers()], choices)
+
+
+EARLIER = numbers().shuffle(4, seed=3)
+EARLIER_TWICE = EARLIER.shuffle(2, seed=1)
+VARIABLE = tf.Variable(1, dtype=tf.int64)
+
+ITERATOR: dict[str, Make] = {
+    "slices": lambda: D.from_tensor_slices(np.arange(12)),
+    "one shuffle": lambda: numbers().shuffle(3),
+    "a shuffle of batches": lambda: numbers().batch(2).shuffle(3).unbatch(),
+    "parallel maps": lambda: numbers().shuffle(3).map(lambda x: x + 1, num_parallel_calls=2).prefetch(2),
+    "stateless random ops": lambda: numbers().map(lambda x: tf.random.stateless_uniform([], [x, 1])),
+    "an index": lambda: numbers().shuffle(3).enumerate().map(lambda i, x: i + x),
+    "branches": lambda: numbers().map(lambda x: tf.cond(x > 2, lambda: x, lambda: -x)),
+    "a seed of its own": lambda: numbers().shuffle(3, seed=9).repeat(2),
+    "a shuffle that is limited": lambda: numbers().shuffle(3).prefetch(2).take(4),
+    "threads": lambda: with_options(deterministic=True),
+    "files in turns, then a shuffle": lambda: numbers().interleave(lambda x: D.range(x)).shuffle(9),
+    "a cache in memory": lambda: numbers().cache().shuffle(3),
+    "made before it is called": lambda: EARLIER,
+}
+REPLAY: dict[str, tuple[Make, str]] = {
+    "two shuffles": (lambda: numbers().shuffle(3).shuffle(2), "2 shuffles"),
+    "shuffled files": (lambda: numbers().shuffle(9).interleave(lambda x: D.range(x)), "shuffle below Interleave"),
+    "a shuffle below a cache": (lambda: numbers().shuffle(9).cache(), "shuffle below Cache"),
+    "concatenated": (lambda: numbers().shuffle(3).concatenate(numbers()), "stage Concatenate"),
+    "sampled": (lambda: D.sample_from_datasets([numbers(), numbers()]), "hides|stage (Random|DirectedInterleave)"),
+    "chosen": (lambda: chosen(D.range(2).repeat(6)), "stage DirectedInterleave"),
+    "chosen at random": (lambda: chosen(D.range(2).shuffle(2).repeat(6)), "hides|stage DirectedInterleave"),
+    "a generator": (generated, "Python code makes it"),
+    "Python code": (
+        lambda: numbers().map(lambda x: tf.py_function(lambda y: y, [x], tf.int64)),
+        "Python code makes it",
+    ),
+    "a variable": (lambda: numbers().map(lambda x: x + VARIABLE), "runs ReadVariableOp"),
+    "random ops": (lambda: numbers().map(noisy), "Map draws random numbers"),
+    "an inner shuffle": (
+        lambda: numbers().flat_map(lambda x: D.range(4).shuffle(4)),
+        "runs DummySeed",
+    ),
+    "a shuffle that is repeated and cut off": (lambda: numbers().shuffle(3).repeat().prefetch(9).take(4), "cut off"),
+    "a file's cache": (lambda: numbers().cache("kept"), "cached in the file kept"),
+    "an option": (lambda: with_options(experimental_symbolic_checkpoint=True), "symbolic_checkpoint"),
+    "a stage that the table has not": (lambda: numbers().window(2).flat_map(lambda x: x), "Window"),
+}
+RESTART: dict[str, tuple[Make, str]] = {
+    "any order": (lambda: numbers().map(lambda x: x, num_parallel_calls=2, deterministic=False), "ParallelMap has det"),
+    "any order of files": (
+        lambda: numbers().interleave(lambda x: D.range(3), num_parallel_calls=2, deterministic=False),
+        "ParallelInterleave has deterministic=False",
+    ),
+    "any order by option": (lambda: with_options(deterministic=False), "options have deterministic=False"),
+    "parallel random ops": (lambda: numbers().map(noisy, num_parallel_calls=2), "in parallel .*stateless_"),
+    "a snapshot": (lambda: numbers().snapshot("nowhere"), "Snapshot does not repeat"),
+    "two shuffles made before": (lambda: EARLIER_TWICE, r"made outside of datasets\(\)"),
+}
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def data_of(make: Make, data_position: str = "auto") -> TrainingData:
+    def datasets() -> dict[str, tf.data.Dataset]:
+        return {"trn": make().batch(2).map(lambda x: {"x": x})}
+
+    return TrainingData(datasets, seed=5, announce=lambda line: None, data_position=data_position)
+
+
+@pytest.mark.parametrize("make", ITERATOR.values(), ids=ITERATOR)
+def test_iterator(make: Make) -> None:
+    data = data_of(make)
+    assert (data.mode, data.reason, data.describe()) == ("iterator", "", "iterator")
+
+
+@pytest.mark.parametrize(
+    ("mode", "make", "why"),
+    [*(("replay", *row) for row in REPLAY.values()), *(("restart", *row) for row in RESTART.values())],
+    ids=[*REPLAY, *RESTART],
+)
+def test_other_modes(mode: str, make: Make, why: str) -> None:
+    data = data_of(make)
+    assert data.mode == mode and data.describe() == f"{mode} ({data.reason})"
+    with pytest.raises(AssertionError, match=why):
+        raise AssertionError(data.reason)
+
+
+@pytest.mark.parametrize("mode", ["iterator", "replay", "restart"])
+def test_the_key_overrides_the_rule(mode: str) -> None:
+    assert data_of(lambda: numbers().shuffle(3).shuffle(2), mode).mode == mode
+
+
+@pytest.mark.parametrize("make", [generated, lambda: numbers().cache("kept")])
+def test_an_iterator_that_cannot_be_saved_is_refused(make: Make) -> None:
+    with pytest.raises(DataError, match=r"trainer\.data_position"):
+        data_of(make, "iterator")
+
+
+def test_the_table_is_short() -> None:
+    assert len(PLAIN) <= 30
+
+
+def test_what_has_no_seed() -> None:
+    tf.random.set_seed(1)
+    seeded = numbers().shuffle(3)
+    tf.random.set_seed(None)
+    assert not unseeded(seeded) and not unseeded(numbers().shuffle(3, seed=1))
+    assert unseeded(numbers().shuffle(3)) and unseeded(D.sample_from_datasets([numbers(), numbers()]))
+
+
+def test_a_shuffle_without_a_seed_is_not_repeated() -> None:
+    tf.random.set_seed(None)
+    made = numbers().shuffle(3)
+    assert data_of(lambda: made).describe().startswith("restart (it is shuffled without a seed")
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (lambda: numbers().shuffle(4, seed=1).batch(2), r"Shuffle\(3, .* has become Shuffle\(4, "),
+        (lambda: numbers().shuffle(3, seed=1).batch(3), r"Batch\(2, .* has become Batch\(3, "),
+        (lambda: numbers().shuffle(3, seed=1).batch(2).take(3), r"Take\(3\) is new"),
+        (lambda: numbers().shuffle(3, seed=1), r"Batch\(2, .* is gone"),
+    ],
+)
+def test_another_stage_is_named(other: Make, words: str) -> None:
+    def described(dataset: tf.data.Dataset) -> list[str]:
+        return list(describe_pipeline(dataset)["stages"])
+
+    one = described(numbers().shuffle(3, seed=1).batch(2))
+    assert one == described(numbers().shuffle(3, seed=1).batch(2))
+    with pytest.raises(AssertionError, match=words):
+        raise AssertionError(first_difference(one, described(other())))
