@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import json
 import sys
+import sysconfig
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -43,7 +44,8 @@ def _package_or_file(module: ModuleType | None, file: str | None) -> Path | None
 def sources_of(trainer: object) -> list[Path]:
     """The files and packages that a run keeps a copy of: where its trainer was written, and the script."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    script = Path(main) if main and main.endswith(".py") else None
+    installed = (str(Path(__file__).parents[1]), sysconfig.get_paths()["purelib"])
+    script = Path(main) if main and main.endswith(".py") and not main.startswith(installed) else None
     own = None if type(trainer).__module__.startswith("prototrain.") else source_of(trainer)
     found = [path for path in (own, script) if path is not None and path.is_file()]
     return list(dict.fromkeys(path.resolve() for path in found))

@@ -355,7 +355,8 @@ class KerasTrainer(SimpleTrainer):
 
     def facts(self) -> Facts:
         metrics = sorted({name.rpartition("/")[0] for name in self._of_metrics()})
-        return {**super().facts(), "compiled with": {**self.model.compiled_with, "metrics": metrics}}
+        compiled = {name: value for name, value in self.model.compiled_with.items() if name != "optimizer"}
+        return {**super().facts(), "compiled with": {**compiled, "metrics": metrics}}
 
     @contextmanager
     def fitted_to(self, saved: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> Iterator[None]:

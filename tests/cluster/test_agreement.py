@@ -62,9 +62,9 @@ def built(examples: int = 40, *, batch: int = 8, generator: bool = False, shift:
     ("other", "said"),
     [
         ({}, None),
-        ({"examples": 32}, "batches per pass was 5 and is 4"),
+        ({"examples": 32}, "batches per pass 5 -> 4"),
         ({"batch": 4}, "elements"),
-        ({"generator": True}, "mode was iterator and is replay"),
+        ({"generator": True}, "mode iterator -> replay"),
     ],
 )
 def test_data_that_differs_is_named(other: dict[str, Any], said: str | None) -> None:
@@ -92,7 +92,7 @@ def test_files_that_differ() -> None:
     one.data_files = lambda: {"train.csv": {"bytes": 10}, "only-here": {"bytes": 1}}
     other.data_files = lambda: {"train.csv": {"bytes": 20}}
     table.agreement.require_same_data(one)
-    with pytest.raises(ConfigError, match=r"file train\.csv bytes was 10 and is 20"):
+    with pytest.raises(ConfigError, match=r"file train\.csv bytes 10 -> 20"):
         table.agreement.require_same_data(other)
 
 
@@ -112,14 +112,14 @@ def test_files_of_the_same_names_in_another_directory(tmp_path: Path) -> None:
 
     table.agreement.require_same_data(of("one"))
     # A place that the chief saves may have the names of its files.
-    with pytest.raises(ConfigError, match=r"directory was .* and is "):
+    with pytest.raises(ConfigError, match=r"has other data than the chief \(directory"):
         table.agreement.require_same_data(of("other"))
 
 
 def test_configs_that_differ() -> None:
     table = Table()
     table.agreement.require_same_settings(tiny_model(), table)
-    with pytest.raises(ConfigError, match=r"disagree on the config: worker 1 .*model\.batch_size was 8 and is 4"):
+    with pytest.raises(ConfigError, match=r"disagree on the config: worker 1 .*model\.batch_size 8 -> 4"):
         table.agreement.require_same_settings(tiny_model(model__batch_size=4), table)
 
 
@@ -155,5 +155,5 @@ def test_shares_may_differ_and_should() -> None:
     assert warning == "workers 0, 1 begin with the same batch, although each should have data of its own"
     table = Table()
     table.agreement.require_same_data(of(0, "files", 40, 0.0))
-    with pytest.raises(ConfigError, match=r"file here\.csv bytes was 40 and is 24"):
+    with pytest.raises(ConfigError, match=r"file here\.csv bytes 40 -> 24"):
         table.agreement.require_same_data(of(1, "files", 24, 1.0))

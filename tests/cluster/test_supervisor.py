@@ -185,8 +185,10 @@ def test_a_run_that_is_healed_comes_to_what_an_undisturbed_one_does(
     assert list(whole) == list(range(1, 41)) and whole == killed
     parts = read_attempts(tmp_path / "killed" / "run.json")
     assert [part.restarts for part in parts] == [0, 1, 2] and [part.workers for part in parts] == [2, 2, 2]
-    assert parts[1].start == "resumed at step 12; data: " and "worker 1 (127.0.0.1:" in str(parts[1].cause)
-    assert parts[2].start == "resumed at step 20; data: " and "the chief) was killed by SIGKILL" in str(parts[2].cause)
+    starts = [str(part.start).partition("; ")[0] for part in parts[1:]]
+    assert starts == ["resumed at step 12", "resumed at step 20"]
+    assert "worker 1 (127.0.0.1:" in str(parts[1].cause)
+    assert "the chief) was killed by SIGKILL" in str(parts[2].cause)
     log = (tmp_path / "killed" / "train.log").read_text()
     assert log.count("fc0/kernel") == 1 and log.count("started again  restart") == 2  # one table for the whole run
     out = capfd.readouterr().out

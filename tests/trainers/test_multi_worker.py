@@ -94,7 +94,7 @@ def test_workers_that_disagree_on_the_config() -> None:
     for result in results:
         assert result is not None
         assert "the workers disagree on the config: worker 1" in result["error"]
-        assert "model.weight_decay.value was not set and is 0.5" in result["error"]
+        assert "model.weight_decay.value null -> 0.5" in result["error"]
 
 
 @pytest.mark.slow

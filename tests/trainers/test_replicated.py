@@ -204,7 +204,7 @@ class TestResume:
             assert trainer.global_step == steps
             if steps > 5:
                 assert "changed: " in trainer.storage.resume_line()
-                assert f"towers was {3 - towers} and is {towers}" in trainer.storage.resume_line()
+                assert f"towers {3 - towers} -> {towers}" in trainer.storage.resume_line()
             seeds = [
                 np.asarray(copy).tolist()
                 for name, variable in trainer.variables.items()
