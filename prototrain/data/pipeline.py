@@ -27,7 +27,8 @@ def describe_pipeline(dataset: tf.data.Dataset) -> dict[str, Any]:
     """Describe a dataset, as JSON can hold it.
 
     Returns:
-        its "stages" from the source to the end, such as ``Shuffle(2000, 1337)``, with the numbers that they were given;
+        its "stages" from the source to the end, such as ``Shuffle(2000, 1337)``, with the numbers and
+        the shapes of the arrays that they were given;
         the "directory" of its files, and digests of the "file names" below that and of the "file sizes". The same code
         over the same data gives the same in every process.
     """
@@ -36,9 +37,9 @@ def describe_pipeline(dataset: tf.data.Dataset) -> dict[str, Any]:
     sizes: list[list[int]] = []
     for stage in _from_source(dataset):
         tensors = _tensors(stage)
-        numbers = [number for tensor in tensors if (number := _number(tensor)) is not None]
+        settings = [text for tensor in tensors if (text := _setting(tensor)) is not None]
         told, files = _told(stage)
-        lines += [*told, f"{shown(stage)}({', '.join(numbers)})"]
+        lines += [*told, f"{shown(stage)}({', '.join(settings)})"]
         lists: list[list[Any]] = [files, *map(_texts, tensors)]
         for found in lists:
             if found and (found_sizes := _sizes(found)) is not None:
@@ -114,9 +115,11 @@ def _tensors(stage: Any) -> list[Any]:
     return found
 
 
-def _number(tensor: Any) -> str | None:
-    is_number = tensor.shape.rank == 0 and (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool)
-    return str(tensor.numpy()) if is_number else None
+def _setting(tensor: Any) -> str | None:
+    """A number that a stage was given, or the dtype and shape of an array; None of anything else."""
+    if not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
+        return None
+    return str(tensor.numpy()) if tensor.shape.rank == 0 else f"{tensor.dtype.name}[{','.join(map(str, tensor.shape))}]"
 
 
 def _texts(tensor: Any) -> list[bytes]:

@@ -205,7 +205,7 @@ class TrainingData:
     def _take_caveat(self, found: str | None) -> None:
         if found is not None:
             self.caveat = found
-            self._announce(f"WARNING: {found}; the run is not bit-exact from here on")
+            self._announce(f"WARNING: {found}; the batches from here on may differ from those of an uninterrupted run")
 
     def count(self, batches: int, *, reads_ahead: bool = False) -> None:
         """Take note that so many batches were read from the iterator and trained on.

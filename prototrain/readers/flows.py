@@ -24,9 +24,11 @@ def dataflow(
 ) -> tf.data.Dataset:
     """Reads a DataFlow of tensorpack's, or whatever gives one data point after the other.
 
-    Its `reset_state()` is called now, if it has one, and its first data point is read to see what it is like, unless
-    `spec` says it. The flow stays Python code: a resumed run reads again from the start of the pass, so make it within
-    `datasets()`, and from seeds.
+    Its `reset_state()` is called once, now, if it has one, as tensorpack does: each pass iterates over the flow again.
+    Its first data point is read to see what it is like, unless `spec` tells it. Make the flow within `datasets()`, from
+    seeds. A resumed run reads the pass again from its start; the run prints a WARNING if a flow whose generator was
+    not at its start in that pass gives other batches then. A flow that draws its order in `__iter__`, from a seed, or
+    `Dataset.shuffle` behind it, is resumed as it was.
 
     What a flow gives may also come from the run itself, such as from games that are played with the model as it is
     (``live=True``). Then nothing of it is read before it is trained on, so that it may wait for its callback's

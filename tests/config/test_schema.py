@@ -57,6 +57,7 @@ CONTRACT: list[tuple[str, Any, Any, Any]] = [
     ("trainer.early_stopping.patience", 10, 1, 0),
     ("trainer.early_stopping.min_delta", 0.0, 0.1, -0.1),
     ("trainer.early_stopping.restore_best", False, True, 1),
+    ("trainer.data_position", "auto", "replay", "exact"),
     ("trainer.limit_batches", None, 1, 0),
     ("trainer.overfit_batches", None, 1, 1.5),
     ("trainer.cluster_timeout", 300.0, 1.5, 0),
