@@ -300,13 +300,13 @@ class Config(MutableMapping[str, Any]):
         """The keys that were set to another value than the default, and that nothing has read.
 
         For a model that was loaded by name, its own values are the defaults; otherwise those of the schema, and keys of
-        the model's own are left out.
+        the model's own are left out. So are required keys, which scripts have to set anyway.
         """
         if self._defaults is not None:
             changed = [key for key, *_ in self.changes() or () if key in self._values]
         else:
             changed = [key for key, value in self._values.items() if key in SCHEMA and value != SCHEMA[key].default]
-        return [key for key in changed if key not in self._read]
+        return [key for key in changed if key not in self._read and not (key in SCHEMA and SCHEMA[key].required)]
 
     def differences(self, other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
         """Compare what is in force here and in `other`, a Config or the plain data of a `config.json`.
