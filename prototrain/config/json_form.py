@@ -184,14 +184,6 @@ def _source(value: Any) -> str | None:
     return f"{text}  # {', '.join(said)}" if said and text is not None else text
 
 
-def _found_as(function: FunctionType, name: str) -> Any:
-    """What a function has of one around it under a name; None where it has no value yet."""
-    try:
-        return (function.__closure__ or ())[function.__code__.co_freevars.index(name)].cell_contents
-    except ValueError:
-        return None
-
-
 def _text(value: FunctionType) -> str | None:
     try:
         if value.__name__ != "<lambda>":

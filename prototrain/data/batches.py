@@ -340,7 +340,6 @@ def _in_memory(dataset: tf.data.Dataset, batches: int) -> tf.data.Dataset:
     return reduce(lambda one, other: one.concatenate(other), found) if found else dataset
 
 
-NO_BATCHES = "0" * 16
 _KEPT_DIGESTS = 64  # more than are ever read ahead of the training
 
 
@@ -379,18 +378,6 @@ class RollingDigest:
 def digest_of(batch: Any) -> str:
     """The digest of one batch."""
     return _text(roll(batch, tf.constant(0, tf.int64)))
-
-
-def digest_behind(batch: Any, before: str) -> str:
-    """The digest of all batches up to this one.
-
-    Args:
-        batch: of tensors.
-        before: the digest of those before it, `NO_BATCHES` if there are none.
-    """
-    number = int(before, 16)
-    signed = number - 2**64 if number >= 2**63 else number
-    return _text(roll(batch, tf.constant(signed, tf.int64)))
 
 
 def roll(batch: Any, before: tf.Tensor) -> tf.Tensor:

@@ -38,12 +38,6 @@ def take_caches(names: Iterable[str], announce: Callable[[str], None]) -> None:
             _take(name, announce)
 
 
-def give_back_caches() -> None:
-    """Let others write the caches of this process, as its end would."""
-    while _owned:
-        _owned.popitem()[1].close()
-
-
 def _take(name: str, announce: Callable[[str], None]) -> None:
     try:
         file = open(f"{name}.owner", "a+", encoding="utf-8")  # noqa: SIM115 - held while the process lasts

@@ -190,11 +190,6 @@ def reshuffles(dataset: Any) -> bool:
     return any(map(is_reshuffled, stages(dataset)))
 
 
-def unseeded(dataset: Any) -> bool:
-    """Whether a dataset is shuffled, or sampled from others, in another order in every process."""
-    return not all(map(_has_seed, stages(dataset)))
-
-
 def _has_seed(stage: Any) -> bool:
     return name_of(stage) not in ("_Shuffle", "_Random") or is_seeded(stage)
 

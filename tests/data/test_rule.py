@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain.data.pipeline import describe_pipeline, first_difference
-from prototrain.data.rule import PLAIN, unseeded
+from prototrain.data.rule import PLAIN
 from prototrain.data.stream import TrainingData
 from prototrain.errors import DataError
 
@@ -141,14 +141,6 @@ def test_an_iterator_that_cannot_be_saved_is_refused(make: Make) -> None:
 
 def test_the_table_is_short() -> None:
     assert len(PLAIN) <= 30
-
-
-def test_what_has_no_seed() -> None:
-    tf.random.set_seed(1)
-    seeded = numbers().shuffle(3)
-    tf.random.set_seed(None)
-    assert not unseeded(seeded) and not unseeded(numbers().shuffle(3, seed=1))
-    assert unseeded(numbers().shuffle(3)) and unseeded(D.sample_from_datasets([numbers(), numbers()]))
 
 
 def test_a_shuffle_without_a_seed_is_not_repeated() -> None:

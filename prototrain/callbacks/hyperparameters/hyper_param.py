@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,13 +74,6 @@ class HyperParam:
                 f"HyperParam: the trainer has no variable {name!r}; it has: {', '.join(known) or 'none'}"
             )
         return found
-
-    def name_in(self, state: Mapping[str, Any]) -> str:
-        """What the target is called among the entries of a trainer's state; what it is, if it is none of them."""
-        if isinstance(self._target, str):
-            return self._target
-        found = (name for name, entry in state.items() if entry is self._target)
-        return next(found, type(self._target).__name__)
 
     def get(self) -> float:
         """The value in force."""
