@@ -283,11 +283,11 @@ def test_an_error_in_a_generator_shows_where(capfd: pytest.CaptureFixture[str]) 
         "    return {",
         """
     def rows():
-        yield {"x": [[1.0, 2.0, 3.0]], "y": [1.0]}
-        yield {"x": [[1.0, 2.0, 3.0]], "y": [1.0]}
+        yield {"x": [[1.0, 2.0, 3.0]] * 4, "y": [1.0] * 4}
+        yield {"x": [[1.0, 2.0, 3.0]] * 4, "y": [1.0] * 4}
         raise ValueError("row 3 is bad")
 
-    spec = {"x": tf.TensorSpec([1, 3]), "y": tf.TensorSpec([1])}
+    spec = {"x": tf.TensorSpec([4, 3]), "y": tf.TensorSpec([4])}
     data = tf.data.Dataset.from_generator(rows, output_signature=spec)
     return {""",
     )
