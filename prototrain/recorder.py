@@ -29,6 +29,7 @@ from prototrain.errors import StopTraining
 from prototrain.experiment import Experiment
 from prototrain.experiment.experiment import VERIFY
 from prototrain.experiment.rows import is_repeatable
+from prototrain.private_api.of_keras import KerasVariable
 from prototrain.towers import components
 from prototrain.verify import OF_CALLBACK, OUTSIDE
 
@@ -300,7 +301,7 @@ def _variables_of(owner: Any) -> Iterator[tuple[str, Any]]:
     for name, value in vars(owner).items():
         values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
         for one in values:
-            if isinstance(one, tf.Variable | keras.Variable):
+            if isinstance(one, tf.Variable | KerasVariable):
                 yield name, one
             elif isinstance(one, holders):
                 yield from ((f"{name}/{getattr(v, 'path', v.name)}", v) for v in one.variables)

@@ -260,7 +260,7 @@ def test_the_command_line_exits_with_the_signal_and_resumes(tmp_path: Path) -> N
     with again.stdout:
         output = again.stdout.read()
     assert again.wait() == 0, output
-    assert f"resumed at step {step}, exact" in output
+    assert f"resumed at step {step}; data: " in output
 
 
 def environment() -> dict[str, str]:

@@ -67,7 +67,8 @@ def build_flat(inputs: Any, train_phase: bool) -> dict[str, Any]:
 
 
 def callbacks() -> list[Callback]:
-    watching = [DumpTensors(["user/age", "guess"]).every(steps=3), InferenceRunner("vld", ScalarStats("loss"))]
+    runner = InferenceRunner("vld", ScalarStats("loss"), prefix="run")
+    watching = [DumpTensors(["user/age", "guess"]).every(steps=3), runner]
     return [
         Summaries().every(steps=3),
         Validation().every(steps=3),

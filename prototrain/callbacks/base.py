@@ -71,7 +71,7 @@ class Callback:
     def setup(self) -> None:
         """Prepare; the model is built, no step has run and nothing is restored yet."""
 
-    def _check_run(self) -> None:
+    def check_run(self) -> None:
         """Raise what keeps this callback from its work: after a restore, and before the run writes anything."""
 
     def before_train(self) -> None:
@@ -220,8 +220,8 @@ class ProxyCallback(Callback):
         self.callback.trainer = self.trainer
         self.callback.setup()
 
-    def _check_run(self) -> None:
-        self.callback._check_run()
+    def check_run(self) -> None:
+        self.callback.check_run()
 
     def before_train(self) -> None:
         self.callback.before_train()

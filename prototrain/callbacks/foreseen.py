@@ -22,7 +22,7 @@ _KNOWN = ("prototrain", "keras", "tensorflow", "numpy")
 class Foreseen:
     """The names of the scalars that callbacks will record.
 
-    A callback that records calls `give`, in its `_check_run` or before. One that decides calls `require` in its own,
+    A callback that records calls `give`, in its `check_run` or before. One that decides calls `require` in its own,
     which comes later.
     """
 

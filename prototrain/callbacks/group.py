@@ -105,9 +105,9 @@ class CallbackGroup:
     def check(self) -> None:
         """Let callbacks check, after a restore and before the run writes anything, that they can do their work."""
         for callback in self.callbacks:
-            if callback.overrides("_check_run"):
+            if callback.overrides("check_run"):
                 with self._timed(callback, "before_train"), self._told("before_train", callback):
-                    callback._check_run()
+                    callback.check_run()
                 self._trainer.stop.check()
 
     def before_train(self) -> None:

@@ -29,7 +29,7 @@ class ThrottledValidation(Validation):
         self._built, self._spec, self._clock = built, spec, clock
         self._not_before = 0.0
 
-    def _check_run(self) -> None:
+    def check_run(self) -> None:
         self.trainer.monitors.foreseen.give(self._prefix, None, self)
 
     def before_train(self) -> None:

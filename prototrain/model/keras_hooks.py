@@ -285,6 +285,27 @@ def _drawn(original: Method) -> Method:
     return draw
 
 
+def _entered(original: Method) -> Method:
+    def enter(self: Any) -> Any:
+        full = original(self)
+        listener = present_call()
+        if listener is not None:
+            listener.enter_scope(self.name, full)
+        return full
+
+    return enter
+
+
+def _left(original: Method) -> Method:
+    def leave(self: Any, *error: Any) -> Any:
+        listener = present_call()
+        if listener is not None:
+            listener.leave_scope()
+        return original(self, *error)
+
+    return leave
+
+
 def _outside_of_graphs(original: Method) -> Method:
     def read(self: Any, *args: Any, **kwargs: Any) -> Any:
         if present_call() is None:
@@ -323,6 +344,8 @@ def _hook_keras() -> None:
         _replace(keras.Sequential, name, _once)
     for name in ("Normalization", "Discretization", "TextVectorization", "StringLookup", "IntegerLookup"):
         _replace(getattr(keras.layers, name), "adapt", _once)
+    _replace(tf.name_scope, "__enter__", _entered)
+    _replace(tf.name_scope, "__exit__", _left)
     _hook_properties()
 
 

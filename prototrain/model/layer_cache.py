@@ -46,7 +46,7 @@ from prototrain.towers import components, tower_index
 _ASSIGNS = re.compile(r"Assign(Add|Sub)?VariableOp|ResourceScatter\w*")
 
 Key = tuple[Any, ...]
-"""What identifies an object: the layer that makes it (0 for `build` itself), its class, an outline of its arguments."""
+"""What identifies an object: the layer that makes it (0 for `build` itself), name scope, class, outline of args."""
 
 Objects = dict[Key, list[Any]]
 """The objects that the first call made; those of one key in the order of creation."""
@@ -347,6 +347,8 @@ class BuildCall:
         self._is_first = take_over is not None
         self._before = VariableValues() if before is None else before
         self._seeds = {} if seeds is None else seeds
+        self._scopes = [""]
+        self._paths: dict[str, str] = {}
         self._frames = [_Frame(0)]
         self._given: Any = None
         self._key: Key | None = None
@@ -369,7 +371,8 @@ class BuildCall:
         frame, self._key = self._frames[-1], None
         if frame.is_ignored:
             return None
-        key = (frame.owner, kind.__module__, kind.__qualname__, _outline(args), _outline(kwargs))
+        scope = "" if frame.owner else self.scope
+        key = (frame.owner, scope, kind.__module__, kind.__qualname__, _outline(args), _outline(kwargs))
         made, number = self._objects.get(key, []), frame.counts[key]
         frame.counts[key] += 1
         if number < len(made):
@@ -401,6 +404,26 @@ class BuildCall:
             return False
         self._given = None
         return True
+
+    @property
+    def scope(self) -> str:
+        """The name scope inside of `build` as it is written there: a graph numbers scopes, control flow adds some."""
+        return self._scopes[-1]
+
+    def enter_scope(self, name: str, full: str) -> None:
+        """A `tf.name_scope` begins.
+
+        Args:
+            name: as given.
+            full: as TensorFlow has made it.
+        """
+        inner = f"{self.scope}/{name}" if self.scope else name
+        self._scopes.append(self._paths.get(name, name.rstrip("/")) if name.endswith("/") else inner)
+        self._paths[full] = self.scope
+
+    def leave_scope(self) -> None:
+        """It ends."""
+        self._scopes.pop()
 
     def note(self, variable: Any) -> None:
         """A variable is about to be used; see `keras_hooks.noting`."""
@@ -517,18 +540,16 @@ class _GivenVariables:
         self._rest: dict[str, list[tf.Variable]] = {}
         self._used: set[str] = set()
         for variable in variables:
-            self._rest.setdefault(_last_part(base_name(variable)), []).append(variable)
+            self._rest.setdefault(base_name(variable), []).append(variable)
 
     def __call__(self, make: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
-        scope, name = tf.get_current_name_scope(), arguments.get("name") or "Variable"
+        name = "/".join(filter(None, (self._call.scope, arguments.get("name") or "Variable")))
         wanted = _kind_of(arguments)
-        rest = [v for v in self._rest.get(_last_part(name), []) if _is_in_scope(v, scope)]
+        rest = self._rest.get(name, [])
         if rest and describe_variable(rest[0]) == wanted:
-            self._used.add(_last_part(name))
+            self._used.add(name)
             self._call.variables.append(rest[0])
-            self._rest[_last_part(name)] = [v for v in self._rest[_last_part(name)] if v is not rest[0]]
-            return rest[0]
-        name = f"{scope}/{name}" if scope else name
+            return rest.pop(0)
         first = f"made it {describe_variable(rest[0])}" if rest else "made no such variable, or not in that place"
         raise MissingVariableError(
             name,
@@ -546,16 +567,6 @@ class _GivenVariables:
 def base_name(variable: Any) -> str:
     """A variable's name without the output number, such as ``fc0/kernel``."""
     return str(variable.name).split(":")[0]
-
-
-def _last_part(name: str) -> str:
-    return name.rpartition("/")[2]
-
-
-def _is_in_scope(variable: tf.Variable, scope: str) -> bool:
-    """Whether a variable's innermost name scope is that of a graph, which adds numbers to scopes."""
-    own = base_name(variable).rpartition("/")[0]
-    return not own or re.fullmatch(rf"{re.escape(_last_part(own))}(_\d+)?", _last_part(scope)) is not None
 
 
 def _unique(name: str, taken: Mapping[str, Any]) -> str:

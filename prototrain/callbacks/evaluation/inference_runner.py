@@ -75,7 +75,7 @@ class InferenceRunner(Callback):
         self._counts: list[int] = []
         self._pass = CompiledPass(found, self._look_at, [tf.float64])
 
-    def _check_run(self) -> None:
+    def check_run(self) -> None:
         trainer = self.trainer
         for inferencer in self.inferencers:
             trainer.monitors.foreseen.give(self.prefix, known_names(inferencer), self)

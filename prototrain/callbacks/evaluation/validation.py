@@ -93,7 +93,7 @@ class Validation(Callback):
         elif known is not None and not self.batches:
             require_end(self.dataset, known[self.dataset], OR_BATCHES)
 
-    def _check_run(self) -> None:
+    def check_run(self) -> None:
         trainer = self.trainer
         if self._off:
             return

@@ -58,7 +58,7 @@ class StatMonitorParamSetter(HyperParamSetter):
         if begins_anew(self):
             self._recent = []
 
-    def _check_run(self) -> None:
+    def check_run(self) -> None:
         self.trainer.monitors.foreseen.require(self.stat, self)
 
     def new_value(self) -> float | None:

@@ -56,7 +56,7 @@ class BestSaver(Callback):
         # by it.
         self._has_saver = any(isinstance(innermost(callback), ModelSaver) for callback in self.trainer.callbacks)
 
-    def _check_run(self) -> None:
+    def check_run(self) -> None:
         self.trainer.monitors.foreseen.require(self.stat, self)
 
     def before_train(self) -> None:

@@ -84,7 +84,7 @@ class EarlyStopping(Callback):
                 state[mine + name] = tf.Variable(variable, trainable=False, dtype=variable.dtype)
         return [(variable, state[mine + name]) for name, variable in model.items()]
 
-    def _check_run(self) -> None:
+    def check_run(self) -> None:
         self.trainer.monitors.foreseen.require(self.stat, self)
 
     def before_train(self) -> None:
