@@ -74,7 +74,7 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
 }
 REFUSED = {
     "the batch size": (
-        {"datasets": datasets(batch=4)},
+        {"datasets": datasets(batch=4), "model__batch_size": 4},
         r"training data has changed: .*Batch\(8, .*--allow-changed-data",
     ),
     "the dataset's length": (
@@ -185,7 +185,8 @@ def test_what_is_said_before_a_resume_is_accepted_is_in_the_log(stopped: Path) -
 
 
 def test_changed_data_can_be_allowed(stopped: Path) -> None:
-    trainer = SimpleTrainer(tiny_model(**{**BASE, "datasets": datasets(batch=4, buffer=20)}), experiment=stopped)
+    changed = {"datasets": datasets(batch=4, buffer=20), "model__batch_size": 4}
+    trainer = SimpleTrainer(tiny_model(**{**BASE, **changed}), experiment=stopped)
     trainer.train([SaveOnExit()], max_steps=END, steps_per_epoch=5, allow_changed_data=True)
     assert trainer.global_step == END and not trainer.data.allow_changes
     assert "the training data has changed" in trainer.session.resume_line()

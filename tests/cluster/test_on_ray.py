@@ -57,7 +57,8 @@ def test_a_node_that_is_lost_and_comes_back(tmp_path: Path, nodes: Any) -> None:
     assert program.wait(20) == 143, seen
     text = "\n".join(seen)
     # Who is left may be the first to end.
-    assert re.search("(is lost with its machine.*|: another worker failed); starting all workers again", text)
+    said = [line for line in seen if "starting" in line]
+    assert re.search("(is lost with its machine.*|: another worker failed.*); starting all workers again", text), said
     assert f"there is room for 1 of 2 workers on {nodes.address}; going on with them" in text
     assert "group 1 of 1, because worker " in text
     assert "group 1 of 2, because there is room for all 2 workers again" in text

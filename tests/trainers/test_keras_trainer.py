@@ -236,7 +236,7 @@ def test_a_resumed_run_is_exact_in_the_middle_of_an_epoch(tmp_path: Path) -> Non
     assert measured[0].items() >= measured[1].items()
     parts.keras_model.compile(keras.optimizers.Adam(beta_1=0.8), parts.keras_model.loss, metrics=["accuracy"])
     other = KerasTrainer(parts.keras_model, batches(*KINDS[convnet])).facts()
-    assert "optimizer beta_1 0.9 -> 0.8" in differences(parts.facts(), other)
+    assert "optimizers optimizer beta_1 0.9 -> 0.8" in differences(parts.facts(), other)
 
 
 def test_an_own_train_step_resumes_exactly_with_all_its_optimizers(tmp_path: Path) -> None:
