@@ -18,7 +18,7 @@ from prototrain.data.positions import (
     indexed,
     iterate,
 )
-from prototrain.data.rule import data_position, file_caches, reshuffles, shares_generators
+from prototrain.data.rule import UNKNOWN_FILE, data_position, file_caches, reshuffles, shares_generators
 from prototrain.data.source import Source
 from prototrain.data.waiting import patiently
 from prototrain.errors import DataError
@@ -56,7 +56,7 @@ def choose_position(
         if numbered is not None:
             return numbered, "", _first_of(numbered.look, announce, made_up)
     caches = file_caches(source.training)
-    to_make = unfinished(caches)  # before anything is read
+    to_make = unfinished([name for name in caches if name != UNKNOWN_FILE])  # before anything is read
     take_caches(to_make, announce)
     mode, reason = data_position(source.training, wanted)
     if is_single_pass:

@@ -35,6 +35,8 @@ PLAIN = frozenset(
     )
 )
 """The stages whose state TensorFlow saves whole, by the names of their classes."""
+UNKNOWN_FILE = "(not known)"
+"""Stands for the file of a cache whose name no constant has."""
 _SPREAD = ("_FlatMap", "_Interleave", "_ParallelInterleave", "Cache")  # drop a shuffle before the pass has ended
 _ENDS_EARLY = ("_Take", "_Zip")  # may end before what they read from
 _CHANGING = ("_DataService", "_Snapshot", "_CopyToDevice")
@@ -216,5 +218,5 @@ def file_caches(dataset: tf.data.Dataset) -> list[str]:
         if name_of(stage) == "Cache":
             tensor = cache_file(stage)
             value = None if tensor is None else tf.get_static_value(tensor)
-            names.add("(not known)" if value is None else tf.compat.as_text(np.asarray(value).item()))
+            names.add(UNKNOWN_FILE if value is None else tf.compat.as_text(np.asarray(value).item()))
     return sorted(names - {""})  # in memory: an empty name
