@@ -6,15 +6,44 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from prototrain.callbacks.base import Callback
+from prototrain.callbacks.base import Callback, ProxyCallback
 from prototrain.errors import CallbackError
+
+_TENSORPACK = {
+    "_setup_graph": "setup",
+    "_before_train": "before_train",
+    "_after_train": "after_train",
+    "_before_epoch": "before_epoch",
+    "_after_epoch": "after_epoch",
+    "_before_run": "before_run",
+    "_after_run": "after_run",
+    "_trigger_step": "trigger_step",
+    "_trigger_epoch": "trigger_epoch",
+    "_trigger": "trigger",
+    "_chief_only": "chief_only",
+    "process_scalar": "put_scalar",
+}
+"""The names of hooks in tensorpack, which nothing calls here, and those of the same hooks here."""
+
+
+def _check_names(callback: Callback) -> None:
+    """Raise a CallbackError if a class has a hook under tensorpack's name and none under its name here."""
+    own = [kind for kind in type(callback).__mro__ if not kind.__module__.startswith(("prototrain.", "builtins"))]
+    for name, here in _TENSORPACK.items():
+        if any(name in vars(kind) for kind in own) and not any(here in vars(kind) for kind in own):
+            raise CallbackError(
+                f"{callback.name} has {name}, tensorpack's name, which is never used here; call it {here}"
+            )
+    if isinstance(callback, ProxyCallback):
+        _check_names(callback.callback)
 
 
 def checked(callbacks: Iterable[Callback]) -> list[Callback]:
     """The members of a list of callbacks.
 
     Raises:
-        CallbackError: it is no list, something in it is not a callback, or one is in it twice.
+        CallbackError: it is no list, something in it is not a callback, a callback has a hook under tensorpack's name,
+            or one is in it twice.
     """
     if isinstance(callbacks, Callback):
         raise CallbackError(f"the callbacks must be a list; write [{callbacks!r}]")
@@ -25,6 +54,7 @@ def checked(callbacks: Iterable[Callback]) -> list[Callback]:
         if not isinstance(callback, Callback):
             hint = "; write it with parentheses" if isinstance(callback, type) else ""
             raise CallbackError(f"not a callback: {callback!r}{hint}")
+        _check_names(callback)
         if sum(other is callback for other in given) > 1:
             raise CallbackError(f"{callback!r} is in the list twice; make a second one")
     return given

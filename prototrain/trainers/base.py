@@ -64,7 +64,7 @@ class Trainer:
         callbacks: the callbacks of the run.
         monitors: take scalars from anywhere (`monitors.put_scalar`) to the writers in the callback list.
         experiment: the directory of the run, or None.
-        session: the present run in its directory: its checkpoints, how it was resumed. `storage` is its earlier name.
+        session: the present run in its directory: its checkpoints, how it was resumed.
         stop: asks the run to stop, and says whether somebody has.
         times: where the time of the run goes.
         is_chief: whether this process writes the experiment directory.
@@ -102,7 +102,7 @@ class Trainer:
         self.stop = StopRequest(self.log)
         self.monitors = Monitors(self)
         self.callbacks = CallbackGroup(self)
-        self.session = self.storage = Session(self)
+        self.session = Session(self)
         self.times = RunTimes()
 
     def run_step(self) -> Mapping[str, Any] | None:
@@ -170,8 +170,9 @@ class Trainer:
                         self.callbacks.setup()
                     self.session.resume.restore(resume)
                     self.callbacks.check()
+                    measured = self.measure()
                     self.session.accept()
-                    self.session.record_start(self.measure())
+                    self.session.record_start(measured)
                     self.step_is_whole, self._is_rejected = True, False
                     self.log("\n".join([*lacking(), opening(self)]))
                     self.callbacks.before_train()

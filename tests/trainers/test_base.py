@@ -282,7 +282,7 @@ def test_stop_training_along_with_a_step_saves_it_whole(hook: str, tmp_path: Pat
     setattr(Stops, hook, stop)
     trainer = CountingTrainer(experiment=tmp_path)
     trainer.train([Stops(), SaveOnExit()], max_steps=5)
-    assert trainer.storage.checkpoints.steps() == [2 if hook == "before_run" else 3] == [trainer.global_step]
+    assert trainer.session.checkpoints.steps() == [2 if hook == "before_run" else 3] == [trainer.global_step]
 
 
 @pytest.mark.parametrize("hook", ["trigger_epoch", "before_epoch"])

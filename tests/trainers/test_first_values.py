@@ -149,6 +149,9 @@ def test_what_cannot_begin_anew_is_refused(tmp_path: Path) -> None:
     assert launch(model, callbacks=[SaveOnExit()]).global_step == 25  # goes on from the checkpoint
     with pytest.raises(ModelError, match="earlier trainer of this process has trained kept/"):
         launch(model, fresh=True, callbacks=[SaveOnExit()])
+    with pytest.raises(ModelError, match="earlier trainer of this process has trained kept/"):
+        SimpleTrainer(model, experiment=tmp_path / "other").train([SaveOnExit()])
+    assert [path for path in (tmp_path / "other").rglob("*") if path.is_file() and path.name != ".lock"] == []
 
 
 def test_a_used_optimizer_is_refused() -> None:

@@ -230,7 +230,7 @@ def test_a_resumed_run_is_exact_in_the_middle_of_an_epoch(tmp_path: Path) -> Non
     whole = run("whole", 9)
     run("parts", 7)
     parts = run("parts", 9)
-    assert parts.storage.resume_line().startswith("resumed at step 7")
+    assert parts.session.resume_line().startswith("resumed at step 7")
     assert values(parts) == values(whole) and "optimizer/iteration" in values(parts)
     measured = [dict(trainer.monitors.history("vld/accuracy")) for trainer in (parts, whole)]
     assert measured[0].items() >= measured[1].items()
@@ -567,7 +567,7 @@ def test_the_default_callbacks_and_predictions_by_name(tmp_path: Path) -> None:
     keys = {"trainer.validation_step_interval": 2, "model.num_steps": 4}
     trainer = KerasTrainer(model, data, validation=data, experiment=tmp_path / "two", config=keys)
     trainer.train(default_callbacks(trainer.model))
-    assert trainer.storage.checkpoints.steps() == [4]
+    assert trainer.session.checkpoints.steps() == [4]
     assert [step for step, _ in trainer.monitors.history("vld/loss")] == [2, 4]
     assert list(trainer.element_spec) == ["x/image", "y/label", "y/mean"]
     predict = trainer.get_predictor(["x/image"], ["y_pred/label"])

@@ -141,7 +141,7 @@ def test_a_callback_stops_the_run_and_it_stays_stopped(tmp_path: Path) -> None:
         return keras.callbacks.EarlyStopping("val_loss", patience=1, mode="min")
 
     trainer = run(stopping(), steps=20, experiment=tmp_path / "run")
-    assert trainer.global_step == 6 and trainer.storage.stopped_by == "EarlyStopping asked for it"
+    assert trainer.global_step == 6 and trainer.session.stopped_by == "EarlyStopping asked for it"
     assert run(stopping(), steps=20, experiment=tmp_path / "run").global_step == 6
 
 
@@ -286,7 +286,7 @@ def resumed(tmp_path: Path, made: Callable[[], Holder]) -> tuple[Holder, Holder,
     whole, second = made(), made()
     run(whole, steps=7)
     run(made(), steps=3, experiment=tmp_path / "run")
-    line = run(second, steps=7, experiment=tmp_path / "run").storage.resume_line()
+    line = run(second, steps=7, experiment=tmp_path / "run").session.resume_line()
     return whole, second, line
 
 
