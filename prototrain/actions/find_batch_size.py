@@ -124,7 +124,7 @@ def measure(
             trainer = SimpleTrainer(model)
             given = int(batch_size(trainer.data.first_batch))
             if given != size:
-                return found, f"the data gave a batch of {given} in place of {size}"
+                return found, f"the data gave a batch of {given}, not {size}"
             if found:
                 trainer.log = lambda text: None  # type: ignore[method-assign]  # the tables of one run are enough
             found.append(Measured(size, _speed(trainer, size, steps), _peak()))

@@ -188,7 +188,7 @@ def from_py_dataset(data: keras.utils.PyDataset, *, shuffle: bool, ends_epochs: 
         data: its `workers` are not used.
         shuffle: whether the batches come in an order that depends on the run's seed and the pass.
         ends_epochs: whether to call its `on_epoch_end` and `on_epoch_begin` ahead of each pass, as `fit` does: as many
-            times as there were passes, where a run goes on in another process, and with NumPy's and Python's global
+            times as there were passes, where a run continues in another process, and with NumPy's and Python's global
             generators as the run's seed and the pass say.
     """
     number, length, seed = pass_being_made(), data.num_batches, random.getrandbits(31)
@@ -217,7 +217,7 @@ def from_generator(made: Iterator[Any], again: Callable[[], Any] | None) -> tf.d
 
     Args:
         made: the generator, of which nothing was read.
-        again: makes it once more, if anything does. Without it the data can be read once only, and a run that goes on
+        again: makes it once more, if anything does. Without it the data can be read once only, and a run that continues
             in another process counts on it giving the same batches.
     """
     if again is None:
@@ -241,7 +241,7 @@ class _Once:
         generator: of which nothing was read but by another one of these.
 
     Raises:
-        DataError: it is another kind of iterator, of which nobody can know what was read.
+        DataError: it is another kind of iterator, whose position is unknown.
     """
 
     _of: ClassVar[weakref.WeakKeyDictionary[Any, _Read]] = weakref.WeakKeyDictionary()

@@ -344,7 +344,7 @@ _KEPT_DIGESTS = 64  # more than are ever read ahead of the training
 
 
 class RollingDigest:
-    """A digest over all batches of a pass, as far as it was read; made in the pipeline itself, beside the batches."""
+    """A digest of the batches of a pass that were read; the pipeline computes it with each batch."""
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device("CPU:0"):

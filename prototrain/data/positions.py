@@ -77,8 +77,8 @@ class Position:
     def rewind(self) -> None:
         """Go back to before the last batch that was trained on, after a step that read one and failed.
 
-        What lies between is read only when the run goes on: reading it now could meet the very record that made the
-        step fail.
+        The batches in between are read only when the run continues: reading them now could meet the record that made
+        the step fail.
         """
         raise NotImplementedError
 
@@ -215,7 +215,7 @@ class IteratorPosition(Position):
     """TensorFlow writes the iterator's state.
 
     Between two passes a state is not whole: TensorFlow has dropped the shuffle and not begun the next one, and would
-    begin it in the order of the first pass. In place of such a state the last whole one is written, with more batches
+    begin it in the order of the first pass. The last whole state is written instead, with more batches
     to be read behind it.
 
     Args:
@@ -443,7 +443,7 @@ class IndexedPosition(Position):
     Args:
         source: see `Position`.
         announce: see `Position`.
-        dataset: the first pass, which nobody else reads.
+        dataset: the first pass; nothing else reads it.
     """
 
     mode = "iterator"

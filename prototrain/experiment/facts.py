@@ -102,7 +102,7 @@ def file_digests(sources: Iterable[Path | None]) -> dict[str, str]:
 
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between the facts of a checkpoint and those of the run that goes on from it, in words."""
+    """What differs between the facts of a checkpoint and those of a run that resumes from it, in words."""
     config = [_moved(key, *pair) for key, pair in _pairs(then.get("config"), now.get("config")).items()]
     names = _pairs(then.get("sources"), now.get("sources"))
     files = [f"{name}{_came_or_went(*pair)}" for name, pair in names.items()]

@@ -1,7 +1,7 @@
-"""run.json: what became of a run, for those who look at it from outside.
+"""run.json: the state and the outcome of a run, for other programs.
 
-A run has an attempt for each time that it was started or went on. An attempt says "running" until its end is written:
-one that still says so while no process has the directory was killed. The file calls them "parts".
+A run has one attempt for each time that it was started. The state of an attempt is "running" until its end is written;
+an attempt that is "running" while no process holds the directory was killed. The file calls attempts "parts".
 """
 
 from __future__ import annotations

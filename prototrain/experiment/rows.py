@@ -37,7 +37,7 @@ class Repetition:
 
     Attributes:
         is_same: whether all scalars agree.
-        text: says so, with the steps, or with the first step and scalar that differ.
+        text: the repeated steps, or the first step and scalar that differ, in words.
     """
 
     is_same: bool

@@ -138,7 +138,7 @@ class AsyncPredictor:
             columns = zip(*(request.inputs for request in requests), strict=True)
             outputs = self._predictor(*map(np.stack, columns))
             rows = [_row(outputs, index, len(requests)) for index in range(len(requests))]
-        except BaseException as error:  # nobody may wait for ever
+        except BaseException as error:  # no caller may wait forever
             for request in requests:
                 request.future.set_exception(error)
             return

@@ -35,7 +35,7 @@ class Look:
     Attributes:
         log: whether values have a logarithmic axis.
         smooth: the weight of the average before in a moving average, at least 0 and less than 1; 0: no smoothing.
-        over_time: whether the x axis has the time that the run took in place of its steps.
+        over_time: whether the x axis has the elapsed time instead of the steps.
     """
 
     log: bool = False

@@ -72,7 +72,7 @@ class KerasTrainer(SimpleTrainer):
 
     model: CompiledModel
     takes_other_optimizers = True
-    goes_on_from_trained = True  # as `fit` does
+    continues_from_trained = True  # as `fit` does
 
     def __init__(
         self,

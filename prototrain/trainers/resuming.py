@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Resume:
-    """Where a run goes on from.
+    """Restores the checkpoint that a run resumes from.
 
     Args:
         trainer: whose state is restored.
@@ -146,7 +146,7 @@ class Resume:
             yield
 
     def line(self) -> str:
-        """Whether, and from where, this run goes on, and what changed since, in one line."""
+        """The line "start": the step of the resume, the data position, and what has changed since."""
         if self.checkpoint is None:
             return f"goes on from step {self.began_at}" if self.began_at else "fresh"
         changed = [f"changed: {', '.join(self.changes)}"] if self.changes else []

@@ -45,7 +45,7 @@ class Session:
     Attributes:
         finite: looks for what is not finite in the state, if `StopOnNaN` is in the list.
         saving: writes its checkpoints.
-        resume: restores the one that the run goes on from.
+        resume: restores the checkpoint that the run resumes from.
         stopped_by: why the run ends before its last step, if it does.
     """
 
@@ -336,7 +336,7 @@ class Session:
         return {name: fact for name, fact in self._trainer.facts().items() if name not in said}
 
     def resume_line(self) -> str:
-        """Whether, and from where, this run goes on, and what changed since, in one line."""
+        """The line "start": the step of the resume, the data position, and what has changed since."""
         return self.resume.line()
 
 

@@ -88,7 +88,7 @@ class TowerTrainer(Trainer):
     takes_other_optimizers = False  # whether a resume goes on with one for which there are other variables
     measures_xla = True  # whether it can find out what XLA is worth, for ``model.jit_compile = "auto"``
     repeats_data = True  # whether training data with an end begins anew there, or ends the training
-    goes_on_from_trained = False  # whether a new one goes on from what an earlier one has made of the same layers
+    continues_from_trained = False  # whether a new trainer keeps what an earlier one has trained
     share = Share()  # which of several workers reads the data
     config: Config
     datasets: dict[str, tf.data.Dataset]
@@ -459,7 +459,7 @@ class TowerTrainer(Trainer):
         """Begin where the first trainer of the same layers began; a checkpoint that is restored comes later."""
         made_at, self._made_at = self._made_at, None
         self._begun_anew, self._not_kept = [], []
-        if made_at is not None and not self.goes_on_from_trained:
+        if made_at is not None and not self.continues_from_trained:
             self._begun_anew, self._not_kept = self.built.begin_anew(made_at)
 
     def _check_begin(self) -> None:

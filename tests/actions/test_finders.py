@@ -65,7 +65,7 @@ def test_a_batch_size_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str
     picture = tmp_path / "size.png"
     run(find_batch_size, model, "--start", "16", "--steps", "2", "-o", str(picture))
     out = capsys.readouterr().out
-    assert "ended because the data gave a batch of 40 in place of 64" in out
+    assert "ended because the data gave a batch of 40, not 64" in out
     assert "try -s model.batch_size=" in out and picture.stat().st_size > 0 and model.config["model.batch_size"] == 8
     with pytest.raises(ConfigError, match=r"model.batch_size is 4, .*'trn' have 8 examples"):
         run(find_batch_size, tiny_model(), "--start", "4")
