@@ -103,8 +103,12 @@ class Position:
         raise NotImplementedError
 
     def caught_up(self) -> str | None:
-        """Take note that no batches are left behind; returns why what was read is not what was trained on, or None."""
+        """Say why the batches that were read again are not those that were trained on; None if they are."""
         return None
+
+    def read_passes_before(self, read_to_end: Callable[[], bool]) -> bool:
+        """Read earlier passes again, where they change what the present one gives; returns whether it did."""
+        return False
 
 
 class RestartedPosition(Position):
@@ -301,9 +305,10 @@ class IteratorPosition(Position):
 
 
 OTHER_BATCHES = (
-    "the training data did not repeat: reading it again gave other batches (if its code draws random numbers, seed "
-    "them where a pass begins, inside of the generator)"
+    "the training data did not repeat: reading it again gave other batches (if its code draws random numbers, make the "
+    "generator of these in datasets(), with a seed)"
 )
+FEWER_BATCHES = "the training data did not repeat: reading it again gave fewer batches"
 SAME_BATCHES = (
     "the training data begins each pass with the same batch: shuffle it (Dataset.shuffle), or draw another order in "
     "each pass"
@@ -311,9 +316,11 @@ SAME_BATCHES = (
 
 
 class ReplayedPosition(Position):
-    """The pass is built again, and read from its start.
+    """The pass is read again from its start, and compared by a digest over its batches.
 
-    A digest over the batches is kept with the place, and compared when they have been read again.
+    Data of Python code, or that is shuffled behind it, is made once for all passes. Its pass is read again on its own
+    first. If that gives other batches, such as from a generator that keeps its random numbers from pass to pass, all
+    passes before are read again, too.
 
     Args:
         source: see `Position`.
@@ -330,7 +337,8 @@ class ReplayedPosition(Position):
         self._expected: str | None = None  # at the present offset, while there are batches behind
         self._first: str | None = None  # batch of the last pass, as a digest
         self._has_told = False
-        self._start(source.training, 0)
+        self._next = 0  # pass, as far as a dataset that is made once has been read
+        self._start(0)
 
     def begin(self, number: int) -> None:
         if number == self.number + 1 and self.offset:
@@ -338,18 +346,26 @@ class ReplayedPosition(Position):
             if first == self._first and not self._has_told and is_python(self._source.training):
                 self._has_told = True
                 self._announce(SAME_BATCHES)
-        self._start(self._source.training_of(number), number)
+        self._start(number)
 
-    def _start(self, dataset: tf.data.Dataset, number: int) -> None:
+    def _start(self, number: int) -> None:
         self.iterator = None  # the old one may hold the lock of a cache's file
-        self.iterator = iterate(self._digest.over(dataset))
+        if self._source.is_made_once and number != self._next:
+            self._source.build_anew()
+            for _ in range(number):
+                iter(self._source.training)  # a shuffle draws its seeds when a reading begins
+        self.iterator = iterate(self._digest.over(self._source.training_of(number)))
+        self._next = number + 1
         self.number, self.offset, self.behind = number, 0, 0
 
-    def rewind(self) -> None:
-        number, offset, expected = self.number, self.offset, self._present()
-        self.begin(number)
+    def go_to(self, number: int, offset: int, digest: str | None) -> None:
+        """Go to a place of a pass; the batches before it, with this digest, have to be read again."""
+        self._start(number)
         self.offset = self.behind = offset
-        self._expected = expected
+        self._expected = digest
+
+    def rewind(self) -> None:
+        self.go_to(self.number, self.offset, self._present())
 
     def write(self, prefix: str) -> Callable[[], Meta]:
         finish = super().write(prefix)
@@ -367,14 +383,36 @@ class ReplayedPosition(Position):
         if number and self._caches:
             self.begin(number + 1)
             return f"the training data starts anew: it was cached in {self._caches[0]}, which is gone and made again"
-        self.begin(number)
-        self.offset = self.behind = meta["offset"]
-        self._expected = meta.get("digest")
+        self.go_to(number, meta["offset"], meta.get("digest"))
         return None
 
     def caught_up(self) -> str | None:
-        expected, self._expected = self._expected, None
-        return OTHER_BATCHES if expected is not None and expected != self._present() else None
+        return OTHER_BATCHES if self._expected is not None and self._expected != self._present() else None
+
+    def read_passes_before(self, read_to_end: Callable[[], bool]) -> bool:
+        """Read the passes before the present one again, each to its end, where they may change what it gives.
+
+        Args:
+            read_to_end: reads the present pass; returns False if it was left before its end.
+
+        Returns:
+            whether they were read; the present pass then begins once more.
+        """
+        number, offset, digest = self.number, self.offset, self._expected
+        if not number or not self._source.is_made_once:
+            return False
+        reached = False
+        try:
+            self._start(0)
+            while self.number < number and read_to_end():
+                self._start(self.number + 1)
+            reached = self.number == number
+        finally:
+            if not reached:
+                self._start(number)
+            self.offset = self.behind = offset
+            self._expected = digest
+        return reached
 
 
 _ONE_BY_ONE = ("_Map", "_ParallelMap", "_Options", "_Prefetch", "_Restructured", "_DenseToRagged")

@@ -1,4 +1,4 @@
-"""The datasets of a model, made anew for each pass where they draw random numbers."""
+"""The datasets of a model: made once if Python code gives the data, else for each pass that draws random numbers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import tensorflow as tf
 from prototrain.checkpoint.global_random import global_random_kept
 from prototrain.data.batches import check_dataset
 from prototrain.data.pipeline import describe_sources
-from prototrain.data.rule import draws
-from prototrain.data.stages import stages
+from prototrain.data.rule import draws, is_python, is_random
+from prototrain.data.stages import operations, stages
 from prototrain.errors import DataError
 from prototrain.readers.order import making_pass
 from prototrain.system.waiting import announcing
@@ -46,6 +46,11 @@ class Source:
         self.seed = seed
         self.datasets = self._call(0)
         self._is_repeated = True
+
+    @property
+    def is_made_once(self) -> bool:
+        """Whether all passes read one dataset, whose Python code or shuffles move on from pass to pass."""
+        return not self._follows_pass and is_python(self.training)
 
     @property
     def training(self) -> tf.data.Dataset:
@@ -83,7 +88,11 @@ class Source:
             given = ", ".join(map(repr, datasets)) if isinstance(datasets, dict) else type(datasets).__name__
             raise DataError(f"datasets() must return a dict with the training dataset under 'trn'; it gave {given}")
         checked = {name: check_dataset(dataset, name) for name, dataset in datasets.items()}
-        self._follows_pass |= any(map(draws, stages(checked["trn"])))
+        # A shuffle draws other numbers in each reading of one dataset; the random ops of a function give the same ones,
+        # as their seeds are set where the function is traced.
+        training = checked["trn"]
+        in_functions = any(is_random(op) for stage in stages(training) for op in operations(stage))
+        self._follows_pass |= in_functions or (not is_python(training) and any(map(draws, stages(training))))
         return checked
 
 

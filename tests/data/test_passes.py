@@ -53,9 +53,29 @@ def test_a_generator_is_made_once_for_all_passes() -> None:
     assert batches(data, 12) == [[0, 1, 2, 3], [4, 5, 6, 7]] * 6 and len(calls) == before == 2
 
 
+def drawn() -> tf.data.Dataset:
+    """A generator that keeps its random numbers from one pass to the next."""
+    rng = np.random.default_rng(3)
+    generate = lambda: ({"x": number} for number in rng.permutation(8))  # noqa: E731
+    return tf.data.Dataset.from_generator(generate, output_signature=SPEC)
+
+
+def noisy() -> tf.data.Dataset:
+    def noise(row: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        return {"x": row["x"] * 1000 + tf.random.uniform([], 0, 1000, tf.int64)}
+
+    return rows().map(noise)
+
+
 def test_each_pass_over_a_shuffled_generator_has_another_order() -> None:
-    data, _ = training(lambda: rows().shuffle(8))
+    data, calls = training(lambda: rows().shuffle(8))
     found = batches(data, 8)
+    assert found[0] != found[2] != found[4] and len(calls) == 2
+
+
+def test_random_ops_behind_a_generator_give_other_numbers_in_each_pass() -> None:
+    data, _ = training(noisy)
+    found = batches(data, 6)
     assert found[0] != found[2] != found[4]
 
 
@@ -67,8 +87,17 @@ def test_each_pass_over_a_shuffled_generator_has_another_order() -> None:
         lambda: rows().shuffle(8),
         lambda: tf.data.Dataset.range(8).shuffle(8).map(lambda x: {"x": x}).shuffle(3),
         lambda: tf.data.Dataset.sample_from_datasets([rows(), rows()], stop_on_empty_dataset=False),
+        lambda: rows().shuffle(3).batch(2).shuffle(4).unbatch(),
+        lambda: rows().shuffle(8).repeat(2).take(12),
+        lambda: readers.dataflow(Flow(), spec=SPEC),
+        drawn,
+        noisy,
+        lambda: drawn().shuffle(3),
     ],
-    ids=["generator", "shuffled generator", "two shuffles", "sampled"],
+    ids=[
+        *("generator", "shuffled generator", "two shuffles", "sampled", "generator with two shuffles", "repeated"),
+        *("flow", "generator that draws", "random ops", "shuffled generator that draws"),
+    ],
 )
 def test_a_pass_is_the_same_in_a_resumed_process(make: Callable[[], tf.data.Dataset], done: int) -> None:
     data, _ = training(make)
@@ -77,6 +106,30 @@ def test_a_pass_is_the_same_in_a_resumed_process(make: Callable[[], tf.data.Data
     resumed, _ = training(make)
     resumed.read("", meta)
     assert batches(resumed, 8) == batches(data, 8) and resumed.caveat is None
+
+
+@pytest.mark.parametrize("make", [rows, lambda: rows().shuffle(8), drawn, lambda: readers.dataflow(Flow(), spec=SPEC)])
+def test_a_failed_step_is_repeated_with_its_batch(make: Callable[[], tf.data.Dataset]) -> None:
+    whole, data = training(make)[0], training(make)[0]
+    expected = batches(whole, 8)
+    assert batches(data, 5) == expected[:5]
+    next(data.iterator)  # for a step that fails
+    data.count(0, reads_ahead=True)
+    data.rewind()
+    assert batches(data, 3) == expected[5:] and data.caveat is None
+
+
+def test_a_stop_while_earlier_passes_are_read_keeps_the_place() -> None:
+    data, _ = training(drawn)
+    batches(data, 5)
+    meta = data.write("")()
+    resumed, _ = training(drawn)
+    resumed.read("", meta)
+    answers = iter([False, False, False, True])
+    assert not resumed.catch_up(lambda: next(answers))
+    again, _ = training(drawn)
+    again.read("", resumed.write("")())
+    assert batches(again, 4) == batches(data, 4) and again.caveat is None
 
 
 def test_a_flow_is_reset_once_and_then_goes_on() -> None:
