@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import math
 import os
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+import xxhash
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tensorflow.core.framework import graph_pb2, tensor_pb2
@@ -31,7 +31,7 @@ from prototrain.cli import main
 from prototrain.config.schema import SCHEMA
 from prototrain.errors import CheckpointError, PrototrainError
 from prototrain.readers import json_lines
-from tests.checkpoint.test_checkpoints import rewrite_meta
+from tests.checkpoint.test_store import rewrite_meta
 from tests.tiny import CountingTrainer, tiny_config
 
 # The same examples in every run, and few: each has to be quick on a slow machine.
@@ -420,7 +420,7 @@ def test_a_graph_in_a_data_position_is_not_run(tmp_path: Path) -> None:
     def list_files(meta: dict[str, Any]) -> None:
         files = [file for file in path.iterdir() if file.name != META]
         meta["files"] = {
-            file.name: {"size": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+            file.name: {"size": file.stat().st_size, "xxh3": xxhash.xxh3_128(file.read_bytes()).hexdigest()}
             for file in files
         }
 

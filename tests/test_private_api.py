@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from prototrain import SimpleTrainer
 from prototrain.callbacks import SaveOnExit
-from prototrain.checkpoint.global_random import global_random_kept
+from prototrain.checkpoint.random import global_random_kept
 from prototrain.data.rule import PLAIN
 from prototrain.data.stages import name_of
 from prototrain.data.stream import TrainingData

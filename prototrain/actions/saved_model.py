@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from prototrain.actions import reload_export
 from prototrain.checkpoint import read_bundle
-from prototrain.checkpoint.fit import describe_variable
+from prototrain.checkpoint.state import describe_variable
 from prototrain.data.batches import at_path, by_path, from_paths, has_path
 from prototrain.errors import ExperimentError, ModelError
 from prototrain.model.built import BuiltModel

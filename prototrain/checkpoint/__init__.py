@@ -1,16 +1,7 @@
-"""A checkpoint: a directory that appears whole or not at all, is verified, and holds what a trainer has in `state`."""
+"""Checkpoints: directories that appear whole or not at all, are verified, and hold what a trainer has in `state`."""
 
-from prototrain.checkpoint.bundle import BUNDLE, READ_ERRORS, read_bundle
-from prototrain.checkpoint.checkpoints import Checkpoints
-from prototrain.checkpoint.files import (
-    META,
-    Checkpoint,
-    Saveable,
-    Snapshot,
-    holds_graph,
-    verify,
-)
-from prototrain.system.tracebacks import first_line
+from prototrain.checkpoint.files import BUNDLE, META, READ_ERRORS, Checkpoint, Saveable, Snapshot, read_bundle, verify
+from prototrain.checkpoint.store import Checkpoints
 
 __all__ = [
     "BUNDLE",
@@ -20,8 +11,6 @@ __all__ = [
     "Checkpoints",
     "Saveable",
     "Snapshot",
-    "first_line",
-    "holds_graph",
     "read_bundle",
     "verify",
 ]

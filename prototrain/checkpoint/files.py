@@ -1,7 +1,8 @@
-"""The files of one checkpoint: how they are written, and how they are checked before anything is taken from them.
+"""The files of one checkpoint: written, checksummed and verified.
 
-Nothing in them can be code: meta.json is plain JSON, and the bundles hold tensors. The one place where TensorFlow would
-take code from a checkpoint, graphs of datasets inside the saved position of an iterator, is refused.
+A checkpoint is a directory with a TensorFlow bundle ``model.*``, which holds every variable by name, files of other
+objects (`Saveable`), and ``meta.json``, which has the size and digest of every other file. Nothing in it is code. The
+one thing that TensorFlow would run to restore it, a dataset's graph inside an iterator's state, is refused.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -22,56 +26,60 @@ import numpy as np
 import tensorflow as tf
 import xxhash
 
-from prototrain.checkpoint.bundle import AT_ONCE, BUNDLE, read_bundle, read_tensors, write_bundle
 from prototrain.errors import CheckpointError
 from prototrain.experiment import STEP
 from prototrain.experiment.names import META as META
-from prototrain.system.files import sync
+from prototrain.system.files import literal_prefix, sync
+from prototrain.system.tracebacks import first_line
 
 FORMAT = 1
-DIGEST = "xxh3"  # of a file, 128 bits: against damage, not against forgery
-_PART = 2**22  # bytes that are read at once
-_TYPES = {"step": int, "variables": dict, "parts": dict, "files": dict}
-_OF_SOME_BUNDLE = re.compile(r".*\.(index|data-\d+-of-\d+)")
-HOLDS_DATASETS = "it is an iterator that holds datasets, and their graphs would have to be run to restore it"
-_WORD = b".is_dataset"
-_HOLDS_GRAPH = re.compile(rb"@@[^@\s]{1,200}" + re.escape(_WORD))
+BUNDLE = "model"
+"""The prefix of the bundle with the variables."""
+READ_ERRORS = (OSError, ValueError, IndexError, KeyError, TypeError, RuntimeError, AssertionError, tf.errors.OpError)
+HOLDS_GRAPH = "it is an iterator that holds datasets, and a restore would have to run their graphs"
+NICENESS = 10  # of threads that write a large checkpoint during training: a tenth of a busy core
+_DIGEST = "xxh3"  # 128 bits: protects against damage, not against forgery
+_THREADS = min(4, os.cpu_count() or 1)
+_FILE_BYTES = 2**28  # about the size of one file of a bundle
+_READ_BYTES = 2**22
+_META_TYPES = {"step": int, "variables": dict, "parts": dict, "files": dict}
+_BUNDLE_FILE = re.compile(r".*\.(index|data-\d+-of-\d+)")
+_GRAPH_WORD = b".is_dataset"
+_GRAPH_KEY = re.compile(rb"@@[^@\s]{1,200}" + re.escape(_GRAPH_WORD))
 
 
 class UnknownFormatError(CheckpointError):
-    """A checkpoint is whole, but of a version that this one cannot read. It must stay where it is."""
+    """A whole checkpoint in a format that this version cannot read. It stays where it is."""
 
 
 @runtime_checkable
 class Saveable(Protocol):
-    """Something that writes and reads files of its own in a checkpoint, such as the position in the data.
-
-    meta.json has what `write` returns under "parts".
-    """
+    """An object with its own files in a checkpoint, such as the position in the data."""
 
     def write(self, prefix: str) -> Any:
-        """Write files that start with `prefix`; return what `read` needs besides, as JSON can hold it.
+        """Write files whose names start with `prefix`.
 
-        What is returned may also be a function, called in any thread, that writes the files and returns that: then
-        `write` itself only takes hold of what training changes.
+        Returns:
+            what `read` needs besides, as JSON can hold it; or a function that writes the files later, in any thread,
+            and returns that. In this case `write` only copies what training changes.
         """
 
     def read(self, prefix: str, meta: Any) -> None:
-        """Take the state back, all of it or, when that fails, nothing."""
+        """Restore the state: all of it or, if that fails, nothing."""
 
 
 @dataclass
 class Snapshot:
-    """What goes into a checkpoint.
+    """The content of a checkpoint.
 
     Attributes:
         step: completed steps.
-        variables: tensors or variables by name.
-        saveables: objects that write files of their own, by name.
+        variables: tensors, variables or arrays by name.
+        saveables: objects with their own files, by name.
         meta: everything else, as JSON can hold it.
-        check: called with the variables' values by name, ahead of writing and in its thread; raises where they must not
-            be saved.
-        gives_way: whether the writing of much leaves the processors to others.
+        check: called with the values by name in the writing thread, before they are written; raises an error if they
+            must not be saved.
+        gives_way: whether the threads that write large files have a low priority.
     """
 
     step: int
@@ -99,7 +107,7 @@ class Checkpoint:
         return int(self.meta["step"])
 
     def variables(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Read every variable.
+        """Read all variables as arrays.
 
         Raises:
             CheckpointError: the bundle cannot be read.
@@ -107,24 +115,27 @@ class Checkpoint:
         return read_bundle(self.path / BUNDLE)
 
     def tensors(self) -> dict[str, tf.Tensor]:
-        """Read every variable, without the copies that arrays are; as `variables`."""
+        """Read all variables as tensors, which needs no copies; see `variables`."""
         return read_tensors(self.path / BUNDLE)
 
     def prefix_of(self, name: str) -> str:
-        """What the names of a saveable's files start with, its directory included."""
+        """The path that the files of a `Saveable` start with."""
         return prefix_of(self.path, name)
 
 
 def prefix_of(directory: Path, name: str) -> str:
-    """What the names of a saveable's files start with: its name, as far as a file can have it and nothing else does."""
+    """The path that the files of a `Saveable` start with: its name, quoted where a file cannot have it."""
     quoted = quote(name, safe=" ")
     if quoted.partition(".")[0] in ("", BUNDLE, "meta"):
         quoted = f"%{quoted}"
     return str(directory / quoted)
 
 
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
 def start_snapshot(directory: Path, snapshot: Snapshot) -> Callable[[], None]:
-    """Write what moves on while training does, into an existing directory, and hold on to the variables' values.
+    """Copy what training changes into memory or into an existing directory.
 
     Returns:
         a function, for any thread, that writes the rest and syncs all files.
@@ -132,7 +143,6 @@ def start_snapshot(directory: Path, snapshot: Snapshot) -> Callable[[], None]:
     Raises:
         CheckpointError: something cannot be saved; also from the function.
         OSError, tf.errors.OpError: a file cannot be written; also from the function.
-        NonFiniteError: from the function, as the snapshot's check says.
     """
     # A tensor that was read from a variable keeps its value: the variable's next update makes a copy.
     tensors = {
@@ -146,26 +156,15 @@ def start_snapshot(directory: Path, snapshot: Snapshot) -> Callable[[], None]:
             snapshot.check(tensors)
         parts = {name: rest() if callable(rest) else rest for name, rest in written.items()}
         if tensors:
-            write_bundle(directory / BUNDLE, tensors, gives_way=snapshot.gives_way)
-        files = sorted(directory.iterdir())
-        for path in files:
-            if file_holds_graph(path):
-                raise CheckpointError(f"the state in {path.name} cannot be saved: {HOLDS_DATASETS}")
-        with ThreadPoolExecutor(AT_ONCE) as pool:  # the disk is busy with a file while it is read for its digest
-            found = [(pool.submit(_digest, path), pool.submit(sync, path)) for path in files]
-        digests = {}
-        for path, (digest, synced) in zip(files, found, strict=True):
-            synced.result()
-            digests[path.name] = {"size": path.stat().st_size, DIGEST: digest.result()}
+            _write_bundle(directory / BUNDLE, tensors, gives_way=snapshot.gives_way)
+        shapes = {name: {"shape": one.shape.as_list(), "dtype": one.dtype.name} for name, one in tensors.items()}
         meta = {
             "format": FORMAT,
             "step": snapshot.step,
-            "variables": {
-                name: {"shape": tensor.shape.as_list(), "dtype": tensor.dtype.name} for name, tensor in tensors.items()
-            },
+            "variables": shapes,
             "parts": parts,
             **snapshot.meta,
-            "files": digests,
+            "files": _sync_and_digest(sorted(directory.iterdir())),
         }
         text = json.dumps({"sha256": checksum(meta), "meta": meta})
         (directory / META).write_text(text + "\n", encoding="utf-8")
@@ -175,24 +174,102 @@ def start_snapshot(directory: Path, snapshot: Snapshot) -> Callable[[], None]:
     return finish
 
 
+def _sync_and_digest(files: list[Path]) -> dict[str, dict[str, Any]]:
+    for path in files:
+        if holds_graph(path):
+            raise CheckpointError(f"the state in {path.name} cannot be saved: {HOLDS_GRAPH}")
+    with ThreadPoolExecutor(_THREADS) as pool:  # a file is read for its digest while the disk writes it
+        started = [(path, pool.submit(_digest, path), pool.submit(sync, path)) for path in files]
+    for _, _, synced in started:
+        synced.result()
+    return {path.name: {"size": path.stat().st_size, _DIGEST: digest.result()} for path, digest, _ in started}
+
+
+def _write_bundle(prefix: Path, tensors: Mapping[str, tf.Tensor], *, gives_way: bool) -> None:
+    """Write tensors into one file, or into several at once: TensorFlow writes a file with one thread."""
+    parts: list[dict[str, tf.Tensor]] = []
+    size = _FILE_BYTES
+    for name, tensor in tensors.items():
+        if size >= _FILE_BYTES:
+            parts.append({})
+            size = 0
+        parts[-1][name] = tensor
+        size += tensor.shape.num_elements() * tensor.dtype.size
+    prefixes = [f"{prefix}-{number}" for number in range(len(parts))]
+    # A single file is written fast, by a thread that often holds Python's lock: it must not have a low priority.
+    with ThreadPoolExecutor(_THREADS, initializer=_give_way if gives_way and len(parts) > 1 else None) as pool:
+        list(pool.map(_write_tensors, prefixes, parts))
+    with tf.device("CPU:0"):
+        tf.raw_ops.MergeV2Checkpoints(
+            checkpoint_prefixes=prefixes, destination_prefix=str(prefix), delete_old_dirs=False
+        )
+
+
+def _write_tensors(prefix: str, tensors: Mapping[str, tf.Tensor]) -> None:
+    with tf.device("CPU:0"):
+        tf.raw_ops.SaveV2(
+            prefix=prefix,
+            tensor_names=list(tensors),
+            shape_and_slices=[""] * len(tensors),
+            tensors=list(tensors.values()),
+        )
+
+
+def _give_way() -> None:
+    """Lower the priority of this thread, where a thread can have one."""
+    if sys.platform == "linux":
+        with suppress(OSError):  # a sandbox may forbid it
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
+# -- reading and verifying --------------------------------------------------------------------------------------------
+
+
+def read_tensors(prefix: Path | str) -> dict[str, tf.Tensor]:
+    """Read all tensors of a bundle by name.
+
+    Raises:
+        CheckpointError: there is no bundle, or it cannot be read.
+    """
+    try:
+        with literal_prefix(prefix) as path, tf.device("CPU:0"):
+            dtypes = tf.train.load_checkpoint(path).get_variable_to_dtype_map()
+            # Variants and resources are not values, and decoding them may run code.
+            names = [name for name, dtype in dtypes.items() if dtype not in (tf.variant, tf.resource)]
+            tensors = tf.raw_ops.RestoreV2(
+                prefix=path,
+                tensor_names=names,
+                shape_and_slices=[""] * len(names),
+                dtypes=[dtypes[name] for name in names],
+            )
+    except READ_ERRORS as error:
+        raise CheckpointError(f"cannot read the checkpoint {prefix}: {first_line(error)}") from error
+    return dict(zip(names, tensors, strict=True))
+
+
+def read_bundle(prefix: Path | str) -> dict[str, np.ndarray[Any, Any]]:
+    """Read all tensors of a bundle by name, as arrays; see `read_tensors`."""
+    return {name: tensor.numpy() for name, tensor in read_tensors(prefix).items()}
+
+
 def verify(path: Path, *, run_id: str | None = None) -> Checkpoint:
     """Check every file of a checkpoint against its meta.json.
 
     Args:
         path: its directory.
-        run_id: the run that it must be of; None accepts any.
+        run_id: the run that it must belong to; None accepts any.
 
     Raises:
-        UnknownFormatError: it is whole, and of another version's format.
-        CheckpointError: a file is missing, has another size or another content, or it is not of this run.
+        UnknownFormatError: it is whole, but in a format of another version.
+        CheckpointError: a file is missing or damaged, or the checkpoint belongs to another run.
     """
     try:
         meta = _read_meta(path)
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(_THREADS) as pool:
             for checked in [pool.submit(_check_file, path, *file) for file in meta["files"].items()]:
                 checked.result()
         for file in path.iterdir():
-            if file.name not in meta["files"] and _OF_SOME_BUNDLE.fullmatch(file.name):
+            if file.name not in meta["files"] and _BUNDLE_FILE.fullmatch(file.name):
                 raise CheckpointError(f"checkpoint {path} is damaged: {file.name} does not belong to it")
     except OSError as error:
         raise CheckpointError(f"checkpoint {path} is damaged: {error.strerror}: {error.filename}") from error
@@ -210,10 +287,9 @@ def verify(path: Path, *, run_id: str | None = None) -> Checkpoint:
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
-    """Read meta.json, and check that it is whole and has the form that a restore relies on."""
     file = path / META
     if file.exists() and not file.is_file():
-        raise ValueError("not a file")  # to open a pipe would wait for ever
+        raise ValueError("not a file")  # opening a pipe would wait forever
     document = json.loads(file.read_text(encoding="utf-8"))
     meta: dict[str, Any] = document["meta"]
     if checksum(meta) != document["sha256"]:
@@ -223,60 +299,47 @@ def _read_meta(path: Path) -> dict[str, Any]:
             f"checkpoint {path} has format {meta['format']!r}, and this version of prototrain reads {FORMAT}; "
             "use the version that wrote it"
         )
-    if any(type(meta[key]) is not kind for key, kind in _TYPES.items()) or not 0 <= meta["step"] < sys.maxsize:
-        raise ValueError("no run writes that")
+    if any(type(meta[key]) is not kind for key, kind in _META_TYPES.items()) or not 0 <= meta["step"] < sys.maxsize:
+        raise ValueError("not written by a run")
     return meta
 
 
 def _check_file(path: Path, name: str, expected: dict[str, Any]) -> None:
+    damaged = f"checkpoint {path} is damaged:"
     if Path(name).name != name or name in (".", ".."):
-        raise CheckpointError(f"checkpoint {path} is damaged: {META} names a file outside of it, {name!r}")
+        raise CheckpointError(f"{damaged} {META} names a file outside of it, {name!r}")
     file = path / name
     size = file.stat().st_size
     if not file.is_file():
-        raise CheckpointError(f"checkpoint {path} is damaged: {name} is not a file")
+        raise CheckpointError(f"{damaged} {name} is not a file")
     if size != expected["size"]:
-        raise CheckpointError(f"checkpoint {path} is damaged: {name} has {size} bytes, not {expected['size']}")
-    # Checkpoints that were written before have SHA-256, which takes longer than writing them.
-    as_expected = _digest(file) == expected[DIGEST] if DIGEST in expected else _sha256(file) == expected["sha256"]
-    if not as_expected:
-        raise CheckpointError(f"checkpoint {path} is damaged: the content of {name} does not match its checksum")
-    if file_holds_graph(file):
-        raise CheckpointError(
-            f"checkpoint {path}: {name} holds a TensorFlow graph, which a restore would run; no run ever writes that"
-        )
+        raise CheckpointError(f"{damaged} {name} has {size} bytes, not {expected['size']}")
+    if _digest(file) != expected[_DIGEST]:
+        raise CheckpointError(f"{damaged} the content of {name} does not match its checksum")
+    if holds_graph(file):
+        raise CheckpointError(f"checkpoint {path}: {name} holds a TensorFlow graph, which a restore would run")
 
 
-def holds_graph(content: bytes | mmap.mmap) -> bool:
-    """Whether a file of a saved iterator holds a dataset as a graph, which TensorFlow would run to restore it.
+def holds_graph(path: Path) -> bool:
+    """Whether a file of a saved iterator holds a dataset's graph; the bundle of variables never does.
 
-    The keys of an iterator's state stand in the file as they are, each behind two @; only the values are compressed.
+    The keys of an iterator's state are plain text in the file, each after two @; only the values are compressed.
     """
-    # Most files do not have the word at all, and to look for it alone is faster.
-    return content.find(_WORD) >= 0 and _HOLDS_GRAPH.search(content) is not None
-
-
-def file_holds_graph(path: Path) -> bool:
-    """Whether a file in a checkpoint holds a dataset as a graph; one with variables never does."""
     if path.name.startswith(f"{BUNDLE}.") or not path.stat().st_size:
         return False
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return holds_graph(content)
+        # Most files do not contain the word at all, and searching for it is faster.
+        return content.find(_GRAPH_WORD) >= 0 and _GRAPH_KEY.search(content) is not None
 
 
 def checksum(meta: Any) -> str:
-    """The checksum of what meta.json holds, whatever the order of its keys."""
+    """The checksum of the content of meta.json, independent of the order of its keys."""
     return hashlib.sha256(json.dumps(meta, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _digest(path: Path) -> str:
     found = xxhash.xxh3_128()
     with open(path, "rb", buffering=0) as file:
-        while part := file.read(_PART):
+        while part := file.read(_READ_BYTES):
             found.update(part)
     return found.hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Whether what a checkpoint is to hold, or holds, is finite."""
+"""Finds NaN and infinite values in variables."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ _PART = 2**18  # elements
 
 
 class FiniteState:
-    """Looks for variables of a trainer's state that are not finite.
+    """Finds variables that are not finite, except those that were not at the start, such as a mask of -inf.
 
-    One that was not from the start, such as a mask of -inf or a best value so far, is meant to be so and left alone; if
-    it was infinite then, a NaN in it is found all the same. Integers, truth values and texts are always finite.
+    A NaN is also found in a variable that was infinite at the start.
 
     Attributes:
-        ignored: regular expressions; variables whose names one of them matches are left alone.
+        ignored: regular expressions; variables whose names match one of them are skipped.
     """
 
     def __init__(self) -> None:
         self.ignored: list[str] = []
-        self._known: dict[str, str | None] = {}  # what each variable was when it was first seen
+        self._known: dict[str, str | None] = {}  # what each variable was at the start
 
     def begin(self, variables: Mapping[str, Any]) -> dict[str, str]:
-        """Take note of what is not finite from the start, of variables that were not there before.
+        """Record which variables are not finite before training.
 
         Args:
-            variables: as the trainer was built, by name.
+            variables: by name; those of an earlier call are skipped.
 
         Returns:
-            what is not finite among them.
+            "NaN" or "infinite" by name.
         """
         new = {name: variable for name, variable in variables.items() if name not in self._known}
         found = not_finite(new)
@@ -45,35 +44,30 @@ class FiniteState:
         return found
 
     def find(self, values: Mapping[str, Any]) -> dict[str, str]:
-        """What is not finite among some values and should be: "NaN" or "infinite" by name."""
-        looked_at = {
+        """The values that are not finite and should be: "NaN" or "infinite" by name."""
+        checked = {
             name: value
             for name, value in values.items()
             if self._known.get(name) != NAN and not any(re.match(pattern, name) for pattern in self.ignored)
         }
-        return {name: kind for name, kind in not_finite(looked_at).items() if kind != self._known.get(name)}
+        return {name: kind for name, kind in not_finite(checked).items() if kind != self._known.get(name)}
 
 
 def not_finite(values: Mapping[str, Any]) -> dict[str, str]:
-    """What is not finite among tensors, variables and arrays: "NaN" or "infinite" by name."""
+    """The tensors, variables and arrays that are not finite: "NaN" or "infinite" by name."""
     found = {}
     for name, value in values.items():
         dtype = tf.as_dtype(value.dtype)
         if dtype.is_floating or dtype.is_complex:
             array = np.asarray(value if isinstance(value, np.ndarray) else tf.convert_to_tensor(value))
-            if not _all_finite(array):
+            flat = array.reshape(-1)  # in parts that fit the processor's cache
+            if not all(np.isfinite(flat[begin : begin + _PART]).all() for begin in range(0, flat.size, _PART)):
                 found[name] = NAN if np.isnan(array).any() else INFINITE
     return found
 
 
-def _all_finite(array: np.ndarray[Any, Any]) -> bool:
-    # In parts that stay in the processor's cache: an array of as many truth values would take longer to make.
-    flat = array.reshape(-1)
-    return all(np.isfinite(flat[begin : begin + _PART]).all() for begin in range(0, flat.size, _PART))
-
-
 def in_words(found: Mapping[str, str]) -> str:
-    """What `not_finite` has found, in words."""
+    """The result of `not_finite` as a sentence."""
     kinds: dict[str, list[str]] = {}
     for name, kind in found.items():
         kinds.setdefault(kind, []).append(name)

@@ -1,10 +1,11 @@
-"""What a trainer registers in `trainer.state`, on its way into a checkpoint and back."""
+"""The entries of `trainer.state`: what a checkpoint holds of each, and how they are restored."""
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -13,32 +14,30 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.checkpoint.bundle import READ_ERRORS
-from prototrain.checkpoint.files import (
-    HOLDS_DATASETS,
-    Checkpoint,
-    Saveable,
-    file_holds_graph,
-    prefix_of,
-)
-from prototrain.checkpoint.fit import check_fit, match_towers
-from prototrain.checkpoint.generators import GENERATORS, GeneratorState
-from prototrain.checkpoint.values import LOST, OBJECT, STORED, decode, encode, fits_bundle, has_tag, tagged
+from prototrain.checkpoint.files import HOLDS_GRAPH, READ_ERRORS, Checkpoint, Saveable, holds_graph
+from prototrain.checkpoint.json_codec import TAG, decode, encode
+from prototrain.checkpoint.random import GENERATORS, GeneratorState
 from prototrain.errors import CheckpointError
 from prototrain.private_api.graphs import trackable_kinds
 from prototrain.private_api.of_keras import KerasVariable
 from prototrain.system.tracebacks import first_line
-from prototrain.towers import components
+from prototrain.system.wording import FRESH
+from prototrain.towers import OF_TOWER, components, is_seed, seed_of_tower
 
 OF_CALLBACKS = "callbacks/"
-"""What the names of variables that callbacks add to `trainer.state` start with."""
+"""The prefix of the variables that callbacks add to `trainer.state`."""
 
-_LONGEST_PREFIX = 200  # bytes; TensorFlow adds up to 30
+_CURE = f"use {FRESH}, another trainer.experiment_name, or model.weights_load_path to load the weights that match"
+_HOLDERS = (keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, tf.Module)
+# Tags of entries in meta.json: why one is missing; the result of `state_dict`; an array's name in the bundle.
+_LOST, _OBJECT, _STORED = (f"{TAG}{kind}" for kind in ("lost", "object", "stored"))
+_IN_BUNDLE = {"bool", "bfloat16", "complex64", "complex128", "float16", "float32", "float64"}
+_IN_BUNDLE |= {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 
 
 @runtime_checkable
 class HasStateDict(Protocol):
-    """An object that gives and takes its state as plain values."""
+    """An object that returns and restores its state as plain values."""
 
     def state_dict(self) -> Any: ...
 
@@ -46,7 +45,7 @@ class HasStateDict(Protocol):
 
 
 class _SaveableTrackable:
-    """Saves any TensorFlow trackable, such as an iterator or a random generator, in a bundle of its own."""
+    """Saves a TensorFlow trackable, such as an iterator or a random generator, in its own bundle."""
 
     def __init__(self, trackable: Any) -> None:
         self._checkpoint = tf.train.Checkpoint(item=trackable)
@@ -64,36 +63,42 @@ class _SaveableTrackable:
 class StateEntries:
     """The entries of a state dict, sorted by how they are saved.
 
-    Variables, NumPy arrays and Keras's seed generators are saved by name; a Keras layer, model or optimizer and a
-    `tf.Module` as its variables, named ``<key>/<path>``; a `Saveable` and any other trackable in files of its own; what
-    has `state_dict` and `load_state_dict`, random generators of NumPy and Python, and plain values, in meta.json.
-    Plain values and arrays are data: what they are, and of which shape, may be another when they are restored.
+    - by name in the bundle: variables, NumPy arrays, Keras's seed generators, and the variables of layers, models,
+      optimizers, metrics and `tf.Module`, as ``<key>/<path>``;
+    - in their own files: a `Saveable` and any other trackable of TensorFlow;
+    - in meta.json: objects with `state_dict` and `load_state_dict`, random generators, plain values.
+
+    Arrays and plain values are data: a checkpoint may have others, of another type or shape.
 
     Args:
         state: `trainer.state`.
 
+    Attributes:
+        variables: everything in the bundle, by name.
+        saveables: everything in its own files, by key.
+
     Raises:
-        CheckpointError: an entry is none of these, or has no variables yet.
+        CheckpointError: an entry has no variables yet.
     """
 
     def __init__(self, state: dict[str, Any]) -> None:
         self._state = state
         self.variables: dict[str, Any] = {}
         self.saveables: dict[str, Saveable] = {}
+        self._arrays: dict[str, str] = {}  # their names in the bundle, by key
         self._objects: dict[str, HasStateDict] = {}
         self._values: list[str] = []
-        self._arrays: dict[str, str] = {}  # their names among the variables, by key
         for key, entry in state.items():
             self._add(key, entry)
 
     def _add(self, key: str, entry: Any) -> None:
         if isinstance(entry, (tf.Variable, KerasVariable)):
             self._add_variable(key, entry)
-        elif isinstance(entry, np.ndarray) and fits_bundle(entry):
+        elif _fits_bundle(entry):
             self._arrays[key] = self._add_variable(key, entry)
         elif isinstance(entry, keras.random.SeedGenerator):
             self._add_variable(key, entry.state)
-        elif isinstance(entry, (keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, tf.Module)):
+        elif isinstance(entry, _HOLDERS):
             if isinstance(entry, keras.optimizers.Optimizer) and not entry.built:
                 raise CheckpointError(
                     f"state[{key!r}] is an optimizer without its variables; call its build(variables) before train()"
@@ -122,104 +127,149 @@ class StateEntries:
         self.variables[unique] = variable
         return unique
 
+    # -- saving -------------------------------------------------------------------------------------------------------
+
     def values(self) -> dict[str, Any]:
         """What meta.json holds of the entries.
 
-        One that has become something which cannot be saved must not cost the others: why it is not there stands in its
-        place.
+        An entry that has become something that cannot be saved does not cost the others: the reason replaces it.
         """
         found: dict[str, Any] = {}
         for key in (*self._values, *self._arrays, *self._objects):
             try:
-                found[key] = self._coded(key)
+                found[key] = self._encode(key)
             except CheckpointError as error:
-                found[key] = tagged(LOST, str(error))
+                found[key] = {_LOST: str(error)}
         return found
 
-    def _coded(self, key: str) -> Any:
+    def _encode(self, key: str) -> Any:
         if key in self._arrays:
-            return tagged(STORED, [self._arrays[key], _order_of(self._state[key])])
+            flags = self._state[key].flags
+            return {_STORED: [self._arrays[key], "F" if flags.f_contiguous and not flags.c_contiguous else "C"]}
         if key in self._objects:
-            return tagged(OBJECT, encode(self._objects[key].state_dict(), f"state[{key!r}]", loose=True))
+            return {_OBJECT: encode(self._objects[key].state_dict(), f"state[{key!r}]", loose=True)}
         return encode(self._state[key], f"state[{key!r}]")
 
     def late(self, registered: Collection[str]) -> list[str]:
-        """The variables that have come in since the run began; those of callbacks may, and data may.
+        """The variables that were added after the run began; callbacks and data may add some.
 
         Args:
-            registered: the names of those that were there then.
+            registered: the names of those that were there.
         """
         arrays = self._arrays.values()
         mine = [name for name in self.variables if not name.startswith(OF_CALLBACKS) and name not in arrays]
         return [name for name in mine if name not in registered]
 
     def check(self) -> None:
-        """Check that a checkpoint can hold all of it, before there is anything to lose.
+        """Check that a checkpoint can hold every entry, before the first step.
 
         Raises:
-            CheckpointError: it names an entry that cannot be saved, and why.
+            CheckpointError: it names an entry that cannot be saved, and the reason.
         """
         for key in (*self._values, *self._objects):
-            self._coded(key)
-        for key in self.saveables:
-            name = Path(prefix_of(Path(), key)).name
-            if len(name) > _LONGEST_PREFIX:
-                raise CheckpointError(
-                    f"state[{key[:40]!r}...] cannot be saved: its name makes that of a file, and is too long for it "
-                    f"({len(name)} bytes, {_LONGEST_PREFIX} are possible)"
-                )
+            self._encode(key)
         for key, entry in self._state.items():
-            if isinstance(entry, tf.data.Iterator):  # only a trial tells, and one that has not begun is small
+            if isinstance(entry, tf.data.Iterator):  # only an attempt tells, and one at its beginning is small
                 _try_to_save(self.saveables[key], f"state[{key!r}]")
 
-    def restore(self, checkpoint: Checkpoint, *, beside: Callable[[], object] = lambda: None) -> None:
-        """Put a checkpoint's content back: all of it or, when something does not fit, nothing.
+    # -- restoring ----------------------------------------------------------------------------------------------------
 
-        Everything is read and checked first; then comes what may still fail; variables and values are last.
+    @contextmanager
+    def restoring(self, checkpoint: Checkpoint) -> Iterator[None]:
+        """Restore a checkpoint's content: all variables and values or, if anything fails, none of them.
+
+        Everything is read and checked on entry; entries with their own files and objects are restored then. Variables,
+        arrays and plain values change at the end, if the block has not failed: it restores what is not in the state.
 
         Args:
             checkpoint: has been verified.
-            beside: restores what is not in the state dict.
 
         Raises:
             CheckpointError: the checkpoint does not fit, or cannot be read.
         """
-        saved = checkpoint.tensors() if checkpoint.meta["variables"] else {}
-        values = checkpoint.meta["values"]
-        data = self._data(values, saved)
-        # A callback that is new starts without a state, and that of one that is gone is not used.
-        mine = {name: v for name, v in self.variables.items() if not name.startswith(OF_CALLBACKS) or name in saved}
-        known = {name for key, name in self._arrays.items() if key in data or has_tag(LOST, values.get(key))}
-        mine = {name: v for name, v in mine.items() if name not in known}
-        saved = {name: v for name, v in saved.items() if not name.startswith(OF_CALLBACKS) or name in mine}
-        saved = match_towers(mine, saved)
-        if late := [name for name in checkpoint.meta.get("late", []) if name in saved and name not in mine]:
-            raise CheckpointError(f"checkpoint {checkpoint.path} cannot be taken back: {late_words(late)}")
-        check_fit(mine, saved, str(checkpoint.path))
-        missing = [key for key in self._values if key not in data and not has_tag(LOST, values.get(key))]
+        meta, values = checkpoint.meta, checkpoint.meta["values"]
+        saved = checkpoint.tensors() if meta["variables"] else {}
+        data = self._read_data(values, saved)
+        variables = self._match_variables(checkpoint, saved, known=data.keys() | _lost(values).keys())
+        missing = [key for key in self._values if key not in data and key not in _lost(values)]
         missing += [key for key in self._objects if key not in values]
-        missing += [key for key in self.saveables if key not in checkpoint.meta["parts"]]
+        missing += [key for key in self.saveables if key not in meta["parts"]]
         if missing:
             raise CheckpointError(f"checkpoint {checkpoint.path} has no state for {', '.join(map(repr, missing))}")
         for key, entry in self.saveables.items():
-            entry.read(checkpoint.prefix_of(key), checkpoint.meta["parts"][key])
+            entry.read(checkpoint.prefix_of(key), meta["parts"][key])
         for key, holder in self._objects.items():
-            if not has_tag(LOST, values[key]):
-                with taking(f"state[{key!r}]"):
-                    holder.load_state_dict(decode(values[key][OBJECT]))
-        beside()
+            if key not in _lost(values):
+                with restore_errors(f"state[{key!r}]"):
+                    holder.load_state_dict(decode(values[key][_OBJECT]))
+        del saved
+        yield
         self._put(data)
-        for name, variable in mine.items():
-            value = saved.pop(name)  # given back at once: a large model must not be in memory three times
+        variables.reverse()
+        while variables:  # in their order: a tower's own values come after those for all towers
+            variable, value = variables.pop()  # frees the last value: a large model must not be in memory three times
             if isinstance(variable, np.ndarray):
                 np.copyto(variable, value)
             else:
                 variable.assign(value)
 
+    def _match_variables(
+        self, checkpoint: Checkpoint, saved: Mapping[str, tf.Tensor], *, known: Collection[str]
+    ) -> list[tuple[Any, tf.Tensor]]:
+        """Pair variables with their values.
+
+        Args:
+            checkpoint: for errors.
+            saved: its variables, without the arrays among them.
+            known: the arrays and values that the checkpoint has as data.
+        """
+        arrays = {name for key, name in self._arrays.items() if key in known}
+        mine = {name: variable for name, variable in self.variables.items() if name not in arrays}
+        # A new callback starts without a state, and the state of one that is gone is not used.
+        mine = {name: variable for name, variable in mine.items() if not name.startswith(OF_CALLBACKS) or name in saved}
+        saved = {name: value for name, value in saved.items() if not name.startswith(OF_CALLBACKS) or name in mine}
+        saved = match_towers(mine, saved)
+        if late := [name for name in checkpoint.meta.get("late", []) if name in saved and name not in mine]:
+            raise CheckpointError(f"checkpoint {checkpoint.path} cannot be restored: {late_words(late)}")
+        check_fit(mine, saved, str(checkpoint.path))
+        return [(variable, saved[name]) for name, variable in mine.items()]
+
+    def _read_data(self, values: Mapping[str, Any], saved: dict[str, tf.Tensor]) -> dict[str, Any]:
+        """Take plain values and arrays out of a checkpoint, also those that are not in the state dict yet.
+
+        Args:
+            values: the entries in meta.json.
+            saved: the variables; arrays are removed from it.
+        """
+        late = [key for key in values if key not in self._state and not key.startswith(OF_CALLBACKS)]
+        found: dict[str, Any] = {}
+        for key in (*self._values, *self._arrays, *late):
+            coded: Any = values.get(key)
+            if key not in values or _has_tag(_LOST, coded) or _has_tag(_OBJECT, coded):
+                continue
+            if not _has_tag(_STORED, coded):
+                with restore_errors(f"state[{key!r}]"):
+                    found[key] = decode(coded)
+            elif coded[_STORED][0] in saved:
+                value = np.array(saved.pop(coded[_STORED][0]))
+                found[key] = np.asfortranarray(value) if coded[_STORED][1] == "F" else value
+        return found
+
+    def _put(self, data: Mapping[str, Any]) -> None:
+        """Put plain values and arrays into the state dict; into the list, dict or array that is there, if possible."""
+        filled: list[Any] = []
+        for key, value in data.items():
+            old = self._state.get(key)
+            if any(old is one for one in filled) or not _fill(old, value):
+                self._state[key] = value
+            else:
+                filled.append(old)
+
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Put back, at the end, the variables, arrays, objects and plain values that are changed meanwhile."""
-        coded = {key: value for key, value in self.values().items() if not has_tag(LOST, value)}
+        """Restore, at the end, the variables, arrays, objects and plain values."""
+        values = self.values()
+        coded = {key: value for key, value in values.items() if key not in _lost(values)}
         arrays = {key: np.copy(self._state[key], "K") for key in self._arrays}
         variables = [one for one in self.variables.values() if not isinstance(one, np.ndarray)]
         before = [(copy, tf.identity(copy)) for variable in variables for copy in components(variable)]
@@ -230,52 +280,38 @@ class StateEntries:
                 copy.assign(value)
             for key, holder in self._objects.items():
                 if key in coded:
-                    holder.load_state_dict(decode(coded[key][OBJECT]))
+                    holder.load_state_dict(decode(coded[key][_OBJECT]))
             self._put(arrays | {key: decode(coded[key]) for key in self._values if key in coded})
 
-    def _data(self, values: Mapping[str, Any], saved: dict[str, tf.Tensor]) -> dict[str, Any]:
-        """Take plain values and arrays out of a checkpoint, also those that are not in the state dict yet.
 
-        Args:
-            values: what meta.json holds.
-            saved: the variables; arrays that are taken out are removed.
-        """
-        late = [key for key in values if key not in self._state and not key.startswith(OF_CALLBACKS)]
-        found: dict[str, Any] = {}
-        for key in (*self._values, *self._arrays, *late):
-            coded: Any = values.get(key)
-            if key not in values or has_tag(LOST, coded) or has_tag(OBJECT, coded):
-                continue
-            if not has_tag(STORED, coded):
-                with taking(f"state[{key!r}]"):
-                    found[key] = decode(coded)
-            else:
-                name, order = coded[STORED]
-                if name in saved:
-                    value = np.array(saved.pop(name))
-                    found[key] = np.asfortranarray(value) if order == "F" else value
-        return found
-
-    def _put(self, data: Mapping[str, Any]) -> None:
-        """Put plain values and arrays into the state dict: where it can be, in the objects that are there already."""
-        filled: list[Any] = []
-        for key, value in data.items():
-            old = self._state.get(key)
-            if any(old is one for one in filled) or not _fill(old, value):
-                self._state[key] = value
-                continue
-            filled.append(old)
+# -- helpers ----------------------------------------------------------------------------------------------------------
 
 
-def _order_of(array: np.ndarray[Any, Any]) -> str | None:
-    """The order of an array's elements in memory, "C" or "F"; None if it is neither."""
-    if array.flags.c_contiguous:
-        return "C"
-    return "F" if array.flags.f_contiguous else None
+def _fits_bundle(entry: Any) -> bool:
+    """Whether an entry is an array that TensorFlow can hold as it is."""
+    is_array = type(entry) in (np.ndarray, np.memmap)
+    return is_array and entry.dtype.isnative and entry.dtype.name in _IN_BUNDLE
+
+
+def _has_tag(tag: str, coded: Any) -> bool:
+    return isinstance(coded, dict) and coded.keys() == {tag}
+
+
+def _lost(values: Mapping[str, Any]) -> dict[str, str]:
+    return {key: coded[_LOST] for key, coded in values.items() if _has_tag(_LOST, coded)}
+
+
+def lost_in(values: Mapping[str, Any]) -> list[str]:
+    """Why entries are not in a checkpoint.
+
+    Args:
+        values: the entries in its meta.json.
+    """
+    return list(_lost(values).values())
 
 
 def _fill(old: Any, value: Any) -> bool:
-    """Give a list, dict or array its content back, which the trainer may also have in an attribute, if that fits."""
+    """Give a list, dict or array new content, if it can have that: the trainer may also have it in an attribute."""
     if type(old) is list and type(value) is list:
         old[:] = value
     elif type(old) is dict and type(value) is dict:
@@ -296,24 +332,94 @@ def _try_to_save(saveable: Saveable, where: str) -> None:
             saveable.write(os.path.join(scratch, "trial"))
         except READ_ERRORS as error:
             raise CheckpointError(f"{where} cannot be saved: {first_line(error)}") from error
-        if any(map(file_holds_graph, Path(scratch).iterdir())):
-            raise CheckpointError(f"{where} cannot be saved: {HOLDS_DATASETS}")
+        if any(map(holds_graph, Path(scratch).iterdir())):
+            raise CheckpointError(f"{where} cannot be saved: {HOLDS_GRAPH}")
 
 
 def late_words(names: list[str]) -> str:
-    """What is wrong with variables that a step has put into the state, and what to do."""
+    """The error for variables that were added during the run."""
     shown = ", ".join(map(repr, names[:3])) + ", ..." * (len(names) > 3)
     return f"{shown} came into trainer.state after the run had begun: make it before train(), where a resume finds it"
 
 
 @contextmanager
-def taking(what: str) -> Iterator[None]:
-    """Turn what a state of the wrong form makes the code that takes it raise into one clear line.
+def restore_errors(what: str) -> Iterator[None]:
+    """Turn the errors of code that restores a state of the wrong form into one clear line.
 
     Raises:
-        CheckpointError: `what` is not as the code that wrote it would have written it.
+        CheckpointError: `what` cannot be restored.
     """
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{what} cannot be taken back: {type(error).__name__}: {first_line(error)}") from error
+        raise CheckpointError(f"{what} cannot be restored: {type(error).__name__}: {first_line(error)}") from error
+
+
+taking = restore_errors  # the name that `callbacks/group.py` imports
+
+
+# -- variables --------------------------------------------------------------------------------------------------------
+
+
+def variables_in(state: dict[str, Any]) -> list[Any]:
+    """The variables of TensorFlow and Keras in a state dict, including those of layers and modules."""
+    return list(_variables(state).values())
+
+
+def model_variables(state: dict[str, Any]) -> dict[str, Any]:
+    """The variables in a state dict by name, without those of callbacks."""
+    return {name: one for name, one in _variables(state).items() if not name.startswith(OF_CALLBACKS)}
+
+
+def _variables(state: dict[str, Any]) -> dict[str, Any]:
+    found = StateEntries(state).variables
+    return {name: one for name, one in found.items() if isinstance(one, tf.Variable | KerasVariable)}
+
+
+def match_towers(variables: Mapping[str, Any], saved: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Give each tower its own values, if there were more or fewer towers.
+
+    Args:
+        variables: the variables to restore, by name.
+        saved: the variables of a checkpoint, by name.
+    """
+    matched = {name: value for name, value in saved.items() if OF_TOWER not in name or name in variables}
+    for name in variables:
+        first, separator, index = name.partition(OF_TOWER)
+        if separator and name not in saved and first in saved:
+            value = saved[first]
+            matched[name] = seed_of_tower(value, int(index)) if is_seed(first, value) else value
+    return matched
+
+
+def check_fit(variables: Mapping[str, Any], saved: Mapping[str, tf.Tensor], where: str, *, cure: str = _CURE) -> None:
+    """Check that a checkpoint has exactly these variables.
+
+    Args:
+        variables: the variables to restore, by name.
+        saved: the variables of the checkpoint, by name.
+        where: the checkpoint's name.
+        cure: what to do if it does not fit.
+
+    Raises:
+        CheckpointError: it names the variables that only one side has, or whose shapes or dtypes differ.
+    """
+    problems = [f"{name} is new in the model" for name in variables if name not in saved]
+    problems += [f"{name} is no longer in the model" for name in saved if name not in variables]
+    for name in variables.keys() & saved.keys():
+        here, there = (describe_variable(side[name]) for side in (variables, saved))
+        if here != there:
+            problems.append(f"{name} is {there} there and {here} here")
+    if problems:
+        mine, theirs = ({re.sub(r"_\d+", "", name) for name in names} for names in (variables, saved))
+        numbered = mine == theirs and variables.keys() != saved.keys()
+        hint = "Keras numbers unnamed layers by process, so give them names; else " if numbered else ""
+        more = f" (and {len(problems) - 4} more)" if len(problems) > 4 else ""
+        raise CheckpointError(
+            f"checkpoint {where} does not fit this model: {'; '.join(sorted(problems)[:4])}{more}; {hint}{cure}"
+        )
+
+
+def describe_variable(variable: Any) -> str:
+    """Dtype and shape, such as ``float32[64,128]``."""
+    return f"{tf.as_dtype(variable.dtype).name}[{','.join(str(size) for size in variable.shape)}]"

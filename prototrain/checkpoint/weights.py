@@ -1,34 +1,46 @@
-"""Weights taken over from elsewhere, and written for elsewhere."""
+"""Weights: loaded from other files and runs, and written for others."""
 
 from __future__ import annotations
 
+import glob
 import io
 import re
 import textwrap
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import h5py
 import numpy as np
 import tensorflow as tf
 from tabulate import tabulate
 
+from prototrain.checkpoint.files import BUNDLE, META, read_bundle, verify
 from prototrain.checkpoint.finite import NAN, in_words, not_finite
-from prototrain.checkpoint.fit import describe_variable
-from prototrain.checkpoint.state import OF_CALLBACKS
-from prototrain.checkpoint.weight_sources import Source, read_weights
+from prototrain.checkpoint.state import OF_CALLBACKS, describe_variable
+from prototrain.checkpoint.store import Checkpoints
 from prototrain.errors import CheckpointError
+from prototrain.experiment import STEP
+from prototrain.experiment.fetching import fetched
+from prototrain.private_api.graphs import names_in_checkpoint
+from prototrain.system.contained import special
 from prototrain.system.files import write_atomic
 from prototrain.system.tracebacks import first_line
 
 AVERAGES = f"{OF_CALLBACKS}ExponentialMovingAverage/"
-"""What the names of the variables start with in which `ExponentialMovingAverage` keeps its averages."""
+"""The prefix of the variables with the averages of `ExponentialMovingAverage`."""
 
 Names = Mapping[str, str] | Callable[[str], str | None]
-"""From a name in a source to that in the model; None leaves it out."""
+"""From a name in a source to the model's; None skips it."""
+Source = str | Path | Mapping[str, Any]
+"""A path, or arrays by name."""
 
 _KINDS = ("loaded", "type converted", "excluded", "not in the checkpoint", "not in the model", "shape differs")
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_FILE_OF_BUNDLE = re.compile(r"(.+)\.(index|data-\d{5}-of-\d{5})")
 
 
 def load_weights(
@@ -41,24 +53,24 @@ def load_weights(
     mismatch: Literal["skip", "error"] = "skip",
     prepare: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> dict[str, list[str]]:
-    """Take over every variable that matches by name and shape. Floats of another precision are converted.
+    """Load every variable that matches by name and shape. Floats of another precision are converted.
 
     Args:
         variables: the model's, by name.
         source: arrays by name, or a path; see `read_weights`.
-        prefix: with a slash, stands in front of every name of the source.
+        prefix: with a slash, is put before every name of the source.
         ignore: regular expressions for whole names of the model's variables, which keep their values.
-        names: says what names of the source are in the model, ahead of the prefix; those that it does not have stay.
-        mismatch: whether a variable of another shape is left as it is, or an error.
-        prepare: from the arrays of the source to those that count.
+        names: from names of the source to the model's, before the prefix; names that it does not have stay.
+        mismatch: whether a variable of another shape keeps its value, or is an error.
+        prepare: from the arrays of the source to those to load.
 
     Returns:
-        names by what became of them: "loaded" (among them those "type converted"), "excluded", "not in the checkpoint",
+        names by their outcome: "loaded" (among them those "type converted"), "excluded", "not in the checkpoint",
         "not in the model", "shape differs".
 
     Raises:
-        CheckpointError: there is nothing readable, nothing in it matches, a shape differs that must not, or what
-            matches is NaN; no variable has changed.
+        CheckpointError: the source cannot be read, nothing in it matches, a shape differs that must not, or a value
+            is NaN; no variable has changed.
     """
     if mismatch not in ("skip", "error"):
         raise CheckpointError(f"load_weights: mismatch must be 'skip' or 'error', not {mismatch!r}")
@@ -101,7 +113,7 @@ def load_weights(
 
 
 def dump_weights(variables: Mapping[str, Any], path: str | Path) -> None:
-    """Write variables into a ``.npz`` by name, whole or not at all; `load_weights` and `numpy.load` read it.
+    """Write variables to a ``.npz`` by name; `load_weights` and `numpy.load` read it.
 
     Raises:
         CheckpointError: the name ends with something else, or the file cannot be written.
@@ -128,7 +140,7 @@ def load_report_table(report: Mapping[str, list[str]]) -> str:
 def _renamed(
     read: Mapping[str, Any], names: Names | None, prefix: str | None, left_out: list[str], where: str
 ) -> dict[str, Any]:
-    """The arrays under the names that they have in the model."""
+    """The arrays of a source under the model's names."""
     if isinstance(names, Mapping) and (unknown := [name for name in names if name.removesuffix(":0") not in read]):
         raise CheckpointError(f"names: there is no {', '.join(unknown)} in {where}; it has {_some(read)}")
     found: dict[str, Any] = {}
@@ -146,8 +158,10 @@ def _renamed(
 
 
 def _of_layers(saved: Mapping[str, Any], variables: Mapping[str, tf.Variable]) -> dict[str, Any]:
-    """What Keras wrote under the names of this model's variables: with or without the name of the network that was
-    saved, and by their order in the layer where they are numbered."""
+    """The arrays of a Keras file under the names of this model's variables.
+
+    The names may differ in the network's name in front; numbered ones are matched by the order in their layer.
+    """
     numbered: dict[str, str] = {}
     for is_trained in (True, False):  # as Keras counts them
         for name, variable in variables.items():
@@ -187,7 +201,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def averaged_weights(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The moving averages that a checkpoint holds, under the names of the weights; empty if there are none.
+    """The moving averages in a checkpoint, under the names of the weights.
 
     Args:
         saved: a checkpoint's variables by name.
@@ -196,5 +210,147 @@ def averaged_weights(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_measured(saved: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint holds, with the moving averages in the weights' place, as held-out data has seen them."""
+    """A checkpoint's variables, with the moving averages instead of the weights, as they are evaluated."""
     return {**saved, **averaged_weights(saved)}
+
+
+# -- the formats of a source ------------------------------------------------------------------------------------------
+
+
+def read_weights(source: Source) -> dict[str, np.ndarray[Any, Any]]:
+    """Read all arrays of a source by name, without a ``:0`` at the end.
+
+    Args:
+        source: arrays by name; or the path of a ``.npz``, of a Keras ``.h5``, of an experiment (its newest checkpoint),
+            of one of its checkpoints, of a directory with a ``checkpoint`` file, or the prefix of a TensorFlow
+            checkpoint. All but the last two may be URLs.
+
+    Returns:
+        the arrays. A ``.weights.h5`` has no names of weights: they are called ``layer/0``, ``layer/1`` and so on.
+
+    Raises:
+        CheckpointError: the source does not exist, or is damaged.
+    """
+    if isinstance(source, Mapping):
+        return {str(name).removesuffix(":0"): _array(name, value) for name, value in source.items()}
+    try:
+        path = fetched(source).expanduser()
+        if path.is_dir() or path.suffix not in (".npz", ".npy", ".h5", ".hdf5", ".keras"):
+            return _read_named(_bundle_prefix(path))
+        if not path.exists():
+            raise CheckpointError(f"there is no file {path} to take weights from")
+        if (what := special(path.resolve())) is not None:  # reading it would wait
+            raise CheckpointError(f"{path} is {what}, not a file")
+    except (OSError, ValueError) as error:  # a name that is too long, or has a NUL in it
+        raise CheckpointError(f"there is no checkpoint {str(source)[:80]!r}: {first_line(error)}") from error
+    if path.suffix == ".npy":
+        raise CheckpointError(f"{path} can only hold weights as a pickle, which may run code; make a .npz of it")
+    if path.suffix == ".keras":
+        raise CheckpointError(f"{path} is a whole model: keras.models.load_model reads it in build()")
+    read = _read_npz if path.suffix == ".npz" else _read_h5
+    try:
+        return {name.removesuffix(":0"): value for name, value in read(path).items()}
+    except (OSError, ValueError, KeyError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise CheckpointError(f"cannot read {path}: {first_line(error)}") from error
+
+
+def _array(name: str, value: Any) -> np.ndarray[Any, Any]:
+    array = np.asarray(tf.convert_to_tensor(value) if isinstance(value, tf.Variable) else value)
+    if array.dtype == object:
+        raise CheckpointError(f"the weights {name!r} must be an array of numbers, not {type(value).__name__}")
+    return array
+
+
+def _read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    with np.load(path, allow_pickle=False) as file:  # whose checksums are verified as it is read
+        return dict(file)
+
+
+def _read_h5(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Read what any version of Keras's `save_weights` wrote. Links to other files are not followed."""
+    datasets: dict[str, Any] = {}
+    groups: dict[str, Any] = {}
+
+    def note(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Group):
+            groups[name] = item
+        elif item.external or item.is_virtual:
+            raise ValueError(f"{name} lies in another file")
+        else:
+            datasets[name] = item
+
+    with h5py.File(path, "r") as file:
+        note("", file)
+        file.visititems(note)
+        # Since Keras 3 the weights of a layer are numbered in `<path>/vars`, which has the layer's name.
+        homes = {f"/{name}".removesuffix("/vars"): name for name in groups if f"/{name}".endswith("/vars")}
+        named = {home: groups[name].attrs["name"] for home, name in homes.items() if "name" in groups[name].attrs}
+        # Before Keras 3.6 it did not: then a layer is called by its class and a number.
+        layers = {home: _text(name) for home, name in named.items()}
+        layers = layers or {home: home.rpartition("/")[2] for home in homes}
+        if layers:
+            return {_by_layer(f"/{name}", layers): np.asarray(dataset) for name, dataset in datasets.items()}
+        return {
+            name: np.asarray(datasets[f"{home}/{name}".lstrip("/")])
+            for home, group in groups.items()
+            for name in map(_text, group.attrs.get("weight_names", ()))
+        }
+
+
+def _by_layer(name: str, layers: Mapping[str, str]) -> str:
+    """``net/fc0/1`` for the dataset ``/layers/dense/vars/1``, by the names of the layers on the way to it."""
+    home, _, index = name.rpartition("/vars/")
+    parts = home.split("/")
+    names = [layers.get("/".join(parts[: end + 1]), "") for end in range(len(parts))]
+    return "/".join([*filter(None, names), index])
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _bundle_prefix(path: Path) -> Path:
+    """The prefix of the bundle that `path` stands for."""
+    path = _newest_of_tensorflow(path)
+    if (file := _FILE_OF_BUNDLE.fullmatch(path.name)) and path.is_file():
+        path = path.with_name(file[1])
+    for directory in (path / "checkpoints", path):
+        if steps := Checkpoints(directory).steps():
+            path = Checkpoints(directory).path(steps[-1])
+            break
+    # A prefix inside a checkpoint stands for the whole checkpoint, which has checksums.
+    directory = path.parent if path.name == BUNDLE else path
+    if directory.is_dir() and (STEP.fullmatch(directory.name) or (directory / META).is_file()):
+        verify(directory)
+        path = directory / BUNDLE
+    if not path.with_name(path.name + ".index").is_file():
+        raise CheckpointError(
+            f"model.weights_load_path: there is no checkpoint at {path}; give an experiment's directory, one of its "
+            "checkpoints/step-*, the prefix of a TensorFlow checkpoint, a .npz or a .weights.h5"
+        )
+    for part in path.parent.glob(f"{glob.escape(path.name)}.data-*"):
+        if (what := special(part.resolve())) is not None:  # TensorFlow would wait forever
+            raise CheckpointError(f"model.weights_load_path: {part} is {what}, not a file")
+    return path
+
+
+def _newest_of_tensorflow(path: Path) -> Path:
+    """The prefix that TensorFlow's file ``checkpoint`` names, if `path` is that file or its directory."""
+    directory = path.parent if path.name == "checkpoint" else path
+    if not (directory / "checkpoint").is_file() or (path / META).is_file():
+        return path
+    state = tf.train.get_checkpoint_state(str(directory))
+    # It may have been written on another machine: only the file's name counts.
+    return path if state is None else directory / Path(state.model_checkpoint_path).name
+
+
+def _read_named(prefix: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Read a bundle's tensors by the names of their variables.
+
+    The keys of `tf.train.Checkpoint` are paths through the saved objects; an object graph has the names.
+    """
+    saved: dict[str, Any] = read_bundle(prefix)
+    if _OBJECT_GRAPH not in saved:
+        return saved
+    keys = names_in_checkpoint(saved.pop(_OBJECT_GRAPH))
+    return {keys.get(key) or key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE"): value for key, value in saved.items()}

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from prototrain.callbacks import Callback, ScalarPrinter
 from prototrain.checkpoint import BUNDLE
-from prototrain.checkpoint.global_random import global_random_kept
+from prototrain.checkpoint.random import global_random_kept
 from prototrain.config import Config
 from prototrain.errors import CheckpointError, ConfigError
 from prototrain.estimator.exporters import Exports, export_all

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.callbacks import Callback, LearningRate
-from prototrain.checkpoint.global_random import tensorflow_seeded
+from prototrain.checkpoint.random import tensorflow_seeded
 from prototrain.checkpoint.state import OF_CALLBACKS
 from prototrain.data.batches import batch_size
 from prototrain.errors import ConfigError, DataError, ModelError

@@ -13,9 +13,8 @@ import keras
 import tensorflow as tf
 
 from prototrain.checkpoint.files import Checkpoint
-from prototrain.checkpoint.fit import check_fit
-from prototrain.checkpoint.weight_sources import Source
-from prototrain.checkpoint.weights import averaged_weights, dump_weights, load_report_table, load_weights
+from prototrain.checkpoint.state import check_fit
+from prototrain.checkpoint.weights import Source, averaged_weights, dump_weights, load_report_table, load_weights
 from prototrain.data.adapters import as_datasets
 from prototrain.data.batches import first_dimensions, first_part, limited
 from prototrain.data.pipeline import named_files

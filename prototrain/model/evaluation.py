@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from prototrain.checkpoint.global_random import random_state_kept
+from prototrain.checkpoint.random import random_state_kept
 from prototrain.data.batches import counted_examples
 from prototrain.data.reading_ahead import prefetched
 from prototrain.data.rule import reshuffles

@@ -18,8 +18,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from prototrain.checkpoint.fit import describe_variable
-from prototrain.checkpoint.global_random import random_state_kept
+from prototrain.checkpoint.random import random_state_kept
+from prototrain.checkpoint.state import describe_variable
 from prototrain.errors import ModelError
 from prototrain.model.keras_hooks import (
     STATEFUL,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from prototrain.checkpoint.looking import variables_in
+from prototrain.checkpoint.state import variables_in
 from prototrain.towers import components
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from prototrain.callbacks.group import CallbackGroup
 from prototrain.callbacks.monitor import Monitors
-from prototrain.checkpoint.looking import model_variables
+from prototrain.checkpoint.state import model_variables
 from prototrain.errors import ExperimentError, StopTraining
 from prototrain.experiment import Experiment
 from prototrain.experiment.experiment import VERIFY

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from prototrain.checkpoint.looking import variables_in
+from prototrain.checkpoint.state import variables_in
 from prototrain.step.calls import StepCalls
 from prototrain.step.guard import ConditionalGuard, FailingGuard, Guard, Unguarded
 from prototrain.step.loop import StepPlan

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.checkpoint.global_random import random_state_kept
+from prototrain.checkpoint.random import random_state_kept
 from prototrain.model.evaluation import first_batches
 from prototrain.model.keras_hooks import restoring_values
 from prototrain.system.signals import StopRequest

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from prototrain.checkpoint.global_random import global_seed, random_state, set_random_state
+from prototrain.checkpoint.random import global_seed, random_state, set_random_state
 from prototrain.config import Config
 from prototrain.config.json_form import encode
 from prototrain.data.batches import batch_size

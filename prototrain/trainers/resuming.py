@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event
 
 from prototrain.checkpoint import Checkpoint
-from prototrain.checkpoint.global_random import random_state_kept, set_random_state
-from prototrain.checkpoint.state import StateEntries, taking
-from prototrain.checkpoint.values import decode, lost_in
+from prototrain.checkpoint.json_codec import decode
+from prototrain.checkpoint.random import random_state_kept, set_random_state
+from prototrain.checkpoint.state import StateEntries, lost_in, restore_errors
 from prototrain.errors import CheckpointError
 from prototrain.experiment.facts import changes
 from prototrain.system.waiting import announcing
@@ -106,34 +106,33 @@ class Resume:
 
     def _load(self, checkpoint: Checkpoint) -> None:
         trainer, meta = self._trainer, checkpoint.meta
-
-        def beside() -> None:
-            """What may not fit although every file is whole; the variables come behind it."""
-            # An epoch's last step belongs to that epoch.
-            epoch_num = max(checkpoint.step - 1, 0) // trainer.steps_per_epoch + 1
-            trainer.go_to(checkpoint.step, epoch_num=epoch_num)
-            with taking("the callbacks' state"):
-                states = decode(meta["callbacks"])
-            trainer.callbacks.load_state_dict(states)
-            with taking("the scalars' history"):
-                trainer.monitors.load_state_dict(meta["monitors"])
-            with taking("the last step's outputs"):
-                trainer.go_to(checkpoint.step, outputs=dict(decode(meta["outputs"])))
-            with taking("what was seen of the last step"):
-                seen = decode(meta["seen"])
-                trainer.watched = dict(seen.get("watched", {}))
-                trainer.summary_events = [_event(text) for text in seen.get("summaries", [])]
-            self._notes = [*trainer._after_restore(), *lost_in(meta["values"])]
-            with taking("the record of versions and settings"):
-                self.changes = changes(dict(meta["facts"]), trainer.facts())
-            with taking("the state of the random generators"):
-                set_random_state(meta["random"])
-
         step, is_whole = trainer.global_step, trainer.step_is_whole
         epoch_num, outputs = trainer.epoch_num, trainer.outputs
         try:
-            with taking(f"checkpoint {checkpoint.path}"), trainer.fitted_to(meta["variables"], meta["facts"]):
-                StateEntries(trainer.state).restore(checkpoint, beside=beside)
+            with (
+                restore_errors(f"checkpoint {checkpoint.path}"),
+                trainer.fitted_to(meta["variables"], meta["facts"]),
+                StateEntries(trainer.state).restoring(checkpoint),
+            ):
+                # An epoch's last step belongs to that epoch.
+                epoch_num_there = max(checkpoint.step - 1, 0) // trainer.steps_per_epoch + 1
+                trainer.go_to(checkpoint.step, epoch_num=epoch_num_there)
+                with restore_errors("the callbacks' state"):
+                    states = decode(meta["callbacks"])
+                trainer.callbacks.load_state_dict(states)
+                with restore_errors("the scalars' history"):
+                    trainer.monitors.load_state_dict(meta["monitors"])
+                with restore_errors("the last step's outputs"):
+                    trainer.go_to(checkpoint.step, outputs=dict(decode(meta["outputs"])))
+                with restore_errors("what was seen of the last step"):
+                    seen = decode(meta["seen"])
+                    trainer.watched = dict(seen.get("watched", {}))
+                    trainer.summary_events = [_event(text) for text in seen.get("summaries", [])]
+                self._notes = [*trainer._after_restore(), *lost_in(meta["values"])]
+                with restore_errors("the record of versions and settings"):
+                    self.changes = changes(dict(meta["facts"]), trainer.facts())
+                with restore_errors("the state of the random generators"):
+                    set_random_state(meta["random"])
         except BaseException:
             trainer.go_to(step, epoch_num=epoch_num, outputs=outputs, is_whole=is_whole)
             raise

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prototrain.checkpoint import Checkpoints, Snapshot
-from prototrain.checkpoint.global_random import random_state
+from prototrain.checkpoint.json_codec import plain
+from prototrain.checkpoint.random import random_state
 from prototrain.checkpoint.state import StateEntries, late_words
-from prototrain.checkpoint.values import plain
 from prototrain.errors import CheckpointError, NonFiniteError
 from prototrain.trainers.finite import FiniteRun
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import keras
 import tensorflow as tf
 
-from prototrain.checkpoint.best import best_checkpoint, best_of
+from prototrain.checkpoint.store import best_checkpoint, best_of
 from prototrain.checkpoint.weights import as_measured, averaged_weights
 from prototrain.data.batches import check_divides
 from prototrain.data.shares import Share
@@ -51,8 +51,7 @@ from prototrain.trainers.xla_choice import XlaChoice
 
 if TYPE_CHECKING:
     from prototrain.callbacks.base import Callback
-    from prototrain.checkpoint.weight_sources import Source
-    from prototrain.checkpoint.weights import Names
+    from prototrain.checkpoint.weights import Names, Source
     from prototrain.config import Config
     from prototrain.model import ModelProtocol
 

@@ -23,7 +23,7 @@ from prototrain.checkpoint import META, Checkpoints, verify
 from prototrain.checkpoint.files import UnknownFormatError
 from prototrain.cli import main
 from prototrain.errors import CheckpointError, ExperimentError
-from tests.checkpoint.test_checkpoints import rewrite_meta
+from tests.checkpoint.test_store import rewrite_meta
 from tests.tiny import CountingTrainer, tiny_arrays, tiny_model, tiny_trainer, values
 
 PREVIOUS, NEWEST = "step-0000000003", "step-0000000006"
@@ -208,7 +208,7 @@ def break_callbacks(meta: dict[str, Any]) -> None:
 
 
 def break_random(meta: dict[str, Any]) -> None:
-    meta["random"]["python"][1] = [1, 2]
+    meta["random"]["python"] = [1, 2]
 
 
 def break_position(meta: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from prototrain import Trainer
-from prototrain.checkpoint.weight_sources import read_weights
+from prototrain.checkpoint.weights import read_weights
 from prototrain.cli import main
 from prototrain.errors import StorageError
 from prototrain.experiment import Experiment

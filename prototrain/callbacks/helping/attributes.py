@@ -16,13 +16,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.checkpoint.generators import GENERATORS, GeneratorState
-from prototrain.checkpoint.looking import trackables
-from prototrain.checkpoint.values import decode, encode
+from prototrain.checkpoint.json_codec import decode, encode
+from prototrain.checkpoint.random import GENERATORS, GeneratorState
+from prototrain.checkpoint.state import StateEntries
 from prototrain.config import json_form
 from prototrain.data.rule import draws
 from prototrain.data.stages import stages
 from prototrain.errors import CheckpointError
+from prototrain.private_api.graphs import trackable_kinds
 from prototrain.private_api.of_keras import KerasVariable
 
 _VARIABLES = (tf.Variable, KerasVariable)
@@ -66,7 +67,8 @@ def mark(value: Any, elsewhere: Collection[int] = ()) -> Any:
 
 def held_by(state: dict[str, Any]) -> set[int]:
     """The identities of what a checkpoint of a state dict holds anyway."""
-    held = trackables(state)
+    held = [entry for entry in StateEntries(state).variables.values() if not isinstance(entry, np.ndarray)]
+    held += [entry for entry in state.values() if isinstance(entry, trackable_kinds())]
     return set(map(id, held + [variable.value for variable in held if isinstance(variable, KerasVariable)]))
 
 

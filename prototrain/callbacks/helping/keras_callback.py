@@ -14,7 +14,7 @@ from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.helping.attributes import decoded, encoded, held_by, inside_of, mark
 from prototrain.callbacks.proxies import innermost
 from prototrain.callbacks.saving.save_on_exit import save_ahead
-from prototrain.checkpoint.state import taking
+from prototrain.checkpoint.state import restore_errors
 from prototrain.config import json_form
 from prototrain.errors import CallbackError, CheckpointError, ConfigError, StopTraining
 from prototrain.private_api.of_keras import CALLBACK_SCRATCH
@@ -118,7 +118,7 @@ class KerasCallback(Callback):
         for name, coded in restored.get("values", {}).items():
             setattr(self.callback, name, decoded(*coded))
         for name, coded in restored.get("inside", {}).items():
-            with taking(f"{self.name}.{name}"):
+            with restore_errors(f"{self.name}.{name}"):
                 inside_of(getattr(self.callback, name, None)).load_state_dict(decoded(*coded))
         if self._stopped and not self._has_more_patience():
             raise StopTraining(f"{self.name} had stopped the run")

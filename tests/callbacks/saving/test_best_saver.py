@@ -231,7 +231,7 @@ def test_the_best_weights_load_in_one_line(experiment: Path) -> None:
     with pytest.raises(CheckpointError, match="must be 'newest' or 'best', not 'last'"):
         trainer.load_weights(experiment, checkpoint="last")  # type: ignore[arg-type]
     for source in ({"a": np.zeros(1)}, trainer.session.checkpoints.path(4), experiment / "nothing"):
-        with pytest.raises(CheckpointError, match=r"is for an experiment, and .* none|has no best checkpoint"):
+        with pytest.raises(CheckpointError, match=r"needs an experiment|has no best checkpoint"):
             trainer.load_weights(source, checkpoint="best")
 
 

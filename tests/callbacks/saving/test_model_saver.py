@@ -16,7 +16,7 @@ import pytest
 
 from prototrain import Callback
 from prototrain.callbacks import ModelSaver, Priority, RunOp, SaveOnExit
-from prototrain.checkpoint import Checkpoints, Snapshot, bundle, read_bundle
+from prototrain.checkpoint import Checkpoints, Snapshot, files, read_bundle
 from prototrain.errors import CallbackError, CheckpointError, ExperimentError
 from tests.callbacks.helpers import UNLIMITED, FillsDisk
 from tests.tiny import CountingTrainer, tiny_trainer
@@ -142,15 +142,15 @@ class TestAsynchronous:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         usual, found = niceness_of_threads(), {}
-        write = bundle._write
+        write = files._write_tensors
 
         def noted(prefix: str, tensors: Any) -> None:
             step = int(re.findall(r"step-(\d+)", prefix)[-1])
             found[step] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) - min(usual.values())
             write(prefix, tensors)
 
-        monkeypatch.setattr(bundle, "_PART", size)
-        monkeypatch.setattr(bundle, "_write", noted)
+        monkeypatch.setattr(files, "_FILE_BYTES", size)
+        monkeypatch.setattr(files, "_write_tensors", noted)
         tiny_trainer(experiment).train([ModelSaver(asynchronous=asynchronous).every(steps=3)], max_steps=5)
         assert found == expected
         assert set(niceness_of_threads().values()) == set(usual.values())  # TensorFlow's threads are as they were

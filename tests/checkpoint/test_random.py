@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from prototrain.checkpoint.global_random import random_state, set_random_state
+from prototrain.checkpoint.random import random_state, set_random_state
 
 
 def test_random_state_comes_back() -> None:

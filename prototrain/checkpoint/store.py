@@ -1,44 +1,40 @@
-"""Checkpoints: directories that appear whole or not at all and are verified before anything is taken from them.
+"""The checkpoints of a run: directories that appear whole or not at all.
 
-A checkpoint is ``step-<10 digits>/`` with a TensorFlow bundle ``model.*`` that holds every variable under its name,
-further bundles for other trackable objects, and ``meta.json``. It is written beside its place, synced and renamed, and
-never overwritten. There is no state file: the newest checkpoint is the highest step that verifies.
+``step-<10 digits>/`` is written under a temporary name, synced and renamed. It is never overwritten. There is no index
+file: the newest checkpoint is the highest step that verifies.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
-from prototrain.checkpoint.files import (
-    Checkpoint,
-    Snapshot,
-    UnknownFormatError,
-    start_snapshot,
-    verify,
-)
-from prototrain.checkpoint.values import lost_in
+from prototrain.checkpoint.files import Checkpoint, Snapshot, UnknownFormatError, start_snapshot, verify
+from prototrain.checkpoint.state import lost_in
 from prototrain.errors import CheckpointError
-from prototrain.experiment import checkpoint_steps
+from prototrain.experiment import Experiment, checkpoint_steps
+from prototrain.experiment.fetching import fetched
 from prototrain.system.files import sync
 from prototrain.system.tracebacks import cause, first_line
 from prototrain.system.wording import FRESH
 
-_FRESH = f"put one back, or start anew with {FRESH}"
+_FRESH = f"put one back, or start again with {FRESH}"
 
 
 class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-        directory: where they lie.
-        announce: called with a line of text when something is wrong that the user should know.
-        run_id: of the run; checkpoints of another one are not taken. None takes any.
+        directory: where they are.
+        announce: called with a line of text for the user.
+        run_id: the run's; checkpoints of another run are not used. None accepts any.
     """
 
     def __init__(self, directory: Path, announce: Callable[[str], None] = print, *, run_id: str | None = None) -> None:
@@ -47,7 +43,7 @@ class Checkpoints:
         self._run_id = run_id
 
     def steps(self) -> list[int]:
-        """The steps that there are checkpoints of, verified or not, in ascending order.
+        """The steps of all checkpoints, verified or not, in ascending order.
 
         Raises:
             CheckpointError: the directory cannot be read.
@@ -58,34 +54,36 @@ class Checkpoints:
             raise CheckpointError(f"cannot read the checkpoints in {self.directory}: {error.strerror}") from error
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of a step lies."""
+        """The directory of a step's checkpoint."""
         return self.directory / f"step-{step:010d}"
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
     def save(self, snapshot: Snapshot, *, aside: bool = False) -> Path:
-        """Write a checkpoint, whole or not at all; see `start`."""
+        """Write a checkpoint at once; see `start`."""
         return self.start(snapshot, aside=aside)()
 
     def start(self, snapshot: Snapshot, *, aside: bool = False) -> Callable[[], Path]:
-        """Begin to write a checkpoint, whole or not at all. One of the step that is there and verifies stays as it is.
+        """Begin to write a checkpoint. An existing one of the same step that verifies stays as it is.
 
         Args:
-            snapshot: what to write.
-            aside: write it as ``failed-<step>``, which no resume ever takes.
+            snapshot: the content.
+            aside: write it as ``failed-<step>``, which no resume uses.
 
         Returns:
-            a function, for any thread, that writes what training does not change meanwhile and returns the directory.
+            a function, for any thread, that writes the rest and returns the directory.
 
         Raises:
-            CheckpointError: it cannot be written, and nothing is left behind; also from the function.
+            CheckpointError: it cannot be written, and nothing of it is left; also from the function.
         """
         final = self.directory / f"failed-{snapshot.step:010d}" if aside else self.path(snapshot.step)
         if not aside and self._is_good(final):
             return lambda: final
         temporary = self.directory / f".tmp-{final.name}-{os.getpid()}"
-        with _whole_or_not_at_all(temporary, final):
-            self._make_directory()
+        with _whole_or_nothing(temporary, final):
+            if not self.directory.is_dir():
+                self.directory.mkdir(parents=True)
+                sync(self.directory.parent)
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
             write_rest = start_snapshot(temporary, snapshot)
@@ -93,15 +91,14 @@ class Checkpoints:
             self._announce(f"WARNING: {reason}; the checkpoint of step {snapshot.step} is without it")
 
         def finish() -> Path:
-            with _whole_or_not_at_all(temporary, final):
+            with _whole_or_nothing(temporary, final):
                 write_rest()
                 if aside and final.exists():
                     self._delete(final)
                 elif os.path.lexists(final) and not self.set_aside(final):
                     raise CheckpointError(f"cannot save step {snapshot.step}: {final} is damaged and cannot be moved")
                 temporary.rename(final)
-                # The directory's own entry last: before this, a power failure may still lose the rename, never a part.
-                sync(self.directory)
+                sync(self.directory)  # a power failure before this may lose the rename, never a part of the files
             return final
 
         return finish
@@ -118,11 +115,6 @@ class Checkpoints:
             return False
         return True
 
-    def _make_directory(self) -> None:
-        if not self.directory.is_dir():
-            self.directory.mkdir(parents=True)
-            sync(self.directory.parent)
-
     # -- deleting -----------------------------------------------------------------------------------------------------
 
     def prune(self, keep: int, *, protected: Set[int] = frozenset()) -> None:
@@ -131,10 +123,7 @@ class Checkpoints:
             self.remove(step, protected=protected)
 
     def remove(self, step: int, *, protected: Set[int] = frozenset()) -> None:
-        """Delete the checkpoint of a step, if there is one and its step is not among the `protected`.
-
-        What cannot be deleted is reported and stays.
-        """
+        """Delete a step's checkpoint, if there is one and the step is not `protected`; warn if that fails."""
         path = self.path(step)
         if step not in protected and os.path.lexists(path):
             try:
@@ -143,14 +132,14 @@ class Checkpoints:
                 self._announce(f"WARNING: cannot delete the checkpoint {path}: {error.strerror}")
 
     def sweep(self) -> None:
-        """Delete what killed saves and deletions have left behind."""
+        """Delete what killed saves and deletions have left."""
         if self.directory.is_dir():
             for path in self.directory.iterdir():
                 if path.name.startswith((".tmp-", ".old-")):
                     _remove_tree(path)
 
     def _delete(self, path: Path) -> None:
-        # Renamed first: a deletion that is killed half-way must not leave something that looks like a checkpoint.
+        # Renamed first: a deletion that is killed must not leave something that looks like a checkpoint.
         doomed = _unused(path.with_name(f".old-{path.name}-{os.getpid()}"))
         path.rename(doomed)
         _remove_tree(doomed)
@@ -160,17 +149,16 @@ class Checkpoints:
     def newest(
         self, check: Callable[[Checkpoint], object] | None = None, *, broken: list[Path] | None = None
     ) -> Checkpoint | None:
-        """Find the newest checkpoint that verifies; set broken ones aside and say so.
+        """Find the newest checkpoint that verifies; warn about newer ones that do not. No file changes.
 
         Args:
-            check: raises a CheckpointError if one that is whole is of no use all the same.
-            broken: gets the broken ones instead, for `set_aside` once the run may go on.
+            check: raises a CheckpointError if a whole checkpoint cannot be used.
+            broken: the damaged ones are added to this list, for `set_aside`.
 
         Raises:
-            UnknownFormatError: a newer one than that is whole, but of a format that only another version reads.
-            CheckpointError: there are checkpoints, or damaged ones were set aside, and none of them verifies.
+            UnknownFormatError: a newer checkpoint is whole, but in a format of another version.
+            CheckpointError: there are or were checkpoints, but all are damaged.
         """
-        is_later = broken is not None
         broken = [] if broken is None else broken
         for step in reversed(self.steps()):
             path = self.path(step)
@@ -184,8 +172,6 @@ class Checkpoints:
                 self._announce(f"WARNING: {error}")
                 broken.append(path)
                 continue
-            for bad in () if is_later else broken:
-                self.set_aside(bad)
             if broken:
                 self._announce(f"WARNING: falling back to the checkpoint of step {step}, {path}")
             return checkpoint
@@ -199,7 +185,7 @@ class Checkpoints:
         return None
 
     def run_id(self) -> str | None:
-        """The run that the newest checkpoint which verifies is of."""
+        """The run of the newest checkpoint that verifies."""
         for step in reversed(self.steps()):
             with suppress(CheckpointError):
                 found = verify(self.path(step)).meta.get("run_id")
@@ -207,7 +193,7 @@ class Checkpoints:
         return None
 
     def set_all_aside(self) -> Path | None:
-        """Move all checkpoints into a directory of their own, so that a run can start from step 0 and lose nothing.
+        """Move all checkpoints to another directory, so that a run can start from step 0 and lose nothing.
 
         Raises:
             CheckpointError: they cannot be moved.
@@ -225,7 +211,7 @@ class Checkpoints:
         return target
 
     def set_aside(self, path: Path) -> bool:
-        """Rename a broken checkpoint so that no resume finds it, and say so; returns whether that worked."""
+        """Rename a damaged checkpoint so that no resume finds it; returns whether that worked."""
         target = _unused(path.with_name(f".bad-{path.name}"))
         try:
             path.rename(target)
@@ -237,25 +223,58 @@ class Checkpoints:
         return True
 
 
+def best_of(source: Any) -> Path:
+    """The best checkpoint of an experiment that is a source of weights.
+
+    Raises:
+        CheckpointError: the source is no experiment, or has no best checkpoint.
+    """
+    experiment = Experiment(fetched(source)) if isinstance(source, str | Path) else None
+    if experiment is None or not experiment.exists():
+        what = "the given arrays" if experiment is None else str(source)
+        raise CheckpointError(f"load_weights: checkpoint='best' needs an experiment, not {what}")
+    return best_checkpoint(experiment)
+
+
+def best_checkpoint(experiment: Experiment) -> Path:
+    """The directory of the checkpoint that `MinSaver` or `MaxSaver` has kept.
+
+    Raises:
+        CheckpointError: there is none, or there are several, or a note of one is damaged.
+    """
+    experiment.check_inside()
+    found = {}
+    for path in sorted(path for mode in ("min", "max") for path in experiment.checkpoints.glob(f"{mode}-*.json")):
+        try:
+            note = json.loads(path.read_text(encoding="utf-8"))
+            found[f"{note['stat']} at step {int(note['step'])}"] = int(note["step"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path} is damaged; name a step with --checkpoint") from error
+    if not found:
+        raise CheckpointError(
+            f"{experiment} has no best checkpoint: there was no MinSaver or MaxSaver in its callbacks"
+        )
+    if len(set(found.values())) > 1:
+        raise CheckpointError(f"{experiment} has several best checkpoints: {', '.join(found)}; name one by its step")
+    return Checkpoints(experiment.checkpoints).path(next(iter(found.values())))
+
+
 @contextmanager
-def _whole_or_not_at_all(temporary: Path, final: Path) -> Iterator[None]:
+def _whole_or_nothing(temporary: Path, final: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, (OSError, tf.errors.OpError)):
             step = int(final.name.rpartition("-")[2])
-            raise CheckpointError(f"cannot save step {step} to {final}: {_reason(error)}") from error
+            is_op = isinstance(error, tf.errors.OpError)
+            reason = cause(error).rpartition("; ")[2] if is_op else first_line(error)  # without the temporary name
+            raise CheckpointError(f"cannot save step {step} to {final}: {reason}") from error
         raise
 
 
-def _reason(error: BaseException) -> str:
-    """What the operating system has against a save, without the temporary name that it was about."""
-    return cause(error).rpartition("; ")[2] if isinstance(error, tf.errors.OpError) else first_line(error)
-
-
 def _unused(path: Path) -> Path:
-    """A name beside which nothing stands: the path itself, or with a number behind it."""
+    """A path that does not exist: the given one, or with a number."""
     candidate, number = path, 1
     while os.path.lexists(candidate):
         number += 1

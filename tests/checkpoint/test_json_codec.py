@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain.checkpoint.values import decode, encode
+from prototrain.checkpoint.json_codec import decode, encode
 from prototrain.errors import CheckpointError
 
 SCALARS = [
@@ -44,9 +44,9 @@ PLAIN: list[Any] = [
     ),
 ]
 TAGGED: list[Any] = [
-    *((), (1, (2, [3])), [(1, 2)], {"a": (1,)}, b"a\0\xff", 1 - 2j, 10**5000, -(10**5000)),
+    *((), (1, (2, [3])), [(1, 2)], {"a": (1,)}, b"a\0\xff"),
     *({1: "a", 0: "b"}, {(1, "x"): 2}, {None: 1, True: 2, 2.5: 3}, {np.int64(3): 1}, {"z": 1, "a": np.float32(2)}),
-    *({"prototrain:tuple": [1]}, {"prototrain:lost": {"prototrain:array": 1}}, {1: {"prototrain:int": "0x1"}}),
+    *({"prototrain:tuple": [1]}, {"prototrain:lost": {"prototrain:array": 1}}, {1: {"prototrain:bytes": "AA=="}}),
     *({"mean": np.zeros(3), "n": [np.uint8(1)]}, [np.zeros([2, 2], np.float16)]),
 ]
 
@@ -98,30 +98,22 @@ Point = namedtuple("Point", "x y")
 CYCLE: list[Any] = []
 CYCLE.append(CYCLE)
 REFUSED = [
-    (tf.zeros([2]), "x cannot be saved: no checkpoint brings back a EagerTensor as it was; use a tf.Variable"),
-    (tf.Variable(1.0), "a ResourceVariable as it was; make it an entry of its own"),
-    (random.Random(1), "a Random as it was; make it an entry of its own"),
-    (defaultdict(int), "a defaultdict as it was; use a dict"),
-    (OrderedDict(a=1), "a OrderedDict as it was; use a dict"),
-    (Counter("ab"), "a Counter as it was; use a dict"),
-    ({1, 2}, "a set as it was; use a list or a tuple"),
-    (frozenset({1}), "a frozenset as it was; use a list or a tuple"),
-    (deque([1]), "a deque as it was; use a list or a tuple"),
-    (Point(1, 2), "a Point as it was; use a list or a tuple"),
-    (Kind.ONE, "a Kind as it was; use its value"),
-    (np.array([None, 1]), "a ndarray of dtype object as it was; use arrays of numbers, dates or text of fixed width"),
-    (np.zeros(2, [("a", "f4")]), "use arrays of numbers, dates or text of fixed width"),
-    (np.ma.masked_array([1.0], [True]), "a MaskedArray of dtype float64 as it was; use arrays"),
-    (object(), "a object as it was; use plain values, or give it state_dict"),
-    (CYCLE, "x cannot be saved: it holds itself, or is nested too deeply"),
+    *(tf.zeros([2]), tf.Variable(1.0), random.Random(1), defaultdict(int), OrderedDict(a=1), Counter("ab"), {1, 2}),
+    *(frozenset({1}), deque([1]), Point(1, 2), Kind.ONE, np.array([None, 1]), np.zeros(2, [("a", "f4")])),
+    *(np.ma.masked_array([1.0], [True]), np.void(b"1234"), object(), 10**5000, 1 - 2j),
 ]
 
 
-@pytest.mark.parametrize(("value", "said"), REFUSED, ids=[type(value).__name__ for value, _ in REFUSED])
-def test_what_would_come_back_as_something_else_is_refused(value: Any, said: str) -> None:
-    with pytest.raises(CheckpointError) as caught:
+@pytest.mark.parametrize("value", REFUSED, ids=lambda value: type(value).__name__)
+def test_what_would_come_back_as_something_else_is_refused(value: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"^x cannot be saved: .* would not come back as it is; use ") as caught:
         encode(value, "x")
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert type(value).__name__ in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_value_that_contains_itself_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="x cannot be saved: it contains itself"):
+        encode(CYCLE, "x")
 
 
 def test_what_is_refused_is_named_with_its_place() -> None:
@@ -148,7 +140,7 @@ def test_what_is_near_to_a_plain_value_can_be_taken_as_that(value: Any, near: An
 
 
 def test_nothing_else_is_near() -> None:
-    with pytest.raises(CheckpointError, match="x cannot be saved: set is neither tensor nor JSON"):
+    with pytest.raises(CheckpointError, match="x cannot be saved: a set would not come back"):
         encode({1}, "x", loose=True)
 
 

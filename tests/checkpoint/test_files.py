@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain.checkpoint import Checkpoints, Snapshot, bundle, read_bundle, verify
+from prototrain.checkpoint import Checkpoints, Snapshot, files, read_bundle, verify
 from prototrain.errors import CheckpointError
 
 TENSORS = {
@@ -20,15 +20,15 @@ TENSORS = {
 }
 
 
-@pytest.mark.parametrize(("part", "files"), [(1, 7), (1600, 5), (4000, 2), (2**28, 1)])
+@pytest.mark.parametrize(("part", "count"), [(1, 7), (1600, 5), (4000, 2), (2**28, 1)])
 def test_large_variables_are_in_several_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int, files: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int, count: int
 ) -> None:
-    monkeypatch.setattr(bundle, "_PART", part)
+    monkeypatch.setattr(files, "_FILE_BYTES", part)
     path = Checkpoints(tmp_path).save(Snapshot(1, dict(TENSORS)))
     assert sorted(file.name for file in path.iterdir()) == [
         "meta.json",
-        *(f"model.data-{number:05d}-of-{files:05d}" for number in range(files)),
+        *(f"model.data-{number:05d}-of-{count:05d}" for number in range(count)),
         "model.index",
     ]
     read = verify(path).variables()
@@ -37,7 +37,7 @@ def test_large_variables_are_in_several_files(
         assert read[name].dtype == tensor.dtype
         np.testing.assert_array_equal(read[name], tensor)
         np.testing.assert_array_equal(tf.train.load_variable(str(path / "model"), name), tensor)  # as others read it
-    last = path / f"model.data-{files - 1:05d}-of-{files:05d}"
+    last = path / f"model.data-{count - 1:05d}-of-{count:05d}"
     last.write_bytes(last.read_bytes()[:-1] + b"?")
     with pytest.raises(CheckpointError, match=f"the content of {last.name} does not match"):
         verify(path)

@@ -266,7 +266,10 @@ def test_only_damaged_ones_left_is_an_error_for_ever(tmp_path: Path) -> None:
     for step in (1, 2):
         checkpoints.save(snapshot(step))
     break_data(checkpoints.path(2))
-    assert checkpoints.newest().step == 1
+    broken: list[Path] = []
+    assert checkpoints.newest(broken=broken).step == 1
+    assert broken == [checkpoints.path(2)] and checkpoints.steps() == [1, 2]  # nothing is moved yet
+    assert checkpoints.set_aside(broken[0])
     checkpoints.remove(1)
     for _ in range(2):
         with pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged.*--fresh"):
