@@ -18,7 +18,7 @@ _HOMES = {
     "KerasTrainer": "trainers.keras_trainer",
     "ModelDict": "model",
     "MultiWorkerTrainer": "trainers.multi_worker",
-    "NoOpTrainer": "trainers.noop",
+    "NoOpTrainer": "trainers.base",
     "SimpleTrainer": "trainers.tower",
     "StopTraining": "errors",
     "SyncParameterServerTrainer": "trainers.parameter_server",
@@ -64,11 +64,10 @@ if TYPE_CHECKING:
     from prototrain.sweeps.api import sweep
     from prototrain.towers import current_tower
     from prototrain.trainers.async_towers import AsyncTrainer
-    from prototrain.trainers.base import Trainer
+    from prototrain.trainers.base import NoOpTrainer, Trainer
     from prototrain.trainers.distributed_async import DistributedAsyncTrainer
     from prototrain.trainers.keras_trainer import KerasTrainer
     from prototrain.trainers.multi_worker import MultiWorkerTrainer
-    from prototrain.trainers.noop import NoOpTrainer
     from prototrain.trainers.parameter_server import SyncParameterServerTrainer
     from prototrain.trainers.replicated import SyncReplicatedTrainer
     from prototrain.trainers.tower import SimpleTrainer, TowerTrainer

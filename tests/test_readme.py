@@ -48,7 +48,7 @@ def test_what_a_run_prints_is_shown_as_it_is(scratch: Path) -> None:
     shown = re.search(r"^model  .*?(?=\n\nstep 100)", TEXT, re.MULTILINE | re.DOTALL)
     assert shown is not None
     from prototrain import SimpleTrainer, load_model
-    from prototrain.trainers.banner import opening
+    from prototrain.trainers.report import opening
 
     trainer = SimpleTrainer(load_model("models.simple"), experiment="experiments/simple")
     trainer.max_steps = trainer.total_steps = trainer.config["model.num_steps"]

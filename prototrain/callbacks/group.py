@@ -218,7 +218,7 @@ class CallbackGroup:
     def finish_step(self) -> None:
         """Complete the step that a restored checkpoint was taken in: run the callbacks that it had not run yet."""
         for callback in self._agenda.to_prepare:
-            kept = self._trainer.session.resume.preparing()
+            kept = self._trainer.session.preparing()
             with self._timed(callback, "before_epoch"), self._told("before_epoch", callback), kept:
                 callback.before_epoch()
             self._trainer.stop.check()

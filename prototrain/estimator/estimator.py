@@ -43,7 +43,7 @@ from prototrain.system.signals import ignore_save_signals
 from prototrain.system.terminal import say
 from prototrain.system.waiting import announcing
 from prototrain.system.wording import in_digits
-from prototrain.trainers.run_length import ENDLESS
+from prototrain.trainers.base import ENDLESS
 
 InputFn = Callable[..., tf.data.Dataset]
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
+import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,25 +18,27 @@ import tensorflow as tf
 from prototrain.callbacks.group import CallbackGroup
 from prototrain.callbacks.monitor import Monitors
 from prototrain.checkpoint.state import model_variables
-from prototrain.errors import ExperimentError, StopTraining
+from prototrain.errors import ExperimentError, NonFiniteError, StopTraining
 from prototrain.experiment import Experiment
 from prototrain.experiment.experiment import VERIFY
 from prototrain.experiment.facts import Facts, origin_of, sources_of
 from prototrain.experiment.record import Outcome
 from prototrain.predictor import Predictor
 from prototrain.private_api.needs import lacking
+from prototrain.step.calls import CALL_SECONDS
 from prototrain.step.variables import StepCounter
-from prototrain.system.signals import StopRequest, ignore_save_signals
-from prototrain.trainers.banner import closing, describe_run, opening
-from prototrain.trainers.memory import saying_what_is_left
-from prototrain.trainers.python_steps import python_steps
-from prototrain.trainers.run_length import ENDLESS, RunLength
-from prototrain.trainers.run_times import RunTimes
-from prototrain.trainers.session import Session
+from prototrain.system.signals import StopRequest
+from prototrain.trainers.report import RunTimes, closing, describe_run, opening
+from prototrain.trainers.run import Run
 
 if TYPE_CHECKING:
     from prototrain.callbacks.base import Callback
     from prototrain.config import Config
+
+
+ENDLESS = sys.maxsize
+"""The number of steps of a run without a planned end."""
+NOT_RECORDED = "WARNING: the step calls tf.summary, and nothing records that; add Summaries() to the callbacks"
 
 
 class Trainer:
@@ -87,7 +93,7 @@ class Trainer:
         self.experiment = Experiment(experiment) if isinstance(experiment, (str, Path)) else experiment
         self.counter = StepCounter()
         self._epoch_num = 1
-        self._set_length(RunLength())
+        self._set_length(None, None, None)
         self.given_steps_per_epoch: int | None = None
         self.outputs: Mapping[str, Any] = {}
         self.watched: Mapping[str, Any] = MappingProxyType({})
@@ -102,7 +108,7 @@ class Trainer:
         self.stop = StopRequest(self.log)
         self.monitors = Monitors(self)
         self.callbacks = CallbackGroup(self)
-        self.session = Session(self)
+        self.session = Run(self)
         self.times = RunTimes()
 
     def run_step(self) -> Mapping[str, Any] | None:
@@ -119,7 +125,39 @@ class Trainer:
         Returns:
             how many were done, at least one.
         """
-        return python_steps(self, n)
+        until = time.perf_counter() + CALL_SECONDS
+        start = self.global_step
+        for done in range(1, n + 1):
+            self._python_step(start + done, is_last=done == n)
+            if self.stop.signum is not None or time.perf_counter() > until:
+                break
+        return self.global_step - start
+
+    def _python_step(self, step: int, *, is_last: bool) -> None:
+        """Call `run_step` with the hooks of the callbacks around it."""
+        self.begin_step()
+        try:
+            with self.callbacks.summaries.recording(step):
+                self.callbacks.before_run()
+                outputs = _checked(self.run_step())
+        except StopTraining:  # no step was made, such as at the end of the data
+            self.go_to(step - 1)
+            raise
+        self.outputs = outputs
+        events = self.callbacks.summaries.take()
+        self.summary_events = events if is_last and self.callbacks.watching else ()
+        if events and not self.callbacks.has_watchers:
+            self.session.say_once(NOT_RECORDED)
+        if self.check_finite:
+            for name, value in outputs.items():
+                if not math.isfinite(float(value)):
+                    raise NonFiniteError(f"{name} is {float(value)} in step {step}")
+        try:
+            self.callbacks.after_run(dict(outputs))
+        except StopTraining:
+            self.go_to(step)
+            raise
+        self.go_to(step)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -155,24 +193,21 @@ class Trainer:
             from prototrain.recorder import record  # which only `prototrain verify` needs
 
             callbacks = record(self, callbacks)
-        self._set_length(self._length(steps_per_epoch, max_epoch, max_steps))
+        self._set_length(*self._length(steps_per_epoch, max_epoch, max_steps))
         self.given_steps_per_epoch = steps_per_epoch
         self.times.start()
         self.callbacks = CallbackGroup(self, callbacks)
         self.allow_changed_data = allow_changed_data
         self.evaluation_scopes = []
         self.check_finite = self.record_gradient_norm = False
-        begun = self.session.begun_afresh() if fresh else nullcontext()
-        with begun, ignore_save_signals(), saying_what_is_left(self), self._around_run(), self.session, self.stop:
+        with self.session.lasting(fresh=fresh), self.stop:
             try:
                 with self.stop.waiting_for("the start of the run", when="before the first step"):
                     with self.setup_scope():
                         self.callbacks.setup()
-                    self.session.resume.restore(resume)
+                    self.session.restore(resume)
                     self.callbacks.check()
-                    measured = self.measure()
-                    self.session.accept()
-                    self.session.record_start(measured)
+                    self.session.accept(self.measure())
                     self.step_is_whole, self._is_rejected = True, False
                     self.log("\n".join([*lacking(), opening(self)]))
                     self.callbacks.before_train()
@@ -193,7 +228,7 @@ class Trainer:
             self.stop.check()
 
     def _say_where(self) -> None:
-        if self.global_step > self.session.resume.began_at:
+        if self.global_step > self.session.began_at:
             self.log(self.times.report(self.callbacks.times()))
         where = closing(self)
         if where is not None:
@@ -216,7 +251,7 @@ class Trainer:
     def _save_if_asked(self) -> None:
         """Save where a stop would end the run: between two steps, when no callback has still to run."""
         if self.stop.take_save():
-            self.session.saving.save_as_asked()
+            self.session.save_as_asked()
 
     def _advance(self, n: int) -> None:
         self._save_if_asked()
@@ -282,13 +317,26 @@ class Trainer:
         """The last step of the present epoch; the run may end before it."""
         return self._epoch_num * self.steps_per_epoch
 
-    def _set_length(self, length: RunLength) -> None:
-        self.steps_per_epoch, self.max_epoch = length.steps_per_epoch, length.max_epoch
-        self.max_steps, self.total_steps = length.max_steps, length.total_steps
+    def _length(
+        self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None
+    ) -> tuple[int | None, int | None, int | None]:
+        """The arguments of `train` with the defaults of a subclass."""
+        return steps_per_epoch, max_epoch, max_steps
 
-    def _length(self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None) -> RunLength:
-        """The length of a run; a subclass may know more of it than the caller has said."""
-        return RunLength.of(steps_per_epoch, max_epoch, max_steps)
+    def _set_length(self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None) -> None:
+        """Set the length of a run from the arguments of `train`; `ENDLESS` where nothing is planned."""
+        lengths = {"steps_per_epoch": steps_per_epoch, "max_epoch": max_epoch, "max_steps": max_steps}
+        for name, value in lengths.items():
+            if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < 0):
+                raise ValueError(f"{name} must be a whole number and not negative, got {value!r}")
+        if steps_per_epoch == 0:
+            raise ValueError("steps_per_epoch must be at least 1")
+        if max_epoch is not None and steps_per_epoch is None:
+            raise ValueError("max_epoch needs steps_per_epoch: this trainer does not know how long an epoch is")
+        self.max_steps = ENDLESS if max_steps is None else int(max_steps)
+        self.max_epoch = ENDLESS if max_epoch is None else int(max_epoch)
+        self.steps_per_epoch = (self.max_steps or 1) if steps_per_epoch is None else int(steps_per_epoch)
+        self.total_steps = min(self.max_steps, self.max_epoch * self.steps_per_epoch)
 
     def _around_run(self) -> AbstractContextManager[None]:
         """What a whole run takes place in, for a subclass that has to begin and to end something."""
@@ -468,3 +516,18 @@ class Trainer:
     def origin(self) -> dict[str, Any]:
         """What a run is repeated from and compared with, for environment.json; see `origin_of`."""
         return origin_of(self, [callback.name for callback in self.callbacks])
+
+
+def _checked(outputs: Mapping[str, Any] | None) -> dict[str, Any]:
+    if outputs is None:
+        return {}
+    if not isinstance(outputs, Mapping) or not all(isinstance(name, str) for name in outputs):
+        raise TypeError(f"run_step() must return a dict of scalars by name, or None; it returned {outputs!r}")
+    return dict(outputs)
+
+
+class NoOpTrainer(Trainer):
+    """Runs the callbacks only: to try them out, or for work that is wholly done in callbacks."""
+
+    def run_step(self) -> None:
+        return None

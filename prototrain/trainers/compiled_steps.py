@@ -12,7 +12,7 @@ from prototrain.step.calls import StepCalls
 from prototrain.step.guard import ConditionalGuard, FailingGuard, Guard, Unguarded
 from prototrain.step.loop import StepPlan
 from prototrain.step.result import StepResult
-from prototrain.trainers.python_steps import NOT_RECORDED
+from prototrain.trainers.base import NOT_RECORDED
 
 if TYPE_CHECKING:
     from prototrain.trainers.tower import TowerTrainer

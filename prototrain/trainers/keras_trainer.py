@@ -32,7 +32,6 @@ from prototrain.trainers.keras_data import Data, made
 from prototrain.trainers.keras_evaluation import evaluated, rehearsed
 from prototrain.trainers.keras_fit import fit_callbacks, fit_data
 from prototrain.trainers.keras_model import CompiledModel, check, flat, guarded, named_optimizers, optimizers_of
-from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.tower import SimpleTrainer
 
 
@@ -282,7 +281,9 @@ class KerasTrainer(SimpleTrainer):
         self._epochs += epochs
         return history
 
-    def _length(self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None) -> RunLength:
+    def _length(
+        self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None
+    ) -> tuple[int | None, int | None, int | None]:
         steps = steps_per_epoch
         if steps is None:
             steps = self.config["trainer.steps_per_epoch"] or self.data.cardinality

@@ -91,7 +91,7 @@ class Peers:
             self.has_saved = False
             self._note_place()
         if any(place[3] for place in told):
-            trainer.session.saving.save_as_asked()
+            trainer.session.save_as_asked()
         return int(min(place[0] for place in told))
 
     def part(self, planned: int, error: BaseException | None) -> None:

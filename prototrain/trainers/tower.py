@@ -46,7 +46,6 @@ from prototrain.trainers.optimization import (
     unused_schedule,
 )
 from prototrain.trainers.registered_optimizers import RegisteredOptimizers
-from prototrain.trainers.run_length import RunLength
 from prototrain.trainers.xla_choice import XlaChoice
 
 if TYPE_CHECKING:
@@ -410,7 +409,7 @@ class TowerTrainer(Trainer):
         Raises:
             ConfigError: there is none.
         """
-        if self.counter.step != self.session.resume.began_at:
+        if self.counter.step != self.session.began_at:
             return
         require_rate(self.config, self.optimizer, self.callbacks)
         unused = unused_schedule(self.config, self.optimizer, self.callbacks)
@@ -427,12 +426,14 @@ class TowerTrainer(Trainer):
         """Whether a call that is about to be made, or under way, should rather not."""
         return self.stop.signum is not None and self.is_compiled
 
-    def _length(self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None) -> RunLength:
+    def _length(
+        self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None
+    ) -> tuple[int | None, int | None, int | None]:
         if max_steps is None and max_epoch is None:
             max_steps = self.config["model.num_steps"]
         if steps_per_epoch is None:
             steps_per_epoch = self.config["trainer.steps_per_epoch"] or self.data.cardinality or max_steps or None
-        return RunLength.of(steps_per_epoch, max_epoch, max_steps)
+        return steps_per_epoch, max_epoch, max_steps
 
     @contextmanager
     def _around_run(self) -> Iterator[None]:

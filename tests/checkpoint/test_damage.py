@@ -54,9 +54,9 @@ class Bench:
         """Restore what there is; returns the step in the checkpoint's name, and "" if nothing was restored."""
         self.trainer.global_step = 0
         self.trainer.experiment = Experiment(checkpoints.parent)
-        self.trainer.session.resume.restore(True)
-        self.trainer.session.resume.tidy()
-        resumed = self.trainer.session.resume.checkpoint
+        self.trainer.session.restore(True)
+        self.trainer.session._tidy()
+        resumed = self.trainer.session.checkpoint
         return "" if resumed is None else resumed.path.name
 
 
@@ -272,7 +272,7 @@ def test_metrics_and_events_agree_with_the_checkpoint_that_is_taken(experiment: 
         file.write('{"step": 7, "trn/lo')
     resumed = CountingTrainer(experiment=experiment)
     resumed.train(writers(), max_steps=8)
-    assert resumed.session.resume.checkpoint is not None and resumed.session.resume.checkpoint.step == 4
+    assert resumed.session.checkpoint is not None and resumed.session.checkpoint.step == 4
     rows = [json.loads(line) for line in (experiment / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8]
     aside = (experiment / "metrics.superseded.jsonl").read_text().splitlines()
@@ -417,7 +417,7 @@ def test_checkpoints_on_a_read_only_disk(experiment: Path, disk: Path, capsys: p
         with pytest.raises(CheckpointError, match=r"cannot save step 6 to .*Read-only file system"):
             trainer.train(writers(), max_steps=6)
         said = capsys.readouterr().out
-        assert trainer.session.resume.checkpoint is not None and trainer.session.resume.checkpoint.step == 2
+        assert trainer.session.checkpoint is not None and trainer.session.checkpoint.step == 2
         assert "cannot set" in said and "WARNING: cannot save step 4" in said
         mount("-o", "remount,rw,bind", str(experiment / "checkpoints"))
         CountingTrainer(experiment=experiment).train(writers(), max_steps=6)

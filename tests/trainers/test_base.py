@@ -363,7 +363,7 @@ def test_each_hook_runs_once_for_an_epoch_that_is_stopped(
     resumed = Tally()
     trainer = CountingTrainer(experiment=tmp_path)
     trainer.train([resumed, SaveOnExit()], **length)
-    assert trainer.session.resume.began_at == step and resumed.calls == straight.calls
+    assert trainer.session.began_at == step and resumed.calls == straight.calls
 
 
 class Prepares(Callback):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from prototrain import Callback
 from prototrain.experiment.record import read_attempts
-from prototrain.trainers.run_times import RunTimes
+from prototrain.trainers.report import RunTimes
 from tests.tiny import CountingTrainer, tiny_datasets, tiny_trainer
 
 

@@ -89,11 +89,11 @@ class BestSaver(Callback):
         self._protect()
         self._write_note()
         if superseded is not None and superseded != step and not self._has_saver:
-            checkpoints.remove(superseded, protected=self.trainer.session.saving.protected_steps)
+            checkpoints.remove(superseded, protected=self.trainer.session.protected_steps)
 
     def _protect(self) -> None:
         step = self.best.step
-        self.trainer.session.saving.protect(str(self.state_key), () if step is None else (step,))
+        self.trainer.session.protect(str(self.state_key), () if step is None else (step,))
 
     @property
     def _note(self) -> Path:

@@ -158,7 +158,7 @@ class ModelSaver(Callback):
             return
         self._protect()
         session = self.trainer.session
-        session.checkpoints.prune(self.max_to_keep, protected=session.saving.protected_steps)
+        session.checkpoints.prune(self.max_to_keep, protected=session.protected_steps)
 
     def _report(self, error: CheckpointError, before: dict[str, Any]) -> None:
         # A full disk may have room again at the next save; the steps in between are worth having.
@@ -167,7 +167,7 @@ class ModelSaver(Callback):
 
     def _protect(self) -> None:
         if self._keep_seconds is not None:
-            self.trainer.session.saving.protect(self.state_key or self.name, self._kept)
+            self.trainer.session.protect(self.state_key or self.name, self._kept)
 
     def state_dict(self) -> dict[str, Any]:
         return {"kept": self._kept, "kept_at": self._kept_at}

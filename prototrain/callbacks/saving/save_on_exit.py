@@ -39,9 +39,7 @@ class SaveOnExit(Callback):
         if self.trainer.state_is_sound:
             self.trainer.log(f"saved step {self.trainer.global_step} to {path}")
             return
-        self.trainer.log(
-            f"the failed step is kept in {path} for inspection; {self.trainer.session.saving.resume_point()}"
-        )
+        self.trainer.log(f"the failed step is kept in {path} for inspection; {self.trainer.session.resume_point()}")
 
 
 def save_ahead(trainer: Trainer) -> None:

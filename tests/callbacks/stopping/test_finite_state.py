@@ -209,7 +209,7 @@ def test_a_checkpoint_that_is_not_finite_is_not_resumed_from(
     assert resumed.session.resume_line().startswith("resumed at step 4")
     said = capsys.readouterr().out
     assert (
-        "step-0000000008 is not gone on from: w is NaN" in said and "falling back to the checkpoint of step 4" in said
+        "step-0000000008 is not resumed from: w is NaN" in said and "falling back to the checkpoint of step 4" in said
     )
     assert kept_aside(experiment) == [".bad-step-0000000008", "failed-0000000009"]
     Watches(experiment).train([], max_steps=5)  # step 4 is finite

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from prototrain.callbacks import JSONWriter, SaveOnExit, Summaries, TensorBoardWriter
-from prototrain.trainers import banner
-from prototrain.trainers.banner import closing, opening
+from prototrain.trainers import report
+from prototrain.trainers.report import closing, opening
 from tests.tiny import CountingTrainer, tiny_trainer
 
 
@@ -27,7 +27,7 @@ def test_known_rows_come_first_and_long_ones_are_wrapped() -> None:
 
 
 def test_a_gpu_that_is_not_used_is_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(banner, "why_no_gpu", lambda: "WARNING: there is a GPU")
+    monkeypatch.setattr(report, "why_no_gpu", lambda: "WARNING: there is a GPU")
     assert opening(CountingTrainer()).endswith("\n\nWARNING: there is a GPU\n")
 
 
