@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prototrain.checkpoint import META, Checkpoint, Checkpoints, verify
-from prototrain.checkpoint.store import best_checkpoint
+from prototrain.checkpoint.weights import best_checkpoint
 from prototrain.errors import CheckpointError
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import changes as changes_since

@@ -27,8 +27,8 @@ import tensorflow as tf
 import xxhash
 
 from prototrain.errors import CheckpointError
-from prototrain.experiment import STEP
 from prototrain.experiment.names import META as META
+from prototrain.experiment.names import STEP
 from prototrain.system.files import literal_prefix, sync
 from prototrain.system.tracebacks import first_line
 

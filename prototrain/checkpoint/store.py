@@ -6,21 +6,18 @@ file: the newest checkpoint is the highest step that verifies.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
 from prototrain.checkpoint.files import Checkpoint, Snapshot, UnknownFormatError, start_snapshot, verify
 from prototrain.checkpoint.state import lost_in
 from prototrain.errors import CheckpointError
-from prototrain.experiment import Experiment, checkpoint_steps
-from prototrain.experiment.fetching import fetched
+from prototrain.experiment.names import checkpoint_steps
 from prototrain.system.files import sync
 from prototrain.system.tracebacks import cause, first_line
 from prototrain.system.wording import FRESH
@@ -221,42 +218,6 @@ class Checkpoints:
             return False
         self._announce(f"{path.name} is kept as {target}")
         return True
-
-
-def best_of(source: Any) -> Path:
-    """The best checkpoint of an experiment that is a source of weights.
-
-    Raises:
-        CheckpointError: the source is no experiment, or has no best checkpoint.
-    """
-    experiment = Experiment(fetched(source)) if isinstance(source, str | Path) else None
-    if experiment is None or not experiment.exists():
-        what = "the given arrays" if experiment is None else str(source)
-        raise CheckpointError(f"load_weights: checkpoint='best' needs an experiment, not {what}")
-    return best_checkpoint(experiment)
-
-
-def best_checkpoint(experiment: Experiment) -> Path:
-    """The directory of the checkpoint that `MinSaver` or `MaxSaver` has kept.
-
-    Raises:
-        CheckpointError: there is none, or there are several, or a note of one is damaged.
-    """
-    experiment.check_inside()
-    found = {}
-    for path in sorted(path for mode in ("min", "max") for path in experiment.checkpoints.glob(f"{mode}-*.json")):
-        try:
-            note = json.loads(path.read_text(encoding="utf-8"))
-            found[f"{note['stat']} at step {int(note['step'])}"] = int(note["step"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path} is damaged; name a step with --checkpoint") from error
-    if not found:
-        raise CheckpointError(
-            f"{experiment} has no best checkpoint: there was no MinSaver or MaxSaver in its callbacks"
-        )
-    if len(set(found.values())) > 1:
-        raise CheckpointError(f"{experiment} has several best checkpoints: {', '.join(found)}; name one by its step")
-    return Checkpoints(experiment.checkpoints).path(next(iter(found.values())))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import io
+import json
 import re
 import textwrap
 import zipfile
@@ -23,7 +24,7 @@ from prototrain.checkpoint.finite import NAN, in_words, not_finite
 from prototrain.checkpoint.state import OF_CALLBACKS, describe_variable
 from prototrain.checkpoint.store import Checkpoints
 from prototrain.errors import CheckpointError
-from prototrain.experiment import STEP
+from prototrain.experiment import STEP, Experiment
 from prototrain.experiment.fetching import fetched
 from prototrain.private_api.graphs import names_in_checkpoint
 from prototrain.system.contained import special
@@ -354,3 +355,39 @@ def _read_named(prefix: Path) -> dict[str, np.ndarray[Any, Any]]:
         return saved
     keys = names_in_checkpoint(saved.pop(_OBJECT_GRAPH))
     return {keys.get(key) or key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE"): value for key, value in saved.items()}
+
+
+def best_of(source: Any) -> Path:
+    """The best checkpoint of an experiment that is a source of weights.
+
+    Raises:
+        CheckpointError: the source is no experiment, or has no best checkpoint.
+    """
+    experiment = Experiment(fetched(source)) if isinstance(source, str | Path) else None
+    if experiment is None or not experiment.exists():
+        what = "the given arrays" if experiment is None else str(source)
+        raise CheckpointError(f"load_weights: checkpoint='best' needs an experiment, not {what}")
+    return best_checkpoint(experiment)
+
+
+def best_checkpoint(experiment: Experiment) -> Path:
+    """The directory of the checkpoint that `MinSaver` or `MaxSaver` has kept.
+
+    Raises:
+        CheckpointError: there is none, or there are several, or a note of one is damaged.
+    """
+    experiment.check_inside()
+    found = {}
+    for path in sorted(path for mode in ("min", "max") for path in experiment.checkpoints.glob(f"{mode}-*.json")):
+        try:
+            note = json.loads(path.read_text(encoding="utf-8"))
+            found[f"{note['stat']} at step {int(note['step'])}"] = int(note["step"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path} is damaged; name a step with --checkpoint") from error
+    if not found:
+        raise CheckpointError(
+            f"{experiment} has no best checkpoint: there was no MinSaver or MaxSaver in its callbacks"
+        )
+    if len(set(found.values())) > 1:
+        raise CheckpointError(f"{experiment} has several best checkpoints: {', '.join(found)}; name one by its step")
+    return Checkpoints(experiment.checkpoints).path(next(iter(found.values())))

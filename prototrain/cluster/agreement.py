@@ -17,7 +17,7 @@ from prototrain.data.batches import digest_of
 from prototrain.data.pipeline import first_difference
 from prototrain.errors import ClusterError, ConfigError
 from prototrain.experiment import source_of
-from prototrain.experiment.facts import config_facts, differences, file_digests
+from prototrain.experiment.facts import differences, file_digests
 from prototrain.system.signals import LeavingAtOnce
 from prototrain.system.tracebacks import in_one_line
 
@@ -84,7 +84,7 @@ class Agreement:
             "trainer": own if own.startswith("prototrain.") else file_digests([source_of(trainer)]),
         }
         versions = {"prototrain": prototrain.__version__, "tensorflow": tf.__version__, "keras": keras.__version__}
-        self.require_same("the config", config_facts(model.config))
+        self.require_same("the config", model.config.facts())
         self.require_same("the code", {"code of the": code, "version of": versions})
 
     def require_same_data(self, built: BuiltModel) -> str | None:

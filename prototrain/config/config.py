@@ -17,7 +17,17 @@ from prototrain.config.json_form import (
     read_saved,
     stands_for_other,
 )
-from prototrain.config.schema import SCHEDULES, SCHEMA, UNSET, checked, is_strict, nearest, of_same_type, show
+from prototrain.config.schema import (
+    LOCATION_KEYS,
+    SCHEDULES,
+    SCHEMA,
+    UNSET,
+    checked,
+    is_strict,
+    nearest,
+    of_same_type,
+    show,
+)
 from prototrain.config.values import read_value
 from prototrain.errors import ConfigError
 from prototrain.system.files import write_atomic
@@ -216,6 +226,17 @@ class Config(MutableMapping[str, Any]):
         its class and that; anything else that JSON cannot hold as text. Tuples become lists.
         """
         return json.dumps(self.to_plain(), indent=2) + "\n"
+
+    def facts(self) -> dict[str, Any]:
+        """Return the values as JSON data, without those that say where a run lies, how long it is and what it loads."""
+        values: dict[str, Any] = json.loads(self.to_json())
+        method = values.get("model.optimizer.method")
+        if isinstance(method, dict) and isinstance(method.get("config"), dict):
+            # Keras counts names up by process, and a schedule changes the rate.
+            kept = {key: value for key, value in method["config"].items() if key not in ("name", "learning_rate")}
+            values["model.optimizer.method"] = {**method, "config": kept}
+        left_out = {*LOCATION_KEYS, FUNCTIONS_KEY, "model.num_steps", "model.weights_load_path"}
+        return {key: value for key, value in values.items() if key not in left_out and not key.startswith("actions.")}
 
     def to_text(self) -> str:
         """Return what is in force, defaults included, as aligned `key = value` lines grouped by namespace."""

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from prototrain.checkpoint import BUNDLE, Checkpoint, Checkpoints, verify
-from prototrain.checkpoint.store import best_checkpoint
+from prototrain.checkpoint.weights import best_checkpoint
 from prototrain.errors import CheckpointError, ConfigError, ExperimentError
 from prototrain.experiment import Experiment
 from prototrain.experiment.fetching import fetched

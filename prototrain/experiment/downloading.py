@@ -11,8 +11,8 @@ from pathlib import Path
 from prototrain.errors import ExperimentError
 from prototrain.experiment.lease import is_lease
 from prototrain.experiment.lock import LOCK
-from prototrain.experiment.mirror import MIRRORS, NOT_COPIED, TEMPORARY, Mirror, Same, folder_of, step_of
-from prototrain.experiment.names import META, checkpoint_steps, is_own
+from prototrain.experiment.mirror import NOT_COPIED, TEMPORARY, Mirror, Same, folder_of, step_of
+from prototrain.experiment.names import META, MIRRORS, checkpoint_steps, is_own
 from prototrain.system.storage import Found
 from prototrain.system.urls import cache_home
 

@@ -10,19 +10,18 @@ import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prototrain.config import Config
 from prototrain.errors import ExperimentError
-from prototrain.experiment.copies import copy_source
-from prototrain.experiment.environment import describe_environment
 from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
-from prototrain.experiment.mirror import url_of_copy
-from prototrain.experiment.names import is_own
-from prototrain.experiment.remote import Remote
+from prototrain.experiment.names import MIRRORS, is_own
 from prototrain.system.contained import has_other_names, outsider
 from prototrain.system.files import LONGEST_NAME, write_atomic
 from prototrain.system.urls import PathLike, joined, local_path, url_of
+
+if TYPE_CHECKING:
+    from prototrain.config import Config
+    from prototrain.experiment.remote import Remote
 
 STARTED = "PROTOTRAIN_STARTED"
 """The environment variable that tells a worker when the run was started, which is the same for all of them."""
@@ -48,8 +47,7 @@ class Experiment:
     """
 
     def __init__(self, directory: PathLike) -> None:
-        url = url_of(directory) or url_of_copy(local_path(directory))
-        self.remote = None if url is None else Remote(url)
+        self.remote = _remote(directory)
         self.directory = local_path(directory) if self.remote is None else self.remote.directory
         _check_name(self.directory)
         self.checkpoints = self.directory / "checkpoints"
@@ -250,6 +248,9 @@ class Experiment:
         Raises:
             ExperimentError: a file cannot be written.
         """
+        from prototrain.experiment.copies import copy_source  # only when a run starts
+        from prototrain.experiment.environment import describe_environment
+
         try:
             if config is not None:
                 config.save(self.directory)
@@ -320,3 +321,15 @@ def _check_name(directory: Path) -> None:
                 f"{part[:40]!r}... is too long for the name of a directory ({len(os.fsencode(part))} bytes, "
                 f"{LONGEST_NAME} are possible); choose a shorter one"
             )
+
+
+def _remote(directory: PathLike) -> Remote | None:
+    """The storage at a URL, or at the URL that a local directory is the copy of."""
+    url = url_of(directory)
+    if url is None and MIRRORS not in local_path(directory).parts:
+        return None
+    from prototrain.experiment.mirror import url_of_copy  # only for an experiment at a URL
+    from prototrain.experiment.remote import Remote
+
+    url = url or url_of_copy(local_path(directory))
+    return None if url is None else Remote(url)

@@ -12,16 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from prototrain.config import Config
-from prototrain.config.json_form import FUNCTIONS_KEY, encode
-from prototrain.config.schema import LOCATION_KEYS
-
 Facts = dict[str, Any]
 
-_OPTIMIZER = "model.optimizer.method"
 _LONGEST = 60  # characters of a value that is shown
-# Keys that say where a run lies, how long it is, and what it starts from; a resume may always change them.
-_LEFT_OUT = {*LOCATION_KEYS, FUNCTIONS_KEY, "model.num_steps", "model.weights_load_path"}
 
 
 def source_of(thing: object) -> Path | None:
@@ -66,17 +59,6 @@ def origin_of(trainer: object, callbacks: Iterable[str]) -> Facts:
         # One of a private class is not of the user's choice.
         "callbacks": [name for name in callbacks if not name.startswith("_")],
     }
-
-
-def config_facts(config: Config) -> Facts:
-    """A config's values as JSON can hold them, but for where the run lies and how long it is."""
-    values = json.loads(config.to_json())
-    method = values.get(_OPTIMIZER)
-    if isinstance(method, dict) and isinstance(method.get("config"), dict):
-        # Keras counts names up by process, and a schedule changes the rate.
-        kept = {key: value for key, value in method["config"].items() if key not in ("name", "learning_rate")}
-        values[_OPTIMIZER] = {**method, "config": kept}
-    return {key: value for key, value in values.items() if key not in _LEFT_OUT and not key.startswith("actions.")}
 
 
 def file_digests(sources: Iterable[Path | None]) -> dict[str, str]:
@@ -149,7 +131,6 @@ def _came_or_went(was: str | None, value: str | None) -> str:
 
 
 def _shown(value: Any) -> str:
-    plain = encode(value, "", [])
-    text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prototrain.experiment.lock import LOCK
-from prototrain.experiment.names import META, STEP
+from prototrain.experiment.names import META, MIRRORS, STEP
 from prototrain.system.files import write_atomic
 from prototrain.system.storage import Storage
 from prototrain.system.urls import cache_home, url_of
 
-MIRRORS = "mirrors"
 NOT_COPIED = (LOCK, ".token")
 TEMPORARY = (".tmp-", ".old-")
 

@@ -15,6 +15,8 @@ _OWN_NAMES = {
 }  # fmt: skip
 STEP = re.compile(r"step-(\d{10,})")
 """The name of a checkpoint's directory."""
+MIRRORS = "mirrors"
+"""The directory of the cache that has the copies of experiments at URLs."""
 META = "meta.json"
 """The file of a checkpoint that says what the others are."""
 

@@ -23,7 +23,7 @@ from prototrain.data.stream import TrainingData
 from prototrain.errors import DataError, ModelError, OutOfMemoryError
 from prototrain.experiment import home_of, source_of
 from prototrain.experiment.data_files import describe_files, noting_files
-from prototrain.experiment.facts import Facts, config_facts, file_digests
+from prototrain.experiment.facts import Facts, file_digests
 from prototrain.model import first_values
 from prototrain.model.evaluation import Evaluation
 from prototrain.model.layer_cache import LayerCache
@@ -372,7 +372,7 @@ class BuiltModel:
 
     def facts(self) -> Facts:
         """The config and the files of the model, for the record in a checkpoint."""
-        return {"config": config_facts(self.config), "sources": self._sources}
+        return {"config": self.config.facts(), "sources": self._sources}
 
     def origin(self) -> dict[str, Any]:
         """What the model and its data were made from: the "model" by name with its "modules", and the "data"."""

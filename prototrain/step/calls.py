@@ -15,12 +15,9 @@ import tensorflow as tf
 from prototrain.errors import NonFiniteError, StepError
 from prototrain.step.loop import CompiledLoop, StepPlan
 from prototrain.step.result import StepResult, failed_stage
-from prototrain.step.variables import StopVariable
+from prototrain.step.variables import CALL_SECONDS, StopVariable
 from prototrain.step.watched import WatchedStep
 from prototrain.system.tracebacks import cause, source_line
-
-CALL_SECONDS = 0.2
-"""About how long a call lasts at most, so that a stop and the progress bar need not wait for it."""
 
 
 class StepCalls(ABC):

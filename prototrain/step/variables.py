@@ -10,6 +10,9 @@ import tensorflow as tf
 
 from prototrain.towers import components
 
+CALL_SECONDS = 0.2
+"""About how long a call of several steps lasts at most, so that a stop and the progress bar need not wait for it."""
+
 
 def scratch_variable(initial_value: Any, *, name: str, dtype: tf.DType | None = None) -> tf.Variable:
     """Return a variable that is set before each use, so that no checkpoint needs it."""

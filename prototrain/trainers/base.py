@@ -23,10 +23,8 @@ from prototrain.experiment import Experiment
 from prototrain.experiment.experiment import VERIFY
 from prototrain.experiment.facts import Facts, origin_of, sources_of
 from prototrain.experiment.record import Outcome
-from prototrain.predictor import Predictor
 from prototrain.private_api.needs import lacking
-from prototrain.step.calls import CALL_SECONDS
-from prototrain.step.variables import StepCounter
+from prototrain.step.variables import CALL_SECONDS, StepCounter
 from prototrain.system.signals import StopRequest
 from prototrain.trainers.report import RunTimes, closing, describe_run, opening
 from prototrain.trainers.run import Run
@@ -34,6 +32,7 @@ from prototrain.trainers.run import Run
 if TYPE_CHECKING:
     from prototrain.callbacks.base import Callback
     from prototrain.config import Config
+    from prototrain.predictor import Predictor
 
 
 ENDLESS = sys.maxsize
@@ -411,6 +410,8 @@ class Trainer:
 
     def get_predictor(self, input_names: Sequence[str], output_names: Sequence[str]) -> Predictor:
         """A function from arrays to arrays that shares the training variables; see `Predictor` for its arguments."""
+        from prototrain.predictor import Predictor  # with the model's code, which not every trainer needs
+
         return Predictor(self, input_names, output_names)
 
     @contextmanager

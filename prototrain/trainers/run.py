@@ -31,10 +31,9 @@ from prototrain.errors import (
 )
 from prototrain.experiment import Experiment
 from prototrain.experiment.environment import versions
-from prototrain.experiment.facts import Facts, changes, config_facts, file_digests
+from prototrain.experiment.facts import Facts, changes, file_digests
 from prototrain.experiment.past import read_past
 from prototrain.experiment.record import Outcome, RunRecord
-from prototrain.experiment.remote import Remote
 from prototrain.system.contained import open_file
 from prototrain.system.forks import end_child, tell_of_forks
 from prototrain.system.signals import ignore_save_signals
@@ -45,6 +44,7 @@ from prototrain.system.wording import FRESH
 
 if TYPE_CHECKING:
     from prototrain.config import Config
+    from prototrain.experiment.remote import Remote
     from prototrain.trainers.base import Trainer
 
 
@@ -586,7 +586,7 @@ class Run:
         """What a checkpoint of any trainer records; see `Trainer.facts`."""
         config, trainer = self.config(), self._trainer
         return {
-            "config": {} if config is None else config_facts(config),
+            "config": {} if config is None else config.facts(),
             "sources": self._sources,
             "versions": versions(),
             "devices": _devices(),

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import keras
 import tensorflow as tf
 
-from prototrain.checkpoint.store import best_checkpoint, best_of
-from prototrain.checkpoint.weights import as_measured, averaged_weights
+from prototrain.checkpoint.weights import as_measured, averaged_weights, best_checkpoint, best_of
 from prototrain.data.batches import check_divides
 from prototrain.data.shares import Share
 from prototrain.errors import CheckpointError, ConfigError, ModelError
