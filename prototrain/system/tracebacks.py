@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from prototrain.errors import PrototrainError
-from prototrain.system.graphs import all_operations
 from prototrain.system.terminal import one_line
 
 _OURS = str(Path(__file__).parent.parent) + os.sep
@@ -75,6 +74,8 @@ def source_line(error: BaseException, graph: Any = None) -> str | None:
     frames = [(found[1], int(found[2])) for found in _FRAME.finditer(str(error))]
     nodes = _NODE.findall(str(error))
     if not frames and nodes and graph is not None:
+        from prototrain.private_api.graphs import all_operations  # this module must not import TensorFlow
+
         ops = [op for op in all_operations(graph) if f"/{nodes[-1]}".endswith(f"/{op.name}")]
         made = max(ops, key=lambda op: len(op.name)).traceback if ops else []
         frames = [(frame.filename, frame.lineno) for frame in made]

@@ -20,7 +20,6 @@ from prototrain.experiment.experiment import VERIFY
 from prototrain.experiment.facts import Facts, origin_of, sources_of
 from prototrain.experiment.record import Outcome
 from prototrain.predictor import Predictor
-from prototrain.private_api.needs import lacking
 from prototrain.step.variables import StepCounter
 from prototrain.system.signals import StopRequest, ignore_save_signals
 from prototrain.trainers.banner import closing, describe_run, opening
@@ -174,7 +173,7 @@ class Trainer:
                     self.session.accept()
                     self.session.record_start(measured)
                     self.step_is_whole, self._is_rejected = True, False
-                    self.log("\n".join([*lacking(), opening(self)]))
+                    self.log(opening(self))
                     self.callbacks.before_train()
                 self._run_epochs()
             except StopTraining as reason:
