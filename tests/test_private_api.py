@@ -21,23 +21,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import SimpleTrainer
-from prototrain.callbacks import SaveOnExit
 from prototrain.checkpoint.random import global_random_kept
 from prototrain.data.rule import PLAIN
 from prototrain.data.stages import name_of
-from prototrain.data.stream import TrainingData
-from prototrain.errors import ModelError
-from prototrain.private_api import datasets, graphs, of_keras, runtime
-from prototrain.private_api.needs import NEEDS, Need, has, lacking, missing, needs
+from prototrain.errors import PrototrainError
+from prototrain.private_api import datasets, graphs, of_keras, private, runtime
 from tests.conftest import ROOT
-from tests.tiny import tiny_datasets, tiny_model
-
-
-def test_everything_is_there() -> None:
-    assert lacking() == []
-    assert {name for name in NEEDS if not has(name)} == set()
-
 
 # -- tf.data ----------------------------------------------------------------------------------------------------------
 
@@ -97,7 +86,6 @@ def test_the_classes_of_stages_are_called_so() -> None:
 
 
 def test_a_dataset_knows_its_stages_and_their_functions() -> None:
-    assert datasets.tells_stages()
     batch = numbers()
     (parallel,) = datasets.stage_inputs(batch)
     (shuffle,) = datasets.stage_inputs(parallel)
@@ -230,11 +218,10 @@ def test_the_seed_of_random_ops() -> None:
 def test_whether_ops_must_be_deterministic() -> None:
     from tensorflow.python.framework.config import disable_op_determinism
 
-    both = (runtime.is_deterministic, runtime._tells_no_time)
-    assert [ask() for ask in both] == [False, False]
+    assert not runtime.is_deterministic()
     tf.config.experimental.enable_op_determinism()
     try:
-        assert [ask() for ask in both] == [True, True]
+        assert runtime.is_deterministic()
     finally:
         disable_op_determinism()
 
@@ -299,7 +286,6 @@ def test_a_writer_can_be_another_one_for_each_call(tmp_path: Path) -> None:
             self.asked += 1
             return self.writers[self.asked % 2]
 
-    assert runtime.can_change_writers()
     writer = Alternating()
     with writer.as_default(step=1):
         tf.summary.scalar("one", 1.0)
@@ -391,16 +377,6 @@ def test_what_is_in_a_layer() -> None:
     assert not layer.losses and not layer.inside.losses
 
 
-@pytest.mark.parametrize("is_new", [True, False])
-def test_leaves_have_paths(is_new: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not is_new:
-        pytest.importorskip("optree")
-        monkeypatch.delattr(keras.tree, "flatten_with_path", raising=False)
-    structure = {"b": [1, (2, None)], "a": {"x": 3}}
-    found = of_keras.flatten_with_path(structure)
-    assert found == [(("a", "x"), 3), (("b", 0), 1), (("b", 1, 0), 2), (("b", 1, 1), None)]
-
-
 def test_a_symbolic_tensor_knows_its_layer() -> None:
     dense = keras.layers.Dense(1)
     assert of_keras.made_by(dense(keras.Input([2]))) is dense
@@ -464,77 +440,38 @@ def test_a_dataset_is_divided_by_its_files(tmp_path: Path) -> None:
     assert list(part.as_numpy_iterator()) == [b"b1", b"b2"]
 
 
-# -- without it -------------------------------------------------------------------------------------------------------
+# -- a version that has changed a name --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def without(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Has functions find that what they need is not there."""
-
-    def lose(*names: str) -> None:
-        for name in names:
-            monkeypatch.setitem(missing, name, [NEEDS[name].names[0]])
-
-    return lose
+@private
+def renamed(thing: Any) -> Any:
+    return thing._no_such_name
 
 
-def test_names_that_are_not_there_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = [
-        "tensorflow.python.no_such_module:Thing",
-        "tensorflow.python.eager.context:Context._no_such",
-        "tensorflow:data.no_such",
-        "keras:optimizers.Adam._no_such",
-    ]
-    for name in wrong:
-        with monkeypatch.context() as patch:
-            patch.setattr("prototrain.private_api.needs.NEEDS", {**NEEDS})
-            patch.setattr("prototrain.private_api.needs.missing", {})
+@private
+def moved() -> Any:
+    from tensorflow.python.framework import no_such_module
 
-            @needs("keras:Variable._value", name, without="it is not done", instead=lambda: "nothing")
-            def some_need() -> str:
-                return "something"
+    return no_such_module
 
-            assert some_need() == "nothing"
-            line = f"WARNING: TensorFlow {tf.__version__} with Keras {keras.__version__} has no {name.split(':')[1]}: "
-            assert lacking() == [f"{line}it is not done"]
-    assert Need(("a",), "b").names == ("a",)
+
+@private
+def calls(function: Callable[[], Any]) -> Any:
+    return function()
 
 
 @pytest.mark.parametrize(
-    "lost",
-    [["iterator_state"], ["set_iterator_state", "iterator_state"], ["stage_inputs"], ["set_options"]],
-    ids=lambda names: names[0],
+    ("call", "said"), [(lambda: renamed(tf.Variable(1.0)), "renamed.*_no_such_name"), (moved, "moved.*no_such_module")]
 )
-def test_the_position_in_the_data_is_replayed(lost: list[str], without: Callable[..., None]) -> None:
-    without(*lost)
-    data = TrainingData(tiny_datasets, seed=1, announce=lambda line: None)
-    assert data.mode == "replay" and data.reason
+def test_a_name_that_is_not_there_is_one_line(call: Callable[[], Any], said: str) -> None:
+    with pytest.raises(PrototrainError, match=rf"{said}.*docs/versions.md") as caught:
+        call()
+    assert tf.__version__ in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_cache_or_a_shuffle_of_which_nothing_is_known(without: Callable[..., None]) -> None:
-    without("cache_file", "is_seeded", "is_declared_unordered", "has_each_pass_anew")
-    ordered = tf.data.Dataset.range(4)
-    for dataset in (ordered.cache(), ordered.shuffle(4, seed=3), ordered.map(lambda x: x, num_parallel_calls=2)):
-        data = TrainingData(lambda each=dataset: {"trn": each.map(lambda x: {"x": x}).batch(2)}, seed=1)
-        assert data.mode != "iterator" and data.reason
-
-
-def test_without_averages_several_towers_are_refused(without: Callable[..., None]) -> None:
-    without("expect_averages", "hold", "stand_in")
-    with pytest.raises(ModelError, match=r"train on one tower, or with another version of Keras"):
-        of_keras.expect_averages(keras.optimizers.SGD())
-    with pytest.raises(ModelError, match=r"make the model's layers inside of build\(\)"):
-        of_keras.hold(keras.Variable([1.0]), tf.Variable([1.0]))
-
-
-def test_a_run_does_without_all_of_it(experiment: Path, without: Callable[..., None], capsys: Any) -> None:
-    without(*NEEDS)
-    for steps in (3, 6):
-        trainer = SimpleTrainer(tiny_model(), experiment=experiment)
-        trainer.train([SaveOnExit()], max_steps=steps)
-    assert trainer.global_step == 6 and trainer.data.mode != "iterator"
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING: TensorFlow")]
-    assert len(lines) == 2 * len(NEEDS) == 2 * len({line.partition(" has no ")[2] for line in lines})
+def test_an_error_of_other_code_is_left_alone() -> None:
+    with pytest.raises(AttributeError):
+        calls(lambda: tf.no_such_name)
 
 
 # -- nowhere else -----------------------------------------------------------------------------------------------------
@@ -573,8 +510,6 @@ def private_names(tree: ast.AST) -> Iterator[str]:
             is_dunder = node.attr.endswith("__") and node.attr != "__internal__"
             if node.attr not in known and owner not in sys.stdlib_module_names and not is_dunder:
                 yield node.attr
-        elif isinstance(node, ast.Attribute) and ast.unparse(node) == "keras.Variable":
-            yield "keras.Variable"  # not every version's own variables are one: of_keras.KerasVariable is meant
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             if node.value.startswith(("tensorflow.python.", "keras.src.")):
                 yield node.value

@@ -23,9 +23,9 @@ from prototrain.data.batches import at_path, by_path, from_paths, has_path
 from prototrain.errors import ExperimentError, ModelError
 from prototrain.model.built import BuiltModel
 from prototrain.model.layer_cache import base_name
+from prototrain.private_api.graphs import needed, needed_everywhere
 from prototrain.private_api.runtime import owner
 from prototrain.step.functions import compiled
-from prototrain.system.graphs import needed, needed_everywhere
 from prototrain.system.tracebacks import cause, first_line
 from prototrain.towers import is_seed
 

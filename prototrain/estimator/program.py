@@ -22,7 +22,6 @@ from prototrain.estimator import (
 )
 from prototrain.estimator.logging_hook import find_tensors, logged
 from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec
-from prototrain.private_api.of_keras import flatten_with_path
 
 _GUIDE = 'see the table in "From tf.estimator" of the documentation'
 _INSTEAD = {
@@ -133,7 +132,7 @@ class Program:
 
 def _flat(parts: tuple[Any, Any]) -> dict[str, Any]:
     """The tensors of features and labels by name, such as "features/width"; what is None, too."""
-    leaves = flatten_with_path(dict(zip(("features", "labels"), parts, strict=True)))
+    leaves = keras.tree.flatten_with_path(dict(zip(("features", "labels"), parts, strict=True)))
     return {"/".join(map(str, path)): leaf for path, leaf in leaves}
 
 

@@ -1,4 +1,4 @@
-"""What TensorFlow keeps for a process: random seeds, variables and tables, summary writers, connected workers."""
+"""The state of TensorFlow in this process: random seeds, variables and tables, summary writers, workers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import hashlib
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
-from prototrain.private_api.needs import needs
+from prototrain.private_api import private
 
-_CONTEXT = "tensorflow.python.eager.context:Context"
-_LOOKUP = "tensorflow.python.ops.lookup_ops"
 _INTERNAL = 13  # the error code
 _OF_FILE = ("_filename_arg", "_key_index", "_value_index", "_vocab_size", "_delimiter", "_offset")
 
@@ -28,55 +26,28 @@ def _context() -> Any:
 # -- random seeds -----------------------------------------------------------------------------------------------------
 
 
-@needs(
-    f"{_CONTEXT}._seed",
-    f"{_CONTEXT}._set_global_seed",
-    without="random ops without a seed are not the same in a run that is made again",
-    instead=lambda: 0,
-)
+@private
 def tensorflow_seed() -> int | None:
-    """What `tf.random.set_seed` was last called with, or None. It relies on `_seed`."""
+    """The last seed of `tf.random.set_seed`, or None."""
     found: int | None = _context()._seed
     return found
 
 
-@needs(
-    f"{_CONTEXT}._seed",
-    f"{_CONTEXT}._set_global_seed",
-    without="building a model may change what random ops draw after it",
-    instead=lambda seed: None,
-)
+@private
 def set_tensorflow_seed(seed: int | None) -> None:
-    """As `tf.random.set_seed`, which does not take the None that was there before."""
+    """Like `tf.random.set_seed`, but also takes None."""
     _context()._set_global_seed(seed)
 
 
-@needs(
-    f"{_CONTEXT}._rng",
-    without="building a model may change what random ops draw after it",
-    instead=lambda: None,
-)
 def drawing_seeds() -> random.Random | None:
-    """The generator that eager random ops draw their seeds from; None before there is one. It relies on `_rng`."""
+    """The generator of the seeds of eager random ops; None before `tf.random.set_seed`."""
     return getattr(_context(), "_rng", None)
 
 
 # -- determinism -----------------------------------------------------------------------------------------------------
 
 
-def _tells_no_time() -> bool:
-    try:
-        tf.timestamp()
-    except tf.errors.FailedPreconditionError:
-        return True
-    return False
-
-
-@needs(
-    "tensorflow.python.framework.config:is_op_determinism_enabled",
-    without="whether tf.config.experimental.enable_op_determinism() is on shows only in a warning of TensorFlow's",
-    instead=_tells_no_time,
-)
+@private
 def is_deterministic() -> bool:
     """Whether ops without a deterministic form fail, after `tf.config.experimental.enable_op_determinism()`."""
     from tensorflow.python.framework import config
@@ -87,21 +58,11 @@ def is_deterministic() -> bool:
 # -- variables and tables ---------------------------------------------------------------------------------------------
 
 
-def _no_variables(use: Callable[[Any], None]) -> None:
-    """Nobody hears of a variable."""
-
-
-@needs(
-    "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable.handle",
-    "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable._handle",
-    without="what building and trying out a model changes in variables of its own is not put back",
-    instead=_no_variables,
-)
+@private
 def tell_of_uses(use: Callable[[Any], None]) -> None:
-    """Have each variable told of before it is used, from now on and in all threads.
+    """Call a function before each use of a variable, from now on and in all threads.
 
-    It relies on whatever uses a variable from Python asking it for its `handle`, a property that two classes of
-    variables have from one base, and on `raw_handle` not leading there.
+    Every use from Python reads the property `handle`; `raw_handle` does not.
 
     Args:
         use: called with the variable.
@@ -118,48 +79,30 @@ def tell_of_uses(use: Callable[[Any], None]) -> None:
 
 
 def raw_handle(variable: Any) -> Any:
-    """A variable's handle without its use being told of; what an assignment returns has the same one."""
+    """A variable's handle, without a call of the function of `tell_of_uses`."""
     return variable._handle
 
 
-@needs(
-    f"{_LOOKUP}:KeyValueTensorInitializer._keys",
-    f"{_LOOKUP}:KeyValueTensorInitializer._values",
-    *(f"{_LOOKUP}:TextFileInitializer.{name}" for name in _OF_FILE),
-    f"{_LOOKUP}:StaticHashTable._table_name",
-    without="a lookup table that build() makes is made once for each call of it",
-    instead=lambda initializer: None,
-)
+@private
 def table_contents(initializer: Any) -> str | None:
-    """A text that is the same for two lookup tables with the same contents, or None if these are not known now.
-
-    It relies on what the two initializers call what they were given.
-    """
+    """A text that is equal for lookup tables with equal contents; None if they are not known."""
     if type(initializer) is tf.lookup.KeyValueTensorInitializer:
         given = [tf.get_static_value(part) for part in (initializer._keys, initializer._values)]
         if any(part is None for part in given):
             return None
         return hashlib.sha256(repr([(part.dtype.str, part.tolist()) for part in given]).encode()).hexdigest()
     if type(initializer) is tf.lookup.TextFileInitializer:
-        return str([repr(getattr(initializer, name, None)) for name in _OF_FILE])
+        return str([repr(getattr(initializer, name)) for name in _OF_FILE])
     return None
 
 
 def is_table_made(table: Any) -> bool:
-    """Whether a `StaticHashTable` has been initialised, which gives it `_table_name`."""
+    """Whether a `StaticHashTable` has been initialised."""
     return "_table_name" in vars(table)
 
 
-@needs(
-    "tensorflow.python.trackable.resource:TrackableResource._resource_handle",
-    without="a model with a lookup table cannot be exported",
-    instead=lambda handle: None,
-)
 def owner(handle: Any) -> Any:
-    """The object that stands for a resource, such as a lookup table; None if nobody has it any more.
-
-    It relies on `_resource_handle` being set with a weak reference to its owner, `_parent_trackable`.
-    """
+    """The object of a resource, such as a lookup table; None if it no longer exists."""
     reference = getattr(handle, "_parent_trackable", None)
     return None if reference is None else reference()
 
@@ -168,64 +111,37 @@ def owner(handle: Any) -> Any:
 
 
 class ChangingWriter(tf.summary.SummaryWriter):  # type: ignore[misc]
-    """A summary writer that is another one for each `tf.summary` call.
-
-    It relies on TensorFlow asking the writer in force for its `_resource` each time.
-    """
+    """A summary writer that forwards each `tf.summary` call to the writer of `present`."""
 
     @abstractmethod
     def present(self) -> tf.summary.SummaryWriter:
-        """The writer that is meant now."""
+        """The writer to use now."""
 
     @property
     def _resource(self) -> Any:
         return self.present()._resource
 
     def init(self) -> None:
-        """Nothing to begin."""
+        """Do nothing."""
 
     def flush(self) -> None:
-        """Whoever takes the events does that."""
+        """Do nothing: the other writer is flushed."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
-@needs(
-    "tensorflow.python.ops.summary_ops_v2:_ResourceSummaryWriter._resource",
-    without="tf.summary calls outside of a compiled step are not recorded",
-    instead=lambda: False,
-)
-def can_change_writers() -> bool:
-    """Whether a `ChangingWriter` is asked."""
-    return True
-
-
-@needs(
-    "tensorflow.python.ops.summary_ops_v2:_SummaryState.writer",
-    "tensorflow.python.ops.summary_ops_v2:_summary_state",
-    without="tf.summary calls of callbacks go to the run's own writers, also where a default writer is set",
-    instead=lambda: None,
-)
+@private
 def default_writer() -> Any:
-    """The summary writer in force, or None. It relies on TensorFlow keeping it for the thread."""
+    """The current summary writer of this thread, or None."""
     from tensorflow.python.ops import summary_ops_v2
 
     return summary_ops_v2._summary_state.writer
 
 
-@needs(
-    "tensorboard.compat:tf2",
-    "tensorflow.python.ops.summary_ops_v2:_summary_state",
-    without="tf.summary.scalar in a model records the value of the first tower, and of each micro-batch",
-    instead=lambda write: nullcontext(),
-)
 @contextmanager
 def writing_through(write: Callable[..., Any]) -> Iterator[None]:
-    """Let `tf.summary.scalar` and the like call `write` meanwhile.
-
-    It relies on them calling ``write`` of the module that `tensorboard.compat.tf2.summary` is.
-    """
+    """Let `tf.summary.scalar` and the like call `write` meanwhile."""
     from tensorboard.compat import tf2
 
     summary = tf2.summary
@@ -236,13 +152,9 @@ def writing_through(write: Callable[..., Any]) -> Iterator[None]:
         summary.write = original
 
 
-@needs(
-    "tensorflow.tsl.profiler.protobuf.xplane_pb2:XSpace",
-    without="the trace that GraphProfiler writes for Chrome is empty",
-    instead=lambda content: [],
-)
+@private
 def profile_planes(content: bytes) -> Any:
-    """The devices in a file that TensorFlow's profiler has written. It relies on the form of that file."""
+    """The devices in a file of TensorFlow's profiler."""
     from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace
 
     return XSpace.FromString(content).planes
@@ -251,24 +163,19 @@ def profile_planes(content: bytes) -> Any:
 # -- workers ----------------------------------------------------------------------------------------------------------
 
 
-@needs(
-    f"{_CONTEXT}.configure_coordination_service",
-    "tensorflow.python.eager.context:coordination_config_pb2.CoordinatedJob",
-    without="TensorFlow takes a worker for lost after a time of its own, and does not say which",
-    instead=lambda **_: None,
-)
+@private
 def set_patience(*, leader: str, jobs: Sequence[tuple[str, int]], connected_ms: int, silence_ms: int) -> None:
-    """Say how long TensorFlow's coordination service waits for workers, before they are connected.
+    """Set how long TensorFlow's coordination service waits for workers; before they connect.
 
     Args:
-        leader: the task that the service runs in, such as ``/job:worker/replica:0/task:0``.
+        leader: the task with the service, such as ``/job:worker/replica:0/task:0``.
         jobs: the kinds of tasks, each with their number.
-        connected_ms: how long for all to be connected.
-        silence_ms: how long for a sign of life.
+        connected_ms: the limit until all are connected.
+        silence_ms: the limit between two heartbeats.
     """
     from tensorflow.python.eager import context
 
-    job = context.coordination_config_pb2.CoordinatedJob  # whose module moves about from version to version
+    job = context.coordination_config_pb2.CoordinatedJob  # its module differs between versions
     context.context().configure_coordination_service(
         service_type="standalone",
         service_leader=leader,
@@ -278,34 +185,21 @@ def set_patience(*, leader: str, jobs: Sequence[tuple[str, int]], connected_ms: 
     )
 
 
-@needs(
-    f"{_CONTEXT}.abort_collective_ops",
-    without="workers that wait for one that is gone are not told, and wait until TensorFlow finds out",
-    instead=lambda why: None,
-)
+@private
 def break_off_collectives(why: str) -> None:
-    """Make every collective operation fail, those under way and all that follow; there is no way back."""
+    """Make every collective operation fail, from now on."""
     _context().abort_collective_ops(_INTERNAL, why)
 
 
-@needs(
-    f"{_CONTEXT}._initialized",
-    without="that TensorFlow has started too early for workers to be connected shows only in its own words",
-    instead=lambda: False,
-)
+@private
 def has_started() -> bool:
-    """Whether TensorFlow has made its devices. It relies on `_initialized`; `tf.config` would start it to answer."""
+    """Whether TensorFlow has made its devices, without a start of TensorFlow."""
     return bool(_context()._initialized)
 
 
-@needs(
-    "tensorflow.python.distribute.coordinator.remote_value:RemoteValueStatus.NOT_READY",
-    "tensorflow.python.distribute.coordinator.values:RemoteValueImpl._status",
-    without="a step on a worker that does not end is waited for",
-    instead=lambda result: True,
-)
+@private
 def is_ready(result: Any) -> bool:
-    """Whether `get` of what a coordinator has scheduled would give something at once. It relies on `_status`."""
+    """Whether `get` of a result that a coordinator has scheduled returns at once."""
     from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 
     return result._status is not RemoteValueStatus.NOT_READY

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
-from prototrain.private_api.runtime import ChangingWriter, can_change_writers, default_writer
+from prototrain.private_api.runtime import ChangingWriter, default_writer
 from prototrain.step.watched import SummaryFile, noting_summaries
 
 _recording = threading.local()
@@ -33,7 +33,7 @@ class PythonSummaries:
         Where the user has set a writer, they go there.
         """
         writer = default_writer()
-        if not can_change_writers() or (writer is not None and not isinstance(writer, _LazyWriter)):
+        if writer is not None and not isinstance(writer, _LazyWriter):
             yield
             return
         outer = getattr(_recording, "active", False)

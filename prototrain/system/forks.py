@@ -1,8 +1,7 @@
-"""What a forked child must not inherit: signal handlers, locks on files, the places of threads that are not there.
+"""Forked children: they let go of signal handlers, locks and sockets of the run.
 
-A fork copies a process with all its open files and handlers, and with one of its threads only. A child of
-`multiprocessing` or of `os.fork` is no part of the run: what holds something that belongs to the run is told of the
-fork here, in the child, and lets go of it.
+A fork copies a process with its open files and handlers, but only one of its threads. A child of `multiprocessing` or
+`os.fork` is not part of the run.
 """
 
 from __future__ import annotations
@@ -17,33 +16,31 @@ from typing import NoReturn, Protocol
 
 
 class Forkable(Protocol):
-    """Something that a forked child has to let go of."""
+    """An object that a forked child must let go of."""
 
     def after_fork(self) -> None:
-        """Let go, in the child; the parent's must stay as it is. Called before anything else runs there."""
+        """Let go in the child, without a change to the parent's. Called before anything else runs there."""
 
 
 _told: list[weakref.ref[Forkable]] = []
 _mask = threading.local()
-# What a run has handlers of. SIGINT is not among them, since what Python makes of that would be raised, and lost, in
-# `_before`.
+# The signals of a run, without SIGINT: its KeyboardInterrupt would be raised, and lost, in `_before`.
 _HELD = (signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1, signal.SIGQUIT)
 
 
 def tell_of_forks(one: Forkable) -> None:
-    """Have `after_fork` called in every child that is forked from now on, as long as the object is there.
+    """Call `after_fork` in every child that is forked from now on, as long as the object exists.
 
-    Those that were named last come first; to name one again makes it the last.
+    The last registered object comes first.
     """
     _told[:] = [told for told in _told if told() not in (None, one)]
     _told.append(weakref.ref(one))
 
 
 def end_child(error: BaseException) -> NoReturn:
-    """End a forked child that comes out of the run, with the exit code that the error stands for.
+    """End a forked child that leaves the run by an error, with the exit code of the error.
 
-    Neither what is around the run nor Python's own end takes place: TensorFlow would wait for threads that are not
-    there.
+    No other code runs: TensorFlow would wait for threads that the child does not have.
     """
     code = error.code if isinstance(error, SystemExit) else 1
     if not isinstance(error, SystemExit):
@@ -56,7 +53,7 @@ def end_child(error: BaseException) -> NoReturn:
 
 
 def _before() -> None:
-    # A child that is terminated the moment it begins must not take the signal for the run's: it waits for `after_fork`.
+    # A signal to a child that has just begun must wait for `after_fork`.
     _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
 
 

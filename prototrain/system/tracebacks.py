@@ -1,23 +1,25 @@
-"""Errors as their reader needs them: the frames of the user's own code, without those of what called it."""
+"""Short error messages: one line, or a traceback with the frames of the user's own code only."""
 
 from __future__ import annotations
 
+import os
 import re
+import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from prototrain.errors import PrototrainError
-from prototrain.system.code_paths import OURS, STANDARD_LIBRARY, is_installed
-from prototrain.system.graphs import all_operations
 from prototrain.system.terminal import one_line
 
+_OURS = str(Path(__file__).parent.parent) + os.sep
+_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _FRAMEWORK = re.compile(r"[/\\](site|dist)-packages[/\\](absl|keras|tensorflow|wrapt)[/\\]|__autograph_generated_file")
 _HOOK = "in "  # what the note of a callback's hook begins with
 _HEADLINE = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^  File "(.+?)", line (\d+).*\n(?:    .*\n)*', re.MULTILINE)
-_OUT_OF_MEMORY = re.compile(r"\bOOM\b|[Oo]ut of memory|allocate|MemoryError")  # and not: no space left on a disk
+_OUT_OF_MEMORY = re.compile(r"\bOOM\b|[Oo]ut of memory|allocate|MemoryError")  # not: no space left on a disk
 _NODE = re.compile(r"\{\{node ([^}]*)\}\}")
 _NODE_NAME = re.compile(r"\[\[\{\{(?:function_)?node")
 _GRAPH_NOISE = re.compile(
@@ -28,7 +30,7 @@ _GRAPH_NOISE = re.compile(
 def format_error(error: BaseException) -> str:
     """Format an exception and its causes without the frames of prototrain, TensorFlow, Keras and Python's own library.
 
-    Where nothing would be left, because no code of the user has to do with it, all frames are kept.
+    An exception without any other frame keeps all of them.
     """
     whole = traceback.TracebackException.from_exception(error)
     link: traceback.TracebackException | None = whole
@@ -41,7 +43,7 @@ def format_error(error: BaseException) -> str:
 
 
 def for_terminal(error: Exception) -> str:
-    """What a program writes to its error stream when it ends with an error: one line for what the user has to know."""
+    """The text for an error that ends a program: one line, or a traceback if it is not one of prototrain's."""
     if isinstance(error, PrototrainError):
         inside = python_in_graph(error.__cause__) or ""
         said = f"{' '.join(str(error).splitlines())}{_raised_at(error)}"
@@ -53,7 +55,7 @@ def for_terminal(error: Exception) -> str:
 def python_in_graph(error: BaseException | None) -> str | None:
     """The traceback of Python code that TensorFlow called, in a generator or a `py_function`; None if there is none.
 
-    TensorFlow turns such an exception into an error of its own and keeps the traceback in the message only.
+    TensorFlow raises another error and keeps the traceback in its message only.
     """
     _, found, inside = str(error).partition(_HEADLINE)
     if error is None or not found:
@@ -63,29 +65,25 @@ def python_in_graph(error: BaseException | None) -> str | None:
 
 
 def source_line(error: BaseException, graph: Any = None) -> str | None:
-    """Where the user's code made the op that failed, such as "model.py, line 12"; None if it cannot be told.
+    """The user's line that made the op that failed, such as "model.py, line 12"; None if it is not known.
 
     Args:
         error: of TensorFlow. Its text has the frames if `tf.function` called the function, else only the op's name.
-        graph: where to find an op of that name, also in the functions that the graph calls.
+        graph: has the op, in itself or in a function that it calls.
     """
     frames = [(found[1], int(found[2])) for found in _FRAME.finditer(str(error))]
     nodes = _NODE.findall(str(error))
     if not frames and nodes and graph is not None:
+        from prototrain.private_api.graphs import all_operations  # this module must not import TensorFlow
+
         ops = [op for op in all_operations(graph) if f"/{nodes[-1]}".endswith(f"/{op.name}")]
         made = max(ops, key=lambda op: len(op.name)).traceback if ops else []
         frames = [(frame.filename, frame.lineno) for frame in made]
-    own = users_own(frames)
-    return f"{Path(own[-1][0]).name}, line {own[-1][1]}" if own else None
-
-
-def users_own(frames: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """The frames, each a file and a line in it, that are of the user's own code."""
-    return [(file, line) for file, line in frames if not _is_noise(file)]
+    return _last_line(frames)
 
 
 def cause(error: BaseException) -> str:
-    """The line of a TensorFlow error that says what happened, without the graph's node names around it."""
+    """The line of a TensorFlow error that describes it, without the names of graph nodes."""
     text = getattr(error, "message", None) or str(error)
     lines = [line.strip() for line in _NODE_NAME.split(text)[0].splitlines() if line.strip()]
     noise = ("Detected at node", "Graph execution error", "File ", "Traceback")
@@ -94,7 +92,7 @@ def cause(error: BaseException) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """What an error says, in one line; with its type, unless it is one of prototrain's own, which need none."""
+    """An error's message in one line, with its type unless it is one of prototrain's."""
     text = cause(error) if _is_of_tensorflow(error) else str(error)
     said = f"{text}{_raised_at(error)}" if isinstance(error, PrototrainError) else f"{type(error).__name__}: {text}"
     return " ".join(said.split())
@@ -107,11 +105,11 @@ def first_line(error: BaseException) -> str:
 
 
 def out_of_memory(error: BaseException | None) -> str | None:
-    """What was asked for and where, in one line, if memory that there is not has led to an error; else None."""
+    """What was allocated and where, in one line, if an error is due to a lack of memory; else None."""
     text = None
     while error is not None and text is None:
         if isinstance(error, MemoryError):
-            text = f"{str(error) or 'Python has no more of it'}{_asked_at(error)}"
+            text = f"{str(error) or 'Python has no memory left'}{_asked_at(error)}"
         elif _is_of_tensorflow(error) and _OUT_OF_MEMORY.search(cause(error)):
             line = source_line(error)
             text = cause(error) + (f" ({line})" if line else _asked_at(error))
@@ -120,12 +118,12 @@ def out_of_memory(error: BaseException | None) -> str | None:
 
 
 def note_hook(error: BaseException, hook: str, callback: str) -> None:
-    """Note the hook of a callback that an error came from; a traceback ends with it."""
+    """Add the hook of a callback to the notes of an error that it raised."""
     error.add_note(f"{_HOOK}{hook} of {callback}")
 
 
 def _raised_at(error: BaseException) -> str:
-    """The user's line and the hook of a callback that an error came from, in brackets, unless its text has them."""
+    """The user's line and the callback's hook that raised an error, in brackets, unless its text has them."""
     text, line = str(error), _own_line(error)
     hooks = [note for note in getattr(error, "__notes__", ()) if note.startswith(_HOOK)][:1]
     found = [line] if line is not None and line not in text else []
@@ -139,9 +137,14 @@ def _asked_at(error: BaseException) -> str:
 
 
 def _own_line(error: BaseException) -> str | None:
-    """The last line of the user's own code that an error came through, such as "model.py, line 12"."""
+    """The last line of the user's code that an error came through."""
     frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
-    own = [(file, line) for file, line in users_own(frames) if not is_installed(file)]
+    return _last_line((file, line) for file, line in frames if "-packages" not in file)
+
+
+def _last_line(frames: Iterable[tuple[str, int]]) -> str | None:
+    """The last of some frames (file and line) in the user's code, such as "model.py, line 12"."""
+    own = [(file, line) for file, line in frames if not _is_noise(file)]
     return f"{Path(own[-1][0]).name}, line {own[-1][1]}" if own else None
 
 
@@ -150,5 +153,5 @@ def _is_of_tensorflow(error: BaseException) -> bool:
 
 
 def _is_noise(file: str) -> bool:
-    in_library = file.startswith(STANDARD_LIBRARY) and "-packages" not in file
-    return in_library or file.startswith(("<frozen ", OURS)) or _FRAMEWORK.search(file) is not None
+    in_library = file.startswith(_STANDARD_LIBRARY) and "-packages" not in file
+    return in_library or file.startswith(("<frozen ", _OURS)) or _FRAMEWORK.search(file) is not None

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Protocol
 
 PATIENCE_SECONDS = 2.0
-_open = threading.local()  # the operations of this thread, from the outermost
+_open = threading.local()  # the operations of this thread, the outermost first
 
 
 class Timer(Protocol):
@@ -49,7 +49,7 @@ def announcing(
             begun[-1].start()
 
     def speak() -> None:
-        if others[-1:] == [this]:  # the other thread may take it away at any time
+        if others[-1:] == [this]:  # the other thread may remove it at any time
             announce(f"{what} ...")
         elif this in others:
             begin()

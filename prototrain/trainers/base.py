@@ -23,7 +23,6 @@ from prototrain.experiment import Experiment
 from prototrain.experiment.experiment import VERIFY
 from prototrain.experiment.facts import Facts, origin_of, sources_of
 from prototrain.experiment.record import Outcome
-from prototrain.private_api.needs import lacking
 from prototrain.step.variables import CALL_SECONDS, StepCounter
 from prototrain.system.signals import StopRequest
 from prototrain.trainers.report import RunTimes, closing, describe_run, opening
@@ -208,7 +207,7 @@ class Trainer:
                     self.callbacks.check()
                     self.session.accept(self.measure())
                     self.step_is_whole, self._is_rejected = True, False
-                    self.log("\n".join([*lacking(), opening(self)]))
+                    self.log(opening(self))
                     self.callbacks.before_train()
                 self._run_epochs()
             except StopTraining as reason:

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from prototrain.data.adapters import PARTS, as_array, from_generator, from_py_dataset
 from prototrain.errors import DataError
-from prototrain.private_api.of_keras import flatten_with_path
 
 Data: TypeAlias = Any
 """A `tf.data.Dataset`, arrays (x, (x, y) or (x, y, sample_weight)), a `keras.utils.PyDataset`, a generator, or a
@@ -64,7 +63,7 @@ class Element:
 
 def named(name: object, structure: Any) -> dict[str, Any]:
     """The leaves of a nested structure by their paths."""
-    return {"/".join(map(str, (name, *path))): leaf for path, leaf in flatten_with_path(structure)}
+    return {"/".join(map(str, (name, *path))): leaf for path, leaf in keras.tree.flatten_with_path(structure)}
 
 
 def made(

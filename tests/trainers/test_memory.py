@@ -51,7 +51,7 @@ def test_in_a_step_of_the_user_s_own() -> None:
         def run_step(self) -> dict[str, float]:
             raise MemoryError
 
-    with pytest.raises(OutOfMemoryError, match=r"no more of it \(test_memory.py, line \d+\); there is no checkpoint"):
+    with pytest.raises(OutOfMemoryError, match=r"no memory left \(test_memory.py, line \d+\); there is no checkpoint"):
         Hungry().train(max_steps=1)
 
 
