@@ -21,6 +21,7 @@ from prototrain.experiment.facts import Facts, origin_of, sources_of
 from prototrain.experiment.record import Outcome
 from prototrain.predictor import Predictor
 from prototrain.private_api.needs import lacking
+from prototrain.step.python_summaries import PythonSummaries
 from prototrain.step.variables import StepCounter
 from prototrain.system.signals import StopRequest, ignore_save_signals
 from prototrain.trainers.banner import closing, describe_run, opening
@@ -65,6 +66,7 @@ class Trainer:
         monitors: take scalars from anywhere (`monitors.put_scalar`) to the writers in the callback list.
         experiment: the directory of the run, or None.
         session: the present run in its directory: its checkpoints, how it was resumed.
+        summaries: what Python code gives to `tf.summary`.
         stop: asks the run to stop, and says whether somebody has.
         times: where the time of the run goes.
         is_chief: whether this process writes the experiment directory.
@@ -100,6 +102,7 @@ class Trainer:
         self.check_finite = self.record_gradient_norm = self.allow_changed_data = False
         self.evaluation_scopes: list[Callable[[], AbstractContextManager[None]]] = []
         self.stop = StopRequest(self.log)
+        self.summaries = PythonSummaries(self.log)
         self.monitors = Monitors(self)
         self.callbacks = CallbackGroup(self)
         self.session = Session(self)
@@ -204,8 +207,9 @@ class Trainer:
             # A step that a resumed run has to finish first belongs to the epoch that it ends.
             completed = self.global_step - self.callbacks.unfinished
             self.go_to(self.global_step, epoch_num=max(completed, 0) // self.steps_per_epoch + 1)
-            self.callbacks.finish_step()
+            self.stop.check()
             self.callbacks.before_epoch()
+            self.callbacks.repeat_step()
             while (step := self.counter.step) < min(self.end_of_epoch, self.total_steps):
                 self._advance(self.callbacks.next_step() - step)
                 self.callbacks.trigger_step()

@@ -27,7 +27,7 @@ def python_steps(trainer: Trainer, n: int) -> int:
     for done in range(1, n + 1):
         trainer.begin_step()
         try:
-            with trainer.callbacks.summaries.recording(start + done):
+            with trainer.summaries.recording(start + done):
                 trainer.callbacks.before_run()
                 outputs = _checked(trainer.run_step())
         except StopTraining:
@@ -50,7 +50,7 @@ def python_steps(trainer: Trainer, n: int) -> int:
 
 def _take_summaries(trainer: Trainer, *, is_watched: bool) -> None:
     """What the step gave to `tf.summary` is for those who watch it, as in a compiled step."""
-    events = trainer.callbacks.summaries.take()
+    events = trainer.summaries.take()
     trainer.summary_events = events if is_watched else ()
     if events and not trainer.callbacks.has_watchers:
         trainer.session.say_once(NOT_RECORDED)

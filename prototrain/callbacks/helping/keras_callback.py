@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from prototrain.callbacks.base import Callback, Priority
+from prototrain.callbacks.base import Callback, Priority, innermost
 from prototrain.callbacks.helping.attributes import decoded, encoded, held_by, inside_of, mark
-from prototrain.callbacks.proxies import innermost
 from prototrain.callbacks.saving.save_on_exit import save_ahead
 from prototrain.checkpoint.state import taking
-from prototrain.config import json_form
 from prototrain.errors import CallbackError, CheckpointError, ConfigError, StopTraining
 from prototrain.private_api.of_keras import CALLBACK_SCRATCH
 from prototrain.system.files import write_atomic
@@ -91,7 +89,14 @@ class KerasCallback(Callback):
                 "BackupAndRestore would put weights of its own in place of those of the checkpoint: leave it out, the "
                 "experiment goes on by itself"
             )
-        self._restored: dict[str, Any] = {"values": {}, "lost": [], "begun": -1, "ended": 0, "stopped": False}
+        self._restored: dict[str, Any] = {
+            "values": {},
+            "inside": {},
+            "lost": [],
+            "called": {},
+            "ended": 0,
+            "stopped": False,
+        }
         self._at_begin: dict[str, Any] | None = None
         self._logs: tuple[tuple[str, int], dict[str, Any]] = (("", -1), {})
         self._model = _NoModel(self.name, trainer) if trainer.keras_model is None else trainer.keras_model
@@ -102,10 +107,10 @@ class KerasCallback(Callback):
 
     def before_train(self) -> None:
         restored = self._restored
-        self._begun, self._stopped = restored["begun"], restored["stopped"]
-        self._ended = restored.get("ended", self.trainer.epoch_num)
+        self._called: dict[str, int] = dict(restored["called"])
+        self._ended, self._stopped = restored["ended"], restored["stopped"]
         self._model.stop_training = False
-        if self._begun >= 0 and isinstance(self.callback, keras.callbacks.CSVLogger):
+        if self._called and isinstance(self.callback, keras.callbacks.CSVLogger):
             self.callback.append = True
             _forget_rows(self.callback, self._ended)
         what = f"on_train_begin of {self.name}"
@@ -113,11 +118,9 @@ class KerasCallback(Callback):
             self._call("on_train_begin", None)
         elsewhere = self._elsewhere()
         self._at_begin = {name: mark(value, elsewhere) for name, value in vars(self.callback).items()}
-        for name, (coded, marks) in restored.get("changed", {}).items():  # of an earlier version
-            setattr(self.callback, name, json_form.decode(coded, name, marks))
-        for name, coded in restored.get("values", {}).items():
+        for name, coded in restored["values"].items():
             setattr(self.callback, name, decoded(*coded))
-        for name, coded in restored.get("inside", {}).items():
+        for name, coded in restored["inside"].items():
             with taking(f"{self.name}.{name}"):
                 inside_of(getattr(self.callback, name, None)).load_state_dict(decoded(*coded))
         if self._stopped and not self._has_more_patience():
@@ -132,22 +135,21 @@ class KerasCallback(Callback):
         return isinstance(stopping, keras.callbacks.EarlyStopping) and stopping.wait < stopping.patience
 
     def before_epoch(self) -> None:
-        if self.trainer.local_step == 0 and self._begun < self.trainer.global_step:
-            self._call("on_epoch_begin", self.trainer.epoch_num - 1, None)
+        if self.trainer.local_step == 0:
+            self._call_once("on_epoch_begin", self.trainer.epoch_num - 1, None)
         self._begin_batch()
-        self._begun = self.trainer.global_step
 
     def overrides(self, hook: str) -> bool:
         return super().overrides(hook) and (hook != "trigger_step" or self._by_step)
 
     def trigger_step(self) -> None:
         logs = self._shared("batch", self.trainer.fit_logs())
-        self._call("on_train_batch_end", self.trainer.local_step - 1, logs=logs)
+        self._call_once("on_train_batch_end", self.trainer.local_step - 1, logs)
         self._begin_batch()
 
     def trigger_epoch(self) -> None:
         self._ended = self.trainer.epoch_num
-        self._call("on_epoch_end", self.trainer.epoch_num - 1, self._shared("epoch", self._epoch_logs()))
+        self._call_once("on_epoch_end", self.trainer.epoch_num - 1, self._shared("epoch", self._epoch_logs()))
 
     def after_train(self) -> None:
         if self.trainer.global_step >= self.trainer.total_steps and not self.trainer.callbacks.unfinished:
@@ -172,7 +174,7 @@ class KerasCallback(Callback):
                     inside[name] = encoded(holder.state_dict())
             except (CheckpointError, ConfigError):
                 lost.append(name)
-        of_hooks = {"begun": self._begun, "ended": self._ended, "stopped": self._stopped}
+        of_hooks = {"called": self._called, "ended": self._ended, "stopped": self._stopped}
         return {"values": values, "inside": inside, "lost": lost, **of_hooks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -187,8 +189,14 @@ class KerasCallback(Callback):
 
     # -- how Keras callbacks are called -------------------------------------------------------------------------------
 
-    def _call(self, hook: str, *arguments: Any, **logs: Any) -> None:
-        getattr(self.callback, hook)(*arguments, **logs)
+    def _call_once(self, hook: str, number: int, logs: dict[str, Any] | None) -> None:
+        """Call a hook, unless it was called for this step before the run was resumed."""
+        if self._called.get(hook) != self.trainer.global_step:
+            self._called[hook] = self.trainer.global_step
+            self._call(hook, number, logs)
+
+    def _call(self, hook: str, *arguments: Any) -> None:
+        getattr(self.callback, hook)(*arguments)
         if self._model.stop_training:
             self._stopped = True
             raise StopTraining(f"{self.name} asked for it")
@@ -206,9 +214,8 @@ class KerasCallback(Callback):
     def _begin_batch(self) -> None:
         trainer = self.trainer
         over = trainer.local_step >= trainer.steps_per_epoch or trainer.global_step >= trainer.total_steps
-        if self._by_step and not over and self._begun < trainer.global_step:
-            self._begun = trainer.global_step
-            self._call("on_train_batch_begin", trainer.local_step, logs={})
+        if self._by_step and not over:
+            self._call_once("on_train_batch_begin", trainer.local_step, {})
 
     def _epoch_logs(self) -> dict[str, Any]:
         trainer = self.trainer
