@@ -22,10 +22,10 @@ from prototrain.callbacks import (
     TensorBoardWriter,
     Validation,
 )
+from prototrain.callbacks.group import checked
 from prototrain.callbacks.helping.debug_shell import DebugShell
-from prototrain.callbacks.listing import checked, own_callbacks
 from prototrain.config import Config
-from prototrain.errors import ConfigError
+from prototrain.errors import CallbackError, ConfigError
 from prototrain.experiment import Experiment
 from prototrain.model import ModelProtocol
 from prototrain.schedules import from_config
@@ -50,7 +50,18 @@ def default_callbacks(model: ModelProtocol) -> list[Callback]:
         keep=config["trainer.max_checkpoints_to_keep"],
         bar=ProgressBar(scalars=config["trainer.progress_scalars"]),
     )
-    return [*standard, *_for_the_best(config), *own_callbacks(model)]
+    return [*standard, *_for_the_best(config), *_own_callbacks(model)]
+
+
+def _own_callbacks(model: Any) -> list[Callback]:
+    """The list that a model's function `callbacks` returns; empty if it has none."""
+    function = getattr(model, "callbacks", None)
+    if function is None:
+        return []
+    if not callable(function):
+        kind = type(function).__name__
+        raise CallbackError(f"the model's callbacks must be a function that returns a list, not {kind}")
+    return checked(function(), "the model's callbacks() must return a list of callbacks")
 
 
 def _saves(config: Config) -> dict[str, Any]:

@@ -21,9 +21,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.callbacks.base import Callback, Priority
+from prototrain.callbacks.base import Callback, Priority, innermost
 from prototrain.callbacks.monitor import Monitor
-from prototrain.callbacks.proxies import user_object
 from prototrain.checkpoint.state import StateEntries
 from prototrain.errors import StopTraining
 from prototrain.experiment import Experiment
@@ -279,6 +278,12 @@ class Interrupter(Callback):
             raise StopTraining(f"all {recording.steps} steps of the verification are made")
 
 
+def _user_object(callback: Callback) -> Any:
+    """The object in the user's list, behind any number of proxies: the callback, or the one of Keras that it calls."""
+    inner = innermost(callback)
+    return inner.wraps or inner
+
+
 def state_digests(trainer: Trainer) -> dict[str, str]:
     """Digests of all that `trainer.state` holds, by name, and of TensorFlow variables in attributes that it lacks."""
     entries = StateEntries(trainer.state)
@@ -288,7 +293,7 @@ def state_digests(trainer: Trainer) -> dict[str, str]:
             found[name] = digest(json.dumps(value, sort_keys=True, default=digest))
     known = {id(copy) for variable in entries.variables.values() for copy in _copies(variable)}
     owners: list[tuple[str, Any]] = [("trainer", trainer)]
-    owners += [(callback.name, user_object(callback)) for callback in trainer.callbacks]
+    owners += [(callback.name, _user_object(callback)) for callback in trainer.callbacks]
     for owner, thing in owners:
         for name, variable in _variables_of(thing):
             if not known.intersection(map(id, _copies(variable))):
@@ -335,7 +340,7 @@ def plain_attributes(trainer: Trainer) -> dict[str, str]:
     owners: list[tuple[str, Any, set[str]]] = [(type(trainer).__name__, trainer, set(vars(root())))]
     for callback in trainer.callbacks:
         if not callback.overrides("state_dict"):
-            owners.append((callback.name, user_object(callback), {"trainer"}))
+            owners.append((callback.name, _user_object(callback), {"trainer"}))
     found: dict[str, str] = {}
     for label, owner, engine in owners:
         if not type(owner).__module__.startswith("prototrain."):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from prototrain.callbacks.describe import callback_table
+from prototrain.callbacks import Callback, Monitor, PeriodicTrigger, Priority, ProxyCallback
 from prototrain.data.batches import by_path
 from prototrain.launch import default_callbacks
 from prototrain.model import ModelProtocol
@@ -30,7 +31,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     show(plain_table(_totals(built)), end="\n\n")
     show(Table(batch, ["input", "dtype", "shape"]), end="\n\n")
     show(Table(tensors, ["tensor", "dtype", "shape"]), end="\n\n")
-    show(callback_table(sorted(default_callbacks(model), key=lambda callback: callback.priority)))
+    show(callback_table(default_callbacks(model)))
 
 
 def _totals(built: BuiltModel) -> dict[str, str]:
@@ -46,3 +47,46 @@ def _describe(value: Any) -> tuple[str, str]:
     if not tf.is_tensor(value):
         return type(value).__name__, ""
     return value.dtype.name, str(value.shape.as_list()) if value.shape.rank is not None else "?"
+
+
+def callback_table(callbacks: Sequence[Callback]) -> Table:
+    """Callbacks in the order in which they run: when they run, their hooks in the compiled step, whether they have
+    state."""
+    stages = {int(stage): stage.name.lower() for stage in Priority}
+    rows = [
+        (
+            stages.get(callback.priority, str(callback.priority)),
+            callback.name,
+            _when(callback),
+            ", ".join(hook for hook in ("before_run", "after_run") if callback.overrides(hook)),
+            "yes" if callback.overrides("state_dict") else "",
+        )
+        for callback in sorted(callbacks, key=lambda callback: callback.priority)
+    ]
+    return Table(rows, ["stage", "callback", "runs", "in each step", "state"])
+
+
+def _when(callback: Callback) -> str:
+    if isinstance(callback, PeriodicTrigger):
+        return _interval(callback)
+    if isinstance(callback, ProxyCallback):
+        return f"{_when(callback.callback)} ({type(callback).__name__})"
+    words = []
+    if callback.overrides("next_step"):
+        words.append("after steps it chooses")
+    elif callback.overrides("trigger_step"):
+        words.append("after each step")
+    if callback.overrides("trigger") or callback.overrides("trigger_epoch"):
+        words.append("after each epoch")
+    if isinstance(callback, Monitor):
+        words.append("at each scalar")
+    around = ("before_train", "after_train", "before_epoch", "after_epoch")
+    around_words = [hook.replace("_", " ") for hook in around if callback.overrides(hook)]
+    return ", ".join(words or around_words or ["at setup"])
+
+
+def _interval(trigger: PeriodicTrigger) -> str:
+    units = {"step": trigger.every_k_steps, "epoch": trigger.every_k_epochs, "second": trigger.every_n_seconds}
+    words = [f"after each {unit}" if k == 1 else f"every {k} {unit}s" for unit, k in units.items() if k]
+    words += ["before training"] * ("before_train" in trigger.schedule)
+    return " and ".join(words + ["at the end"] * trigger.at_end)

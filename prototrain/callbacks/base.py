@@ -30,7 +30,7 @@ class Priority(IntEnum):
 
 
 class Callback:
-    """Something that happens along with training. Override the hooks you need; each does nothing by default.
+    """Base class of callbacks: everything around the loop. Override the hooks you need; each does nothing by default.
 
         setup                         the model is built, nothing has run
         before_train
@@ -44,20 +44,19 @@ class Callback:
 
     Say *what* happens in `trigger`, and let the user say *when* with `every`: ``MyCallback().every(steps=100)``.
 
-    A callback knows the run by `self.trainer`: `global_step`, `epoch_num`, `local_step`, `steps_per_epoch`,
-    `total_steps` and `is_endless` say where it is; `outputs` and `watched` what the last step was like; `outcome`, in
-    `after_train`, what has become of it; `state` is what a checkpoint holds, and `callbacks` are all there are. It does
-    things by `monitors.put_scalar`, `log`, `evaluate`, `save`, `session` (the run's checkpoints, and `saving.protect`
-    for those that must stay), `stop` (a request to end the run), and by raising `StopTraining`. `Trainer` explains
-    each of these.
+    `self.trainer` gives access to the run. Its counters are `global_step`, `epoch_num`, `local_step`,
+    `steps_per_epoch`, `total_steps` and `is_endless`; `outputs` and `watched` hold the last step's values, `state` what
+    is in every checkpoint, `callbacks` all callbacks and `outcome`, in `after_train`, how the run has ended. Record
+    scalars with `monitors.put_scalar`, print with `log`, measure with `evaluate`, write a checkpoint with `save`, and
+    raise `StopTraining` to end the run. `Trainer` explains each of these.
 
     Attributes:
         trainer: the trainer, set before `setup`.
-        at_end: whether the end of a run counts as due although the interval or the epoch is not over. A callback whose
-            `trigger` or `after_epoch` changes how training goes on says False: a run that ends here and is then
-            extended must not differ from one that never ended.
+        at_end: whether the callback is due at the end of a run that ends within an interval or an epoch. Set it to
+            False if `trigger` or `after_epoch` changes the training, so that a run that is extended later equals one
+            that never ended.
         chief_only: run only on the chief of several workers.
-        priority: when it runs among those of the same hook, see `Priority`.
+        priority: the order within a hook, see `Priority`.
         state_key: the name of this callback's state in a checkpoint; the class's name if None. Two callbacks with state
             need two keys.
     """
@@ -72,7 +71,7 @@ class Callback:
         """Prepare; the model is built, no step has run and nothing is restored yet."""
 
     def check_run(self) -> None:
-        """Raise what keeps this callback from its work: after a restore, and before the run writes anything."""
+        """Called after a checkpoint was restored and before the run writes anything; raise if something is wrong."""
 
     def before_train(self) -> None:
         """Called once before the first step, after a checkpoint was restored."""
@@ -83,8 +82,8 @@ class Callback:
     def before_epoch(self) -> None:
         """Called right before the steps of an epoch.
 
-        A run that is resumed amid an epoch calls it once more, and puts back what it changes in `trainer.state`, unless
-        the class has a `state_dict`, from which it can know the epoch.
+        A run that is resumed within an epoch calls it again if the class has no `state_dict`, and undoes what that
+        changes in `trainer.state`.
         """
 
     def after_epoch(self) -> None:
@@ -114,32 +113,32 @@ class Callback:
         """What this callback does, without knowing when."""
 
     def next_step(self, step: int) -> int | None:
-        """Say when `trigger_step` must run next. The loop asks before each call of the trainer.
+        """Return the next step at which `trigger_step` must run. The loop asks before each call of the trainer.
 
         Args:
             step: the number of completed steps.
 
         Returns:
-            a number of completed steps larger than `step`, or None for "not that I know now". By default `step + 1` if
-            the class overrides `trigger_step`.
+            a number of completed steps larger than `step`, or None if it is not known yet. By default `step + 1` if the
+            class overrides `trigger_step`.
         """
         return step + 1 if self.overrides("trigger_step") else None
 
     def watches(self) -> Collection[str] | None:
-        """Say what `trigger` needs to see of the very step it runs after. Asked once, after `setup`.
+        """Return the tensors that `trigger` needs from the step it runs after. Asked once, after `setup`.
 
         Returns:
-            names of tensors in the model's mapping or in the batch, to be found in `trainer.watched`, or None for
-            nothing. An empty collection is for `trainer.summary_events` alone.
+            names of tensors in the model's mapping or in the batch, which `trainer.watched` then has, or None for
+            nothing. An empty collection asks for `trainer.summary_events` only.
         """
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs of this callback, as values that JSON can hold."""
+        """Return what a resumed run needs of this callback, as JSON values."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned when the checkpoint was written."""
+        """Restore what `state_dict` returned when the checkpoint was written."""
 
     def every(
         self,
@@ -163,17 +162,17 @@ class Callback:
         )
 
     def overrides(self, hook: str) -> bool:
-        """Whether this callback gives the hook a meaning of its own; the loop never calls the others."""
+        """Whether this callback overrides a hook; the loop never calls the others."""
         return getattr(type(self), hook) is not getattr(Callback, hook)
 
     @property
     def name(self) -> str:
-        """What messages call this callback."""
+        """The callback's name in messages."""
         return type(self).__name__
 
     @property
     def wraps(self) -> Any:
-        """What this callback calls in place of doing something itself, if it is of another library; else None."""
+        """The object of another library that this callback calls, or None."""
         return None
 
     def __repr__(self) -> str:
@@ -181,9 +180,9 @@ class Callback:
 
 
 def begins_anew(callback: Callback) -> bool:
-    """Whether a callback is to forget an earlier run; asked once, in each `setup`.
+    """Whether a callback must forget an earlier run; asked once, in each `setup`.
 
-    It is, unless it is set up for the trainer that it had before, to train further from where that is.
+    It must, unless it is set up again for the same trainer, which trains further.
     """
     trainer = callback.trainer
     before = vars(callback).get("_set_up_for")
@@ -192,10 +191,10 @@ def begins_anew(callback: Callback) -> bool:
 
 
 class ProxyCallback(Callback):
-    """Passes every hook on to another callback. Base of callbacks that change when, or whether, another one runs.
+    """Forwards every hook to another callback. Base of callbacks that change when, or whether, another one runs.
 
     Args:
-        callback: the callback to pass hooks on to.
+        callback: receives the hooks.
     """
 
     def __init__(self, callback: Callback) -> None:
@@ -261,3 +260,10 @@ class ProxyCallback(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.callback.load_state_dict(state)
+
+
+def innermost(callback: Callback) -> Callback:
+    """The callback behind any number of proxies."""
+    while isinstance(callback, ProxyCallback):
+        callback = callback.callback
+    return callback

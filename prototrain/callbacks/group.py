@@ -1,39 +1,58 @@
-"""Calls a list of callbacks: in which order, with which failures, and how long each of them takes."""
+"""The callbacks of one run: their order, which of them are due, and how they are called."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from prototrain.callbacks.agenda import HOOKS, Agenda
-from prototrain.callbacks.base import Callback
-from prototrain.callbacks.describe import describe
-from prototrain.callbacks.listing import checked, labels, state_keys
+from prototrain.callbacks.base import Callback, Priority, ProxyCallback, innermost
 from prototrain.callbacks.monitor import Monitor
-from prototrain.callbacks.proxies import innermost, runs_code_of_user
-from prototrain.checkpoint.state import taking
-from prototrain.errors import StopTraining
-from prototrain.step.python_summaries import PythonSummaries
+from prototrain.callbacks.trigger import PeriodicTrigger
+from prototrain.errors import CallbackError, CheckpointError, StopTraining
 from prototrain.system.forks import tell_of_forks
-from prototrain.system.signals import AFTER_STEP
-from prototrain.system.tracebacks import note_hook
 from prototrain.system.waiting import announcing
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
+_AFTER_STEP = "after this step and saving"
+_TENSORPACK = {
+    "_setup_graph": "setup",
+    "_before_train": "before_train",
+    "_after_train": "after_train",
+    "_before_epoch": "before_epoch",
+    "_after_epoch": "after_epoch",
+    "_before_run": "before_run",
+    "_after_run": "after_run",
+    "_trigger_step": "trigger_step",
+    "_trigger_epoch": "trigger_epoch",
+    "_trigger": "trigger",
+    "_chief_only": "chief_only",
+    "process_scalar": "put_scalar",
+}
+"""Names of hooks in tensorpack and their names here."""
+
 
 class CallbackGroup:
-    """The callbacks of one run, ordered by priority, then as they stand in the list.
-
-    It calls them; its `Agenda` says which of them, and remembers who has still to run for the present step.
+    """The callbacks of one run, ordered by priority, then by the user's list.
 
     Args:
-        trainer: what the callbacks belong to.
+        trainer: the trainer of the run.
         callbacks: the user's list.
+
+    Attributes:
+        callbacks: in the order in which they run; only the chief has those that are `chief_only`.
+        unfinished: whether callbacks of the present step have still to run. A checkpoint records it; the resumed run
+            then calls all callbacks of that step again.
+        watching: whether a callback looks at the tensors of the step that `next_step` named last.
+        has_ended: whether `after_train` has begun.
+        failure: the error that ended the run, for callbacks in `after_train`.
+        late_failure: the first error of an `after_train`.
+        seconds: the time that each callback has taken.
 
     Raises:
         CallbackError: something in the list is not a callback, or two callbacks would share their saved state.
@@ -43,19 +62,21 @@ class CallbackGroup:
         self._trainer = trainer
         mine = [callback for callback in checked(callbacks) if trainer.is_chief or not callback.chief_only]
         self.callbacks = sorted(mine, key=lambda callback: callback.priority)
-        self._state_keys = state_keys(self.callbacks)
-        self._labels = labels(self.callbacks)
-        self._agenda = Agenda(trainer, self._labels)
-        self._of_user = {callback for callback in self.callbacks if runs_code_of_user(callback)}
-        self._set_up: list[Callback] = []
-        self._stepped = False
-        self._outer = sys.exception()  # what the caller is handling, which is no failure of this run
-        self.has_ended = False  # whether `after_train` has begun
-        self.late_failure: BaseException | None = None  # what an `after_train` has failed with first
-        self.failure: BaseException | None = None  # what has ended the run, for those that `after_train` calls
+        self._labels = _labels(self.callbacks)
+        self._by_key = _by_state_key(self.callbacks)
+        self._scheduled = [one for one in self.callbacks if one.overrides("trigger_step") or one.overrides("next_step")]
+        self._by_epoch = [one for one in self.callbacks if one.overrides("trigger_epoch") or one.overrides("trigger")]
+        self._due: list[tuple[Callback, int]] = []  # who asked for which step
         self._watchers: dict[Callback, Collection[str]] = {}
-        self.summaries = PythonSummaries(trainer.log)  # what the callbacks themselves give to tf.summary
-        self.watching = False  # whether the step that `next_step` named last is watched
+        self._set_up: list[Callback] = []
+        self._stepped = False  # whether this run has made a step
+        self._in_epoch = False  # between `before_epoch` and `after_epoch`
+        self._begun_at = -1  # the step of the last `before_epoch`
+        self._triggered_at = -1  # the step of the last `trigger_epoch`
+        self._outer = sys.exception()  # what the caller is handling, which is no failure of this run
+        self.unfinished = self.watching = self.has_ended = False
+        self.late_failure: BaseException | None = None
+        self.failure: BaseException | None = None
         self.seconds: dict[Callback, float] = dict.fromkeys(self.callbacks, 0.0)
         tell_of_forks(self)
 
@@ -67,25 +88,25 @@ class CallbackGroup:
 
     @property
     def watched_names(self) -> set[str]:
-        """The tensors that callbacks want to see of the steps after which they run."""
+        """The tensors that callbacks look at after the steps that are theirs."""
         return set().union(*self._watchers.values())
 
     @property
     def has_watchers(self) -> bool:
-        """Whether some callback wants to see more of a step than its scalars."""
+        """Whether a callback looks at more of a step than its scalars."""
         return bool(self._watchers)
 
     @property
-    def state_keys(self) -> list[str]:
-        """What the states of callbacks are called in a checkpoint."""
-        return sorted(self._state_keys)
+    def has_still_to_see(self) -> bool:
+        """Whether callbacks that look at more of the present step than its scalars may have to run again."""
+        return self.unfinished and self.watching
 
     @property
     def each_step(self) -> bool:
-        """Whether some callback runs after every single step."""
-        return self._agenda.each_step
+        """Whether a callback runs after every single step."""
+        return any(map(_runs_each_step, self._scheduled))
 
-    # -- around the run ---------------------------------------------------------------------------------------------
+    # -- around the run -----------------------------------------------------------------------------------------------
 
     def setup(self) -> None:
         """Give every callback its trainer and let it prepare."""
@@ -93,11 +114,7 @@ class CallbackGroup:
         self._trainer.monitors.attach(callback for callback in inner if isinstance(callback, Monitor))
         for callback in self.callbacks:
             callback.trainer = self._trainer
-            with (
-                self._timed(callback, "setup", records=False),
-                self._told("setup", callback),
-            ):  # no monitor is set up yet
-                callback.setup()
+            self._call(callback, "setup", at_start=True)
             self._set_up.append(callback)
             self._trainer.stop.check()
         self._watchers = {callback: names for callback in self.callbacks if (names := callback.watches()) is not None}
@@ -106,8 +123,7 @@ class CallbackGroup:
         """Let callbacks check, after a restore and before the run writes anything, that they can do their work."""
         for callback in self.callbacks:
             if callback.overrides("check_run"):
-                with self._timed(callback, "before_train"), self._told("before_train", callback):
-                    callback.check_run()
+                self._call(callback, "check_run", at_start=True)
                 self._trainer.stop.check()
 
     def before_train(self) -> None:
@@ -116,8 +132,7 @@ class CallbackGroup:
         for callback in self.callbacks:
             if callback.overrides("before_train"):
                 try:
-                    with self._timed(callback, "before_train"), self._told("before_train", callback):
-                        callback.before_train()
+                    self._call(callback, "before_train", at_start=True)
                 except StopTraining as request:
                     stop = stop or request
                 self._trainer.stop.check()
@@ -126,15 +141,14 @@ class CallbackGroup:
             raise stop
 
     def after_train(self) -> None:
-        """Call `after_train` on every callback that was set up, whatever fails, then let the first failure go on."""
+        """Call `after_train` on every callback that was set up, whatever fails, then raise the first failure."""
         failure = self.failure = None if sys.exception() is self._outer else sys.exception()
         self.has_ended, self.late_failure = True, None
         for callback in self._set_up:
             try:
-                with self._timed(callback, "after_train"):
-                    callback.after_train()
+                self._call(callback, "after_train")
             except StopTraining:
-                continue  # which it is anyway
+                continue  # the run ends anyway
             except BaseException as error:
                 worst = failure or self.late_failure
                 if worst is None:
@@ -150,178 +164,296 @@ class CallbackGroup:
         """Call nothing at the end of a forked child: the run, and what its end saves, is the parent's."""
         self._set_up = []
 
-    def before_epoch(self) -> None:
-        """Run `before_epoch` of those for which this epoch has not begun, in this run or the one that it resumes."""
-        self._agenda.open_epoch()
-        if self._agenda.phase == "before_epoch":
-            self._run_pending()
-
-    def after_epoch(self) -> None:
-        """Run `after_epoch` of those for which this epoch is not over."""
-        self._agenda.close_epoch()
-        if self._agenda.phase == "after_epoch":
-            self._run_pending()
-
-    # -- along with the iterations ----------------------------------------------------------------------------------
+    # -- along with the iterations ------------------------------------------------------------------------------------
 
     def before_run(self) -> None:
+        """Call `before_run` of all, while an iteration is traced or, in Python, before it."""
         for callback in self.callbacks:
             if callback.overrides("before_run"):
-                with _noting(callback, "before_run"):
+                with _Noting(callback, "before_run"):
                     callback.before_run()
 
     def after_run(self, outputs: dict[str, Any]) -> None:
+        """Call `after_run` of all, while an iteration is traced or, in Python, after it."""
         for callback in self.callbacks:
             if callback.overrides("after_run"):
-                with _noting(callback, "after_run"):
+                with _Noting(callback, "after_run"):
                     callback.after_run(outputs)
 
-    # -- after steps and epochs -------------------------------------------------------------------------------------
+    # -- epochs and steps ---------------------------------------------------------------------------------------------
 
-    def next_step(self) -> int:
+    def before_epoch(self) -> None:
+        """Call `before_epoch` of all.
+
+        Where a run is resumed within an epoch, that was done before the checkpoint: this calls those that keep nothing
+        of the epoch in a checkpoint, and undoes what they change in the trainer's state.
+        """
+        step, due = self._trainer.counter.step, [one for one in self.callbacks if one.overrides("before_epoch")]
+        self._in_epoch = True
+        if self._trainer.local_step == 0 and step != self._begun_at:
+            self._begun_at = step
+            self._run("before_epoch", due)
+            return
+        with self._trainer.session.preparing():
+            self._run("before_epoch", [callback for callback in due if not callback.overrides("state_dict")])
+
+    def next_step(self, after: int | None = None) -> int:
         """Ask every callback for its next step.
 
+        Args:
+            after: a number of completed steps; by default the present one.
+
         Returns:
-            the nearest one, at most the end of the epoch or of the run.
+            the nearest step, at most the end of the epoch or of the run.
 
         Raises:
             CallbackError: a callback named a step that is over.
         """
-        step, due_then = self._agenda.ask()
-        self.watching = any(callback in self._watchers for callback in due_then)
-        return step
+        trainer = self._trainer
+        step = trainer.counter.step if after is None else after
+        self._due = []
+        end = nearest = min(trainer.end_of_epoch, trainer.total_steps)
+        for callback in self._scheduled:
+            due = callback.next_step(step)
+            if due is None:
+                continue
+            if due <= step:
+                raise CallbackError(f"{callback.name}.next_step({step}) returned {due!r}, which is over")
+            self._due.append((callback, due))
+            nearest = min(nearest, due)
+        if self._watchers:
+            watching = [callback for callback, due in self._due if due == nearest]
+            if nearest == end:  # periodic ones have said what they want of the end of an epoch
+                watching += [callback for callback in self._by_epoch if not isinstance(callback, PeriodicTrigger)]
+            self.watching = any(callback in self._watchers for callback in watching)
+        return nearest
 
     def trigger_step(self) -> None:
-        """Run `trigger_step` of the callbacks that asked for this step."""
-        if not self._stepped:
-            self._stepped = True
-            self._trainer.monitors.foreseen.check_outputs()
-        self._agenda.begin_step()
-        self._run_pending()
+        """Run the callbacks that asked for the present step."""
+        step = self._trainer.counter.step
+        self._stepped = self.unfinished = True
+        is_last = step < min(self._trainer.end_of_epoch, self._trainer.total_steps)
+        self._run("trigger_step", [callback for callback, due in self._due if due == step], is_last=is_last)
+
+    def repeat_step(self) -> None:
+        """Run the callbacks of the step that a checkpoint was restored at, if not all of them had run."""
+        if self.unfinished:
+            self.next_step(self._trainer.counter.step - 1)
+            self.trigger_step()
+
+    def after_epoch(self) -> None:
+        """Call `after_epoch`; where the end of the run cuts the epoch short, of those whose `at_end` says so."""
+        if self._in_epoch:
+            self._in_epoch = False
+            due = [callback for callback in self.callbacks if callback.overrides("after_epoch")]
+            self._run("after_epoch", [callback for callback in due if callback.at_end or not self._is_cut])
 
     def trigger_epoch(self) -> None:
-        """Run `trigger_epoch` of every callback (of those left, where a resumed run was stopped amid them)."""
-        self._run_pending()
+        """Run the callbacks that are due after an epoch, or at the end of the run."""
+        step, due = self._trainer.counter.step, self._by_epoch
+        if step == self._triggered_at:  # the run ends behind an epoch that was complete
+            due = [callback for callback in due if _is_periodic(callback)]
+        elif self._is_cut:
+            due = [callback for callback in due if callback.at_end or _is_periodic(callback)]
+        self._triggered_at, self.unfinished = step, True
+        self._run("trigger_epoch", due, is_last=True)
 
     def trigger_last(self) -> None:
-        """Run what is due at the end of a run, where it has ended ahead of its end; `total_steps` says so by now."""
-        if self._stepped:
-            if self._agenda.phase is None and self._agenda.epoch == "ahead":
-                self._agenda.begin_end()
-            self._agenda.close_epoch()
-        elif not self.unfinished:  # a resumed run has still to call those that the checkpoint says had not run
+        """Run what is due where a run ends early; `total_steps` is the present step by now."""
+        if not self._stepped and not self.unfinished:
             return
-        while self._agenda.phase is not None:
+        hooks = (self.after_epoch, self.trigger_epoch) if self._stepped else (self.repeat_step, self.trigger_epoch)
+        for hook in hooks:
             with suppress(StopTraining):
-                self._run_pending()
-
-    def finish_step(self) -> None:
-        """Complete the step that a restored checkpoint was taken in: run the callbacks that it had not run yet."""
-        for callback in self._agenda.to_prepare:
-            kept = self._trainer.session.preparing()
-            with self._timed(callback, "before_epoch"), self._told("before_epoch", callback), kept:
-                callback.before_epoch()
-            self._trainer.stop.check()
-        self._agenda.to_prepare = ()
-        while self.unfinished and (self._agenda.phase == "step" or not self._agenda.epoch_is_over):
-            self._run_pending()
+                hook()
 
     @property
-    def unfinished(self) -> bool:
-        """Whether callbacks of the current step have still to run."""
-        return self._agenda.phase not in (None, "before_epoch")
+    def _is_cut(self) -> bool:
+        return self._trainer.local_step != self._trainer.steps_per_epoch
 
-    @property
-    def has_still_to_see(self) -> bool:
-        """Whether callbacks that look at more of the current step than its scalars have still to run."""
-        return any(callback in self._watchers for callback in self._agenda.left)
+    def _run(self, hook: str, callbacks: Sequence[Callback], *, is_last: bool = False) -> None:
+        """Call a hook of several callbacks.
 
-    def _run_pending(self) -> None:
-        """Run what the current phase has left. A stop between two of them leaves the rest pending.
+        One that raises StopTraining does not keep the others from this step: its scalars are still written and its
+        checkpoint is still saved, then the run ends.
 
-        A callback that raises StopTraining does not keep the others from this step: its scalars are still written and
-        its checkpoint is still saved, then the run ends.
+        Args:
+            hook: its name.
+            callbacks: in their order.
+            is_last: whether the step's callbacks have all run then. A checkpoint that one of them writes counts those
+                behind it as done if they only save.
         """
         stop: StopTraining | None = None
-        hook = HOOKS.get(self._agenda.phase or "", "")
-        while (callback := self._agenda.current) is not None:
-            self._trainer.stop.check()
-            self._agenda.is_running = True
-            is_of_start = hook == "before_epoch" and not self._stepped
+        savers = next((i for i, one in enumerate(callbacks[::-1]) if one.priority < Priority.SAVE), len(callbacks))
+        for index, callback in enumerate(callbacks):
+            if is_last:
+                self.unfinished = len(callbacks) - index - 1 > savers
             try:
-                running = self._told(hook, callback) if is_of_start else self._run(hook, callback, AFTER_STEP)
-                with self._timed(callback, hook), running:
-                    getattr(callback, hook)()
+                self._call(callback, hook, at_start=hook == "before_epoch" and not self._stepped)
             except StopTraining as request:
                 stop = stop or request
-            finally:
-                self._agenda.is_running = False
-            self._agenda.done()
-        self._agenda.end_phase()
+            except BaseException:
+                if hook == "before_epoch":
+                    self._begun_at = -1
+                else:
+                    self.unfinished = True
+                raise
+        if is_last:
+            self.unfinished = False
         self._trainer.monitors.flush()
         if stop is not None:
             raise stop
 
-    # -- what a checkpoint holds ------------------------------------------------------------------------------------
+    def _call(self, callback: Callback, hook: str, *, at_start: bool = False) -> None:
+        """Call one hook: what it records bears its name, its time is taken, and a stop says what it waits for.
+
+        Args:
+            callback: whose hook.
+            hook: its name.
+            at_start: whether this is before the first step, where long operations are announced.
+        """
+        trainer, label = self._trainer, self._labels[callback]
+        shown = "before_train" if hook == "check_run" else hook
+        what, when = f"{shown} of {label}", None if at_start else _AFTER_STEP
+        is_end = hook == "after_train"
+        begin = time.perf_counter()
+        try:
+            with (
+                _Noting(callback, shown),
+                announcing(what, trainer.log) if at_start else nullcontext(),
+                nullcontext() if is_end else trainer.stop.waiting_for(what, when=when, interruptible=True),
+                trainer.monitors.recorded_by(label),
+            ):
+                if hook == "setup":  # no monitor is set up yet
+                    callback.setup()
+                    return
+                with trainer.summaries.recording(trainer.counter.step):
+                    getattr(callback, hook)()
+                for event in trainer.summaries.take():
+                    trainer.monitors.put_summary(event.summary)
+        finally:
+            self.seconds[callback] += time.perf_counter() - begin
+
+    # -- what a checkpoint holds --------------------------------------------------------------------------------------
+
+    @property
+    def state_keys(self) -> list[str]:
+        """The names of the callbacks' states in a checkpoint."""
+        return sorted(self._by_key)
 
     def state_dict(self) -> dict[str, Any]:
-        """The callbacks' states by key, and the agenda's: who has still to run for the current step."""
+        """The callbacks' states by key, and whether all callbacks of the present step have run."""
         with announcing("asking the callbacks for their states", self._trainer.log):
-            states = {key: callback.state_dict() for key, callback in self._state_keys.items()}
-        return {"states": states, **self._agenda.state_dict()}
+            states = {key: callback.state_dict() for key, callback in self._by_key.items()}
+        return {"states": states, "unfinished": self.unfinished, "epoch_begun_at": self._begun_at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Give every callback its state back, if the checkpoint has one of it."""
-        states: dict[str, dict[str, Any]] = state["states"]
-        for key, callback in self._state_keys.items():
-            if key in states:
-                with taking(f"the state of {key}"):
-                    callback.load_state_dict(states[key])
-        self._agenda.load_state_dict(state)
-
-    def describe(self) -> str:
-        """Who runs when, in which order, as a table."""
-        return describe(self.callbacks)
-
-    # -- time -------------------------------------------------------------------------------------------------------
+        for key, callback in self._by_key.items():
+            if key in state["states"]:
+                try:
+                    callback.load_state_dict(state["states"][key])
+                except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                    said = f"{type(error).__name__}: {error}"
+                    raise CheckpointError(f"the state of {key} cannot be taken back: {said}") from error
+        self.unfinished, self._begun_at = bool(state["unfinished"]), int(state["epoch_begun_at"])
 
     def times(self) -> dict[str, float]:
         """The seconds that each callback has taken, by name, the longest first."""
         longest = sorted(self.seconds.items(), key=lambda item: -item[1])
         return {self._labels[callback]: taken for callback, taken in longest}
 
-    @contextmanager
-    def _told(self, hook: str, callback: Callback) -> Iterator[None]:
-        """Say what a callback is doing, if it takes long, and what a stop waits for meanwhile."""
-        what = f"{hook} of {self._labels[callback]}"
-        with announcing(what, self._trainer.log), self._trainer.stop.waiting_for(what), self._run(hook, callback):
-            yield
 
-    def _run(self, hook: str, callback: Callback, when: str | None = None) -> AbstractContextManager[None]:
-        """Name what a stop waits for; code of the user's it ends, if that does not end by itself."""
-        what = f"{hook} of {self._labels[callback]}"
-        return self._trainer.stop.waiting_for(what, when=when, interruptible=callback in self._of_user)
+class _Noting:
+    """Notes on an error which hook of which callback it came from."""
 
-    @contextmanager
-    def _timed(self, callback: Callback, hook: str, *, records: bool = True) -> Iterator[None]:
-        """Take a callback's own time, and what it gives to `tf.summary`; its scalars and errors bear its name."""
-        begin = time.perf_counter()
-        try:
-            with _noting(callback, hook), self._trainer.monitors.recorded_by(self._labels[callback]):
-                with self.summaries.recording(self._trainer.counter.step) if records else nullcontext():
-                    yield
-                for event in self.summaries.take():
-                    self._trainer.monitors.put_summary(event.summary)
-        finally:
-            self.seconds[callback] += time.perf_counter() - begin
+    def __init__(self, callback: Callback, hook: str) -> None:
+        self._callback, self._hook = callback, hook
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception) and not isinstance(error, StopTraining):
+            error.add_note(f"in {self._hook} of {self._callback.name}")
 
 
-@contextmanager
-def _noting(callback: Callback, hook: str) -> Iterator[None]:
-    """Note on an error which hook of which callback it came from."""
-    try:
-        yield
-    except Exception as error:
-        if not isinstance(error, StopTraining):
-            note_hook(error, hook, callback.name)
-        raise
+def _runs_each_step(callback: Callback) -> bool:
+    while isinstance(callback, ProxyCallback):
+        if isinstance(callback, PeriodicTrigger):
+            return callback.every_k_steps == 1
+        if type(callback).next_step is not ProxyCallback.next_step:
+            return False  # has its own schedule
+        callback = callback.callback
+    return callback.overrides("trigger_step") and not callback.overrides("next_step")
+
+
+def _is_periodic(callback: Callback) -> bool:
+    while isinstance(callback, ProxyCallback):
+        if isinstance(callback, PeriodicTrigger):
+            return True
+        callback = callback.callback
+    return False
+
+
+def checked(callbacks: Iterable[Callback], of: str = "the callbacks must be a list") -> list[Callback]:
+    """The members of a list of callbacks.
+
+    Args:
+        callbacks: the list.
+        of: what an error says of something else than a list.
+
+    Raises:
+        CallbackError: it is no list, something in it is not a callback, a callback has a hook under tensorpack's name,
+            or one is in it twice.
+    """
+    if isinstance(callbacks, Callback):
+        raise CallbackError(f"{of}; write [{callbacks!r}]")
+    if not isinstance(callbacks, Iterable):
+        kind = "None" if callbacks is None else type(callbacks).__name__
+        raise CallbackError(f"{of}, not {kind}{'; use [] for none' if callbacks is None else ''}")
+    found = list(callbacks)
+    for callback in found:
+        if not isinstance(callback, Callback):
+            hint = "; write it with parentheses" if isinstance(callback, type) else ""
+            raise CallbackError(f"not a callback: {callback!r}{hint}")
+        _check_names(callback)
+        if sum(other is callback for other in found) > 1:
+            raise CallbackError(f"{callback!r} is in the list twice; make a second one")
+    return found
+
+
+def _check_names(callback: Callback) -> None:
+    """Raise a CallbackError if a class has a hook under tensorpack's name and none under its name here."""
+    callback = innermost(callback)
+    own = [kind for kind in type(callback).__mro__ if not kind.__module__.startswith(("prototrain.", "builtins"))]
+    for name, here in _TENSORPACK.items():
+        if any(name in vars(kind) for kind in own) and not any(here in vars(kind) for kind in own):
+            raise CallbackError(
+                f"{callback.name} has {name}, tensorpack's name, which is never used here; call it {here}"
+            )
+
+
+def _labels(callbacks: Iterable[Callback]) -> dict[Callback, str]:
+    """Name each callback, in the order of the list: "Validation", "Validation 2"."""
+    seen: Counter[str] = Counter()
+    found: dict[Callback, str] = {}
+    for callback in callbacks:
+        seen[callback.name] += 1
+        found[callback] = callback.name if seen[callback.name] == 1 else f"{callback.name} {seen[callback.name]}"
+    return found
+
+
+def _by_state_key(callbacks: Iterable[Callback]) -> dict[str, Callback]:
+    """Map state keys to the callbacks that have a state, or were given a key."""
+    keys: dict[str, Callback] = {}
+    for callback in callbacks:
+        if callback.state_key is None and not callback.overrides("state_dict"):
+            continue
+        key = callback.state_key or callback.name
+        if key in keys:
+            raise CallbackError(
+                f"two callbacks would save their state as {key!r} ({keys[key]!r} and {callback!r}); "
+                "give one of them another state_key"
+            )
+        keys[key] = callback
+    return keys

@@ -1,27 +1,29 @@
-"""Scalars on their way from the run to whoever writes them down."""
+"""Monitors: callbacks that receive the scalars of a run."""
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
-from prototrain.callbacks.base import Callback, Priority
-from prototrain.callbacks.foreseen import Foreseen, no_such_scalar, recorded_twice
+from prototrain.callbacks.base import Callback, Priority, innermost
 from prototrain.callbacks.pictures import histogram_summary, image_summary, text_summary
 from prototrain.errors import CallbackError
-from prototrain.system.files import LONGEST_NAME
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
 HISTORY_LENGTH = 1000
 _RESERVED = ("step", "time")
+_LONGEST_PREFIX = 255  # bytes
+_UNANNOUNCED = ("checkpoint/", "cluster/", "hyper/", "perf/")  # recorded without `announce`
+_CALLS_USER_CODE = ("CallbackFactory", "KerasCallback", "ProcessTensors", "RunOp")
 
 
 class Monitor(Callback):
@@ -67,36 +69,73 @@ class Monitor(Callback):
 
 
 class Monitors:
-    """Fans scalars out to every `Monitor` in the callback list and remembers the last ones of each name.
-
-    Attributes:
-        foreseen: which of them will come, as far as that is known before the first step.
-    """
+    """Passes scalars on to every `Monitor` in the callback list and remembers the last ones of each name."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._history: dict[str, deque[tuple[int, float]]] = {}
-        self._attached: list[Monitor] = []
-        self._has_warned = False
-        self._recorder: str | None = None
-        self._recorded: dict[str, tuple[int, str]] = {}  # at which step a callback recorded each name last
-        self.foreseen = Foreseen(trainer)
+        self.attach(())
 
     def attach(self, monitors: Iterable[Monitor]) -> None:
-        """Send what comes from now on to these monitors, in place of those before."""
+        """Begin a run with these monitors."""
         self._attached = list(monitors)
-        self.foreseen.forget()
-        self._recorded = {}
         self._has_warned = False
+        self._recorder: str | None = None  # the callback that runs now
+        self._recorded: dict[str, tuple[int, str]] = {}  # the step and the callback of each name's last value
+        self._announced: list[tuple[Callback, str, set[str] | None]] = []
 
     @contextmanager
     def recorded_by(self, who: str) -> Iterator[None]:
-        """Name what records scalars meanwhile, for the error about a name that is recorded twice."""
+        """Name the callback that records scalars in this block, for the error about a second value of a name."""
         outer, self._recorder = self._recorder, who
         try:
             yield
         finally:
             self._recorder = outer
+
+    # -- before the first step ----------------------------------------------------------------------------------------
+
+    def announce(self, callback: Callback, prefix: str, names: Collection[str] | None) -> None:
+        """Announce the scalars that a callback will record; called in its `check_run` or before.
+
+        Args:
+            callback: records them.
+            prefix: the start of their names, without the slash.
+            names: their names without it; None if they are not known yet.
+
+        Raises:
+            CallbackError: another callback records one of them as well.
+        """
+        mine = None if names is None else set(names)
+        for other, theirs, known in self._announced:
+            both = sorted((known or set()) & (mine or set())) if theirs == prefix else []
+            if both and other is not callback:
+                raise _recorded_twice(f"{prefix}/{both[0]}", other.name, callback.name)
+        self._announced.append((callback, prefix, mine))
+
+    def require(self, callback: Callback, name: str) -> None:
+        """Check, in the `check_run` of a callback that decides by a scalar, that it will be recorded.
+
+        Where the user's code may record anything, a name that looks mistyped is only warned of.
+
+        Raises:
+            CallbackError: nothing records it.
+        """
+        if name in self._history or name.startswith(_UNANNOUNCED):
+            return
+        known = []
+        for _, prefix, names in self._announced:
+            if name.startswith(f"{prefix}/") and (names is None or name.removeprefix(f"{prefix}/") in names):
+                return
+            known += [f"{prefix}/{inner}" for inner in sorted(names or "*")]
+        stem = name.rpartition("/")[2]
+        said = f"{callback.name}: {_no_such_scalar(name, known, [one.replace('*', stem) for one in known])}"
+        if not any(map(_runs_code_of_user, self._trainer.callbacks)) and not _is_of_user(self._trainer):
+            raise CallbackError(said)
+        if "did you mean" in said:
+            self._trainer.session.say_once(f"WARNING: {said}")
+
+    # -- recording ----------------------------------------------------------------------------------------------------
 
     def put_scalar(self, name: str, value: Any) -> None:
         """Record a scalar of the current step.
@@ -132,12 +171,15 @@ class Monitors:
             for name in numbers:
                 before, by = self._recorded.get(name, (-1, ""))
                 if before == step:
-                    raise recorded_twice(name, by, self._recorder, step)
+                    raise _recorded_twice(name, by, self._recorder, f" at step {step}")
                 self._recorded[name] = (step, self._recorder)
         for name, number in numbers.items():
             if name not in self._history:
                 self._history[name] = deque(maxlen=HISTORY_LENGTH)
-            self._history[name].append((step, number))
+            values_of = self._history[name]
+            if values_of and values_of[-1][0] == step and self._recorder is not None:
+                values_of.pop()  # a resumed run has called the callbacks of its step again
+            values_of.append((step, number))
         for monitor in self._attached:
             monitor.put_scalars(numbers, step)
 
@@ -223,7 +265,7 @@ class Monitors:
             CallbackError: there is no such scalar, or its newest value is of another step.
         """
         if name not in self._history:
-            raise CallbackError(no_such_scalar(name, self._history))
+            raise CallbackError(_no_such_scalar(name, self._history))
         step, value = self._history[name][-1]
         if at_step is not None and step != at_step:
             raise CallbackError(
@@ -252,25 +294,43 @@ def scalar_in(value: Any) -> Any:
 
 
 def _check_name(name: Any) -> None:
-    """Fail at a name that metrics.jsonl, or the directory that TensorBoard has for its prefix, cannot have.
-
-    Raises:
-        CallbackError: it says what is wrong with it.
-    """
+    """Raise a CallbackError for a name that metrics.jsonl, or TensorBoard's directory for its prefix, cannot have."""
     if not isinstance(name, str):
         raise CallbackError(f"the name of a scalar must be a text, not {name!r}")
     if name in _RESERVED:
         raise CallbackError(f"a scalar cannot be called {name!r}; put a prefix before it, such as 'trn/{name}'")
     prefix, slash, _ = name.partition("/")
-    if not (slash and prefix == "..") and "\0" not in name and not any("\ud800" <= sign <= "\udfff" for sign in name):
-        size = len(prefix.encode()) if slash else 0
-        if size <= LONGEST_NAME:
-            return
+    if (slash and prefix == "..") or "\0" in name or any("\ud800" <= sign <= "\udfff" for sign in name):
+        raise CallbackError(f"a scalar cannot be called {name[:80]!r}: its prefix is the name of a directory")
+    if slash and (size := len(prefix.encode())) > _LONGEST_PREFIX:
         raise CallbackError(
-            f"a scalar cannot be called {name[:40]!r}...: what stands before the slash is the name of a directory, and "
-            f"has {size} bytes, not at most {LONGEST_NAME}"
+            f"a scalar cannot be called {name[:40]!r}...: its prefix is the name of a directory and has {size} bytes, "
+            f"more than {_LONGEST_PREFIX}"
         )
-    raise CallbackError(f"a scalar cannot be called {name[:80]!r}: no directory of TensorBoard's could have its name")
+
+
+def _no_such_scalar(name: str, known: Iterable[str], likely: Sequence[str] | None = None) -> str:
+    there = list(known)
+    found = difflib.get_close_matches(name, there if likely is None else likely, n=1)
+    meant = f"did you mean {found[0]!r}? " if found else ""
+    return f"there is no scalar {name!r}; {meant}there are: {', '.join(sorted(there)) or 'none yet'}"
+
+
+def _recorded_twice(name: str, first: str, second: str, at: str = "") -> CallbackError:
+    if at and first == second:
+        return CallbackError(f"{first} records {name!r} twice{at}; give the second value another name")
+    return CallbackError(
+        f"{first} and {second} both record {name!r}{at}; give one of them another prefix=, or leave it out"
+    )
+
+
+def _runs_code_of_user(callback: Callback) -> bool:
+    inner = innermost(callback)
+    return _is_of_user(inner) or type(inner).__name__ in _CALLS_USER_CODE
+
+
+def _is_of_user(thing: object) -> bool:
+    return not type(thing).__module__.startswith("prototrain.")
 
 
 def as_number(name: str, value: Any) -> float:

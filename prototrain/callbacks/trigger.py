@@ -11,7 +11,7 @@ from prototrain.errors import CallbackError
 
 
 class PeriodicTrigger(ProxyCallback):
-    """Runs another callback's `trigger` at an interval, in place of that callback's own schedule.
+    """Runs another callback's `trigger` at an interval, instead of that callback's schedule.
 
     Several intervals may be given; the callback runs when any of them is due, once per step at most. The last step of
     a run counts as due, too, unless the callback's `at_end` is False. Steps and epochs are counted from the start of
@@ -106,14 +106,6 @@ class PeriodicTrigger(ProxyCallback):
             self._last_step = self.trainer.global_step
             self._last_time = self._clock()
             self.trigger()
-
-    def fired_at(self, step: int) -> bool:
-        """Whether `trigger` has run for a step."""
-        return self._last_step == step
-
-    def mark_fired(self) -> None:
-        """Take note that `trigger` had run for the present step before the run was resumed."""
-        self._last_step = self.trainer.global_step
 
 
 def _next_multiple(step: int, interval: int) -> int:

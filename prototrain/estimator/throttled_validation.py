@@ -30,7 +30,7 @@ class ThrottledValidation(Validation):
         self._not_before = 0.0
 
     def check_run(self) -> None:
-        self.trainer.monitors.foreseen.give(self._prefix, None, self)
+        self.trainer.monitors.announce(self, self._prefix, None)
 
     def before_train(self) -> None:
         self._not_before = self._clock() + self._spec.start_delay_secs

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from prototrain.callbacks.base import Callback
-from prototrain.callbacks.listing import checked
+from prototrain.callbacks.group import checked
 from prototrain.config import Config
 from prototrain.errors import SweepError
 from prototrain.launch import launch

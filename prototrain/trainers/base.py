@@ -23,6 +23,7 @@ from prototrain.experiment import Experiment
 from prototrain.experiment.experiment import VERIFY
 from prototrain.experiment.facts import Facts, origin_of, sources_of
 from prototrain.experiment.record import Outcome
+from prototrain.step.python_summaries import PythonSummaries
 from prototrain.step.variables import CALL_SECONDS, StepCounter
 from prototrain.system.signals import StopRequest
 from prototrain.trainers.report import RunTimes, closing, describe_run, opening
@@ -69,6 +70,7 @@ class Trainer:
         monitors: take scalars from anywhere (`monitors.put_scalar`) to the writers in the callback list.
         experiment: the directory of the run, or None.
         session: the present run in its directory: its checkpoints, how it was resumed.
+        summaries: what Python code gives to `tf.summary`.
         stop: asks the run to stop, and says whether somebody has.
         times: where the time of the run goes.
         is_chief: whether this process writes the experiment directory.
@@ -104,6 +106,7 @@ class Trainer:
         self.check_finite = self.record_gradient_norm = self.allow_changed_data = False
         self.evaluation_scopes: list[Callable[[], AbstractContextManager[None]]] = []
         self.stop = StopRequest(self.log)
+        self.summaries = PythonSummaries(self.log)
         self.monitors = Monitors(self)
         self.callbacks = CallbackGroup(self)
         self.session = Run(self)
@@ -135,14 +138,14 @@ class Trainer:
         """Call `run_step` with the hooks of the callbacks around it."""
         self.begin_step()
         try:
-            with self.callbacks.summaries.recording(step):
+            with self.summaries.recording(step):
                 self.callbacks.before_run()
                 outputs = _checked(self.run_step())
         except StopTraining:  # no step was made, such as at the end of the data
             self.go_to(step - 1)
             raise
         self.outputs = outputs
-        events = self.callbacks.summaries.take()
+        events = self.summaries.take()
         self.summary_events = events if is_last and self.callbacks.watching else ()
         if events and not self.callbacks.has_watchers:
             self.session.say_once(NOT_RECORDED)
@@ -237,8 +240,9 @@ class Trainer:
             # A step that a resumed run has to finish first belongs to the epoch that it ends.
             completed = self.global_step - self.callbacks.unfinished
             self.go_to(self.global_step, epoch_num=max(completed, 0) // self.steps_per_epoch + 1)
-            self.callbacks.finish_step()
+            self.stop.check()
             self.callbacks.before_epoch()
+            self.callbacks.repeat_step()
             while (step := self.counter.step) < min(self.end_of_epoch, self.total_steps):
                 self._advance(self.callbacks.next_step() - step)
                 self.callbacks.trigger_step()

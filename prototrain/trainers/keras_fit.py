@@ -10,8 +10,7 @@ import keras
 import tensorflow as tf
 
 from prototrain.callbacks import KerasCallback, ModelSaver, ProgressBar, SaveOnExit, ScalarPrinter, Validation
-from prototrain.callbacks.base import Callback
-from prototrain.callbacks.proxies import innermost
+from prototrain.callbacks.base import Callback, innermost
 from prototrain.errors import CallbackError, DataError
 from prototrain.trainers.keras_data import Data
 

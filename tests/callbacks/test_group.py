@@ -14,8 +14,8 @@ from prototrain import Callback
 from prototrain.callbacks import KerasCallback, ModelSaver, PeriodicCallback, Priority, SaveOnExit
 from prototrain.callbacks.base import ProxyCallback
 from prototrain.callbacks.group import CallbackGroup
-from prototrain.callbacks.listing import own_callbacks
 from prototrain.errors import CallbackError
+from prototrain.launch import _own_callbacks as own_callbacks
 from tests.tiny import CountingTrainer, Recorder
 
 
@@ -164,16 +164,16 @@ def test_a_callback_that_failed_runs_again_after_a_resume(tmp_path: Path) -> Non
     with pytest.raises(RuntimeError, match="not this time"):
         train()
     train()
-    assert "".join(order) == "abcabc"
+    assert "".join(order) == "aabcabc"  # all of its step are called again
 
 
 @pytest.mark.parametrize(
     ("given", "message", "of_model"),
     [
-        (None, "must be a list, not None", "must return a list of callbacks, not None; return .. for none"),
+        (None, "must be a list, not None", "must return a list of callbacks, not None; use .. for none"),
         (5, "must be a list, not int", "must return a list of callbacks, not int"),
         (Callback, "must be a list, not type", "must return a list of callbacks, not type"),
-        (Callback(), "must be a list; write .Callback", "must return a list of callbacks, not Callback"),
+        (Callback(), "must be a list; write .Callback", "must return a list of callbacks; write .Callback"),
         ("ab", "not a callback: 'a'", "not a callback: 'a'"),
         ([Callback], "write it with parentheses", "write it with parentheses"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from prototrain.callbacks import Callback, Monitor, ProxyCallback
-from prototrain.callbacks.listing import checked
+from prototrain.callbacks.group import checked
 from prototrain.errors import CallbackError
 
 

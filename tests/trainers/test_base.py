@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import signal
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -330,15 +331,17 @@ class Tally(Callback):
         self.calls = state["calls"]
 
 
-def failing(hook: str, step: int, error: BaseException) -> Callback:
-    """A callback that raises in one of its hooks at a step, the first time."""
+def failing(hook: str, step: int, error: BaseException | None) -> Callback:
+    """A callback that raises in one of its hooks at a step, or asks for a stop as a signal does."""
 
     class Fails(Callback):
         pass
 
     def fail(self: Callback) -> None:
         if self.trainer.global_step == step:
-            raise error
+            if error is not None:
+                raise error
+            self.trainer.stop.request(signal.SIGINT)
 
     setattr(Fails, hook, fail)
     return Fails()
@@ -347,23 +350,38 @@ def failing(hook: str, step: int, error: BaseException) -> Callback:
 EPOCH_HOOKS = ("before_epoch", "trigger_step", "after_epoch", "trigger_epoch")
 
 
-@pytest.mark.parametrize("error", [OSError("disk"), KeyboardInterrupt(), StopTraining("enough")])
+@pytest.mark.parametrize("error", [None, StopTraining("enough")], ids=["signal", "StopTraining"])
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize(("hook", "step"), [*itertools.product(EPOCH_HOOKS, (3, 6)), ("trigger_step", 4)])
 def test_each_hook_runs_once_for_an_epoch_that_is_stopped(
-    tmp_path: Path, hook: str, step: int, is_first: bool, error: BaseException
+    tmp_path: Path, hook: str, step: int, is_first: bool, error: BaseException | None
 ) -> None:
     length = {"steps_per_epoch": 3, "max_epoch": 3}
     straight = Tally()
     CountingTrainer().train([straight], **length)
     stop = failing(hook, step, error)
-    with suppress(OSError, KeyboardInterrupt):
+    with suppress(KeyboardInterrupt):
         found = [stop, Tally()] if is_first else [Tally(), stop]
         CountingTrainer(experiment=tmp_path).train([*found, SaveOnExit()], **length)
     resumed = Tally()
     trainer = CountingTrainer(experiment=tmp_path)
     trainer.train([resumed, SaveOnExit()], **length)
     assert trainer.session.began_at == step and resumed.calls == straight.calls
+
+
+@pytest.mark.parametrize("error", [OSError("disk"), KeyboardInterrupt()], ids=["error", "interrupted"])
+@pytest.mark.parametrize("step", [3, 4])
+def test_where_a_callback_fails_all_of_its_step_are_called_again(
+    tmp_path: Path, step: int, error: BaseException
+) -> None:
+    calls: list[tuple[str, int]] = []
+    length = {"steps_per_epoch": 3, "max_steps": 5}
+    with pytest.raises(type(error)):
+        stop = failing("trigger_step", step, error)
+        CountingTrainer(experiment=tmp_path).train([Recorder(calls).every(steps=1), stop, SaveOnExit()], **length)
+    CountingTrainer(experiment=tmp_path).train([Recorder(calls).every(steps=1), SaveOnExit()], **length)
+    triggered = [at for hook, at in calls if hook == "trigger"]
+    assert triggered == ([1, 2, 3, 4, 5] if step == 3 else [1, 2, 3, 4, 4, 5])
 
 
 class Prepares(Callback):
@@ -395,7 +413,7 @@ def counts(trainer: CountingTrainer) -> list[int]:
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-@pytest.mark.parametrize(("hook", "step"), [*itertools.product(EPOCH_HOOKS, (3, 6)), ("trigger_step", 4)])
+@pytest.mark.parametrize(("hook", "step"), [*itertools.product(EPOCH_HOOKS[1:], (3, 6)), ("trigger_step", 4)])
 def test_who_keeps_nothing_of_an_epoch_is_prepared_again(tmp_path: Path, hook: str, step: int, is_first: bool) -> None:
     stop = failing(hook, step, OSError("disk"))
     with pytest.raises(OSError, match="disk"):

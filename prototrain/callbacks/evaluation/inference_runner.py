@@ -78,7 +78,7 @@ class InferenceRunner(Callback):
     def check_run(self) -> None:
         trainer = self.trainer
         for inferencer in self.inferencers:
-            trainer.monitors.foreseen.give(self.prefix, known_names(inferencer), self)
+            trainer.monitors.announce(self, self.prefix, known_names(inferencer))
         if not self._rehearse or trainer.global_step >= trainer.total_steps:
             return
         # Not inside of the evaluation's scopes: other callbacks must take this for no evaluation.

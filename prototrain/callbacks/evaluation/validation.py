@@ -103,7 +103,7 @@ class Validation(Callback):
             with announcing(f"trying out the validation on {self.dataset!r}", trainer.log):
                 names = trainer.rehearse(self.dataset, self.batches)
             trainer.stop.check()
-        trainer.monitors.foreseen.give(self.prefix, names, self)
+        trainer.monitors.announce(self, self.prefix, names)
 
     def trigger(self) -> None:
         if self._off:

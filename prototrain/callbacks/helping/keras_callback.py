@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
 
-from prototrain.callbacks.base import Callback, Priority
-from prototrain.callbacks.helping.attributes import decoded, encoded, held_by, inside_of, mark
-from prototrain.callbacks.proxies import innermost
+from prototrain.callbacks.base import Callback, Priority, innermost
 from prototrain.callbacks.saving.save_on_exit import save_ahead
-from prototrain.checkpoint.state import restore_errors
+from prototrain.checkpoint.json_codec import decode, encode
 from prototrain.config import json_form
 from prototrain.errors import CallbackError, CheckpointError, ConfigError, StopTraining
 from prototrain.private_api.of_keras import CALLBACK_SCRATCH
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _VALIDATION = "vld/"
+_FUNCTION = "function "  # before its name
+_LARGEST = 1 << 24  # characters of an attribute as JSON
 
 
 class KerasCallback(Callback):
@@ -39,10 +40,10 @@ class KerasCallback(Callback):
     A callback that overrides a batch hook is called after every step, which makes each compiled call one step long;
     one with ``save_freq="epoch"`` or ``update_freq="epoch"`` is not.
 
-    The attributes that change along the way are part of every checkpoint: numbers, texts, containers, arrays, and
-    what is inside of random generators and variables that are made before training; up to 16 MB each, as JSON. Where
-    another one has changed, such as the weights of a large model that `keras.callbacks.EarlyStopping` keeps, or it
-    cannot be known whether it has, a resumed run warns that the checkpoint does not hold it.
+    The attributes that change while training are part of every checkpoint if they hold plain values: numbers, texts,
+    arrays, functions of a module, and lists, tuples and dicts of plain values, up to 16 MB each. A resumed run warns
+    of other attributes that were replaced, such as the weights of a large model that `keras.callbacks.EarlyStopping`
+    keeps.
     `on_train_end` is called when the run has reached its end, not when a signal or an error ended it. The last
     checkpoint is written before it and holds what was trained, whatever weights it puts back. `on_epoch_end` is not
     called for an epoch that the end of the run cuts short.
@@ -91,8 +92,15 @@ class KerasCallback(Callback):
                 "BackupAndRestore would put weights of its own in place of those of the checkpoint: leave it out, the "
                 "experiment goes on by itself"
             )
-        self._restored: dict[str, Any] = {"values": {}, "lost": [], "begun": -1, "ended": 0, "stopped": False}
-        self._at_begin: dict[str, Any] | None = None
+        self._restored: dict[str, Any] = {
+            "values": {},
+            "inside": {},
+            "lost": [],
+            "called": {},
+            "ended": 0,
+            "stopped": False,
+        }
+        self._at_begin: dict[str, str] | None = None
         self._logs: tuple[tuple[str, int], dict[str, Any]] = (("", -1), {})
         self._model = _NoModel(self.name, trainer) if trainer.keras_model is None else trainer.keras_model
         self.callback.set_params({"epochs": trainer.max_epoch, "steps": trainer.steps_per_epoch, "verbose": 0})
@@ -102,24 +110,18 @@ class KerasCallback(Callback):
 
     def before_train(self) -> None:
         restored = self._restored
-        self._begun, self._stopped = restored["begun"], restored["stopped"]
-        self._ended = restored.get("ended", self.trainer.epoch_num)
+        self._called: dict[str, int] = dict(restored["called"])
+        self._ended, self._stopped = restored["ended"], restored["stopped"]
         self._model.stop_training = False
-        if self._begun >= 0 and isinstance(self.callback, keras.callbacks.CSVLogger):
+        if self._called and isinstance(self.callback, keras.callbacks.CSVLogger):
             self.callback.append = True
             _forget_rows(self.callback, self._ended)
         what = f"on_train_begin of {self.name}"
         with announcing(what, self.trainer.log), self.trainer.stop.waiting_for(what):
             self._call("on_train_begin", None)
-        elsewhere = self._elsewhere()
-        self._at_begin = {name: mark(value, elsewhere) for name, value in vars(self.callback).items()}
-        for name, (coded, marks) in restored.get("changed", {}).items():  # of an earlier version
-            setattr(self.callback, name, json_form.decode(coded, name, marks))
-        for name, coded in restored.get("values", {}).items():
-            setattr(self.callback, name, decoded(*coded))
-        for name, coded in restored.get("inside", {}).items():
-            with restore_errors(f"{self.name}.{name}"):
-                inside_of(getattr(self.callback, name, None)).load_state_dict(decoded(*coded))
+        self._at_begin, self._objects = _plain_attributes(self.callback), dict(vars(self.callback))
+        for name, text in restored["values"].items():
+            setattr(self.callback, name, _from_text(text))
         if self._stopped and not self._has_more_patience():
             raise StopTraining(f"{self.name} had stopped the run")
         self._stopped = False
@@ -132,22 +134,21 @@ class KerasCallback(Callback):
         return isinstance(stopping, keras.callbacks.EarlyStopping) and stopping.wait < stopping.patience
 
     def before_epoch(self) -> None:
-        if self.trainer.local_step == 0 and self._begun < self.trainer.global_step:
-            self._call("on_epoch_begin", self.trainer.epoch_num - 1, None)
+        if self.trainer.local_step == 0:
+            self._call_once("on_epoch_begin", self.trainer.epoch_num - 1, None)
         self._begin_batch()
-        self._begun = self.trainer.global_step
 
     def overrides(self, hook: str) -> bool:
         return super().overrides(hook) and (hook != "trigger_step" or self._by_step)
 
     def trigger_step(self) -> None:
         logs = self._shared("batch", self.trainer.fit_logs())
-        self._call("on_train_batch_end", self.trainer.local_step - 1, logs=logs)
+        self._call_once("on_train_batch_end", self.trainer.local_step - 1, logs)
         self._begin_batch()
 
     def trigger_epoch(self) -> None:
         self._ended = self.trainer.epoch_num
-        self._call("on_epoch_end", self.trainer.epoch_num - 1, self._shared("epoch", self._epoch_logs()))
+        self._call_once("on_epoch_end", self.trainer.epoch_num - 1, self._shared("epoch", self._epoch_logs()))
 
     def after_train(self) -> None:
         if self.trainer.global_step >= self.trainer.total_steps and not self.trainer.callbacks.unfinished:
@@ -158,37 +159,34 @@ class KerasCallback(Callback):
     def state_dict(self) -> dict[str, Any]:
         if self._at_begin is None:
             return self._restored
-        values, inside, lost = {}, {}, []
-        elsewhere = self._elsewhere()
-        for name, value in vars(self.callback).items():
-            now = mark(value, elsewhere)
-            if name in CALLBACK_SCRATCH or (now is not None and now == self._at_begin.get(name)):
-                continue
-            holder = inside_of(value) if name in self._at_begin else None
-            try:
-                if holder is None:
-                    values[name] = encoded(value)
-                else:
-                    inside[name] = encoded(holder.state_dict())
-            except (CheckpointError, ConfigError):
-                lost.append(name)
-        of_hooks = {"begun": self._begun, "ended": self._ended, "stopped": self._stopped}
-        return {"values": values, "inside": inside, "lost": lost, **of_hooks}
+        attributes, now = vars(self.callback), _plain_attributes(self.callback)
+        return {
+            "values": {name: text for name, text in now.items() if self._at_begin.get(name) != text},
+            "lost": [
+                name
+                for name, value in attributes.items()
+                if name not in now and name not in CALLBACK_SCRATCH and value is not self._objects.get(name)
+            ],
+            "called": self._called,
+            "ended": self._ended,
+            "stopped": self._stopped,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._restored = state
         for name in state["lost"]:
             self.trainer.log(f"WARNING: the checkpoint does not hold {self.name}.{name}, which cannot be saved")
 
-    def _elsewhere(self) -> set[int]:
-        """The identities of what a checkpoint holds anyway, and of what is there anew in every run."""
-        metrics = [] if self.trainer.keras_model is None else self.trainer.keras_model.metrics
-        return held_by(self.trainer.state).union(map(id, [self.callback, self.trainer, self._model, *metrics]))
-
     # -- how Keras callbacks are called -------------------------------------------------------------------------------
 
-    def _call(self, hook: str, *arguments: Any, **logs: Any) -> None:
-        getattr(self.callback, hook)(*arguments, **logs)
+    def _call_once(self, hook: str, number: int, logs: dict[str, Any] | None) -> None:
+        """Call a hook, unless it was called for this step before the run was resumed."""
+        if self._called.get(hook) != self.trainer.global_step:
+            self._called[hook] = self.trainer.global_step
+            self._call(hook, number, logs)
+
+    def _call(self, hook: str, *arguments: Any) -> None:
+        getattr(self.callback, hook)(*arguments)
         if self._model.stop_training:
             self._stopped = True
             raise StopTraining(f"{self.name} asked for it")
@@ -206,9 +204,8 @@ class KerasCallback(Callback):
     def _begin_batch(self) -> None:
         trainer = self.trainer
         over = trainer.local_step >= trainer.steps_per_epoch or trainer.global_step >= trainer.total_steps
-        if self._by_step and not over and self._begun < trainer.global_step:
-            self._begun = trainer.global_step
-            self._call("on_train_batch_begin", trainer.local_step, logs={})
+        if self._by_step and not over:
+            self._call_once("on_train_batch_begin", trainer.local_step, {})
 
     def _epoch_logs(self) -> dict[str, Any]:
         trainer = self.trainer
@@ -244,6 +241,27 @@ class _NoModel:
             f"{self._who} asks for the {name} of a Keras model, which {self._where} has not; train the model with "
             "KerasTrainer, or use one of prototrain's own callbacks"
         )
+
+
+def _plain_attributes(callback: keras.callbacks.Callback) -> dict[str, str]:
+    """The attributes that JSON can hold, as JSON. Of a function it is the name."""
+    found = {}
+    for name, value in vars(callback).items():
+        with suppress(CheckpointError, ConfigError):
+            if callable(value):
+                text = f"{_FUNCTION}{json_form.encode(value, name, [])}"
+            else:
+                text = json.dumps(encode(value, name))
+            is_same = not callable(value) or _from_text(text) is value
+            if is_same and name not in CALLBACK_SCRATCH and len(text) <= _LARGEST:
+                found[name] = text
+    return found
+
+
+def _from_text(text: str) -> Any:
+    if text.startswith(_FUNCTION):
+        return json_form.decode(text.removeprefix(_FUNCTION), "", [""])
+    return decode(json.loads(text))
 
 
 def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:

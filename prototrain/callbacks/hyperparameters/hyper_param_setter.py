@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from prototrain.callbacks.base import Callback
+from prototrain.callbacks.base import Callback, innermost
 from prototrain.callbacks.hyperparameters.hyper_param import HyperParam
 from prototrain.callbacks.hyperparameters.learning_rate import LearningRate
-from prototrain.callbacks.proxies import innermost
 from prototrain.errors import CallbackError, NonFiniteError
 
 
@@ -44,6 +43,7 @@ class HyperParamSetter(Callback):
     def setup(self) -> None:
         self.param.connect(self.trainer)
         self._restored: float | None = None
+        self._triggered_at = -1
         scheduled = any(isinstance(innermost(callback), LearningRate) for callback in self.trainer.callbacks)
         if scheduled and self.param.is_learning_rate_of(self.trainer):
             raise CallbackError(f"{self.name} and LearningRate both set the learning rate; leave one of them out")
@@ -58,6 +58,9 @@ class HyperParamSetter(Callback):
             self.trainer.monitors.put_scalar(f"hyper/{self.param.name}", self.param.get())
 
     def trigger(self) -> None:
+        if self.trainer.global_step == self._triggered_at:
+            return  # a resumed run calls the callbacks of its step again if one of them had failed
+        self._triggered_at = self.trainer.global_step
         value = self.new_value()
         old = self.param.get()
         if value is None or value == old:
@@ -81,7 +84,7 @@ class HyperParamSetter(Callback):
         self.param.set(value)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"value": self.param.get()}
+        return {"value": self.param.get(), "step": self._triggered_at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._restored = float(state["value"])
+        self._restored, self._triggered_at = float(state["value"]), int(state["step"])

@@ -59,7 +59,7 @@ class StatMonitorParamSetter(HyperParamSetter):
             self._recent = []
 
     def check_run(self) -> None:
-        self.trainer.monitors.foreseen.require(self.stat, self)
+        self.trainer.monitors.require(self, self.stat)
 
     def new_value(self) -> float | None:
         value = self.trainer.monitors.latest(self.stat, at_step=self.trainer.global_step)

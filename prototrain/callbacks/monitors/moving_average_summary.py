@@ -57,7 +57,7 @@ class MovingAverageSummary(Callback):
 
     def setup(self) -> None:
         names = [f"{name}_average" for name in self.names] if self._pattern is None else None
-        self.trainer.monitors.foreseen.give(self.prefix, names, self)
+        self.trainer.monitors.announce(self, self.prefix, names)
         if self._pattern is None:
             state, key = self.trainer.state, f"{OF_CALLBACKS}{self.state_key}"
             # For each scalar the weighted sum of its values, and behind them the sum of the weights.

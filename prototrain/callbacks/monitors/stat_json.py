@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 
-from prototrain.callbacks.base import Callback, Priority
+from prototrain.callbacks.base import Callback, Priority, innermost
 from prototrain.callbacks.monitors.json_writer import JSONWriter
-from prototrain.callbacks.proxies import innermost
 from prototrain.errors import CallbackError
 from prototrain.experiment.rows import rows_of
 from prototrain.system.files import write_atomic

@@ -26,7 +26,7 @@ class Summaries(Callback):
         self.prefix = prefix
 
     def setup(self) -> None:
-        self.trainer.monitors.foreseen.give_outputs(self.prefix, self)
+        self.trainer.monitors.announce(self, self.prefix, None)
 
     def watches(self) -> Collection[str] | None:
         return ()

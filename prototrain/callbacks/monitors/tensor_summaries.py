@@ -37,7 +37,7 @@ class TensorSummary(ProcessTensors):
         self.prefix = prefix
 
     def setup(self) -> None:
-        self.trainer.monitors.foreseen.give(self.prefix, None, self)
+        self.trainer.monitors.announce(self, self.prefix, None)
 
     def process(self, *arrays: np.ndarray[Any, Any]) -> None:
         for name, array in zip(self.names, arrays, strict=True):
@@ -95,7 +95,7 @@ class ParamSummary(Callback):
         self.prefix = prefix
 
     def setup(self) -> None:
-        self.trainer.monitors.foreseen.give(self.prefix, None, self)
+        self.trainer.monitors.announce(self, self.prefix, None)
         self._variables = [
             (name, variable, kinds)
             for pattern, kinds in self.choices

@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from prototrain.callbacks.base import Callback, Priority, begins_anew
+from prototrain.callbacks.base import Callback, Priority, begins_anew, innermost
 from prototrain.callbacks.best import Best, Mode
-from prototrain.callbacks.proxies import innermost
 from prototrain.callbacks.saving.model_saver import ModelSaver
 from prototrain.errors import CheckpointError, NonFiniteError
 from prototrain.system.files import write_atomic
@@ -57,7 +56,7 @@ class BestSaver(Callback):
         self._has_saver = any(isinstance(innermost(callback), ModelSaver) for callback in self.trainer.callbacks)
 
     def check_run(self) -> None:
-        self.trainer.monitors.foreseen.require(self.stat, self)
+        self.trainer.monitors.require(self, self.stat)
 
     def before_train(self) -> None:
         # A run may go on from before the step that the note of an earlier one names, and come to that step again.

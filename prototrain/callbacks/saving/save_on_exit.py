@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prototrain.callbacks.base import Callback, Priority
-from prototrain.callbacks.proxies import innermost
+from prototrain.callbacks.base import Callback, Priority, innermost
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer

@@ -62,6 +62,7 @@ class EarlyStopping(Callback):
         self._is_back = self._was_back = False
         self.best = Best(self._mode, min_delta=self._min_delta)
         self._waited = 0
+        self._counted_at = -1  # the step of the last measurement
 
     def setup(self) -> None:
         if begins_anew(self):
@@ -85,7 +86,7 @@ class EarlyStopping(Callback):
         return [(variable, state[mine + name]) for name, variable in model.items()]
 
     def check_run(self) -> None:
-        self.trainer.monitors.foreseen.require(self.stat, self)
+        self.trainer.monitors.require(self, self.stat)
 
     def before_train(self) -> None:
         self._is_back = False
@@ -93,6 +94,9 @@ class EarlyStopping(Callback):
 
     def trigger(self) -> None:
         step = self.trainer.global_step
+        if step == self._counted_at:
+            return  # a resumed run calls the callbacks of its step again if one of them had failed
+        self._counted_at = step
         if self.best.update(self.trainer.monitors.latest(self.stat, at_step=step), step):
             self._waited = 0
             for variable, copy in self._copies:
@@ -137,8 +141,8 @@ class EarlyStopping(Callback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best.state_dict(), "waited": self._waited}
+        return {"best": self.best.state_dict(), "waited": self._waited, "counted_at": self._counted_at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.best.load_state_dict(state["best"])
-        self._waited = int(state["waited"])
+        self._waited, self._counted_at = int(state["waited"]), int(state["counted_at"])

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import enum
-import logging
-import random
 import signal
-import threading
-from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,14 +165,14 @@ def test_state_goes_on(tmp_path: Path) -> None:
     class Recent(keras.callbacks.Callback):
         def __init__(self) -> None:
             super().__init__()
-            self.pair, self.all, self.last = (1, 2), [], deque(maxlen=3)
+            self.pair, self.all, self.last = (1, 2), [], np.zeros(2)
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             self.all.append(batch)
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             self.all.append(f"epoch {epoch}")
-            self.last.append(epoch)
+            self.last = self.last + epoch
 
     def best(patience: int) -> keras.callbacks.EarlyStopping:
         return keras.callbacks.EarlyStopping("val_loss", patience=patience, min_delta=0.5, mode="min")
@@ -193,7 +188,7 @@ def test_state_goes_on(tmp_path: Path) -> None:
     assert parts.all == whole.all and parts.pair == (1, 2)
     # A sign turned once must not be turned back, and the patience is that of the present list.
     assert (stopping.wait, stopping.best, stopping.min_delta, stopping.patience) == (1, 1.0, -0.5, 9)
-    assert "changed" not in trainer.session.resume_line() and parts.last == whole.last and parts.last.maxlen == 3
+    assert "changed" not in trainer.session.resume_line() and parts.last.tolist() == whole.last.tolist()
     assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
@@ -214,10 +209,6 @@ class Holder(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         changed = self.change(self.value)
         self.value = self.value if changed is None else changed
-
-
-def add_one(variable: Any) -> None:
-    variable.assign(variable + 1)
 
 
 class Interrupt(Callback):
@@ -271,14 +262,8 @@ def test_a_stop_amid_the_callbacks_costs_no_hook(
 
 
 def content(value: Any) -> Any:
-    """What two values are compared by, such as the next number of a random generator."""
-    if isinstance(value, (random.Random, np.random.Generator, np.random.RandomState)):
-        return value.normal(0, 1) if hasattr(value, "normal") else value.gauss(0, 1)
-    if isinstance(value, keras.random.SeedGenerator):
-        return value.next().numpy().tolist()
-    if isinstance(value, keras.metrics.Metric):
-        return float(value.result())
-    return value.numpy().tolist() if hasattr(value, "numpy") else (type(value), repr(value))
+    """What two values are compared by."""
+    return type(value), repr(value)
 
 
 def resumed(tmp_path: Path, made: Callable[[], Holder]) -> tuple[Holder, Holder, str]:
@@ -298,21 +283,6 @@ SAVED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "array, changed inside": (lambda: np.zeros(2), lambda value: np.add(value, 1, out=value)),
     "texts": (lambda: np.array(["a"]), lambda value: np.append(value, "bc")),
     "nested": (dict, lambda value: {**value, len(value): [(1, np.float32(2)), {"a": None}, np.ones(2)]}),
-    "set": (lambda: {1, 2}, lambda value: {*value, len(value) + 1}),
-    "deque": (lambda: deque(maxlen=2), lambda value: value.append(len(value))),
-    "function": (lambda: len, lambda value: add_one if value is len else content),
-    "tensor": (lambda: tf.constant(1.5), lambda value: value * 2),
-    "generator": (lambda: np.random.default_rng(3), lambda value: value.random() and None),
-    "bit generator of another kind": (
-        lambda: np.random.Generator(np.random.MT19937(3)),
-        lambda value: value.standard_normal() and None,
-    ),
-    "random state": (lambda: np.random.RandomState(3), lambda value: value.normal() and None),
-    "Python's generator": (lambda: random.Random(3), lambda value: value.gauss(0, 1) and None),
-    "variable": (lambda: tf.Variable([1.0, 2.0]), add_one),
-    "Keras variable": (lambda: keras.Variable(1.0), add_one),
-    "seed generator": (lambda: keras.random.SeedGenerator(3), lambda value: value.next() is None or None),
-    "metric": (keras.metrics.Mean, lambda value: value.update_state(float(value.count) + 1.0) and None),
 }
 
 
@@ -325,46 +295,28 @@ def test_what_can_be_saved_exactly_comes_back_with_its_type(tmp_path: Path, kind
 
 
 LOST: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-    "dataclass": (Count, lambda value: setattr(value, "number", value.number + 1)),
-    "class of its own": (lambda: defaultdict(int), lambda value: value.update(a=value["a"] + 1)),
-    "generators in a list": (lambda: [random.Random(3)], lambda value: value[0].random() and None),
-    "bound to a generator": (lambda: random.Random(3).gauss, lambda value: value(0, 1) and None),
-    "iterator": (lambda: (number for number in range(9)), lambda value: None),  # of which cannot be known
-    "shuffled": (lambda: tf.data.Dataset.range(3).shuffle(3), lambda value: None),
+    "dataclass": (Count, lambda value: Count(value.number + 1)),
+    "set": (lambda: {1, 2}, lambda value: {*value, len(value) + 1}),
     "large": (lambda: np.zeros(1 << 21), lambda value: value + 1),
     "large together": (lambda: [np.zeros(1 << 18)] * 8, lambda value: [part + 1 for part in value]),
-    "objects": (lambda: np.array([None]), lambda value: np.append(value, Count())),
+    "tensor": (lambda: tf.constant(1.5), lambda value: value * 2),
     "lambda": (lambda: len, lambda value: lambda: 0),
 }
 
 
 @pytest.mark.parametrize("kind", LOST)
-def test_what_cannot_be_saved_is_named(tmp_path: Path, kind: str) -> None:
+def test_what_cannot_be_saved_is_named(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     value, change = LOST[kind]
-    line = resumed(tmp_path, lambda: Holder(value(), change))[2]
-    assert "changed" not in line
+    resumed(tmp_path, lambda: Holder(value(), change))
+    assert "WARNING: the checkpoint does not hold Holder.value" in capsys.readouterr().out
 
 
-class Kind(enum.Enum):
-    ONE = 1
-
-
-@dataclass
-class Parts:
-    """Objects of many kinds that nothing changes."""
-
-    parts: tuple[Any, ...]
-
-
-def test_what_does_not_change_is_no_reason(tmp_path: Path) -> None:
-    file = (tmp_path / "log.txt").open("w")
-    around = Parts((Count(), threading.Lock(), logging.getLogger("a"), Path("a"), Kind.ONE, np.less, lambda: 0, keras))
-    unchanged = [around, around.parts, np.ones(9), file, tf.data.Dataset.range(3).batch(2), print, around.__repr__]
-    unchanged += [keras.losses.MeanSquaredError(), keras.optimizers.Adam(), keras.layers.Dense(1), Kind, {}.get]
-    unchanged += [tf.function(lambda: 0), tf.summary.create_file_writer(str(tmp_path))]
-    for number, value in enumerate(unchanged):
-        assert "changed" not in resumed(tmp_path / str(number), lambda value=value: Holder(value))[2], value
-    file.close()
+@pytest.mark.parametrize(
+    "value", [Count(), len, keras.losses.MeanSquaredError(), {1, 2}], ids=["object", "function", "loss", "set"]
+)
+def test_of_what_stays_there_is_no_warning(value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    resumed(tmp_path, lambda: Holder(value))
+    assert "WARNING" not in capsys.readouterr().out
 
 
 @ALLOWED

@@ -23,7 +23,6 @@ from prototrain.callbacks import (
 )
 from prototrain.callbacks.base import Priority
 from prototrain.errors import CallbackError
-from tests.test_exits import send
 from tests.tiny import CountingTrainer, tiny_build, tiny_datasets, tiny_trainer, values
 
 
@@ -154,8 +153,8 @@ def test_a_stop_between_two_callbacks_loses_no_row(experiment: Path) -> None:
     assert [(row["step"], row["vld/loss"], row["trn/loss"]) for row in rows] == [(2, 9.0, 1 / 2), (4, 9.0, 1 / 4)]
 
 
-class StopsAt(Callback):
-    """Asks the run to stop ahead of the callbacks that write, in one step."""
+class FailsAt(Callback):
+    """Raises before the callbacks that write, in one step."""
 
     priority = Priority.EVALUATE
 
@@ -164,16 +163,16 @@ class StopsAt(Callback):
 
     def trigger_step(self) -> None:
         if self.trainer.global_step == self.step:
-            send(signal.SIGTERM)
+            raise RuntimeError("failed")
 
 
-def test_what_a_stop_has_kept_from_being_recorded_is_recorded_by_the_resumed_run(experiment: Path) -> None:
+def test_what_a_failure_has_kept_from_being_recorded_is_recorded_by_the_resumed_run(experiment: Path) -> None:
     def callbacks(stop: int) -> list[Callback]:
         looks = ProcessTensors(["logits"], seen.append)
-        return [StopsAt(stop), looks.every(steps=2), Summaries().every(steps=2), JSONWriter(), SaveOnExit()]
+        return [FailsAt(stop), looks.every(steps=2), Summaries().every(steps=2), JSONWriter(), SaveOnExit()]
 
     seen: list[Any] = []
-    with pytest.raises(SystemExit):
+    with pytest.raises(RuntimeError, match="failed"):
         tiny_trainer(experiment, build=build).train(callbacks(4), max_steps=8)
     assert len(seen) == 1
     tiny_trainer(experiment, build=build).train(callbacks(0), max_steps=8)

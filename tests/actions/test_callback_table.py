@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from prototrain.actions.inspect import callback_table
 from prototrain.callbacks import (
     CheckNumerics,
     EnableCallbackIf,
@@ -15,14 +16,11 @@ from prototrain.callbacks import (
     Summaries,
     Validation,
 )
-from prototrain.callbacks.group import CallbackGroup
-from tests.tiny import CountingTrainer
 
 
 def test_the_table_is_in_the_order_of_running() -> None:
     setter = StatMonitorParamSetter("learning_rate", "vld/loss", lambda rate: rate / 2, mode="min", last_k=2)
-    group = CallbackGroup(
-        CountingTrainer(),
+    table = callback_table(
         [
             SaveOnExit(),
             LearningRate(lambda step: 0.1),
@@ -37,7 +35,7 @@ def test_the_table_is_in_the_order_of_running() -> None:
             Validation().every(steps=100),
         ],
     )
-    rows = [line.split() for line in group.describe().splitlines()]
+    rows = [line.split() for line in str(table).splitlines()]
     stages = [row[0] for row in rows[2:]]
     assert stages == [*["evaluate"] * 7, "decide", "write", "save", "save"]
     by_name = {row[1]: " ".join(row[2:]) for row in rows[2:]}
