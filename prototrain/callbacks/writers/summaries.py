@@ -1,4 +1,4 @@
-"""Recording what training steps show of themselves."""
+"""Recording the scalars and summaries of training steps."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from statistics import fmean
 
 from prototrain.callbacks.base import Callback
 from prototrain.callbacks.monitor import as_number, scalar_in
+from prototrain.errors import CallbackError
 
 
 class Summaries(Callback):
@@ -45,3 +46,20 @@ class Summaries(Callback):
             if not numbers:
                 self.trainer.monitors.put_summary(event.summary, self.prefix)
         self.trainer.monitors.put_scalars({name: fmean(found) for name, found in scalars.items()}, self.prefix)
+
+
+class GradientNorm(Callback):
+    """Adds ``gradient_norm`` to the scalars of each compiled step: the L2 norm of all gradients together.
+
+    It is that of the gradients averaged over the towers, before any gradient processor. A `train_step` that applies
+    gradients several times gives ``gradient_norm_2`` and so on.
+    """
+
+    chief_only = False
+
+    def setup(self) -> None:
+        if self.trainer.optimizer is None:
+            raise CallbackError(
+                f"GradientNorm needs a trainer that applies gradients; {type(self.trainer).__name__} has no optimizer"
+            )
+        self.trainer.record_gradient_norm = True

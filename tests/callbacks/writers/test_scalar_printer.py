@@ -9,7 +9,7 @@ import pytest
 
 from prototrain import Trainer
 from prototrain.callbacks import ScalarPrinter
-from prototrain.callbacks.monitors.scalar_printer import table
+from prototrain.callbacks.writers.scalar_printer import table
 from prototrain.errors import CallbackError
 from tests.callbacks.helpers import Puts
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
-from prototrain.callbacks.watching.process_tensors import ProcessTensors
+from prototrain.callbacks.profiling.tensors import ProcessTensors
 from prototrain.errors import CallbackError
 
 KINDS = ("scalar", "histogram", "sparsity", "mean", "rms")

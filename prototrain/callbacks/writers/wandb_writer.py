@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from prototrain.callbacks.monitors.mlflow_writer import opened
-from prototrain.callbacks.monitors.tracker import Point, Tracker, needed
+from prototrain.callbacks.writers.mlflow_writer import opened
+from prototrain.callbacks.writers.tracker import Point, Tracker, needed
 
 if TYPE_CHECKING:
     from prototrain.experiment.record import Outcome

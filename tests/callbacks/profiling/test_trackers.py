@@ -17,7 +17,7 @@ from prototrain.callbacks import (
     HostMemoryTracker,
     ThroughputTracker,
 )
-from prototrain.callbacks.watching.estimated_time_left import in_words
+from prototrain.callbacks.profiling.trackers import in_words
 from prototrain.errors import CallbackError
 from tests.tiny import CountingTrainer, tiny_trainer
 

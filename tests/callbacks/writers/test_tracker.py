@@ -13,8 +13,8 @@ import pytest
 
 from prototrain import Callback, StopTraining
 from prototrain.callbacks import ModelSaver, SaveOnExit, Summaries
-from prototrain.callbacks.monitors.mlflow_writer import _as_key
-from prototrain.callbacks.monitors.tracker import Point, Tracker, needed
+from prototrain.callbacks.writers.mlflow_writer import _as_key
+from prototrain.callbacks.writers.tracker import Point, Tracker, needed
 from prototrain.errors import CallbackError
 from prototrain.experiment.record import Outcome, read_attempts
 from tests.callbacks.helpers import Fails, Puts

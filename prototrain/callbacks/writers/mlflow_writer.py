@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from prototrain.callbacks.monitors.tracker import Point, Tracker, needed
+from prototrain.callbacks.writers.tracker import Point, Tracker, needed
 from prototrain.config.values import as_text
 
 if TYPE_CHECKING:

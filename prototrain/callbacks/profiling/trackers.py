@@ -1,14 +1,108 @@
-"""How busy and how full the GPUs are."""
+"""Speed, time left, memory, and how busy the GPUs are."""
 
 from __future__ import annotations
 
 import importlib
 import threading
+import time
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from prototrain.callbacks.base import Callback
+from prototrain.callbacks.base import Callback, Priority
+from prototrain.errors import CallbackError
+from prototrain.system.wording import in_words
+
+
+class ThroughputTracker(Callback):
+    """Records the speed since it was last triggered, as ``perf/steps_per_second`` or ``perf/samples_per_second``.
+
+    The time that callbacks take counts as well: it is the speed at which the run gets on.
+
+    Args:
+        samples: examples per step, such as ``model.batch_size``; None for steps per second.
+        clock: returns the time in seconds.
+
+    Raises:
+        CallbackError: `samples` is not positive.
+    """
+
+    def __init__(self, samples: int | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        if samples is not None and samples <= 0:
+            raise CallbackError(f"ThroughputTracker: samples must be positive, got {samples}")
+        self._samples = samples
+        self._clock = clock
+
+    def before_train(self) -> None:
+        self._step, self._time = self.trainer.global_step, self._clock()
+
+    def trigger(self) -> None:
+        step, now = self.trainer.global_step, self._clock()
+        if step > self._step and now > self._time:
+            speed = (step - self._step) / (now - self._time)
+            if self._samples is None:
+                self.trainer.monitors.put_scalar("perf/steps_per_second", speed)
+            else:
+                self.trainer.monitors.put_scalar("perf/samples_per_second", speed * self._samples)
+        self._step, self._time = step, now
+
+
+class EstimatedTimeLeft(Callback):
+    """Prints how long the run will still take, by the speed since some triggers ago.
+
+    Args:
+        last_k: the number of triggers that the speed is measured over.
+        clock: returns the time in seconds.
+    """
+
+    priority = Priority.WRITE
+
+    def __init__(self, *, last_k: int = 5, clock: Callable[[], float] = time.monotonic) -> None:
+        self._last_k = last_k
+        self._clock = clock
+
+    def before_train(self) -> None:
+        self._seen = deque([(self.trainer.global_step, self._clock())], maxlen=self._last_k + 1)
+
+    def trigger(self) -> None:
+        step, now = self.trainer.global_step, self._clock()
+        self._seen.append((step, now))
+        first_step, begin = self._seen[0]
+        left = self.trainer.total_steps - step
+        if not self.trainer.is_endless and left > 0 and step > first_step:
+            self.trainer.log(f"time left: {in_words((now - begin) / (step - first_step) * left)}")
+
+
+_GIB = 2**30
+
+
+class HostMemoryTracker(Callback):
+    """Records the memory of this process and its children, and what is free on the host, in GiB.
+
+    The names are ``perf/host_memory_gib`` and ``perf/host_memory_available_gib``. A process that ends while it is
+    looked at counts as nothing.
+    """
+
+    def setup(self) -> None:
+        import psutil  # needed by this callback alone
+
+        self._psutil = psutil
+        self._process = psutil.Process()
+
+    def trigger(self) -> None:
+        used = 0
+        for process in (self._process, *self._process.children(recursive=True)):
+            try:
+                used += process.memory_info().rss
+            except self._psutil.NoSuchProcess:
+                continue
+        self.trainer.monitors.put_scalar("perf/host_memory_gib", used / _GIB)
+        self.trainer.monitors.put_scalar(
+            "perf/host_memory_available_gib", self._psutil.virtual_memory().available / _GIB
+        )
+
 
 _GIB = 2**30
 

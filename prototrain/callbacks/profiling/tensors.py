@@ -1,18 +1,78 @@
-"""Writing a tensor of a training step as pictures."""
+"""Tensors of a training step: for a function, as files, as pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import io
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from prototrain.callbacks.base import Priority
+from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.pictures import pictures, png
-from prototrain.callbacks.watching.process_tensors import ProcessTensors
 from prototrain.errors import CallbackError
 from prototrain.system.files import write_atomic
+
+
+class ProcessTensors(Callback):
+    """Calls a function with tensors of the last step whenever triggered; the other steps do not notice.
+
+    In a trainer whose steps are plain Python, the tensors are the scalars that `run_step` returned. Asynchronous towers
+    and several workers show no tensors; there nothing is called.
+
+    Args:
+        names: of tensors in the model's mapping or in the batch; those of all towers stand one after the other.
+        function: takes the arrays in this order.
+
+    Raises:
+        CallbackError: while training, if there is no such tensor (in a compiled step: ModelError).
+    """
+
+    def __init__(self, names: str | Sequence[str], function: Callable[..., Any] | None = None) -> None:
+        self.names = [names] if isinstance(names, str) else list(names)
+        self._function = function
+
+    def process(self, *arrays: np.ndarray[Any, Any]) -> None:
+        """What is done with the arrays; a subclass may override it."""
+        if self._function is not None:
+            self._function(*arrays)
+
+    def watches(self) -> Collection[str] | None:
+        return self.names
+
+    def trigger(self) -> None:
+        watched, outputs = self.trainer.watched, self.trainer.outputs
+        if self.trainer.is_compiled and not watched:
+            return  # the run ended at a step that nobody could know to be its last
+        missing = [name for name in self.names if name not in watched and name not in outputs]
+        if missing:
+            known = ", ".join([*watched, *outputs]) or "none"
+            raise CallbackError(f"{self.name}: there is no tensor {', '.join(missing)} in the step; there are: {known}")
+        self.process(*(np.asarray(watched[name] if name in watched else outputs[name]) for name in self.names))
+
+
+class DumpTensors(ProcessTensors):
+    """Writes tensors of the last step into ``analysis/tensors/step-<step>.npz`` whenever triggered.
+
+    Args:
+        names: of tensors in the model's mapping or in the batch; `numpy.load` gives them back by these names.
+    """
+
+    priority = Priority.WRITE
+
+    def __init__(self, names: str | Sequence[str]) -> None:
+        super().__init__(names)
+
+    def setup(self) -> None:
+        self._directory = self.trainer.require_experiment("DumpTensors").directory / "analysis" / "tensors"
+
+    def process(self, *arrays: np.ndarray[Any, Any]) -> None:
+        buffer = io.BytesIO()
+        named: dict[str, Any] = dict(zip(self.names, arrays, strict=True))
+        np.savez_compressed(buffer, **named)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        write_atomic(self._directory / f"step-{self.trainer.global_step:010d}.npz", buffer.getvalue())
 
 
 class DumpTensorAsImage(ProcessTensors):

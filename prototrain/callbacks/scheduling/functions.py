@@ -1,4 +1,4 @@
-"""Running a function of the user's own."""
+"""Callbacks made of functions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,59 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
+from prototrain.callbacks.writers.tensor_summaries import matching
 from prototrain.errors import CallbackError
 from prototrain.private_api.of_keras import KerasVariable
+
+Hook = Callable[["CallbackFactory"], Any]
+
+
+class CallbackFactory(Callback):
+    """Makes a callback of functions, each of which gets the callback, and by it ``.trainer``.
+
+        CallbackFactory(trigger=lambda self: print(self.trainer.global_step)).every(steps=100)
+
+    Args:
+        setup: see `Callback.setup`.
+        before_train: see `Callback.before_train`.
+        trigger: see `Callback.trigger`.
+        after_train: see `Callback.after_train`.
+        priority: when it runs among those of the same hook, see `Priority`.
+    """
+
+    def __init__(
+        self,
+        *,
+        setup: Hook | None = None,
+        before_train: Hook | None = None,
+        trigger: Hook | None = None,
+        after_train: Hook | None = None,
+        priority: int = Callback.priority,
+    ) -> None:
+        self._hooks = {"setup": setup, "before_train": before_train, "trigger": trigger, "after_train": after_train}
+        self.priority = priority
+
+    def overrides(self, hook: str) -> bool:
+        if hook == "trigger_epoch":
+            hook = "trigger"  # what it does after an epoch is its trigger
+        return self._hooks[hook] is not None if hook in self._hooks else super().overrides(hook)
+
+    def setup(self) -> None:
+        self._call("setup")
+
+    def before_train(self) -> None:
+        self._call("before_train")
+
+    def trigger(self) -> None:
+        self._call("trigger")
+
+    def after_train(self) -> None:
+        self._call("after_train")
+
+    def _call(self, hook: str) -> None:
+        function = self._hooks[hook]
+        if function is not None:
+            function(self)
 
 
 class RunOp(Callback):
@@ -89,3 +140,33 @@ def _checked(function: Any) -> Callable[[], Any]:
 def _is_value(given: Any) -> bool:
     # An assignment gives None, or the variable itself.
     return given is None or tf.is_tensor(given) or isinstance(given, (tf.Variable, KerasVariable))
+
+
+class AssignVariables(Callback):
+    """Gives trained variables a new value after each step, in the compiled call.
+
+        AssignVariables(lambda variable: tf.clip_by_value(variable, -0.01, 0.01), "critic/.*")
+
+    Args:
+        function: from a variable to its new value, or to None to leave it; traced, so that it may use TensorFlow
+            operations only.
+        regex: matches whole names of trained variables.
+
+    Raises:
+        CallbackError: at setup, if no trained variable has such a name.
+    """
+
+    chief_only = False
+
+    def __init__(self, function: Callable[[Any], Any], regex: str = ".*") -> None:
+        self.function = function
+        self.regex = regex
+
+    def setup(self) -> None:
+        self._variables = matching(self.name, self.trainer.trained_variables, self.regex)
+
+    def after_run(self, outputs: dict[str, Any]) -> None:
+        for variable in self._variables.values():
+            value = self.function(variable)
+            if value is not None:
+                variable.assign(value)

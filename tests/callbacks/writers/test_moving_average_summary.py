@@ -27,7 +27,7 @@ def test_the_average_over_all_steps(make: Any) -> None:
 
 
 def test_it_survives_a_resume(tmp_path: Path) -> None:
-    """With a compiled trainer, tests/callbacks/monitors/test_tensor_summaries.py has it."""
+    """With a compiled trainer, tests/callbacks/writers/test_tensor_summaries.py has it."""
 
     def run(name: str, max_steps: int) -> Any:
         trainer = CountingTrainer(experiment=tmp_path / name)
