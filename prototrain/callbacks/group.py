@@ -242,7 +242,7 @@ class CallbackGroup:
             self.trigger_step()
 
     def after_epoch(self) -> None:
-        """Call `after_epoch`; where the end of the run cuts the epoch short, of those whose `at_end` says so."""
+        """Call `after_epoch`; where the end of the run cuts the epoch short, only of those that are due `at_end`."""
         if self._in_epoch:
             self._in_epoch = False
             due = [callback for callback in self.callbacks if callback.overrides("after_epoch")]

@@ -279,7 +279,7 @@ class Monitors:
         return {name: [[step, _encode(value)] for step, value in pairs] for name, pairs in self._history.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the history of a checkpoint."""
+        """Restore the history of a checkpoint."""
         self._history = {
             name: deque(((int(step), float(value)) for step, value in pairs), maxlen=HISTORY_LENGTH)
             for name, pairs in state.items()

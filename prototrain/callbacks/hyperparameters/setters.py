@@ -65,8 +65,8 @@ class HyperParamSetter(Callback):
     def trigger(self) -> None:
         if self.trainer.global_step == self._triggered_at:
             return  # a resumed run calls the callbacks of its step again if one of them had failed
-        self._triggered_at = self.trainer.global_step
         value = self.new_value()
+        self._triggered_at = self.trainer.global_step
         old = self.param.get()
         if value is None or value == old:
             return
@@ -245,7 +245,7 @@ class StatMonitorParamSetter(HyperParamSetter):
     """Changes a hyperparameter when a scalar has not improved enough in its last k measurements.
 
     The first of the last k + 1 measurements is compared with the ones after it. After a change the count begins anew.
-    Trigger it where the scalar is measured: ``.every(steps=100)`` beside ``Validation().every(steps=100)``.
+    Trigger it where the scalar is measured: ``.every(steps=100)`` with ``Validation().every(steps=100)``.
 
     Args:
         param: the hyperparameter, or what `HyperParam` takes first.

@@ -1,1 +1,1 @@
-"""Callbacks that stand beside training: shells, processes and threads, and callbacks of Keras."""
+"""Shells, processes and threads, and callbacks of Keras."""

@@ -89,8 +89,8 @@ class KerasCallback(Callback):
         trainer = self.trainer
         if isinstance(self.callback, keras.callbacks.BackupAndRestore) and trainer.experiment is not None:
             raise CallbackError(
-                "BackupAndRestore would put weights of its own in place of those of the checkpoint: leave it out, the "
-                "experiment goes on by itself"
+                "BackupAndRestore would replace the weights of the checkpoint: leave it out, the "
+                "experiment resumes without it"
             )
         self._restored: dict[str, Any] = {
             "values": {},
@@ -126,7 +126,7 @@ class KerasCallback(Callback):
             raise StopTraining(f"{self.name} had stopped the run")
         self._stopped = False
         if self.trainer.local_step and not self.trainer.callbacks.unfinished:
-            self._begin_batch()  # amid an epoch, which does not begin again
+            self._begin_batch()  # within an epoch, which does not begin again
 
     def _has_more_patience(self) -> bool:
         """Whether what had stopped the run is to wait for longer now."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class DebugShell(Callback):
     """Opens IPython before the first step, with `trainer`, `model`, `config` and one `batch` at hand.
 
-    Leaving the shell (Ctrl-D) goes on with the run, whatever was raised in it.
+    Leaving the shell (Ctrl-D) continues the run, whatever was raised in it.
     """
 
     priority = Priority.EVALUATE
@@ -38,7 +38,7 @@ def open_shell(trainer: Trainer) -> None:
         "config": trainer.config,
         "batch": getattr(getattr(trainer, "data", None), "first_batch", None),
     }
-    banner = "trainer, model, config, batch are at hand; trainer.run_steps(1) trains a step, Ctrl-D goes on\n"
+    banner = "trainer, model, config, batch are at hand; trainer.run_steps(1) trains a step, Ctrl-D continues\n"
     with trainer.stop.suspended():  # Ctrl-C is to interrupt what was typed, not the run
         import IPython  # takes a second, and few runs open a shell
 
@@ -50,7 +50,7 @@ class InjectShell(Callback):
     triggered.
 
     ``touch INJECT_SHELL.tmp`` asks for it; the file is deleted. ``InjectShell().every(seconds=5)`` looks often at no
-    cost. Without a terminal to read from, a line says so and the run goes on.
+    cost. Without a terminal to read from, it prints a line and the run continues.
 
     Args:
         file: the file, seen from the directory that the run was started in.

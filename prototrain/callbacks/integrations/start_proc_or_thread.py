@@ -18,7 +18,7 @@ class StartProcOrThread(Callback):
     """Starts processes or threads before the first step and ends them after the last.
 
     A process is terminated, and killed if it does not end of that. A thread cannot be: `stop` has to tell it to end,
-    and it is waited for if there is a `stop`. One that goes on is left behind with a word, as a daemon, which does not
+    and it is waited for if there is a `stop`. One that does not end is reported and left as a daemon, which does not
     keep Python from ending.
 
     Args:

@@ -1,1 +1,1 @@
-"""Callbacks that show how a run goes: progress, memory, speed, profiles, and tensors of a step."""
+"""Callbacks that show progress, memory, speed, profiles, and tensors of a step."""

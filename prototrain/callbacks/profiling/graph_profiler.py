@@ -18,7 +18,7 @@ from prototrain.system.files import write_atomic
 class GraphProfiler(Callback):
     """Profiles a few steps with TensorFlow's profiler; TensorBoard's profile tab shows the outcome.
 
-    The files go into ``summaries/plugins/profile/``. Each of the steps is a call of its own, and marked as a step.
+    The files go into ``summaries/plugins/profile/``. Each of the steps is a separate call, marked as a step.
 
     Args:
         first_step: the first step that is profiled; not the very first, which is spent on tracing.

@@ -44,7 +44,7 @@ class ProcessTensors(Callback):
     def trigger(self) -> None:
         watched, outputs = self.trainer.watched, self.trainer.outputs
         if self.trainer.is_compiled and not watched:
-            return  # the run ended at a step that nobody could know to be its last
+            return  # the run ended at a step that was not planned as its last
         missing = [name for name in self.names if name not in watched and name not in outputs]
         if missing:
             known = ", ".join([*watched, *outputs]) or "none"
@@ -91,7 +91,7 @@ class DumpTensorAsImage(ProcessTensors):
     """
 
     priority = Priority.WRITE
-    _takes_one = False  # whether there may be a single picture in place of a batch
+    _takes_one = False  # whether there may be a single picture instead of a batch
 
     def __init__(
         self,

@@ -110,8 +110,8 @@ _GIB = 2**30
 class GPUUtilizationTracker(Callback):
     """Records how busy each GPU was since the last trigger, in percent, as ``perf/gpu<number>_utilization``.
 
-    A thread asks the driver at an interval. It needs the extra ``prototrain[gpu]``; without it, or without a GPU, one
-    line says so and nothing is recorded.
+    A thread asks the driver at an interval. It needs the extra ``prototrain[gpu]``; without it, or without a GPU, it
+    prints one line and records nothing.
 
     Args:
         seconds: the interval.
@@ -170,7 +170,7 @@ class GPUUtilizationTracker(Callback):
 class GPUMemoryTracker(Callback):
     """Records the most memory that TensorFlow has had on each GPU since the last trigger, in GiB.
 
-    The names are ``perf/gpu<number>_memory_gib``. Without a GPU, one line says so and nothing is recorded.
+    The names are ``perf/gpu<number>_memory_gib``. Without a GPU it prints one line and records nothing.
     """
 
     def setup(self) -> None:

@@ -25,11 +25,11 @@ _WORTH_SAYING = 1.5  # the change of the interval that is reported
 
 
 class ModelSaver(Callback):
-    """Writes a checkpoint and deletes all but the newest ones. A failed save is reported, and training goes on.
+    """Writes a checkpoint and deletes all but the newest ones. A failed save is reported, and training continues.
 
     Args:
         max_to_keep: how many checkpoints stay.
-        asynchronous: let training go on while the files are written. A process that is killed meanwhile has the
+        asynchronous: continue training while the files are written. A process that is killed meanwhile has the
             checkpoint before; a failure is reported at the next save.
         keep_every_n_hours: besides these, one checkpoint stays for ever whenever this time has passed.
         interval: "auto" for the interval at which saving and doing lost steps again cost least together, from what
@@ -220,7 +220,7 @@ class SaveInterval:
         self.seconds = _FIRST_SECONDS
 
     def note(self, cost: float) -> str | None:
-        """Take note of what a save has cost.
+        """Add the cost of a save.
 
         Args:
             cost: seconds for which it has held up the training.

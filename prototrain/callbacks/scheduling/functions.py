@@ -132,7 +132,7 @@ def _checked(function: Any) -> Callable[[], Any]:
         inspect.signature(function).bind()
     except TypeError as error:
         raise CallbackError(f"RunOp calls its function without arguments, and this one needs some: {error}") from error
-    except ValueError:  # of a builtin nobody knows
+    except ValueError:  # of a builtin
         pass
     return function  # type: ignore[no-any-return]
 

@@ -22,7 +22,7 @@ class StopOnNaN(Callback):
     What an update makes of finite gradients shows in the next step, when a checkpoint is to be written, or at the end
     of the run at the latest: no state with a variable that is not finite, the optimizer's and those of callbacks among
     them, is written where a resume would take it, and no such checkpoint is resumed from. The run ends with an error
-    that names the variables, and a resume goes on from the last good checkpoint.
+    that names the variables, and a resume uses the last good checkpoint.
 
     A variable that was not finite before the first step, such as a mask of -inf, is named once and left alone; if it
     was infinite, a NaN in it still counts.

@@ -22,7 +22,7 @@ from prototrain.system.waiting import announcing
 class JSONWriter(Monitor):
     """Writes ``metrics.jsonl``: for each step that has scalars a line ``{"step": 100, "time": ..., "trn/loss": ...}``.
 
-    A resumed run goes on where its checkpoint stands: rows of later steps, which will be made again, move to
+    A resumed run continues after the row of its checkpoint: rows of later steps, which will be made again, move to
     ``metrics.superseded.jsonl``, and a last line that a kill left half-written is dropped. As they are made again they
     are compared with those, except for scalars that measure time or memory: one line, and run.json, have the outcome.
     Numbers that JSON has no word for (NaN, infinity) are written as null. What a full disk refuses is kept and written

@@ -27,7 +27,7 @@ class MLflowWriter(Tracker):
     """Sends the run to MLflow: scalars as metrics, pictures as image series, the config as parameters, the outcome as
     status and as the tag ``prototrain.outcome``.
 
-    It needs the extra ``prototrain[mlflow]``. A resumed run goes on in the same run of MLflow. Parameters cannot be
+    It needs the extra ``prototrain[mlflow]``. A resumed run continues the same run of MLflow. Parameters cannot be
     changed there: a value that differs since is a tag, ``changed.KEY``. Signs of names that MLflow does not know become
     underscores.
 

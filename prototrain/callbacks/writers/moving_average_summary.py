@@ -24,7 +24,7 @@ class MovingAverageSummary(Callback):
 
     Args:
         names: of the step's scalars.
-        pattern: in place of names, a regular expression for whole names; ``.*`` for all scalars.
+        pattern: instead of names, a regular expression for whole names; ``.*`` for all scalars.
         decay: how much of the average stays in each step.
         prefix: what the scalars' names start with.
 

@@ -32,7 +32,7 @@ _EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 class TensorBoardWriter(Monitor):
     """Writes event files below ``summaries/``.
 
-    Each prefix has a directory of its own, so that ``trn/loss`` and ``vld/loss`` share a chart. When a run is resumed,
+    Each prefix has its own directory, so that ``trn/loss`` and ``vld/loss`` share a chart. When a run is resumed,
     each file begins with a mark that makes TensorBoard drop what an earlier file has of later steps. What a full disk
     refuses is kept and written once there is room.
 

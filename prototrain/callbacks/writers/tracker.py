@@ -1,22 +1,17 @@
-"""What every writer for an experiment tracker has in common: one run there for one run here, whatever happens."""
+"""Base class of the writers for experiment trackers."""
 
 from __future__ import annotations
 
 import importlib
-import json
-import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.base import Priority, begins_anew
 from prototrain.callbacks.monitor import Monitor
 from prototrain.errors import CallbackError, PrototrainError
-from prototrain.system.files import write_atomic
 from prototrain.system.tracebacks import in_one_line
 
 if TYPE_CHECKING:
@@ -35,11 +30,6 @@ class Point:
     value: float = 0.0
     pictures: tuple[bytes, ...] = ()
 
-    @property
-    def key(self) -> str:
-        """What tells a series of scalars from one of pictures of the same name."""
-        return f"{self.name} (pictures)" if self.pictures else self.name
-
 
 class Tracker(Monitor):
     """Sends scalars, pictures, the config and the outcome of a run to an experiment tracker.
@@ -48,9 +38,8 @@ class Tracker(Monitor):
     does not take is reported once, kept, and sent later; what is still waiting when a checkpoint is written is in the
     checkpoint.
 
-    A resumed run goes on in the same run of the tracker, whose id is in the checkpoint. Trackers do not forget: what
-    they have of steps that a killed run has made behind its checkpoint is left as it is, and not sent again when these
-    steps are made again. Up to where that is, is noted in ``trackers/`` of the experiment.
+    A resumed run continues the same run of the tracker, whose id is in the checkpoint. Steps that a killed run made
+    after its last checkpoint are made again, and sent again.
 
     A subclass defines `connect`, `send` and `close`.
 
@@ -60,14 +49,11 @@ class Tracker(Monitor):
 
     Attributes:
         extra: of prototrain, which brings what is needed.
-        is_certain: whether the tracker has for certain what `send` has handed over. If not, only `close` makes it so,
-            and what a killed run has made behind its checkpoint is sent again.
     """
 
-    # The last one to hear of the end: whether a save has failed is a part of the outcome.
+    # The last one to end: whether a save has failed is part of the outcome.
     priority = Priority.SAVE + 100
     extra: str
-    is_certain = True
 
     def __init__(self, *, seconds: float = 5.0, clock: Callable[[], float] = time.time) -> None:
         self._seconds = seconds
@@ -150,15 +136,13 @@ class Tracker(Monitor):
         if self._waiting:
             self.trainer.log(
                 f"WARNING: {self.name}: run {self._run} lacks {len(self._waiting)} values from step "
-                f"{self._waiting[0].step} on; a run that goes on from a checkpoint which was written since then sends "
+                f"{self._waiting[0].step} on; a run that is resumed from a later checkpoint sends "
                 "them"
             )
         try:
             self.close(self.trainer.outcome)
         except Exception as error:  # the run has ended as it has, whatever a tracker knows of it
             self.trainer.log(f"WARNING: {self.name}: run {self._run} was not told of the end: {in_one_line(error)}")
-        else:
-            self._write_note()
 
     def state_dict(self) -> dict[str, Any]:
         points = [point for point in [*self._under_way, *self._waiting] if not point.pictures]
@@ -173,8 +157,7 @@ class Tracker(Monitor):
 
     def _put(self, point: Point) -> None:
         self._open()
-        if point.step > self._known.get(point.key, -1):
-            self._waiting.append(point)
+        self._waiting.append(point)
 
     def _open(self) -> None:
         """Connect, the first time. Callbacks that come earlier may record something in their `before_train`."""
@@ -188,35 +171,12 @@ class Tracker(Monitor):
         except Exception as error:
             raise CallbackError(f"{self.name} cannot begin: {in_one_line(error)}") from error
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=self.name)
-        self._steps = self._read_note() if self._run == before else {}
-        self._known = dict(self._steps)
-        newest, step = max(self._known.values(), default=0), self.trainer.global_step
-        if newest > step:
-            self.trainer.log(
-                f"{self.name}: run {self._run} has what an earlier attempt recorded up to step {newest}; what is made "
-                f"again from step {step} to there is not sent again"
-            )
-        restored, self._restored = self._restored, []
-        for point in restored:
-            self._put(point)
+        self._waiting, self._restored = self._restored, []
 
     def _begin_sending(self, pool: ThreadPoolExecutor) -> None:
         self._under_way, self._waiting = self._waiting, []
         self._sent_at = self._clock()
-        self._sending = pool.submit(self._send_and_note, self._under_way)
-
-    def _send_and_note(self, points: list[Point]) -> None:
-        self.send(points)
-        self._steps |= {point.key: point.step for point in points}
-        if self.is_certain:
-            self._write_note()
-
-    def _write_note(self) -> None:
-        if self._note is not None:
-            # Without the note nothing is missing: what is made again after a kill may only be sent twice.
-            with suppress(OSError):
-                self._note.parent.mkdir(exist_ok=True)
-                write_atomic(self._note, json.dumps({"run": self._run, "steps": self._steps}) + "\n", durable=False)
+        self._sending = pool.submit(self.send, self._under_way)
 
     def _take_result(self) -> None:
         """Wait for what is being sent; what was not taken waits for the next time."""
@@ -234,22 +194,6 @@ class Tracker(Monitor):
         elif self._failing:
             self.trainer.log(f"{self.name} sends to run {self._run} again, nothing is missing")
         self._failing = error is not None
-
-    # -- what was sent, for the case of a kill ------------------------------------------------------------------------
-
-    @property
-    def _note(self) -> Path | None:
-        experiment = self.trainer.experiment
-        name = re.sub(r"\W", "_", self.state_key or type(self).__name__)
-        return None if experiment is None else experiment.trackers / f"{name}.json"
-
-    def _read_note(self) -> dict[str, int]:
-        """The last step that the tracker has of each series; empty if that is not known."""
-        try:
-            found = json.loads(self._note.read_bytes()) if self._note is not None else {}
-            return {key: int(step) for key, step in found["steps"].items()} if found["run"] == self._run else {}
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            return {}
 
 
 def needed(module: str, who: str, extra: str) -> Any:

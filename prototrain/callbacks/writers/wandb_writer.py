@@ -20,7 +20,7 @@ class WandbWriter(Tracker):
     """Sends the run to Weights & Biases: scalars over ``global_step``, pictures, the config, and the outcome as exit
     code and in the summary.
 
-    It needs the extra ``prototrain[wandb]``. A resumed run goes on in the same run there. Without a network, say
+    It needs the extra ``prototrain[wandb]``. A resumed run continues the same run there. Without a network, say
     ``mode="offline"`` (or WANDB_MODE=offline) and ``wandb sync`` later; W&B's own process then loses what it has in
     memory when this one is killed, up to 32 kB, of which metrics.jsonl has the scalars.
 
@@ -33,7 +33,6 @@ class WandbWriter(Tracker):
     """
 
     extra = "wandb"
-    is_certain = False  # its own process keeps what it is given in memory for a while
 
     def __init__(
         self,
