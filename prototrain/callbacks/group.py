@@ -10,7 +10,7 @@ from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.base import Callback, Priority, ProxyCallback, innermost
-from prototrain.callbacks.monitor import Monitor
+from prototrain.callbacks.monitor import Monitor, runs_code_of_user
 from prototrain.callbacks.trigger import PeriodicTrigger
 from prototrain.errors import CallbackError, CheckpointError, StopTraining
 from prototrain.system.forks import tell_of_forks
@@ -63,6 +63,7 @@ class CallbackGroup:
         mine = [callback for callback in checked(callbacks) if trainer.is_chief or not callback.chief_only]
         self.callbacks = sorted(mine, key=lambda callback: callback.priority)
         self._labels = _labels(self.callbacks)
+        self._of_user = set(filter(runs_code_of_user, self.callbacks))
         self._by_key = _by_state_key(self.callbacks)
         self._scheduled = [one for one in self.callbacks if one.overrides("trigger_step") or one.overrides("next_step")]
         self._by_epoch = [one for one in self.callbacks if one.overrides("trigger_epoch") or one.overrides("trigger")]
@@ -305,7 +306,8 @@ class CallbackGroup:
             raise stop
 
     def _call(self, callback: Callback, hook: str, *, at_start: bool = False) -> None:
-        """Call one hook: what it records bears its name, its time is taken, and a stop says what it waits for.
+        """Call one hook: what it records bears its name, its time is taken, and a stop says what it waits for. A
+        second signal, or ten seconds, interrupt the user's code.
 
         Args:
             callback: whose hook.
@@ -315,13 +317,13 @@ class CallbackGroup:
         trainer, label = self._trainer, self._labels[callback]
         shown = "before_train" if hook == "check_run" else hook
         what, when = f"{shown} of {label}", None if at_start else _AFTER_STEP
-        is_end = hook == "after_train"
+        is_end, is_of_user = hook == "after_train", callback in self._of_user
         begin = time.perf_counter()
         try:
             with (
                 _Noting(callback, shown),
                 announcing(what, trainer.log) if at_start else nullcontext(),
-                nullcontext() if is_end else trainer.stop.waiting_for(what, when=when, interruptible=True),
+                nullcontext() if is_end else trainer.stop.waiting_for(what, when=when, interruptible=is_of_user),
                 trainer.monitors.recorded_by(label),
             ):
                 if hook == "setup":  # no monitor is set up yet
