@@ -70,6 +70,7 @@ class CallbackGroup:
         self._due: list[tuple[Callback, int]] = []  # who asked for which step
         self._watchers: dict[Callback, Collection[str]] = {}
         self._set_up: list[Callback] = []
+        self._restored: set[Callback] = set()  # those whose state a checkpoint had
         self._stepped = False  # whether this run has made a step
         self._in_epoch = False  # between `before_epoch` and `after_epoch`
         self._begun_at = -1  # the step of the last `before_epoch`
@@ -186,8 +187,8 @@ class CallbackGroup:
     def before_epoch(self) -> None:
         """Call `before_epoch` of all.
 
-        Where a run is resumed within an epoch, that was done before the checkpoint: this calls those that keep nothing
-        of the epoch in a checkpoint, and undoes what they change in the trainer's state.
+        Where a run is resumed within an epoch, that was done before the checkpoint: this calls those of which the
+        checkpoint has no state, and undoes what they change in the trainer's state.
         """
         step, due = self._trainer.counter.step, [one for one in self.callbacks if one.overrides("before_epoch")]
         self._in_epoch = True
@@ -196,7 +197,7 @@ class CallbackGroup:
             self._run("before_epoch", due)
             return
         with self._trainer.session.resume.preparing():
-            self._run("before_epoch", [callback for callback in due if not callback.overrides("state_dict")])
+            self._run("before_epoch", [callback for callback in due if callback not in self._restored])
 
     def next_step(self, after: int | None = None) -> int:
         """Ask every callback for its next step.
@@ -358,6 +359,8 @@ class CallbackGroup:
                 except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                     said = f"{type(error).__name__}: {error}"
                     raise CheckpointError(f"the state of {key} cannot be taken back: {said}") from error
+                if callback.overrides("state_dict"):
+                    self._restored.add(callback)
         self.unfinished, self._begun_at = bool(state["unfinished"]), int(state["epoch_begun_at"])
 
     def times(self) -> dict[str, float]:
