@@ -23,7 +23,7 @@ from prototrain.callbacks import (
     Validation,
 )
 from prototrain.callbacks.group import checked
-from prototrain.callbacks.helping.debug_shell import DebugShell
+from prototrain.callbacks.integrations.shells import DebugShell
 from prototrain.config import Config
 from prototrain.errors import CallbackError, ConfigError
 from prototrain.experiment import Experiment

@@ -48,10 +48,10 @@ COMPATIBILITY = (
     "tests/checkpoint/",
     # Callbacks.
     "tests/callbacks/evaluation/test_validation.py::test_training_is_the_same_with_and_without",
-    "tests/callbacks/helping/test_keras_callback.py",
+    "tests/callbacks/integrations/test_keras_callback.py",
     "tests/callbacks/hyperparameters/test_hyper_params.py",
     "tests/callbacks/hyperparameters/test_learning_rate.py::test_each_step_has_its_rate_also_after_a_resume[adam]",
-    "tests/callbacks/monitors/test_tensorboard_writer.py",
+    "tests/callbacks/writers/test_tensorboard_writer.py",
     "tests/callbacks/saving/test_model_saver.py",
     "tests/callbacks/stopping/test_stop_on_nan.py::test_without_it_the_run_goes_on",
     "tests/callbacks/stopping/test_stop_on_nan.py::test_a_finite_run_is_the_same_with_and_without",

@@ -18,113 +18,111 @@ if TYPE_CHECKING:
         ScalarStats,
     )
     from prototrain.callbacks.evaluation.validation import Validation
-    from prototrain.callbacks.helping.inject_shell import InjectShell
-    from prototrain.callbacks.helping.keras_callback import KerasCallback
-    from prototrain.callbacks.helping.start_proc_or_thread import StartProcOrThread
-    from prototrain.callbacks.hyperparameters.human_hyper_param_setter import HumanHyperParamSetter
     from prototrain.callbacks.hyperparameters.hyper_param import HyperParam
-    from prototrain.callbacks.hyperparameters.hyper_param_setter import HyperParamSetter
-    from prototrain.callbacks.hyperparameters.hyper_param_setter_with_func import HyperParamSetterWithFunc
     from prototrain.callbacks.hyperparameters.learning_rate import LearningRate
-    from prototrain.callbacks.hyperparameters.scheduled_hyper_param_setter import ScheduledHyperParamSetter
-    from prototrain.callbacks.hyperparameters.stat_monitor_param_setter import StatMonitorParamSetter
+    from prototrain.callbacks.hyperparameters.setters import (
+        HumanHyperParamSetter,
+        HyperParamSetter,
+        HyperParamSetterWithFunc,
+        ScheduledHyperParamSetter,
+        StatMonitorParamSetter,
+    )
+    from prototrain.callbacks.integrations.keras_callback import KerasCallback
+    from prototrain.callbacks.integrations.shells import InjectShell
+    from prototrain.callbacks.integrations.start_proc_or_thread import StartProcOrThread
     from prototrain.callbacks.monitor import Monitor
-    from prototrain.callbacks.monitors.gradient_norm import GradientNorm
-    from prototrain.callbacks.monitors.json_writer import JSONWriter
-    from prototrain.callbacks.monitors.mlflow_writer import MLflowWriter
-    from prototrain.callbacks.monitors.moving_average_summary import MovingAverageSummary
-    from prototrain.callbacks.monitors.scalar_printer import ScalarPrinter
-    from prototrain.callbacks.monitors.send_monitor_data import SendMonitorData
-    from prototrain.callbacks.monitors.stat_json import StatJSON
-    from prototrain.callbacks.monitors.summaries import Summaries
-    from prototrain.callbacks.monitors.tensor_summaries import ActivationSummary, ParamSummary, TensorSummary
-    from prototrain.callbacks.monitors.tensorboard_writer import TensorBoardWriter
-    from prototrain.callbacks.monitors.wandb_writer import WandbWriter
+    from prototrain.callbacks.profiling.graph_profiler import GraphProfiler
+    from prototrain.callbacks.profiling.progress_bar import ProgressBar
+    from prototrain.callbacks.profiling.tensors import DumpParamAsImage, DumpTensorAsImage, DumpTensors, ProcessTensors
+    from prototrain.callbacks.profiling.trackers import (
+        EstimatedTimeLeft,
+        GPUMemoryTracker,
+        GPUUtilizationTracker,
+        HostMemoryTracker,
+        ThroughputTracker,
+    )
     from prototrain.callbacks.saving.best_saver import MaxSaver, MinSaver
     from prototrain.callbacks.saving.model_saver import ModelSaver
     from prototrain.callbacks.saving.save_on_exit import SaveOnExit
-    from prototrain.callbacks.scheduling.assign_variables import AssignVariables
-    from prototrain.callbacks.scheduling.callback_factory import CallbackFactory
     from prototrain.callbacks.scheduling.conditional import EnableCallbackIf, PeriodicCallback
-    from prototrain.callbacks.scheduling.run_op import RunOp
-    from prototrain.callbacks.stopping.check_numerics import CheckNumerics
+    from prototrain.callbacks.scheduling.functions import AssignVariables, CallbackFactory, RunOp
     from prototrain.callbacks.stopping.early_stopping import EarlyStopping
+    from prototrain.callbacks.stopping.numerics import CheckNumerics, StopOnNaN
     from prototrain.callbacks.stopping.stop_after import StopAfter
-    from prototrain.callbacks.stopping.stop_on_nan import StopOnNaN
     from prototrain.callbacks.trigger import PeriodicTrigger
-    from prototrain.callbacks.watching.dump_tensor_as_image import DumpParamAsImage, DumpTensorAsImage
-    from prototrain.callbacks.watching.dump_tensors import DumpTensors
-    from prototrain.callbacks.watching.estimated_time_left import EstimatedTimeLeft
-    from prototrain.callbacks.watching.gpu_trackers import GPUMemoryTracker, GPUUtilizationTracker
-    from prototrain.callbacks.watching.graph_profiler import GraphProfiler
-    from prototrain.callbacks.watching.host_memory_tracker import HostMemoryTracker
-    from prototrain.callbacks.watching.process_tensors import ProcessTensors
-    from prototrain.callbacks.watching.progress_bar import ProgressBar
-    from prototrain.callbacks.watching.throughput_tracker import ThroughputTracker
+    from prototrain.callbacks.writers.json_writer import JSONWriter, StatJSON
+    from prototrain.callbacks.writers.mlflow_writer import MLflowWriter
+    from prototrain.callbacks.writers.moving_average_summary import MovingAverageSummary
+    from prototrain.callbacks.writers.scalar_printer import ScalarPrinter
+    from prototrain.callbacks.writers.send_monitor_data import SendMonitorData
+    from prototrain.callbacks.writers.summaries import GradientNorm, Summaries
+    from prototrain.callbacks.writers.tensor_summaries import ActivationSummary, ParamSummary, TensorSummary
+    from prototrain.callbacks.writers.tensorboard_writer import TensorBoardWriter
+    from prototrain.callbacks.writers.wandb_writer import WandbWriter
     from prototrain.checkpoint.weights import averaged_weights
 
 _HOMES = {
-    "ActivationSummary": "callbacks.monitors.tensor_summaries",
-    "AssignVariables": "callbacks.scheduling.assign_variables",
+    "ActivationSummary": "callbacks.writers.tensor_summaries",
+    "AssignVariables": "callbacks.scheduling.functions",
     "Best": "callbacks.best",
     "BinaryClassificationStats": "callbacks.evaluation.inferencer",
     "Callback": "callbacks.base",
-    "CallbackFactory": "callbacks.scheduling.callback_factory",
-    "CheckNumerics": "callbacks.stopping.check_numerics",
+    "CallbackFactory": "callbacks.scheduling.functions",
+    "CheckNumerics": "callbacks.stopping.numerics",
     "ClassificationError": "callbacks.evaluation.inferencer",
-    "DumpParamAsImage": "callbacks.watching.dump_tensor_as_image",
-    "DumpTensorAsImage": "callbacks.watching.dump_tensor_as_image",
-    "DumpTensors": "callbacks.watching.dump_tensors",
+    "DumpParamAsImage": "callbacks.profiling.tensors",
+    "DumpTensorAsImage": "callbacks.profiling.tensors",
+    "DumpTensors": "callbacks.profiling.tensors",
     "EarlyStopping": "callbacks.stopping.early_stopping",
     "EnableCallbackIf": "callbacks.scheduling.conditional",
-    "EstimatedTimeLeft": "callbacks.watching.estimated_time_left",
+    "EstimatedTimeLeft": "callbacks.profiling.trackers",
     "ExponentialMovingAverage": "callbacks.evaluation.exponential_moving_average",
-    "GPUMemoryTracker": "callbacks.watching.gpu_trackers",
-    "GPUUtilizationTracker": "callbacks.watching.gpu_trackers",
-    "GradientNorm": "callbacks.monitors.gradient_norm",
-    "GraphProfiler": "callbacks.watching.graph_profiler",
-    "HostMemoryTracker": "callbacks.watching.host_memory_tracker",
-    "HumanHyperParamSetter": "callbacks.hyperparameters.human_hyper_param_setter",
+    "GPUMemoryTracker": "callbacks.profiling.trackers",
+    "GPUUtilizationTracker": "callbacks.profiling.trackers",
+    "GradientNorm": "callbacks.writers.summaries",
+    "GraphProfiler": "callbacks.profiling.graph_profiler",
+    "HostMemoryTracker": "callbacks.profiling.trackers",
+    "HumanHyperParamSetter": "callbacks.hyperparameters.setters",
     "HyperParam": "callbacks.hyperparameters.hyper_param",
-    "HyperParamSetter": "callbacks.hyperparameters.hyper_param_setter",
-    "HyperParamSetterWithFunc": "callbacks.hyperparameters.hyper_param_setter_with_func",
+    "HyperParamSetter": "callbacks.hyperparameters.setters",
+    "HyperParamSetterWithFunc": "callbacks.hyperparameters.setters",
     "InferenceRunner": "callbacks.evaluation.inference_runner",
     "Inferencer": "callbacks.evaluation.inferencer",
-    "InjectShell": "callbacks.helping.inject_shell",
-    "JSONWriter": "callbacks.monitors.json_writer",
-    "KerasCallback": "callbacks.helping.keras_callback",
+    "InjectShell": "callbacks.integrations.shells",
+    "JSONWriter": "callbacks.writers.json_writer",
+    "KerasCallback": "callbacks.integrations.keras_callback",
     "KerasMetric": "callbacks.evaluation.inferencer",
     "LearningRate": "callbacks.hyperparameters.learning_rate",
-    "MLflowWriter": "callbacks.monitors.mlflow_writer",
+    "MLflowWriter": "callbacks.writers.mlflow_writer",
     "MaxSaver": "callbacks.saving.best_saver",
     "MinSaver": "callbacks.saving.best_saver",
     "ModelSaver": "callbacks.saving.model_saver",
     "Monitor": "callbacks.monitor",
-    "MovingAverageSummary": "callbacks.monitors.moving_average_summary",
-    "ParamSummary": "callbacks.monitors.tensor_summaries",
+    "MovingAverageSummary": "callbacks.writers.moving_average_summary",
+    "ParamSummary": "callbacks.writers.tensor_summaries",
     "PeriodicCallback": "callbacks.scheduling.conditional",
     "PeriodicTrigger": "callbacks.trigger",
     "Priority": "callbacks.base",
-    "ProcessTensors": "callbacks.watching.process_tensors",
-    "ProgressBar": "callbacks.watching.progress_bar",
+    "ProcessTensors": "callbacks.profiling.tensors",
+    "ProgressBar": "callbacks.profiling.progress_bar",
     "ProxyCallback": "callbacks.base",
-    "RunOp": "callbacks.scheduling.run_op",
+    "RunOp": "callbacks.scheduling.functions",
     "SaveOnExit": "callbacks.saving.save_on_exit",
-    "ScalarPrinter": "callbacks.monitors.scalar_printer",
+    "ScalarPrinter": "callbacks.writers.scalar_printer",
     "ScalarStats": "callbacks.evaluation.inferencer",
-    "ScheduledHyperParamSetter": "callbacks.hyperparameters.scheduled_hyper_param_setter",
-    "SendMonitorData": "callbacks.monitors.send_monitor_data",
-    "StartProcOrThread": "callbacks.helping.start_proc_or_thread",
-    "StatJSON": "callbacks.monitors.stat_json",
-    "StatMonitorParamSetter": "callbacks.hyperparameters.stat_monitor_param_setter",
+    "ScheduledHyperParamSetter": "callbacks.hyperparameters.setters",
+    "SendMonitorData": "callbacks.writers.send_monitor_data",
+    "StartProcOrThread": "callbacks.integrations.start_proc_or_thread",
+    "StatJSON": "callbacks.writers.json_writer",
+    "StatMonitorParamSetter": "callbacks.hyperparameters.setters",
     "StopAfter": "callbacks.stopping.stop_after",
-    "StopOnNaN": "callbacks.stopping.stop_on_nan",
-    "Summaries": "callbacks.monitors.summaries",
-    "TensorBoardWriter": "callbacks.monitors.tensorboard_writer",
-    "TensorSummary": "callbacks.monitors.tensor_summaries",
-    "ThroughputTracker": "callbacks.watching.throughput_tracker",
+    "StopOnNaN": "callbacks.stopping.numerics",
+    "Summaries": "callbacks.writers.summaries",
+    "TensorBoardWriter": "callbacks.writers.tensorboard_writer",
+    "TensorSummary": "callbacks.writers.tensor_summaries",
+    "ThroughputTracker": "callbacks.profiling.trackers",
     "Validation": "callbacks.evaluation.validation",
-    "WandbWriter": "callbacks.monitors.wandb_writer",
+    "WandbWriter": "callbacks.writers.wandb_writer",
     "averaged_weights": "checkpoint.weights",
 }
 

@@ -82,8 +82,8 @@ class Callback:
     def before_epoch(self) -> None:
         """Called right before the steps of an epoch.
 
-        A run that is resumed within an epoch calls it again if the class has no `state_dict`, and undoes what that
-        changes in `trainer.state`.
+        A run that is resumed within an epoch calls it again if the checkpoint has no state of this callback, and undoes
+        what that changes in `trainer.state`.
         """
 
     def after_epoch(self) -> None:

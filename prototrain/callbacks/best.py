@@ -63,6 +63,6 @@ class Best:
         return {"value": repr(self.value) if infinite else self.value, "step": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
         self.value = None if state["value"] is None else float(state["value"])
         self.step = None if state["step"] is None else int(state["step"])

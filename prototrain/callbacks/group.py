@@ -10,7 +10,7 @@ from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from prototrain.callbacks.base import Callback, Priority, ProxyCallback, innermost
-from prototrain.callbacks.monitor import Monitor
+from prototrain.callbacks.monitor import Monitor, runs_code_of_user
 from prototrain.callbacks.trigger import PeriodicTrigger
 from prototrain.errors import CallbackError, CheckpointError, StopTraining
 from prototrain.system.forks import tell_of_forks
@@ -63,12 +63,14 @@ class CallbackGroup:
         mine = [callback for callback in checked(callbacks) if trainer.is_chief or not callback.chief_only]
         self.callbacks = sorted(mine, key=lambda callback: callback.priority)
         self._labels = _labels(self.callbacks)
+        self._of_user = set(filter(runs_code_of_user, self.callbacks))
         self._by_key = _by_state_key(self.callbacks)
         self._scheduled = [one for one in self.callbacks if one.overrides("trigger_step") or one.overrides("next_step")]
         self._by_epoch = [one for one in self.callbacks if one.overrides("trigger_epoch") or one.overrides("trigger")]
         self._due: list[tuple[Callback, int]] = []  # who asked for which step
         self._watchers: dict[Callback, Collection[str]] = {}
         self._set_up: list[Callback] = []
+        self._restored: set[Callback] = set()  # those whose state a checkpoint had
         self._stepped = False  # whether this run has made a step
         self._in_epoch = False  # between `before_epoch` and `after_epoch`
         self._begun_at = -1  # the step of the last `before_epoch`
@@ -185,8 +187,8 @@ class CallbackGroup:
     def before_epoch(self) -> None:
         """Call `before_epoch` of all.
 
-        Where a run is resumed within an epoch, that was done before the checkpoint: this calls those that keep nothing
-        of the epoch in a checkpoint, and undoes what they change in the trainer's state.
+        Where a run is resumed within an epoch, that was done before the checkpoint: this calls those of which the
+        checkpoint has no state, and undoes what they change in the trainer's state.
         """
         step, due = self._trainer.counter.step, [one for one in self.callbacks if one.overrides("before_epoch")]
         self._in_epoch = True
@@ -195,7 +197,7 @@ class CallbackGroup:
             self._run("before_epoch", due)
             return
         with self._trainer.session.preparing():
-            self._run("before_epoch", [callback for callback in due if not callback.overrides("state_dict")])
+            self._run("before_epoch", [callback for callback in due if callback not in self._restored])
 
     def next_step(self, after: int | None = None) -> int:
         """Ask every callback for its next step.
@@ -242,7 +244,7 @@ class CallbackGroup:
             self.trigger_step()
 
     def after_epoch(self) -> None:
-        """Call `after_epoch`; where the end of the run cuts the epoch short, of those whose `at_end` says so."""
+        """Call `after_epoch`; where the end of the run cuts the epoch short, only of those that are due `at_end`."""
         if self._in_epoch:
             self._in_epoch = False
             due = [callback for callback in self.callbacks if callback.overrides("after_epoch")]
@@ -305,7 +307,8 @@ class CallbackGroup:
             raise stop
 
     def _call(self, callback: Callback, hook: str, *, at_start: bool = False) -> None:
-        """Call one hook: what it records bears its name, its time is taken, and a stop says what it waits for.
+        """Call one hook: what it records bears its name, its time is taken, and a stop says what it waits for. A
+        second signal, or ten seconds, interrupt the user's code.
 
         Args:
             callback: whose hook.
@@ -315,13 +318,13 @@ class CallbackGroup:
         trainer, label = self._trainer, self._labels[callback]
         shown = "before_train" if hook == "check_run" else hook
         what, when = f"{shown} of {label}", None if at_start else _AFTER_STEP
-        is_end = hook == "after_train"
+        is_end, is_of_user = hook == "after_train", callback in self._of_user
         begin = time.perf_counter()
         try:
             with (
                 _Noting(callback, shown),
                 announcing(what, trainer.log) if at_start else nullcontext(),
-                nullcontext() if is_end else trainer.stop.waiting_for(what, when=when, interruptible=True),
+                nullcontext() if is_end else trainer.stop.waiting_for(what, when=when, interruptible=is_of_user),
                 trainer.monitors.recorded_by(label),
             ):
                 if hook == "setup":  # no monitor is set up yet
@@ -356,6 +359,8 @@ class CallbackGroup:
                 except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                     said = f"{type(error).__name__}: {error}"
                     raise CheckpointError(f"the state of {key} cannot be taken back: {said}") from error
+                if callback.overrides("state_dict"):
+                    self._restored.add(callback)
         self.unfinished, self._begun_at = bool(state["unfinished"]), int(state["epoch_begun_at"])
 
     def times(self) -> dict[str, float]:

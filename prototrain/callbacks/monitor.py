@@ -23,7 +23,7 @@ HISTORY_LENGTH = 1000
 _RESERVED = ("step", "time")
 _LONGEST_PREFIX = 255  # bytes
 _UNANNOUNCED = ("checkpoint/", "cluster/", "hyper/", "perf/")  # recorded without `announce`
-_CALLS_USER_CODE = ("CallbackFactory", "KerasCallback", "ProcessTensors", "RunOp")
+_CALLS_FUNCTIONS = ("CallbackFactory", "LambdaCallback", "ProcessTensors", "RunOp")
 
 
 class Monitor(Callback):
@@ -130,7 +130,7 @@ class Monitors:
             known += [f"{prefix}/{inner}" for inner in sorted(names or "*")]
         stem = name.rpartition("/")[2]
         said = f"{callback.name}: {_no_such_scalar(name, known, [one.replace('*', stem) for one in known])}"
-        if not any(map(_runs_code_of_user, self._trainer.callbacks)) and not _is_of_user(self._trainer):
+        if not any(map(runs_code_of_user, self._trainer.callbacks)) and not _is_of_user(self._trainer):
             raise CallbackError(said)
         if "did you mean" in said:
             self._trainer.session.say_once(f"WARNING: {said}")
@@ -279,7 +279,7 @@ class Monitors:
         return {name: [[step, _encode(value)] for step, value in pairs] for name, pairs in self._history.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the history of a checkpoint."""
+        """Restore the history of a checkpoint."""
         self._history = {
             name: deque(((int(step), float(value)) for step, value in pairs), maxlen=HISTORY_LENGTH)
             for name, pairs in state.items()
@@ -324,13 +324,15 @@ def _recorded_twice(name: str, first: str, second: str, at: str = "") -> Callbac
     )
 
 
-def _runs_code_of_user(callback: Callback) -> bool:
+def runs_code_of_user(callback: Callback) -> bool:
+    """Whether a callback is the user's, or calls functions of the user."""
     inner = innermost(callback)
-    return _is_of_user(inner) or type(inner).__name__ in _CALLS_USER_CODE
+    thing = inner.wraps or inner
+    return _is_of_user(thing) or type(thing).__name__ in _CALLS_FUNCTIONS
 
 
 def _is_of_user(thing: object) -> bool:
-    return not type(thing).__module__.startswith("prototrain.")
+    return not type(thing).__module__.startswith(("prototrain.", "keras."))
 
 
 def as_number(name: str, value: Any) -> float:

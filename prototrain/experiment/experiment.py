@@ -98,10 +98,6 @@ class Experiment:
         return self.directory / "places" / f"worker-{worker}"
 
     @property
-    def trackers(self) -> Path:
-        return self.directory / "trackers"
-
-    @property
     def run_id(self) -> str | None:
         """What tells this run from any other, given when its directory was made; moving or copying keeps it."""
         try:

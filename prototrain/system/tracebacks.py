@@ -16,7 +16,7 @@ from prototrain.system.terminal import one_line
 _OURS = str(Path(__file__).parent.parent) + os.sep
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _FRAMEWORK = re.compile(r"[/\\](site|dist)-packages[/\\](absl|keras|tensorflow|wrapt)[/\\]|__autograph_generated_file")
-_HOOK = "in "  # what the note of a callback's hook begins with
+_HOOK = "in "  # the start of the note that `CallbackGroup` adds to an error of a callback's hook
 _HEADLINE = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^  File "(.+?)", line (\d+).*\n(?:    .*\n)*', re.MULTILINE)
 _OUT_OF_MEMORY = re.compile(r"\bOOM\b|[Oo]ut of memory|allocate|MemoryError")  # not: no space left on a disk
@@ -115,11 +115,6 @@ def out_of_memory(error: BaseException | None) -> str | None:
             text = cause(error) + (f" ({line})" if line else _asked_at(error))
         error = error.__cause__
     return None if text is None else " ".join(text.split())
-
-
-def note_hook(error: BaseException, hook: str, callback: str) -> None:
-    """Add the hook of a callback to the notes of an error that it raised."""
-    error.add_note(f"{_HOOK}{hook} of {callback}")
 
 
 def _raised_at(error: BaseException) -> str:

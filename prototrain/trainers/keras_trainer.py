@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, innermost
-from prototrain.callbacks.helping.keras_callback import KerasCallback
+from prototrain.callbacks.integrations.keras_callback import KerasCallback
 from prototrain.checkpoint.random import global_random_kept, tensorflow_seeded
 from prototrain.data.batches import batch_size as examples_of
 from prototrain.data.batches import check_divides

@@ -10,8 +10,8 @@ import keras
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, innermost
-from prototrain.callbacks.hyperparameters.hyper_param_setter import HyperParamSetter
 from prototrain.callbacks.hyperparameters.learning_rate import LearningRate
+from prototrain.callbacks.hyperparameters.setters import HyperParamSetter
 from prototrain.config import Config
 from prototrain.config.json_form import encode
 from prototrain.config.schema import SCHEMA

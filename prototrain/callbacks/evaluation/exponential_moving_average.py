@@ -17,7 +17,7 @@ class ExponentialMovingAverage(Callback):
     """Averages the trained weights over the steps, and measures held-out data with the averages in their place.
 
     After each step ``average += (1 - decay) * (weight - average)``, inside the compiled call. `Validation`,
-    `InferenceRunner` and what runs inside `applied` see the averages; training goes on with the weights, bit for bit as
+    `InferenceRunner` and what runs inside `applied` see the averages; training continues with the weights, exactly as
     if there were no average. The averages are saved with every checkpoint as
     ``callbacks/ExponentialMovingAverage/<name>``; `averaged_weights` reads them from there.
 

@@ -113,7 +113,5 @@ class Validation(Callback):
             outcome = evaluate(self.dataset, self.batches)
         if outcome is None:
             self.trainer.stop.check()
-            raise CallbackError(
-                f"Validation: evaluate({self.dataset!r}, ...) returned None in place of scalars by name"
-            )
+            raise CallbackError(f"Validation: evaluate({self.dataset!r}, ...) returned None, not scalars by name")
         self.trainer.monitors.put_scalars(outcome, self.prefix)

@@ -48,7 +48,7 @@ class LearningRate(Callback):
             )
         if not isinstance(optimizer.learning_rate, KerasVariable):
             raise CallbackError(
-                f"LearningRate: the {optimizer.name} optimizer was made with a schedule of its own; "
+                f"LearningRate: the {optimizer.name} optimizer was made with a schedule; "
                 "make it with a number, or leave LearningRate out"
             )
 
@@ -61,7 +61,7 @@ class LearningRate(Callback):
         except tf.errors.OperatorNotAllowedInGraphError as error:
             raise CallbackError(
                 "LearningRate: the schedule becomes part of the compiled step, so it must be made of TensorFlow "
-                "operations: tf.where in place of if"
+                "operations: tf.where instead of if"
             ) from error
 
     def _assign(self, step: Any) -> None:
@@ -72,6 +72,6 @@ class LearningRate(Callback):
         # In a compiled step its guard looks at it, right ahead of the update.
         if self.trainer.check_finite and tf.executing_eagerly() and not math.isfinite(rate):
             if step == self.trainer.total_steps:
-                return  # behind the last step a schedule may have no value, and nobody needs one
+                return  # after the last step a schedule may have no value
             raise NonFiniteError(f"LearningRate: the schedule gives {float(rate)} after step {step}")
         self.optimizer.learning_rate.assign(rate)

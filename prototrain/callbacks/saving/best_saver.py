@@ -22,9 +22,9 @@ class BestSaver(Callback):
     The checkpoint has the weights that were measured: it is written before `EarlyStopping` puts back others, and a
     later save of the same step leaves it as it is. Only the best one is kept, and `ModelSaver(max_to_keep=...)` does
     not delete it. The best value and its step are part of every checkpoint, and stand in
-    ``checkpoints/<mode>-<stat>.json`` for whoever looks for the best model.
+    ``checkpoints/<mode>-<stat>.json`` for tools that look for the best model.
 
-    Trigger it where the scalar is measured: ``MinSaver("vld/loss").every(steps=100)`` beside
+    Trigger it where the scalar is measured: ``MinSaver("vld/loss").every(steps=100)`` with
     ``Validation().every(steps=100)``.
 
     Args:
@@ -59,7 +59,7 @@ class BestSaver(Callback):
         self.trainer.monitors.require(self, self.stat)
 
     def before_train(self) -> None:
-        # A run may go on from before the step that the note of an earlier one names, and come to that step again.
+        # A run may resume from before the step that an earlier note names, and reach that step again.
         step = self.best.step
         if step is not None and self.trainer.session.checkpoints.path(step).exists():
             self._write_note()

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from prototrain.callbacks.base import Callback, Priority, begins_anew
-from prototrain.callbacks.saving.save_interval import DAY, FAILURE_SECONDS, SaveInterval
 from prototrain.errors import CallbackError, CheckpointError, NonFiniteError
+from prototrain.system.wording import in_words
 
 if TYPE_CHECKING:
     from prototrain.callbacks.trigger import PeriodicTrigger
 
+_DAY = 86400.0
+_FAILURE_SECONDS = _DAY / 0.03  # between two failures of a worker, by default
+_FIRST_SECONDS = 60.0  # before the first save, whose cost is not known
+_REMEMBERED = 5  # saves
+_WORTH_SAYING = 1.5  # the change of the interval that is reported
+
 
 class ModelSaver(Callback):
-    """Writes a checkpoint and deletes all but the newest ones. A failed save is reported, and training goes on.
+    """Writes a checkpoint and deletes all but the newest ones. A failed save is reported, and training continues.
 
     Args:
         max_to_keep: how many checkpoints stay.
-        asynchronous: let training go on while the files are written. A process that is killed meanwhile has the
+        asynchronous: continue training while the files are written. A process that is killed meanwhile has the
             checkpoint before; a failure is reported at the next save.
         keep_every_n_hours: besides these, one checkpoint stays for ever whenever this time has passed.
         interval: "auto" for the interval at which saving and doing lost steps again cost least together, from what
@@ -67,7 +76,7 @@ class ModelSaver(Callback):
         self._kept: list[int] = []
         self._kept_at: float | None = None
         self._is_timed = interval == "auto"
-        self._failure_seconds = FAILURE_SECONDS if failures_per_day is None else DAY / failures_per_day
+        self._failure_seconds = _FAILURE_SECONDS if failures_per_day is None else _DAY / failures_per_day
         self._timer = timer
         self._saved_at = (-1, 0.0)  # the step and the time
 
@@ -148,7 +157,8 @@ class ModelSaver(Callback):
         (finish, before), self._under_way = self._under_way, None
         is_known_bad = not self.trainer.state_is_sound
         try:
-            finish()
+            with self.trainer.stop.uninterrupted():
+                finish()
         except CheckpointError as error:
             self._report(error, before)
             return
@@ -176,3 +186,56 @@ class ModelSaver(Callback):
         self._kept = [int(step) for step in state["kept"]]
         self._kept_at = None if state["kept_at"] is None else float(state["kept_at"])
         self._protect()
+
+
+def best_interval(cost: float, failure_seconds: float) -> float:
+    """The interval between saves at which saving and doing lost steps again cost least together, by Young and Daly.
+
+    Args:
+        cost: seconds for which a save holds up the training.
+        failure_seconds: the mean time between failures.
+
+    Returns:
+        seconds, ``sqrt(2 * cost * failure_seconds)``; never less than the save itself takes.
+    """
+    return max(math.sqrt(2 * cost * failure_seconds), cost)
+
+
+class SaveInterval:
+    """The best interval by what saves have cost so far.
+
+    Args:
+        failure_seconds: the mean time between failures of one worker.
+        workers: how many there are, each of which ends the run when it fails.
+
+    Attributes:
+        seconds: the interval.
+    """
+
+    def __init__(self, failure_seconds: float, workers: int) -> None:
+        self._failure_seconds = failure_seconds / workers
+        self._workers = workers
+        self._costs: deque[float] = deque(maxlen=_REMEMBERED)
+        self._said: float | None = None
+        self.seconds = _FIRST_SECONDS
+
+    def note(self, cost: float) -> str | None:
+        """Add the cost of a save.
+
+        Args:
+            cost: seconds for which it has held up the training.
+
+        Returns:
+            a line for the user, if the interval has changed much.
+        """
+        self._costs.append(cost)
+        cost = statistics.median(self._costs)
+        self.seconds = best_interval(cost, self._failure_seconds)
+        if self._said is not None and 1 / _WORTH_SAYING < self.seconds / self._said < _WORTH_SAYING:
+            return None
+        self._said = self.seconds
+        who = f"{self._workers} workers" if self._workers > 1 else "1 worker"
+        return (
+            f"saving every {in_words(self.seconds)}: a save holds up the training for {cost:.2g} s, and a failure is "
+            f"expected every {in_words(self._failure_seconds)} ({who})"
+        )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ConditionalCallback(ProxyCallback):
-    """Passes hooks on only while `is_enabled` says so; `setup`, `before_train` and `after_train` always.
+    """Forwards hooks only while `is_enabled` is true; `setup`, `before_train` and `after_train` always.
 
     Args:
         callback: the callback to pass hooks on to.

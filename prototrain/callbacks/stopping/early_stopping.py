@@ -18,7 +18,7 @@ from prototrain.errors import CallbackError, StopTraining
 class EarlyStopping(Callback):
     """Ends the run when a scalar has not improved in so many measurements.
 
-    Trigger it where the scalar is measured: ``.every(steps=100)`` beside ``Validation().every(steps=100)``. A run that
+    Trigger it where the scalar is measured: ``.every(steps=100)`` with ``Validation().every(steps=100)``. A run that
     was stopped stays stopped: started again it ends at once, unless it is given more patience.
 
     With `restore_best`, the model's variables, and their moving averages if there are any, go back to their best values
@@ -96,8 +96,9 @@ class EarlyStopping(Callback):
         step = self.trainer.global_step
         if step == self._counted_at:
             return  # a resumed run calls the callbacks of its step again if one of them had failed
+        value = self.trainer.monitors.latest(self.stat, at_step=step)
         self._counted_at = step
-        if self.best.update(self.trainer.monitors.latest(self.stat, at_step=step), step):
+        if self.best.update(value, step):
             self._waited = 0
             for variable, copy in self._copies:
                 copy.assign(variable)

@@ -1,1 +1,0 @@
-"""Callbacks that stand beside training: shells, processes and threads, and callbacks of Keras."""

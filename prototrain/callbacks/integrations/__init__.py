@@ -1,0 +1,1 @@
+"""Shells, processes and threads, and callbacks of Keras."""

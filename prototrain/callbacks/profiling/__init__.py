@@ -1,0 +1,1 @@
+"""Callbacks that show progress, memory, speed, profiles, and tensors of a step."""

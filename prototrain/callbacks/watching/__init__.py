@@ -1,1 +1,0 @@
-"""Callbacks that show how a run goes: progress, memory, speed, profiles, and tensors of a step."""

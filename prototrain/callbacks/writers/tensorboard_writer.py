@@ -1,0 +1,218 @@
+"""Scalars as TensorBoard event files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
+
+from prototrain.callbacks.monitor import Monitor
+from prototrain.callbacks.pictures import text_summary
+from prototrain.config.schema import LOCATION_KEYS
+from prototrain.config.values import as_text
+from prototrain.system.tracebacks import first_line
+
+_EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
+
+
+class TensorBoardWriter(Monitor):
+    """Writes event files below ``summaries/``.
+
+    Each prefix has its own directory, so that ``trn/loss`` and ``vld/loss`` share a chart. When a run is resumed,
+    each file begins with a mark that makes TensorBoard drop what an earlier file has of later steps. What a full disk
+    refuses is kept and written once there is room.
+
+    The config is among the text, as ``config`` for each time that the run was started, and its values are a row of the
+    tab HPARAMS: TensorBoard shows those of the first start there, and that the run has come to its end once it has.
+
+    Args:
+        clock: returns seconds since the epoch, for the events' wall time.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._sub_runs: dict[str, _SubRun] | None = None
+        self._failing = False
+        # The last scalars' names, their events by prefix, and where in these each one's number stands: to make a
+        # message takes longer than all else, and most often only the numbers are others.
+        self._names: list[str] = []
+        self._events: dict[str, Event] = {}
+        self._slots: list[Any] = []
+
+    def setup(self) -> None:
+        self._directory = self.trainer.require_experiment("TensorBoardWriter").summaries
+        self._sub_runs, self._failing = None, False
+
+    def before_train(self) -> None:
+        self._open()
+        config = self.trainer.session.config()
+        if config is None:
+            return
+        lines = config.to_text().splitlines()
+        # Indented, it is shown as it is.
+        self._add_summary(text_summary("config", "\n".join(f"    {line}" for line in lines)))
+        values = {key: value for key, value in config.to_plain().items() if key not in LOCATION_KEYS}
+        self._add_summary(_start({key: _as_hparam(value) for key, value in values.items()}, self._clock()))
+
+    def put_scalar(self, name: str, value: float, step: int) -> None:
+        TensorBoardWriter.put_scalars(self, {name: value}, step)
+
+    def put_scalars(self, values: Mapping[str, float], step: int) -> None:
+        names = list(values)
+        if names != self._names:
+            self._names, self._events, self._slots = names, {}, []
+            for name in names:
+                prefix, _, tag = name.partition("/")
+                if not tag:
+                    prefix, tag = "", name
+                self._slots.append(self._events.setdefault(prefix, Event()).summary.value.add(tag=tag))
+        for slot, value in zip(self._slots, values.values(), strict=True):
+            slot.simple_value = value
+        for prefix, event in self._events.items():
+            event.step = step
+            self.add_event(prefix, event)
+
+    def put_event(self, prefix: str, event: Event) -> None:
+        self.add_event(prefix, event)
+
+    def add_event(self, prefix: str, event: Event) -> None:
+        """Write any event into the sub-run of a prefix; its wall time is set here."""
+        sub_runs = self._open()
+        if prefix not in sub_runs:
+            sub_runs[prefix] = _SubRun(self._directory / prefix)
+        event.wall_time = self._clock()
+        sub_runs[prefix].events.append(event.SerializeToString())
+
+    def _add_summary(self, summary: Summary) -> None:
+        """Write what is about the run as a whole."""
+        self.add_event("", Event(step=self.trainer.global_step, summary=summary))
+
+    def flush(self) -> None:
+        waiting = [sub_run for sub_run in (self._sub_runs or {}).values() if sub_run.events]
+        try:
+            for sub_run in waiting:
+                sub_run.flush(self._clock())
+        except (OSError, tf.errors.OpError) as error:
+            if not self._failing:
+                self.trainer.log(f"WARNING: cannot write to {self._directory}: {first_line(error)}; trying again later")
+            self._failing = True
+        else:
+            self._failing = self._failing and not waiting
+
+    def after_train(self) -> None:
+        # TensorBoard keeps to the first end that it is told, so that only the last one is told.
+        has_config = self._sub_runs is not None and self.trainer.config is not None
+        if has_config and self.trainer.outcome.state == "finished":
+            end = SessionEndInfo(status=STATUS_SUCCESS, end_time_secs=self._clock())
+            self._add_summary(_of_session("session_end_info", HParamsPluginData(session_end_info=end)))
+        self.flush()
+        for sub_run in (self._sub_runs or {}).values():
+            sub_run.close()
+
+    def _open(self) -> dict[str, _SubRun]:
+        """The sub-runs by prefix; the first time, those that an earlier attempt at the run has left get their mark."""
+        if self._sub_runs is None:
+            self._sub_runs = {}
+            for directory in sorted({path.parent for path in self._directory.rglob("events.out.tfevents.*")}):
+                prefix = "" if directory == self._directory else directory.relative_to(self._directory).as_posix()
+                # TensorBoard drops the steps from this one on. At step 0 everything is made anew, step 0 as well.
+                step = self.trainer.global_step
+                mark = Event(step=step + 1 if step else 0, session_log=SessionLog(status=SessionLog.START))
+                self.add_event(prefix, mark)
+        return self._sub_runs
+
+
+def _as_hparam(value: Any) -> bool | float | str:
+    """A value of a config as the protocol buffer has it: a number, if it is one that 64 bits can hold."""
+    if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 53):
+        return value
+    return as_text(value).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _start(values: Mapping[str, bool | float | str], now: float) -> Summary:
+    """A row of the tab HPARAMS, as TensorBoard's `hparams_pb` makes it.
+
+    That and what makes the row's end live in modules that bring along what else no run needs and takes half a second.
+    """
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    start = SessionStartInfo(group_name=hashlib.sha256(text.encode()).hexdigest(), start_time_secs=now)
+    for name, value in sorted(values.items()):
+        kind = "bool" if isinstance(value, bool) else "string" if isinstance(value, str) else "number"
+        setattr(start.hparams[name], f"{kind}_value", value)
+    return _of_session("session_start_info", HParamsPluginData(session_start_info=start))
+
+
+def _of_session(tag: str, data: HParamsPluginData) -> Summary:
+    content = SummaryMetadata.PluginData(plugin_name="hparams", content=data.SerializeToString())
+    no_numbers = TensorProto(dtype="DT_FLOAT", tensor_shape={"dim": [{"size": 0}]})
+    metadata = SummaryMetadata(plugin_data=content)
+    return Summary(value=[Summary.Value(tag=f"_hparams_/{tag}", metadata=metadata, tensor=no_numbers)])
+
+
+class _SubRun:
+    """The event file that this process writes for one prefix, and the events that it does not hold yet."""
+
+    _path: Path
+
+    def __init__(self, directory: Path) -> None:
+        self.events: list[bytes] = []
+        self._directory = directory
+        self._file: Any = None
+        self._good_size = 0
+
+    def flush(self, now: float) -> None:
+        """Write the events, all or none.
+
+        Raises:
+            OSError, tf.errors.OpError: they cannot be written and are kept.
+        """
+        header = [] if self._file else [self._start(now)]
+        try:
+            for event in header + self.events:
+                self._file.write(event)
+            self._file.flush()
+        except tf.errors.OpError:
+            self._abandon()
+            raise
+        self._good_size = self._path.stat().st_size
+        self.events = []
+
+    def close(self) -> None:
+        if self._file is not None:
+            with suppress(tf.errors.OpError):
+                self._file.close()
+            self._file = None
+
+    def _start(self, now: float) -> bytes:
+        """Make a new file; return what it begins with."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads the files of a directory in the order of their names: a new one must come last, whatever the
+        # clock says.
+        matches = map(_EVENT_FILE.fullmatch, os.listdir(self._directory))
+        number = max([int(now), *(int(match[1]) + 1 for match in matches if match)])
+        self._path = self._directory / f"events.out.tfevents.{number:010d}.{platform.node()}"
+        self._good_size = 0
+        self._file = tf.io.TFRecordWriter(str(self._path))
+        return bytes(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+
+    def _abandon(self) -> None:
+        """Give up a file whose last records may be broken: keep its good part, and begin another one next time."""
+        self.close()
+        if self._good_size:
+            os.truncate(self._path, self._good_size)
+        else:
+            self._path.unlink(missing_ok=True)

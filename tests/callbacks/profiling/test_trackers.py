@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from prototrain.callbacks import (
+    EstimatedTimeLeft,
+    GPUMemoryTracker,
+    GPUUtilizationTracker,
+    GraphProfiler,
+    HostMemoryTracker,
+    ThroughputTracker,
+)
+from prototrain.callbacks.profiling.trackers import in_words
+from prototrain.errors import CallbackError
+from tests.tiny import CountingTrainer, tiny_trainer
+
+
+@pytest.mark.parametrize(("samples", "name", "speed"), [(None, "steps", 0.1), (32, "samples", 3.2)])
+def test_throughput(samples: int | None, name: str, speed: float) -> None:
+    trainer = CountingTrainer()
+    tracker = ThroughputTracker(samples, clock=lambda: trainer.global_step * 10.0)
+    trainer.train([tracker.every(steps=3)], max_steps=7)
+    assert trainer.monitors.history(f"perf/{name}_per_second") == [(step, pytest.approx(speed)) for step in (3, 6, 7)]
+
+
+def test_throughput_of_nothing() -> None:
+    with pytest.raises(CallbackError, match="samples must be positive"):
+        ThroughputTracker(0)
+
+
+def test_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = CountingTrainer()
+    seconds = [0, 10, 20, 30, 130, 230, 330, 430, 530, 630, 730]
+    callback = EstimatedTimeLeft(last_k=2, clock=lambda: seconds[trainer.global_step])
+    trainer.train([callback.every(steps=2)], max_steps=10)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("time left")]
+    # Over the last two triggers: 10, 32.5, 77.5 and then 100 seconds a step.
+    assert lines == ["time left: 1 min 20 s", "time left: 3 min 15 s", "time left: 5 min 10 s", "time left: 3 min 20 s"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0 s"), (59.6, "1 min"), (61, "1 min 1 s"), (3600, "1 h"), (7199, "2 h"), (90061, "1 d 1 h")],
+)
+def test_times_in_words(seconds: float, text: str) -> None:
+    assert in_words(seconds) == text
+
+
+def test_host_memory() -> None:
+    trainer = CountingTrainer()
+    trainer.train([HostMemoryTracker().every(steps=1)], max_steps=1)
+    assert trainer.monitors.latest("perf/host_memory_gib") > 0.01
+    assert trainer.monitors.latest("perf/host_memory_available_gib") > 0
+
+
+class Nvml:
+    """Two GPUs, which are busier at each question."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, count: int = 2, *, broken: bool = False) -> None:
+        self.count, self.broken, self.asked, self.open = count, broken, 0, 0
+
+    def nvmlInit(self) -> None:
+        if self.broken:
+            raise self.NVMLError("driver not loaded")
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return self.count
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
+        self.asked += 1
+        return SimpleNamespace(gpu=10 * handle + 5)
+
+
+def test_busy_gpus() -> None:
+    trainer, nvml = CountingTrainer(), Nvml()
+    trainer.train([GPUUtilizationTracker(nvml=nvml, seconds=3600).every(steps=2)], max_steps=4)
+    assert trainer.monitors.history("perf/gpu0_utilization") == [(2, 5.0), (4, 5.0)]
+    assert trainer.monitors.history("perf/gpu1_utilization") == [(2, 15.0), (4, 15.0)]
+    assert nvml.open == 0
+
+
+@pytest.mark.parametrize(
+    ("nvml", "reason"),
+    [(Nvml(0), "there is no GPU"), (Nvml(broken=True), "the GPU driver does not answer (driver not loaded)")],
+)
+def test_no_gpus(nvml: Nvml, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = CountingTrainer()
+    trainer.train([GPUUtilizationTracker(nvml=nvml).every(steps=1)], max_steps=2)
+    assert capsys.readouterr().out.count(f"GPUUtilizationTracker records nothing: {reason}") == 1
+    assert trainer.monitors.names() == [] and nvml.open == 0
+
+
+@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU")
+def test_no_gpu_memory(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    trainer = CountingTrainer()
+    trainer.train([GPUMemoryTracker().every(steps=1), GPUUtilizationTracker().every(steps=1)], max_steps=2)
+    printed = capsys.readouterr().out
+    assert printed.count("GPUMemoryTracker records nothing: there is no GPU") == 1
+    assert printed.count("pip install 'prototrain[gpu]'") == 1
+    assert trainer.monitors.names() == []
+
+
+@pytest.mark.parametrize(("first_step", "max_steps"), [(3, 8), (1, 8), (3, 4)])
+def test_profile(first_step: int, max_steps: int, experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profiler = GraphProfiler(first_step=first_step, steps=2, chrome_trace=True)
+    tiny_trainer(experiment).train([profiler], max_steps=max_steps)
+    (file,) = (experiment / "summaries" / "plugins" / "profile").rglob("*.xplane.pb")
+    assert b"step_num" in file.read_bytes()  # steps are marked: the page has times per step
+    assert f"profiled up to step {first_step + 1}" in capsys.readouterr().out
+    trace = json.loads((experiment / "analysis" / f"profile-step-000000000{first_step + 1}.json").read_text())
+    marks = [event for event in trace["traceEvents"] if event["name"] == "train"]
+    assert len(marks) == 2 and all(mark["dur"] > 0 and mark["ts"] > 0 for mark in marks)
+
+
+def test_no_profile_of_steps_that_are_over(experiment: Path) -> None:
+    tiny_trainer(experiment).train([GraphProfiler(first_step=20)], max_steps=3)
+    assert not (experiment / "summaries").exists()
+    with pytest.raises(CallbackError, match="at least 1"):
+        GraphProfiler(steps=0)

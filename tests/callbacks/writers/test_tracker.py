@@ -1,0 +1,182 @@
+"""What all writers for trackers have in common, with a tracker that is a list."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prototrain import Callback, StopTraining
+from prototrain.callbacks import ModelSaver, SaveOnExit, Summaries
+from prototrain.callbacks.writers.mlflow_writer import _as_key
+from prototrain.callbacks.writers.tracker import Point, Tracker, needed
+from prototrain.errors import CallbackError
+from prototrain.experiment.record import Outcome, read_attempts
+from tests.callbacks.helpers import Fails, Puts
+from tests.tiny import CountingTrainer
+
+
+class Server:
+    """A tracker: runs by id, each a list of (name, step, value)."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, list[tuple[str, int, float]]] = {}
+        self.outcomes: list[Outcome] = []
+        self.is_down = False
+
+
+class Writer(Tracker):
+    extra = "none"
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(seconds=0.0)
+        self.server = server
+
+    def connect(self, run: str | None) -> str:
+        if self.server.is_down:
+            raise ConnectionError("nobody answers")
+        run = run if run in self.server.runs else f"run{len(self.server.runs)}"
+        self.server.runs.setdefault(run, [])
+        return run
+
+    def send(self, points: Sequence[Point]) -> None:
+        if self.server.is_down:
+            raise ConnectionError("nobody answers")
+        assert self._run is not None
+        self.server.runs[self._run] += [(point.name, point.step, point.value) for point in points]
+
+    def close(self, outcome: Outcome) -> None:
+        self.server.outcomes.append(outcome)
+
+
+class At(Callback):
+    """Calls something after a step."""
+
+    def __init__(self, step: int, action: Any) -> None:
+        self.step, self.action = step, action
+
+    def trigger_step(self) -> None:
+        if self.trainer.global_step == self.step:
+            self.action()
+
+
+class FailsAtTheEnd(Callback):
+    def after_train(self) -> None:
+        raise ValueError("no\nroom")
+
+
+def run(experiment: Path, server: Server, *callbacks: Callback, steps: int = 6, resume: bool = True) -> CountingTrainer:
+    trainer = CountingTrainer(experiment=experiment)
+    trainer.train([Summaries().every(steps=1), Writer(server), *callbacks], max_steps=steps, resume=resume)
+    return trainer
+
+
+def steps_of(server: Server, run: str = "run0", name: str = "trn/loss") -> list[int]:
+    return [step for found, step, _ in server.runs[run] if found == name]
+
+
+def test_one_run_here_is_one_run_there(experiment: Path) -> None:
+    server = Server()
+    with pytest.raises(RuntimeError):
+        run(experiment, server, ModelSaver().every(steps=2), Puts(s5={"vld/loss": float("nan")}), Fails(5))
+    assert steps_of(server) == [1, 2, 3, 4, 5] and server.outcomes == [Outcome("failed", "RuntimeError: on purpose")]
+    # The checkpoint is of step 4: what it had not sent, and what is made again, is sent again.
+    run(experiment, server, SaveOnExit(), Puts(s5={"new": 7}))
+    found = steps_of(server)
+    assert set(found) == {1, 2, 3, 4, 5, 6} and found[-2:] == [5, 6] and steps_of(server, name="new") == [5]
+    # A fresh start is another run; so is one whose run is gone.
+    run(experiment, server, resume=False, steps=2)
+    assert steps_of(server, "run1") == [1, 2] and steps_of(server) == found
+    assert [outcome.state for outcome in server.outcomes] == ["failed", "finished", "finished"]
+
+
+def test_what_a_server_does_not_take_comes_later(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server()
+    run(
+        experiment,
+        server,
+        At(2, lambda: setattr(server, "is_down", True)),
+        At(4, lambda: setattr(server, "is_down", False)),
+    )
+    assert steps_of(server) == [1, 2, 3, 4, 5, 6]
+    # Down to the end, and then killed: what was waiting is in the checkpoint.
+    run(experiment, server, At(8, lambda: setattr(server, "is_down", True)), SaveOnExit(), steps=9, resume=False)
+    said = capsys.readouterr().out
+    assert "cannot send to run run1: ConnectionError: nobody answers; trying again" in said
+    assert re.search(r"run run1 lacks \d values from step \d on", said)
+    server.is_down = False
+    run(experiment, server, steps=10)
+    assert steps_of(server, "run1") == list(range(1, 11))
+
+
+def test_no_tracker_no_run(experiment: Path) -> None:
+    server = Server()
+    server.is_down = True
+    with pytest.raises(CallbackError, match="Writer cannot begin: ConnectionError: nobody answers"):
+        run(experiment, server)
+
+
+def test_a_tracker_needs_no_directory_and_names_what_it_does_not_take(capsys: pytest.CaptureFixture[str]) -> None:
+    server, trainer = Server(), CountingTrainer()
+    histogram = At(1, lambda: trainer.monitors.put_histogram("h", [1.0]))
+    picture = At(1, lambda: trainer.monitors.put_image("p", np.zeros((2, 2))))
+    trainer.train([Writer(server), histogram, picture], max_steps=2)
+    assert server.runs == {"run0": [("p", 1, 0.0)]}
+    assert "not histograms and text such as 'h'" in capsys.readouterr().out
+
+
+def stops(reason: str) -> None:
+    raise StopTraining(reason)
+
+
+@pytest.mark.parametrize(
+    ("callback", "error", "outcome"),
+    [
+        (Callback(), None, Outcome("finished")),
+        (At(2, lambda: stops("enough")), None, Outcome("finished", "enough")),
+        (At(2, lambda: signal.raise_signal(signal.SIGTERM)), SystemExit, Outcome("interrupted", "SIGTERM")),
+        (At(6, lambda: signal.raise_signal(signal.SIGINT)), KeyboardInterrupt, Outcome("interrupted", "SIGINT")),
+        (Fails(2), RuntimeError, Outcome("failed", "RuntimeError: on purpose")),
+        (FailsAtTheEnd(), ValueError, Outcome("failed", "ValueError: no room")),
+    ],
+    ids=["end", "stop", "SIGTERM", "SIGINT at the end", "error", "error at the end"],
+)
+def test_a_callback_can_ask_what_has_become_of_the_run(
+    experiment: Path, callback: Callback, error: type[BaseException] | None, outcome: Outcome
+) -> None:
+    server, trainer = Server(), CountingTrainer(experiment=experiment)
+    seen = []
+    callbacks = [Writer(server), At(1, lambda: seen.append(trainer.outcome)), callback]
+    if error is None:
+        trainer.train(callbacks, max_steps=6)
+    else:
+        with pytest.raises(error):
+            trainer.train(callbacks, max_steps=6)
+    [attempt] = read_attempts(experiment / "run.json")
+    assert [*seen, *server.outcomes] == [Outcome("running"), outcome]
+    assert trainer.outcome == outcome == Outcome(attempt.state, attempt.reason)
+
+
+def test_a_missing_library_is_one_line() -> None:
+    with pytest.raises(CallbackError, match=r"Writer needs nosuchlib, .*; pip install 'prototrain\[mlflow\]'"):
+        needed("nosuchlib.part", "Writer", "mlflow")
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("trn/loss", "trn/loss"),
+        ("a b:ü%/x", "a b___/x"),
+        ("/a//b/", "a/b"),
+        ("../x", "_/x"),
+        (".", "_"),
+        ("a/../b", "b"),
+    ],
+)
+def test_names_as_mlflow_takes_them(name: str, key: str) -> None:
+    assert _as_key(name) == key
