@@ -291,7 +291,10 @@ class CallbackGroup:
             if is_last:
                 self.unfinished = len(callbacks) - index - 1 > savers
             try:
-                self._call(callback, hook, at_start=hook == "before_epoch" and not self._stepped)
+                at_start = hook == "before_epoch" and not self._stepped
+                self._call(callback, hook, at_start=at_start)
+                if at_start:
+                    self._trainer.stop.check()
             except StopTraining as request:
                 stop = stop or request
             except BaseException:

@@ -18,9 +18,9 @@ from prototrain.private_api.runtime import is_deterministic
 from prototrain.step.functions import ConcreteCall
 from prototrain.step.guard import Guard
 from prototrain.step.iteration import Batch, Iteration
+from prototrain.step.python_summaries import noting_summaries
 from prototrain.step.result import ScalarPacker, StepResult
 from prototrain.step.variables import StopVariable, scratch_variable
-from prototrain.step.watched import noting_summaries
 
 State = dict[str, Any]
 """The loop's variables by name, which one iteration passes to the next."""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from tensorboard.compat.proto.event_pb2 import Event
 
 from prototrain.private_api.runtime import ChangingWriter, default_writer
-from prototrain.step.watched import SummaryFile, noting_summaries
+
+if TYPE_CHECKING:
+    from tensorboard.compat.proto.event_pb2 import Event
 
 _recording = threading.local()
 
@@ -89,3 +95,61 @@ class _LazyWriter(ChangingWriter):
             return []
         self._is_asked = False
         return self._file.take()
+
+
+class SummaryFile:
+    """What `tf.summary` calls make. It goes through a file, since TensorFlow's summary writers know no other place.
+
+    Attributes:
+        writer: TensorFlow's.
+    """
+
+    def __init__(self) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="prototrain-"))
+        weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
+        self.writer = tf.summary.create_file_writer(str(self._directory))
+        self._offset = 0
+
+    def take(self) -> list[Event]:
+        """The events since the last time."""
+        from tensorboard.compat.proto.event_pb2 import Event  # only where something was recorded
+
+        from prototrain.experiment.event_files import records
+
+        self.writer.flush()
+        path = next(self._directory.iterdir())
+        with open(path, "rb") as file:
+            file.seek(self._offset)
+            events = [Event.FromString(record) for record in records(file.read())]
+            self._offset = file.tell()
+        os.truncate(path, 0)  # the writer goes on at its place; the hole before it takes no room on the disk
+        return [event for event in events if event.HasField("summary")]
+
+
+class _NotingWriter(tf.summary.SummaryWriter):  # type: ignore[misc]
+    """Stands in for a summary writer while the long call is traced: nothing is written, that something was is
+    noted."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def init(self) -> None:
+        """Nothing to begin."""
+
+    def flush(self) -> None:
+        """Nothing is buffered."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def note(self) -> bool:
+        self.asked = True
+        return False
+
+
+@contextmanager
+def noting_summaries() -> Iterator[Callable[[], bool]]:
+    """Leave `tf.summary` calls out of what is traced inside; yields a function that says whether there were any."""
+    writer = _NotingWriter()
+    with writer.as_default(), tf.summary.record_if(writer.note):
+        yield lambda: writer.asked

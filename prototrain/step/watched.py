@@ -6,53 +6,21 @@ that very step. In the long call `tf.summary` calls leave nothing behind.
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorboard.compat.proto.event_pb2 import Event
 
 from prototrain.data.batches import at_path, by_path, has_path
 from prototrain.errors import ModelError
-from prototrain.experiment.event_files import records
 from prototrain.private_api.runtime import default_writer, writing_through
 from prototrain.step.functions import ConcreteCall
+from prototrain.step.python_summaries import SummaryFile
 from prototrain.step.result import StepResult
 from prototrain.step.trace import ScalarSummary, tower_trace
 
 Traced = Callable[[dict[str, Any], tf.Tensor], tuple[dict[str, Any], dict[str, tf.Tensor]]]
-
-
-class SummaryFile:
-    """What `tf.summary` calls make. It goes through a file, since TensorFlow's summary writers know no other place.
-
-    Attributes:
-        writer: TensorFlow's.
-    """
-
-    def __init__(self) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="prototrain-"))
-        weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
-        self.writer = tf.summary.create_file_writer(str(self._directory))
-        self._offset = 0
-
-    def take(self) -> list[Event]:
-        """The events since the last time."""
-        self.writer.flush()
-        path = next(self._directory.iterdir())
-        with open(path, "rb") as file:
-            file.seek(self._offset)
-            events = [Event.FromString(record) for record in records(file.read())]
-            self._offset = file.tell()
-        os.truncate(path, 0)  # the writer goes on at its place; the hole before it takes no room on the disk
-        return [event for event in events if event.HasField("summary")]
 
 
 class WatchedStep:
@@ -120,35 +88,6 @@ def write_scalar(summary: ScalarSummary, value: tf.Tensor) -> None:
     """Write the mean of a summary over all micro-batches and towers; only the first tower really does."""
     with tf.summary.record_if(summary.is_recorded):
         tf.summary.write(tensor=value, **summary.arguments)
-
-
-class _NotingWriter(tf.summary.SummaryWriter):  # type: ignore[misc]
-    """Stands in for a summary writer while the long call is traced: nothing is written, that something was is
-    noted."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def init(self) -> None:
-        """Nothing to begin."""
-
-    def flush(self) -> None:
-        """Nothing is buffered."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def note(self) -> bool:
-        self.asked = True
-        return False
-
-
-@contextmanager
-def noting_summaries() -> Iterator[Callable[[], bool]]:
-    """Leave `tf.summary` calls out of what is traced inside; yields a function that says whether there were any."""
-    writer = _NotingWriter()
-    with writer.as_default(), tf.summary.record_if(writer.note):
-        yield lambda: writer.asked
 
 
 def pick(names: Collection[str], nets: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any]) -> dict[str, tf.Tensor]:

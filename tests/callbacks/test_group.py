@@ -199,7 +199,5 @@ def test_a_state_that_json_cannot_hold_is_an_error_that_names_it(tmp_path: Path)
         def state_dict(self) -> dict[str, Any]:
             return {"set": {1}}
 
-    with pytest.raises(
-        Exception, match=r"the callbacks' state.*\['set'\] cannot be saved: set is neither tensor nor JSON"
-    ):
+    with pytest.raises(Exception, match=r"the callbacks' state.*\['set'\] cannot be saved: a set"):
         CountingTrainer(experiment=tmp_path).train([Odd(), SaveOnExit()], max_steps=1)

@@ -71,7 +71,7 @@ def test_what_python_code_gives_is_recorded_and_what_has_no_effect_said(
     said = capsys.readouterr().out
     assert said.count("WARNING: MapGradient: 'fc0' matches no variable that has a gradient; it must match whole") == 1
     assert said.count("WARNING: the loss does not depend on idle/kernel, idle/bias, which training leaves") == 1
-    assert said.count("WARNING: the step calls tf.summary, and nobody records that; add Summaries()") == 1
+    assert said.count("WARNING: the step calls tf.summary, and nothing records that; add Summaries()") == 1
     assert said.count("WARNING: tf.summary calls inside of a function that tf.function compiles") == 1
     collects.got = []
     trainer.train([Summaries().every(steps=2), collects], max_steps=6, resume=False)
@@ -96,7 +96,7 @@ def test_a_step_in_python_is_recorded_like_a_compiled_one(
     names = ("trn/loss", "trn/number", "trn:histogram")
     expected = [(name, step) for step in (2, 4) for name in names if with_summaries]
     assert sorted(collects.got) == sorted(expected)
-    assert ("nobody records that" in capsys.readouterr().out) == (not with_summaries)
+    assert ("nothing records that" in capsys.readouterr().out) == (not with_summaries)
 
 
 class Draws(Callback):

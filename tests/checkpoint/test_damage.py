@@ -204,7 +204,7 @@ def test_leftovers_of_killed_saves_are_swept(bench: Bench, capsys: pytest.Captur
 
 
 def break_callbacks(meta: dict[str, Any]) -> None:
-    meta["callbacks"]["phase"] = "sleep"
+    meta["callbacks"]["epoch_begun_at"] = "sleep"
 
 
 def break_random(meta: dict[str, Any]) -> None:
@@ -228,7 +228,7 @@ def drop(*keys: str) -> Callable[[dict[str, Any]], None]:
     "change",
     [break_callbacks, break_random, break_position]
     + [drop(key) for key in ("values", "callbacks", "monitors", "outputs", "random", "facts")]
-    + [drop("parts", "data"), drop("parts", "data", "fingerprint"), drop("callbacks", "pending")],
+    + [drop("parts", "data"), drop("parts", "data", "fingerprint"), drop("callbacks", "unfinished")],
 )
 def test_a_whole_checkpoint_of_the_wrong_form_changes_nothing(
     bench: Bench, change: Callable[[dict[str, Any]], None]

@@ -163,8 +163,11 @@ def test_what_hooks_do_before_the_first_step(experiment: Path, capsys: pytest.Ca
     ]
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-@pytest.mark.parametrize("steps", [0, 2], ids=["at the start", "at a resume"])
+@pytest.mark.parametrize(
+    ("hook", "steps"),
+    # Within an epoch, a callback whose state was restored is not prepared again.
+    [(hook, steps) for hook in HOOKS for steps in (0, 2) if (hook, steps) != ("before_epoch", 2)],
+)
 def test_a_signal_in_a_hook_ends_the_run_behind_it(
     hook: str, steps: int, experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
