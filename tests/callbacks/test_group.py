@@ -11,7 +11,16 @@ import keras
 import pytest
 
 from prototrain import Callback
-from prototrain.callbacks import KerasCallback, ModelSaver, PeriodicCallback, Priority, SaveOnExit
+from prototrain.callbacks import (
+    EarlyStopping,
+    HyperParam,
+    HyperParamSetterWithFunc,
+    KerasCallback,
+    ModelSaver,
+    PeriodicCallback,
+    Priority,
+    SaveOnExit,
+)
 from prototrain.callbacks.base import ProxyCallback
 from prototrain.callbacks.group import CallbackGroup
 from prototrain.errors import CallbackError
@@ -201,3 +210,36 @@ def test_a_state_that_json_cannot_hold_is_an_error_that_names_it(tmp_path: Path)
 
     with pytest.raises(Exception, match=r"the callbacks' state.*\['set'\] cannot be saved: a set"):
         CountingTrainer(experiment=tmp_path).train([Odd(), SaveOnExit()], max_steps=1)
+
+
+class Holder:
+    rate = 1.0
+
+
+def test_a_decision_is_made_once_where_a_later_callback_fails(tmp_path: Path) -> None:
+    class Measures(Callback):
+        def trigger(self) -> None:
+            self.trainer.monitors.put_scalar("vld/loss", 1.0)
+
+    class Fails(Callback):
+        priority = Priority.WRITE
+
+        def trigger(self) -> None:
+            if self.trainer.global_step == 4:
+                raise RuntimeError("on purpose")
+
+    def train(holder: Holder, *others: Callback) -> CountingTrainer:
+        halve = HyperParamSetterWithFunc(HyperParam(holder, "rate"), lambda epoch, rate: rate / 2)
+        stopping = EarlyStopping("vld/loss", mode="min", patience=3)
+        trainer = CountingTrainer(experiment=tmp_path)
+        timed = [one.every(steps=2) for one in (Measures(), stopping, halve, *others)]
+        trainer.train([*timed, SaveOnExit()], max_steps=20)
+        return trainer
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        train(Holder(), Fails())
+    holder = Holder()
+    trainer = train(holder)
+    # Measured at step 2, which is the best, and without an improvement at 4, 6 and 8.
+    assert trainer.global_step == 8 and holder.rate == 1 / 32  # halved at step 0 as well
+    assert trainer.monitors.history("vld/loss") == [(step, 1.0) for step in (2, 4, 6, 8)]

@@ -102,10 +102,10 @@ def test_an_optimizer_with_its_own_schedule_is_refused() -> None:
     own = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
     trainer = CountingTrainer()
     trainer.optimizer = keras.optimizers.SGD(own)
-    with pytest.raises(CallbackError, match="made with a schedule of its own"):
+    with pytest.raises(CallbackError, match="made with a schedule"):
         trainer.train([LearningRate(halves)], max_steps=1)
 
 
 def test_a_schedule_that_cannot_be_traced_is_explained() -> None:
-    with pytest.raises(CallbackError, match=r"tf\.where in place of if"):
+    with pytest.raises(CallbackError, match=r"tf.where instead of if"):
         tiny_trainer().train([LearningRate(lambda step: 0.1 if step < 5 else 0.01)], max_steps=1)

@@ -76,7 +76,7 @@ def test_a_run_and_its_continuation(experiment: Path, tmp_path: Path) -> None:
     first = run(ModelSaver().every(steps=4), Puts(s2={"vld/loss": 3}), Fails(5))
     second = run(model__batch_size=16)
     assert [row["global_step"] for row in rows(first) if "trn/loss" in row] == [1, 2, 3, 4, 5]
-    assert [row["global_step"] for row in rows(second)] == [6]
+    assert [row["global_step"] for row in rows(second)][-2:] == [5, 6]
     assert any(row.get("vld/loss") == 3 for row in rows(first))
     assert [row["samples/count"] for row in rows(first) if "samples/count" in row] == [1], rows(first)
     begun, again = only(first, "run"), only(second, "run")
