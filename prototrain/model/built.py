@@ -29,7 +29,7 @@ from prototrain.model import first_values
 from prototrain.model.evaluation import Evaluation
 from prototrain.model.layer_cache import LayerCache
 from prototrain.model.loading import Model, declared_spec
-from prototrain.model.net import check_net, loss_weight, scalars
+from prototrain.model.net import check_net, loss_weight, naming_batch, scalars
 from prototrain.model.placement import Placement
 from prototrain.model.variables import select, variable_table
 from prototrain.predictor import Predictor
@@ -146,7 +146,8 @@ class BuiltModel:
         tower = building(self.placement.towers, True, step=self.counter.read)
         creating = self._cache.creating(self.placement.strategy, self.placement.declare_variable)
         with tower, dtype_policy(self.policy), creating:
-            net = self.model.build(first, True)
+            with naming_batch(first):
+                net = self.model.build(first, True)
             check(net)
         sizes = {path: int(size) for path, size in first_dimensions(self.data.first_batch).items()}
         if "loss" in net and loss_weight(net) is None and len(set(sizes.values())) > 1:
@@ -256,7 +257,7 @@ class BuiltModel:
         """
         tower = building(self.placement.towers, train_phase, self.placement.tower_to_build(), self.counter.read)
         quiet = left_out_of_graphs() if tower_trace() is None else nullcontext()
-        with tower, self._cache.sharing(), dtype_policy(self.policy), quiet:
+        with tower, self._cache.sharing(), dtype_policy(self.policy), quiet, naming_batch(inputs):
             return check_net(self.model.build(inputs, train_phase))
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:

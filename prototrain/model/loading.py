@@ -15,6 +15,7 @@ from prototrain.config import Config
 from prototrain.errors import ConfigError, ModelError, PrototrainError
 from prototrain.experiment import source_of
 from prototrain.system.tracebacks import format_error
+from prototrain.system.wording import did_you_mean
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -106,6 +107,21 @@ _PARTS = {
 _OPTIONAL = ("callbacks", "element_spec")
 
 
+def check_model(model: Any) -> None:
+    """Check that something is a model, before it is used as one.
+
+    Raises:
+        ModelError: it is a name or a class, or it lacks a part.
+    """
+    if isinstance(model, str):
+        raise ModelError(f"a trainer takes the model itself: load_model({model!r})")
+    missing = [part for part in _PARTS if part not in _OPTIONAL and not hasattr(model, part)]
+    if isinstance(model, type):
+        raise ModelError(f"the model is the class {model.__name__}; write it with parentheses, {model.__name__}()")
+    if missing:
+        raise ModelError(f"a {type(model).__name__} is no model: it has no {' and no '.join(missing)}")
+
+
 def declared_spec(model: Any) -> Mapping[str, Any] | None:
     """What a model says that a training batch looks like, with its `element_spec`; None if it has none.
 
@@ -143,7 +159,7 @@ def load_model(name: str) -> Model:
     module_name, colon, attribute = name.partition(":")
     module = import_own(module_name, what="model")
     if module is None:
-        where = f"no such module in {Path.cwd()} or among the installed packages"
+        where = f"no such module in {Path.cwd()} or among the installed packages{_meant(module_name)}"
         raise ModelError(f"there is no model {module_name}: {where}")
     thing = _made(module, attribute, name) if colon else None
     parts: dict[str, Any] = {part: getattr(thing, part, None) if colon else _find_part(module, part) for part in _PARTS}
@@ -168,6 +184,22 @@ def load_model(name: str) -> Model:
     config.keep_defaults()
     datasets, build, callbacks = (parts[part] for part in ("datasets", "build", "callbacks"))
     return Model(name, config, datasets, build, source_of(module), callbacks, parts["element_spec"])
+
+
+def _meant(name: str) -> str:
+    """Ask whether a module was meant that there is in the current directory."""
+    package = name.rpartition(".")[0]
+    found = modules_here(package)
+    return _meant(package) if package and not found else did_you_mean(name, found)
+
+
+def modules_here(package: str) -> list[str]:
+    """The full names of the modules in a package of the current directory, or at its top if the name is empty."""
+    directory = Path(*package.split(".")) if package else Path()
+    entries = directory.iterdir() if directory.is_dir() else ()
+    names = (entry.stem for entry in entries if entry.suffix == ".py" or entry.is_dir())
+    prefix = f"{package}." if package else ""
+    return sorted(f"{prefix}{name}" for name in names if name.isidentifier() and not name.startswith("_"))
 
 
 def _made(module: ModuleType, attribute: str, name: str) -> Any:
