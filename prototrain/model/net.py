@@ -65,7 +65,7 @@ def naming_batch(inputs: Mapping[str, Any]) -> Iterator[None]:
         name = error.args[0] if error.args else error
         line = own_line(error)
         where = f"build() ({line})" if line else "build()"
-        raise ModelError(f"KeyError in {where}: {name}; a batch has: {', '.join(by_path(inputs))}") from error
+        raise ModelError(f"KeyError in {where}: {name!r}; a batch has: {', '.join(by_path(inputs))}") from error
 
 
 def loss_weight(net: Mapping[str, Any]) -> tf.Tensor | None:
