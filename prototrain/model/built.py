@@ -257,7 +257,7 @@ class BuiltModel:
         """
         tower = building(self.placement.towers, train_phase, self.placement.tower_to_build(), self.counter.read)
         quiet = left_out_of_graphs() if tower_trace() is None else nullcontext()
-        with tower, self._cache.sharing(), dtype_policy(self.policy), quiet, naming_batch(inputs):
+        with tower, self._cache.sharing(), dtype_policy(self.policy), quiet:
             return check_net(self.model.build(inputs, train_phase))
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:
@@ -294,7 +294,8 @@ class BuiltModel:
         return self._evaluations[dataset]
 
     def _scalars(self, inputs: dict[str, Any]) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
-        net = self.build(inputs, False)
+        with naming_batch(inputs):
+            net = self.build(inputs, False)
         return scalars(net, require_loss=False), loss_weight(net)
 
     def get_predictor(self, input_names: Sequence[str], output_names: Sequence[str]) -> Predictor:

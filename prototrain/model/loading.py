@@ -86,6 +86,7 @@ class Model:
         source: the package's directory or the module's file, for the snapshot.
         callbacks: its function that returns callbacks of its own, if it has one.
         element_spec: what a training batch looks like, or a function that returns it, if it says so.
+        serving: its function that makes a batch of new data, if it has one.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Model:
     source: Path | None = None
     callbacks: Callable[[], Iterable[Callback]] | None = None
     element_spec: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None
+    serving: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
 
 _PARTS = {
@@ -103,8 +105,9 @@ _PARTS = {
     "build": "definition",
     "callbacks": "callbacks",
     "element_spec": "datasets",
+    "serving": "datasets",
 }
-_OPTIONAL = ("callbacks", "element_spec")
+_OPTIONAL = ("callbacks", "element_spec", "serving")
 
 
 def check_model(model: Any) -> None:
@@ -141,7 +144,8 @@ def load_model(name: str) -> Model:
     The package gives `config`, `datasets` and `build` itself, or has them in its modules ``config.py``, ``datasets.py``
     and ``definition.py``. A function `callbacks`, there or in ``callbacks.py``, may add callbacks to those that the
     config asks for, and `element_spec`, there or in ``datasets.py``, says what a training batch looks like, so that
-    none has to be read to build the model.
+    none has to be read to build the model. A function `serving(inputs)`, there too, makes a batch of new data for
+    `predict` and `evaluate`.
 
     A model may be a class as well, with `config`, `datasets` and `build` as its attributes and methods: then `name` is
     that of its module and its own, and it is made without arguments.
@@ -174,7 +178,8 @@ def load_model(name: str) -> Model:
     config = parts["config"]
     if not isinstance(config, Mapping):
         raise ModelError(f"model {name}: config must be a Config or a dict, not {type(config).__name__}")
-    for part in ("datasets", "build", "callbacks"):
+    functions = ("datasets", "build", "callbacks", "serving")
+    for part in functions:
         if parts[part] is not None and not callable(parts[part]):
             raise ModelError(f"model {name}: {part} must be a function, not {type(parts[part]).__name__}")
     try:
@@ -182,8 +187,8 @@ def load_model(name: str) -> Model:
     except ConfigError as error:
         raise ConfigError(f"model {name}: {error}") from error
     config.keep_defaults()
-    datasets, build, callbacks = (parts[part] for part in ("datasets", "build", "callbacks"))
-    return Model(name, config, datasets, build, source_of(module), callbacks, parts["element_spec"])
+    datasets, build, callbacks, serving = (parts[part] for part in functions)
+    return Model(name, config, datasets, build, source_of(module), callbacks, parts["element_spec"], serving)
 
 
 def _meant(name: str) -> str:
