@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from prototrain.commands.runs import COLOURS, LOSSES, in_json, range_in_json, short_value, winner
 from prototrain.config import differing
-from prototrain.runs import Range, Run, flat, read_run, settings
+from prototrain.runs import Range, Run, flat, read_run, settings, short_names
 from prototrain.system.tables import Table, show
 from prototrain.system.wording import in_digits, in_words
 
@@ -41,20 +40,13 @@ def _compare(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(_in_json(runs, config, environment), indent=2))
         return
-    names = _names(runs)
+    names = short_names(runs)
     environment = [(key, _apart(values)) for key, values in environment if key not in _LONG]
     for title, rows in (("config", config), ("environment", environment)):
         cells = [[key, *map(short_value, values)] for key, values in rows]
         said = Table(cells, [title, *names], options=_AS_TEXT)
         show(said if cells else f"{title}: no differences", end="\n\n")
     show(Table(_results(runs), ["result", *names], COLOURS, options=_AS_TEXT))
-
-
-def _names(runs: Sequence[Run]) -> list[str]:
-    """The names of the runs, without a directory that all lie in."""
-    paths = [Path(run.name) for run in runs]
-    same = len({path.parent for path in paths}) == 1 and "://" not in runs[0].name
-    return [path.name if same else run.name for path, run in zip(paths, runs, strict=True)]
 
 
 def _apart(values: list[Any]) -> list[Any]:
