@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from prototrain.errors import PrototrainError
 from prototrain.system.quiet import import_tensorflow
 
 __version__ = "0.1.0"
@@ -81,6 +84,21 @@ def __getattr__(name: str) -> Any:
         import_tensorflow()
     module = importlib.import_module(f"prototrain.{_HOMES[name]}")
     return getattr(module, name)
+
+
+def _show_in_short(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None, *, others: Any = sys.excepthook
+) -> None:
+    """Show an error of prototrain that ends a script with the script's own frames only."""
+    if not isinstance(error, PrototrainError):
+        others(kind, error, trace)
+        return
+    from prototrain.system.tracebacks import for_script
+
+    sys.stderr.write(for_script(error))
+
+
+sys.excepthook = _show_in_short
 
 
 def __dir__() -> list[str]:

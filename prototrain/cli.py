@@ -3,16 +3,28 @@
 
 from __future__ import annotations
 
-import argparse
+import difflib
 import os
 import sys
 from collections.abc import Sequence
 
 from prototrain import __version__
 from prototrain.commands import action, compare, new, plot, report, run, runs, sweep, verify
+from prototrain.commands.arguments import Parser
 from prototrain.system.tracebacks import for_terminal
 
-_COMMANDS = (new, run, verify, action, runs, compare, plot, report, sweep)
+_COMMANDS = {
+    "new": new,
+    "run": run,
+    "verify": verify,
+    "action": action,
+    "runs": runs,
+    "compare": compare,
+    "plot": plot,
+    "report": report,
+    "sweep": sweep,
+}
+_OTHER_WORDS = {"train": "run MODEL", "fit": "run MODEL"} | {name: f"action MODEL {name}" for name in action.ACTIONS}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,11 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         the exit code: 0 done, 1 a clear error, 130 after Ctrl-C. Wrong usage exits with 2, SIGTERM with 143,
         other signals that stop with 128 and their number.
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:  # a shell asks how its line goes on
         from prototrain.commands.completion import complete
 
         complete(parser)
+    _check_command(parser, arguments)
     options = parser.parse_args(arguments)
     try:
         options.command(options)
@@ -41,15 +55,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="prototrain", description="Train TensorFlow models with a callback-driven trainer."
+def _parser() -> Parser:
+    parser = Parser(
+        prog="prototrain",
+        usage="prototrain COMMAND ...",
+        description="Train TensorFlow models with a callback-driven trainer.",
+        epilog="The options of a command: prototrain COMMAND --help",
     )
     parser.add_argument("--version", action="version", version=f"prototrain {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in _COMMANDS:
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", prog="prototrain")
+    for command in _COMMANDS.values():
         command.add(commands)
     return parser
+
+
+def _check_command(parser: Parser, arguments: Sequence[str]) -> None:
+    """Report an unknown command, and the one that was probably meant."""
+    word = next(iter(arguments), "")
+    if not word:
+        parser.error(f"name a command: {', '.join(_COMMANDS)}")
+    if word.startswith("-") or word in _COMMANDS:
+        return
+    near = difflib.get_close_matches(word.lower(), [*_COMMANDS, *_OTHER_WORDS], n=1)
+    meant = f"did you mean prototrain {_OTHER_WORDS.get(near[0], near[0])}?" if near else f"take {', '.join(_COMMANDS)}"
+    parser.error(f"there is no command {word!r}; {meant}")
 
 
 if __name__ == "__main__":

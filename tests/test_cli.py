@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import runpy
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from prototrain.cli import main
+from prototrain.errors import ModelError
 from prototrain.experiment import Experiment
+from tests.conftest import ROOT
 
 MODEL = """
 import keras, tensorflow as tf
@@ -111,6 +116,8 @@ def test_a_fast_dev_run_keeps_nothing_and_values_without_effect_are_named(capfd:
     [
         (["-s", "trainer.print_intervall=3"], "unknown key 'trainer.print_intervall'; .* trainer.print_interval$"),
         (["-s", "model.batch_size=abc"], "model.batch_size: expected int >= 1, got 'abc'$"),
+        (["-s", "model.optimizer.method=adm"], "did you mean 'adam'"),
+        (["-s", "model.lr_schedule.method=cosin"], "did you mean 'cosine'"),
         (["-s", "trainer.experiment_name=../x"], "'../x' would leave the base directory"),
         (["-s", "trainer.experiment_name=a/b"], "'a/b' would leave the base directory"),
         (
@@ -158,7 +165,16 @@ def test_a_mistake_on_the_command_line_is_one_line(
         ),
         ("tf.reduce_mean(", "(", "it is float32 of shape (4,)"),
         ("net.loss = ", "net.loss = 1.0; net.other =", "it is float"),
-        ("    return net", "    return None", "build() must return a mapping of named tensors, not NoneType"),
+        ("    return net", "    return None", "not NoneType; end it with `return net`"),
+        ("    return net", "    return net.loss", 'write return {"loss": loss, ...}'),
+        ('inputs["x"]', 'inputs["images"]', "KeyError in build() (m.py, line 19): 'images'; a batch has: x, y"),
+        (".batch(4)", ".batch(20, drop_remainder=True)", "drop_remainder=True"),
+        ('tf.ones([16, 3]), "y": tf.ones([16])}).batch(4)', 'tf.ones([16]), "y": tf.ones([16])})', "add .batch("),
+        (
+            "def build",
+            "def callbacks():\n    return [keras.callbacks.TerminateOnNaN()]\n\ndef build",
+            "write KerasCallback(TerminateOnNaN(...))",
+        ),
         ("Dense(1,", "Dense(1 + (not tf.executing_eagerly()),", "build() asked for out/kernel (float32[3,2])"),
         ("0.1,", "-1,", "model.lr_schedule.constant.value: expected float >= 0, got -1"),
         (
@@ -369,7 +385,72 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capfd: pytest.CaptureFix
     with pytest.raises(SystemExit) as exit_:
         main(arguments)
     assert exit_.value.code == 2
-    assert "usage: prototrain" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert said.startswith("prototrain: error: ") and said.count("\n") == 1 and "--help)" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [(["trian", "m"], "train|run MODEL"), (["predict", "m"], "prototrain action MODEL predict"),
+     (["run", "m", "--frehs"], "--fresh"), (["run", "m", "--batch-size", "3"], "-s model.batch_size=VALUE"),
+     (["run", "m", "--trainer", "replicate"], "'replicated'"), (["runs", "--sotr", "x"], "--sort")],
+)  # fmt: skip
+def test_wrong_usage_names_what_was_meant(arguments: list[str], meant: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert re.search(f"did you mean .*({meant})", capfd.readouterr().err)
+
+
+def test_help_of_run_is_in_groups_and_that_of_action_explains_each(capfd: pytest.CaptureFixture[str]) -> None:
+    for command, words in (("run", ["several workers:", "devices:"]), ("action", ["evaluate", "measure every scalar"])):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        said = capfd.readouterr().out
+        assert all(word in said for word in words) and len(said.partition("\n\n")[0].splitlines()) <= 2
+
+
+def test_an_unknown_model_names_the_one_that_was_meant(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("mine").mkdir()
+    Path("mine/digits.py").touch()
+    for name, meant in (("mine.digts", "did you mean 'mine.digits'?"), ("mime.digits", "did you mean 'mine'?")):
+        assert main(["run", name]) == 1
+        assert meant in capfd.readouterr().err
+
+
+SCRIPT = """
+from prototrain import SimpleTrainer
+
+def train():
+    SimpleTrainer({})
+
+train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [("'m'", "load_model('m')"), ("dict", "the class dict"), ("{}", "it has no config and no datasets and no build")],
+)
+def test_a_script_ends_with_its_own_frames_and_one_line(
+    model: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("script.py").write_text(SCRIPT.format(model))
+    with pytest.raises(ModelError) as failed:
+        runpy.run_path("script.py")
+    sys.excepthook(failed.type, failed.value, failed.tb)
+    said = capsys.readouterr().err
+    assert said.count('script.py", line ') == 2 and said.count("prototrain/") == 0
+    assert said.splitlines()[-1].startswith("prototrain: error: ") and message in said
+
+
+def test_an_interrupt_while_tensorflow_loads_is_quiet() -> None:
+    Path("tensorflow.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    program = "from prototrain.system.quiet import import_tensorflow\nimport_tensorflow()\n"
+    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + program
+    environment = {**os.environ, "PYTHONPATH": f".:{ROOT}"}
+    del environment["TF_CPP_MIN_LOG_LEVEL"]
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, b"", b"")
 
 
 def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 
 
 def test_the_command_line_knows_the_actions() -> None:
-    assert ACTIONS == BUILT_IN
+    assert tuple(ACTIONS) == BUILT_IN
 
 
 def test_models_are_what_can_be_imported_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ LAYERS = [
     ["estimator"],
     ["commands", "template", "testing"],
     ["cli"],
+    ["__main__"],
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 PACKAGE = ROOT / "prototrain"
@@ -125,4 +126,4 @@ def test_the_command_line_answers_without_tensorflow() -> None:
     done = subprocess.run([sys.executable, "-c", ANSWERS], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"prototrain {prototrain.__version__}\n")
-    assert done.stdout.count("usage: ") == 3 and done.stderr.count("usage: ") == 2
+    assert done.stdout.count("usage: ") == 3 and done.stderr.count("--help)\n") == 2

@@ -45,7 +45,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def modules() -> set[str]:
-    return {str(path.relative_to(ROOT)) for path in (ROOT / "prototrain").rglob("*.py")} | {"prototrain/py.typed"}
+    package = ROOT / "prototrain"
+    found = [*package.rglob("*.py"), package / "py.typed", *(package / "runs" / "page").iterdir()]
+    return {str(path.relative_to(ROOT)) for path in found}
 
 
 def test_the_source_distribution_has_what_the_wheel_is_built_from(built: Path) -> None:

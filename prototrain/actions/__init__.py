@@ -15,6 +15,7 @@ from prototrain.actions.compact import load_compact
 from prototrain.actions.restore import Restored, add_checkpoint, restore
 from prototrain.errors import ConfigError
 from prototrain.model import import_own
+from prototrain.system.wording import did_you_mean
 
 __all__ = ["BUILT_IN", "Action", "Restored", "add_checkpoint", "load_action", "load_compact", "restore"]
 
@@ -44,7 +45,9 @@ def load_action(name: str) -> Action:
     """
     module = import_own(f"prototrain.actions.{name}" if name in BUILT_IN else name, what="action")
     if module is None:
-        raise ConfigError(f"there is no action {name!r}: take {', '.join(BUILT_IN)} or a module with run(model, args)")
+        known = ", ".join(BUILT_IN)
+        meant = did_you_mean(name, BUILT_IN)
+        raise ConfigError(f"there is no action {name!r}: take {known} or a module with run(model, args){meant}")
     run = getattr(module, "run", None)
     if not callable(run):
         raise ConfigError(f"action {name}: the module has no run(model, args)")

@@ -1,4 +1,4 @@
-"""Measure every scalar of the model over a whole dataset."""
+"""Measure every scalar of the model over a whole dataset, or over new data."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from prototrain.actions.new_data import NewData, add_files, new_data
 from prototrain.actions.restore import Restored, add_checkpoint, restore
 from prototrain.errors import DataError, ExperimentError, ModelError
 from prototrain.model import ModelProtocol
@@ -23,7 +24,9 @@ from prototrain.system.terminal import say
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare what the action takes."""
     add_checkpoint(parser)
-    parser.add_argument("--dataset", metavar="tst|vld|trn", help="default: tst, or vld if there is no tst")
+    of = parser.add_mutually_exclusive_group()
+    of.add_argument("--dataset", metavar="tst|vld|trn", help="default: tst, or vld if there is no tst")
+    add_files(parser, of)
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
@@ -31,7 +34,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
 
     Args:
         model: a trained one.
-        args: `checkpoint` and `dataset`.
+        args: `checkpoint`, and `dataset` or `files` and `without`.
 
     Raises:
         CheckpointError: there is no checkpoint that fits.
@@ -40,14 +43,22 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     """
     restored = restore(model, args.checkpoint)
     built = restored.built
-    name = choose_dataset(built.datasets, args.dataset)
+    if args.files:
+        name = ", ".join(map(str, args.files))
+        new = new_data(built, args.files, args.without)
+    else:
+        name = choose_dataset(built.datasets, args.dataset)
+        new = NewData(built.datasets[name], "")
+    built.datasets[name] = new.dataset
     with built.stop:
         scalars = built.evaluate(name)
         built.stop.check()
     if not scalars:
         raise ModelError("build() returned no scalars without training, so there is nothing to evaluate")
     examples = built.evaluation(name).examples
+    new.check(examples)
     rows = {**restored.describe(), "dataset": f"{name}, {examples:,} examples"}
+    rows |= {"prepared": new.how} if new.how else {}
     show(plain_table(rows), end="\n\n")
     show(Table(list(scalars.items()), ["scalar", name], options={"floatfmt": ".6g"}), end="\n\n")
     say(f"written to {restored.experiment.keep(_keep(restored, name, examples, scalars))}")

@@ -1,11 +1,14 @@
-"""Predict for a whole dataset or for files, into JSON lines or NumPy's .npz."""
+"""Predict for a whole dataset or for new data, into CSV, JSON lines or NumPy's .npz."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import math
 import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -15,7 +18,7 @@ import orjson
 import tensorflow as tf
 
 from prototrain.actions.evaluate import choose_dataset
-from prototrain.actions.prediction_inputs import INPUT_SUFFIXES, FileBatches
+from prototrain.actions.new_data import NewData, add_files, new_data
 from prototrain.actions.restore import add_checkpoint, restore
 from prototrain.data.batches import at_path, batch_size, has_path
 from prototrain.errors import ConfigError, DataError, ExperimentError, ModelError
@@ -25,7 +28,7 @@ from prototrain.system.files import sync, write_atomic
 from prototrain.system.tables import plain_table
 from prototrain.system.terminal import say
 
-SUFFIXES = (".jsonl", ".npz")
+SUFFIXES = (".csv", ".jsonl", ".npz")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -33,13 +36,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_checkpoint(parser)
     of = parser.add_mutually_exclusive_group()
     of.add_argument("--dataset", metavar="tst|vld|trn", help="which one; default: tst, or vld if there is no tst")
-    of.add_argument(
-        "--files",
-        metavar="FILE",
-        nargs="+",
-        type=_path(INPUT_SUFFIXES),
-        help=f"in place of a dataset: files ({', '.join(INPUT_SUFFIXES)}) of examples, named as in a batch",
-    )
+    add_files(parser, of)
     parser.add_argument(
         "--outputs",
         metavar="NAME,...",
@@ -57,7 +54,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        type=_path(SUFFIXES),
+        type=_path,
         help=f"ends in {' or '.join(SUFFIXES)}; default: analysis/<checkpoint>-predict-<dataset>.jsonl",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a file that exists")
@@ -70,7 +67,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
 
     Args:
         model: a trained one.
-        args: `checkpoint`, `dataset` or `files`, `outputs`, `keep`, `inputs`, `output`, `overwrite`.
+        args: `checkpoint`, `dataset` or `files` and `without`, `outputs`, `keep`, `inputs`, `output`, `overwrite`.
 
     Raises:
         CheckpointError: there is no checkpoint that fits.
@@ -85,12 +82,14 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     restored = restore(model, args.checkpoint)
     built = restored.built
     if args.files:
-        batches: Any = FileBatches(args.files, built.config["model.batch_size"], built.element_spec)
         data, label = ", ".join(map(str, args.files)), "files"
+        new = new_data(built, args.files, args.without)
     else:
         data = label = choose_dataset(built.datasets, args.dataset)
-        batches = built.datasets[data]
-    given = args.inputs or [name for name in built.element_spec if name in batches.element_spec]
+        new = NewData(built.datasets[data], "")
+    given = args.inputs or [
+        name for name in built.element_spec if name in new.dataset.element_spec and name not in args.without.split(",")
+    ]
     path = args.output or (
         restored.experiment.directory / "analysis" / f"{restored.checkpoint.path.name}-predict-{label}.jsonl"
     )
@@ -99,21 +98,25 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     rows = {
         **restored.describe(),
         "data": data,
+        **({"prepared": new.how} if new.how else {}),
         "inputs": ", ".join(given),
         "outputs": ", ".join([*outputs, *args.keep]),
     }
     say(plain_table(rows), end="\n\n")
-    predictor = DatasetPredictor(built.get_predictor(given, outputs), batches)
+    predictor = DatasetPredictor(built.get_predictor(given, outputs), new.dataset)
     examples = not_finite = 0
     with built.stop, _written(path) as write:
         for batch, values in predictor.pairs():
             size = int(batch_size(batch))
             found = {name: _rows(name, value, size) for name, value in zip(outputs, values, strict=True)}
-            not_finite += write({**found, **{name: _rows(name, _kept(batch, name), size) for name in args.keep}})
+            named = {"file": np.array(new.files[examples : examples + size], object)} if new.files else {}
+            kept = {name: _rows(name, _kept(batch, name), size) for name in args.keep}
+            not_finite += write({**named, **found, **kept})
             examples += size
             built.stop.check()
         if not examples:
             raise DataError(f"there is nothing in {data} to predict for")
+        new.check(examples)
     about = path.with_name(f"{path.name}.about.json")
     write_atomic(about, json.dumps({**rows, "run_id": restored.checkpoint.meta.get("run_id")}, indent=2) + "\n")
     where: Any = path
@@ -147,13 +150,10 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def _path(suffixes: Sequence[str]) -> Callable[[str], Path]:
-    def path(text: str) -> Path:
-        if Path(text).suffix not in suffixes:
-            raise ArgumentTypeError(f"{text!r} must end in {' or '.join(suffixes)}")
-        return Path(text)
-
-    return path
+def _path(text: str) -> Path:
+    if Path(text).suffix not in SUFFIXES:
+        raise ArgumentTypeError(f"{text!r} must end in {' or '.join(SUFFIXES)}")
+    return Path(text)
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -172,7 +172,8 @@ def _written(path: Path) -> Iterator[Callable[[dict[str, Any]], int]]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
-            rows = _Lines(file) if path.suffix == ".jsonl" else _Arrays(file)
+            kinds: dict[str, type[_Lines] | type[_Arrays]] = {".csv": _Table, ".npz": _Arrays}
+            rows = kinds.get(path.suffix, _Lines)(file)
             yield rows.write
             rows.finish()
             file.flush()
@@ -201,6 +202,36 @@ class _Lines:
 
     def finish(self) -> None:
         pass
+
+
+class _Table(_Lines):
+    """A line of CSV for each example, with a line of names: a vector has a column for each of its numbers."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+        self._text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+        self._names: list[str] = []
+
+    def write(self, rows: dict[str, Any]) -> int:
+        columns: dict[str, Any] = {}
+        arrays = {name: _array(name, value) for name, value in rows.items()}
+        for name, array in arrays.items():
+            if isinstance(array, tf.RaggedTensor):
+                raise ModelError(f"{name!r} is ragged, which CSV cannot hold; take .jsonl")
+            flat = array.reshape(len(array), math.prod(array.shape[1:]))
+            for index in range(flat.shape[1]):
+                columns[name if array.ndim == 1 else f"{name}.{index}"] = _listed(name, flat[:, index])
+        writer = csv.writer(self._text)
+        if not self._names:
+            self._names = list(columns)
+            writer.writerow(self._names)
+        if self._names != list(columns):
+            raise ModelError("not all examples have the same number of values, which CSV cannot hold; take .jsonl")
+        writer.writerows(zip(*columns.values(), strict=True))
+        return sum(map(_not_finite, arrays.values()))
+
+    def finish(self) -> None:
+        self._text.detach()
 
 
 class _Arrays:

@@ -422,12 +422,24 @@ def checked(callbacks: Iterable[Callback], of: str = "the callbacks must be a li
     found = list(callbacks)
     for callback in found:
         if not isinstance(callback, Callback):
-            hint = "; write it with parentheses" if isinstance(callback, type) else ""
-            raise CallbackError(f"not a callback: {callback!r}{hint}")
+            raise CallbackError(f"not a callback: {_not_one(callback)}")
         _check_names(callback)
         if sum(other is callback for other in found) > 1:
             raise CallbackError(f"{callback!r} is in the list twice; make a second one")
     return found
+
+
+def _not_one(value: Any) -> str:
+    """What is in the list, and what to write there."""
+    kind = value if isinstance(value, type) else type(value)
+    keras = sys.modules.get("keras")
+    if keras is not None and issubclass(kind, keras.callbacks.Callback):
+        return f"{kind.__name__} is one of Keras; write KerasCallback({kind.__name__}(...))"
+    if isinstance(value, type):
+        return f"{value.__name__} is a class; write it with parentheses, {value.__name__}(...)"
+    if callable(value):
+        return f"{value!r} is a function; write CallbackFactory(trigger=...), or a subclass of Callback"
+    return f"{value!r}{'; leave out the list around it' if isinstance(value, list | tuple) else ''}"
 
 
 def _check_names(callback: Callback) -> None:

@@ -1,19 +1,61 @@
-"""Arguments that several commands take, and what they are turned into."""
+"""The parser of the command line, and arguments that several commands take."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NoReturn
 
 from prototrain.config import Config
 from prototrain.config.json_form import read_object
-from prototrain.config.schema import LENGTH_KEYS
+from prototrain.config.schema import LENGTH_KEYS, SCHEMA
 from prototrain.config.values import texts_of_file
 from prototrain.errors import ConfigError
 from prototrain.experiment import Experiment
 from prototrain.model import Model, load_model
 from prototrain.system.quiet import import_tensorflow
+
+_KEYS_OF_OPTIONS: Final = {
+    "--epochs": "model.num_steps",
+    "--learning-rate": "model.lr_schedule.constant.value",
+    "--lr": "model.lr_schedule.constant.value",
+    "--optimizer": "model.optimizer.method",
+    "--seed": "trainer.random_seed",
+    "--steps": "model.num_steps",
+}
+"""Options that people try for what is a config key."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that reports wrong usage in one line, with the option that was probably meant."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the arguments; unlike argparse's own, it accepts no unknown ones."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(self._unknown(unknown))
+        return found, []
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2."""
+        self.exit(2, f"prototrain: error: {message} (see {self.prog} --help)\n")
+
+    def _unknown(self, words: Sequence[str]) -> str:
+        option = words[0].partition("=")[0]
+        if not option.startswith("-"):
+            return f"unexpected argument {words[0]!r}"
+        known = [name for name in self._option_string_actions if name.startswith("--")]  # argparse has no public way
+        keys: dict[str, str] = {}
+        if "--set" in known:
+            named = [key for key in SCHEMA if key.count(".") == 1]
+            keys = {f"--{key.partition('.')[2].replace('_', '-')}": key for key in named} | _KEYS_OF_OPTIONS
+        near = difflib.get_close_matches(option.lower(), [*known, *keys], n=1)
+        if not near:
+            return f"there is no option {option}"
+        meant = near[0] if near[0] in known else f"-s {keys[near[0]]}=VALUE"
+        return f"there is no option {option}; did you mean {meant}?"
 
 
 def add_model(command: argparse.ArgumentParser, *, optional: bool = False) -> None:

@@ -7,14 +7,15 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from prototrain.commands.runs import COLOURS, in_json, range_in_json
+from prototrain.commands.runs import COLOURS, LOSSES, in_json, range_in_json, short_value, winner
 from prototrain.config import differing
-from prototrain.config.values import as_text
-from prototrain.runs import Range, Run, flat, read_run, settings
+from prototrain.runs import Range, Run, flat, read_run, settings, short_names
 from prototrain.system.tables import Table, show
 from prototrain.system.wording import in_digits, in_words
 
 _OF_EACH_RUN = ("run_id", "started", "command")  # always differ
+
+_LONG = ("data.stages",)  # described in full by --json
 
 _AS_TEXT = {"disable_numparse": True}
 
@@ -39,12 +40,21 @@ def _compare(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(_in_json(runs, config, environment), indent=2))
         return
-    names = [run.name for run in runs]
+    names = short_names(runs)
+    environment = [(key, _apart(values)) for key, values in environment if key not in _LONG]
     for title, rows in (("config", config), ("environment", environment)):
-        cells = [[key, *map(as_text, values)] for key, values in rows]
+        cells = [[key, *map(short_value, values)] for key, values in rows]
         said = Table(cells, [title, *names], options=_AS_TEXT)
         show(said if cells else f"{title}: no differences", end="\n\n")
-    show(Table(_results(runs), ["result", *names], COLOURS, _AS_TEXT))
+    show(Table(_results(runs), ["result", *names], COLOURS, options=_AS_TEXT))
+
+
+def _apart(values: list[Any]) -> list[Any]:
+    """Of lists only what not all have."""
+    if not all(isinstance(value, list) for value in values):
+        return values
+    kept = [[one for one in value if not all(one in other for other in values)] for value in values]
+    return [", ".join(map(str, value)) for value in kept] if any(kept) else values
 
 
 def _lasting(run: Run) -> dict[str, Any]:
@@ -60,17 +70,28 @@ def _results(runs: Sequence[Run]) -> list[list[str]]:
         "checkpoint": lambda run: "" if run.checkpoint is None else str(run.checkpoint),
     }
     rows = [[name, *map(fact, runs)] for name, fact in facts.items()]
-    return rows + [[name, *(_range(run.ranges.get(name)) for run in runs)] for name in _scalars(runs)]
+    for name in _scalars(runs):
+        ranges = [run.ranges.get(name) for run in runs]
+        if len({(one.lowest[0], one.highest[0]) if one else None for one in ranges}) > 1 or _varies(ranges[0]):
+            best = winner(runs, name) if name in LOSSES else None
+            rows.append([name, *(_range(one, run is best) for one, run in zip(ranges, runs, strict=True))])
+    return rows
+
+
+def _varies(scalar: Range | None) -> bool:
+    return scalar is not None and scalar.lowest[0] != scalar.highest[0]
 
 
 def _scalars(runs: Sequence[Run]) -> list[str]:
     return sorted({name for run in runs for name in run.ranges})
 
 
-def _range(scalar: Range | None) -> str:
+def _range(scalar: Range | None, is_best: bool) -> str:
     if scalar is None:
         return ""
-    return f"{in_digits(scalar.last)} ({in_digits(scalar.lowest[0])} to {in_digits(scalar.highest[0])})"
+    mark = "*" if is_best else ""
+    ends = f" ({in_digits(scalar.lowest[0])} to {in_digits(scalar.highest[0])})" if _varies(scalar) else ""
+    return f"{in_digits(scalar.last)}{mark}{ends}"
 
 
 def _in_json(

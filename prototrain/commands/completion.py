@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from prototrain.commands.action import ACTIONS
 from prototrain.commands.run import TRAINERS
 from prototrain.config.schema import SCHEMA
+from prototrain.model.loading import modules_here
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
@@ -46,12 +46,7 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 def models(prefix: str = "", **_: Any) -> list[str]:
     """Modules and packages of the current directory, one level below what is typed already."""
-    package, dot, _name = prefix.rpartition(".")
-    directory = Path(*package.split(".")) if package else Path()
-    if not directory.is_dir():
-        return []
-    names = (entry.stem for entry in directory.iterdir() if entry.suffix == ".py" or entry.is_dir())
-    return sorted(f"{package}{dot}{name}" for name in names if name.isidentifier() and not name.startswith("_"))
+    return modules_here(prefix.rpartition(".")[0])
 
 
 def settings(prefix: str = "", **_: Any) -> Iterable[str]:

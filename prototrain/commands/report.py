@@ -1,4 +1,4 @@
-"""`prototrain report`: one HTML page about a run."""
+"""`prototrain report`: one HTML page about a run, or about several."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ def add(commands: Any) -> None:
     """Declare the command's arguments."""
     report = commands.add_parser(
         "report",
-        help="write one HTML page about a run (needs the extra plot)",
-        description="Write one self-contained HTML page: curves, scalars, images, config, time, environment, log.",
+        help="write one HTML page about a run, or about several",
+        description="Write one self-contained HTML page: the best value, curves to zoom into, scalars, config, images, "
+        "time, environment, log.",
     )
-    report.add_argument("experiment", metavar="EXPERIMENT", help="the experiment's directory")
-    report.add_argument("-o", "--output", metavar="FILE", type=Path, help="default: report.html in the experiment")
+    report.add_argument("experiments", metavar="EXPERIMENT", nargs="+", help="an experiment's directory, or several")
+    report.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="default: report.html in the experiment; of several, here"
+    )
     report.add_argument(
         "--scalar", metavar="NAME", action="append", help="draw only these, such as 'vld/*'; repeatable (default: all)"
     )
@@ -31,14 +34,15 @@ def add(commands: Any) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    run = read_run(options.experiment)
+    runs = [read_run(directory) for directory in dict.fromkeys(options.experiments)]
     try:
         page = write_page(
-            run, lambda text: say(f"prototrain: {text}", to_stderr=True), scalars=options.scalar, look=look_of(options)
+            runs, lambda text: say(f"prototrain: {text}", to_stderr=True), scalars=options.scalar, look=look_of(options)
         )
     except OSError as error:
         raise ExperimentError(f"cannot read {error.filename}: {error.strerror}") from error
-    write_result(options.output or run.directory / "report.html", page)
-    experiment = Experiment(run.directory)
-    if options.output is None and experiment.remote is not None:
-        say(experiment.keep(run.directory / "report.html"))
+    own = (runs[0].directory if len(runs) == 1 else Path()) / "report.html"
+    write_result(options.output or own, page)
+    experiment = Experiment(runs[0].directory)
+    if options.output is None and len(runs) == 1 and experiment.remote is not None:
+        say(experiment.keep(own))

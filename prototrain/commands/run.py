@@ -20,6 +20,7 @@ from prototrain.errors import ConfigError
 from prototrain.model import import_own
 from prototrain.system.quiet import import_tensorflow
 from prototrain.system.signals import ignore_save_signals
+from prototrain.system.wording import did_you_mean
 
 if TYPE_CHECKING:
     from prototrain.runs.repeat import Repeat
@@ -41,54 +42,54 @@ def add(commands: Any) -> None:
     """Declare the command's arguments."""
     run = commands.add_parser(
         "run",
-        help="train a model, or go on training it",
-        description="Train a model as its config says. The same command again goes on from the newest checkpoint.",
+        help="train a model, or continue its training",
+        usage="prototrain run MODEL [options]\n       prototrain run --from EXPERIMENT [options]",
+        description="Train a model as its config says. The same command again continues from the newest checkpoint.",
     )
     add_model(run, optional=True)
     run.add_argument(
         "--from",
         dest="repeats",
         metavar="EXPERIMENT",
-        help="do the run in this directory again, from its own config and source, as <name>-repeat; MODEL is left out",
+        help="repeat the run in this directory, with its own config and source, as <name>-repeat",
     )
-    run.add_argument(
-        "--fresh", action="store_true", help="delete the experiment first and start anew; asks before it does"
+    start = run.add_argument_group("start")
+    start.add_argument("--fresh", action="store_true", help="delete the experiment first, after asking")
+    start.add_argument("--yes", action="store_true", help="do not ask")
+    start.add_argument("--debug", action="store_true", help="open IPython before the first step")
+    start.add_argument(
+        "--allow-changed-data", action="store_true", help="resume although the training data has changed"
     )
-    run.add_argument("--yes", action="store_true", help="do not ask")
-    run.add_argument("--debug", action="store_true", help="open IPython after setup")
-    run.add_argument(
+    short = run.add_argument_group("short runs, to try a model out")
+    short.add_argument(
+        "--fast-dev-run",
+        action="store_true",
+        help="two steps and a validation, in a temporary directory",
+    )
+    short.add_argument("--limit-batches", metavar="N", help="train and validate on the first N batches of each pass")
+    short.add_argument("--overfit-batches", metavar="N", help="train and validate on the same N batches")
+    devices = run.add_argument_group("devices")
+    devices.add_argument(
+        "--towers",
+        metavar="N|NAMES",
+        help="N GPUs, named devices (GPU:0,GPU:1) or logical CPU devices (cpu:4); default: all GPUs",
+    )
+    devices.add_argument(
         "--trainer",
         metavar="NAME",
         type=reference,
-        help=f"train with another trainer: {', '.join(TRAINERS)}, or MODULE:CLASS for one of your own",
+        help=f"another trainer: {', '.join(TRAINERS)}, or MODULE:CLASS for your own",
     )
-    run.add_argument(
-        "--towers",
-        metavar="N|NAMES",
-        help="train on N GPUs, on named devices (GPU:0,GPU:1) or on logical CPU devices (cpu:4); default: all GPUs",
+    workers = run.add_argument_group("several workers")
+    workers.add_argument("--workers", metavar="N", type=whole, help="start N processes that train together")
+    workers.add_argument("--min-workers", metavar="M", type=whole, help="continue with M if there is no room for N")
+    workers.add_argument("--cluster", metavar="ADDRESS", help="on this Ray cluster (default: $RAY_ADDRESS, or here)")
+    workers.add_argument("--gpus-per-worker", metavar="G", type=int, help="give each worker G GPUs")
+    workers.add_argument(
+        "--max-restarts", metavar="R", type=int, help="restart at most R times after a worker is lost (default: 10)"
     )
-    run.add_argument(
-        "--allow-changed-data", action="store_true", help="go on although the training data is not the same as before"
-    )
-    run.add_argument(
-        "--fast-dev-run",
-        action="store_true",
-        help="do everything once on two batches, in a directory that is deleted behind it, to see whether it works",
-    )
-    run.add_argument("--limit-batches", metavar="N", help="train and validate on the first N batches of each pass")
-    run.add_argument("--overfit-batches", metavar="N", help="train and validate on the same N batches")
-    run.add_argument("--workers", metavar="N", type=whole, help="start N processes that train together")
-    run.add_argument("--cluster", metavar="ADDRESS", help="on this Ray cluster (default: $RAY_ADDRESS, or here)")
-    run.add_argument("--gpus-per-worker", metavar="G", type=int, help="give each worker G GPUs for itself")
-    run.add_argument(
-        "--max-restarts", metavar="R", type=int, help="start all again when one is lost, R times at most (default: 10)"
-    )
-    run.add_argument("--min-workers", metavar="M", type=whole, help="go on with M if there is no room for N")
-    run.add_argument(
-        "--stall-timeout",
-        metavar="S",
-        type=float,
-        help="one without a step for S seconds is stuck (default: 1800)",
+    workers.add_argument(
+        "--stall-timeout", metavar="S", type=float, help="restart after S seconds without a step (default: 1800)"
     )
     run.add_argument("--report-to", type=int, help=argparse.SUPPRESS)  # the sweep that has started this process
     run.set_defaults(command=_run, wrong_usage=run.error)
@@ -103,8 +104,9 @@ def reference(text: str) -> str:
     text = TRAINERS.get(text, text)
     if not REFERENCE.fullmatch(text):
         known = ", ".join(TRAINERS)
-        wanted = f"MODULE:CLASS, such as models.gan.trainer:GANTrainer, nor one of {known}"
-        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither one of {known} nor MODULE:CLASS{did_you_mean(text, TRAINERS)}"
+        )
     return text
 
 
@@ -145,6 +147,7 @@ def _shortened(options: argparse.Namespace) -> Iterator[None]:
         raise ConfigError(
             "--fast-dev-run leaves the experiment alone, so there is nothing to delete; leave out --fresh"
         )
+    import_tensorflow()  # Ctrl-C during it must not leave the directory behind
     with TemporaryDirectory() as directory:
         values = {"experiment_base_dir": json.dumps(directory), "limit_batches": 2, "validation_batches": 0}
         intervals = ("validation_step", "summary_save", "print", "checkpoint_save")

@@ -6,11 +6,11 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 from prototrain.config.schema import SCHEMA, UNSET
@@ -24,8 +24,7 @@ from prototrain.system.wording import in_digits, in_words, matching
 
 LOSSES = ("trn/loss", "vld/loss")
 COLOURS = {"finished": "green", "failed": "red", "unreadable": "red", "running": "cyan", "interrupted": "yellow"}
-_WIDEST = 40  # characters of a column whose cells are folded
-_LONGEST = 120  # characters of a reason; --json and the report have all of it
+_NARROW = 100  # characters; a terminal that has fewer shows one loss only
 _WATCH_SECONDS = 2.0
 
 
@@ -55,7 +54,7 @@ def add(commands: Any) -> None:
     """Declare the command's arguments."""
     runs = commands.add_parser(
         "runs",
-        help="list experiments: state, steps, losses, time, checkpoint, changed config",
+        help="list experiments: state, steps, losses, the best, time, changed config",
         description="List the experiments below a directory, the one that was started last at the end.",
     )
     runs.add_argument("directory", metavar="DIR", nargs="?", default="experiments", help="default: %(default)s")
@@ -127,7 +126,8 @@ def _show(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps([in_json(run, options.scalar) for run in found], indent=2))
     elif found:
-        show(table(found, options.scalar))
+        terminal = console()
+        show(table(found, options.scalar, is_narrow=terminal is not None and terminal.width < _NARROW))
     elif everything:
         say(f"none of the {len(everything)} experiments in {where} is like that")
     else:
@@ -209,30 +209,89 @@ def _place(value: Any) -> tuple[bool, float, str]:
 # -- showing ----------------------------------------------------------------------------------------------------------
 
 
-def table(runs: Sequence[Found], scalars: Sequence[str] | None = None) -> Table:
+def table(runs: Sequence[Found], scalars: Sequence[str] | None = None, *, is_narrow: bool = False) -> Table:
     """The experiments as a table.
 
     Args:
         runs: the experiments.
-        scalars: names and patterns of those to be shown; by default the losses.
+        scalars: names and patterns of those to be shown; by default the losses, and the best value of the last one.
+        is_narrow: whether to show the last loss only.
     """
-    names = list(LOSSES) if scalars is None else _chosen(runs, scalars)
-    headers = ["experiment", "state", "steps", *(f"{name} (best)" for name in names), "time", "checkpoint", "changed"]
-    if scalars is not None:
-        headers[3:-3] = [f"{name} (lowest, highest)" for name in names]
-    has_repeated = any(_repeated(run) for run in runs)
-    if has_repeated:
-        headers.insert(-1, "repeated")
-    # tabulate takes the number of columns that it folds from the first row.
-    nothing = [""] * (len(headers) - 2)
+    is_known = [name for name in LOSSES if any(isinstance(run, Run) and name in run.ranges for run in runs)]
+    names = is_known[-1 if is_narrow else 0 :] if scalars is None else _chosen(runs, scalars)
+    columns: dict[str, Callable[[Run], str | None]] = {
+        "experiment": lambda run: run.name,
+        "state": lambda run: run.ending,
+        "steps": lambda run: str(run.step) if run.step == run.total_steps else run.steps,
+    }
+    for name in names:
+        title = name if scalars is None else f"{name} (lowest, highest)"
+        columns[title] = partial(_scalar, name=name, both=scalars is not None)
+    if scalars is None and names:
+        columns["best"] = partial(_best, name=names[-1], winner=winner(runs, names[-1]))
+    if any(isinstance(run, Run) and run.checkpoint != run.step for run in runs):
+        columns["checkpoint"] = lambda run: None if run.checkpoint is None else str(run.checkpoint)
+    columns["time"] = lambda run: in_words(run.seconds)
+    if any(_repeated(run) for run in runs):
+        columns["repeated"] = _repeated
+    short = shortened({key for run in runs if isinstance(run, Run) for key, _, _ in run.changes or ()})
+    columns["changed"] = partial(_changed, short=short)
+    nothing = [""] * (len(columns) - 2)
     rows = [
-        _row(run, names, both=scalars is not None, has_repeated=has_repeated)
+        [cell(run) for cell in columns.values()]
         if isinstance(run, Run)
         else [run.name, f"unreadable: {run.why}", *nothing]
         for run in runs
     ]
-    widths = [None, _WIDEST, *[None] * (len(headers) - 3), _WIDEST]
-    return Table(rows, headers, COLOURS, options={"maxcolwidths": widths, "disable_numparse": True, "missingval": ""})
+    return Table(
+        rows,
+        list(columns),
+        COLOURS,
+        cut=("state", "changed"),
+        options={"disable_numparse": True, "missingval": ""},
+    )
+
+
+def shortened(keys: Collection[str]) -> dict[str, str]:
+    """The last parts of keys: as many as tell them apart.
+
+    >>> shortened({"model.optimizer.method", "model.lr_schedule.method", "model.width"})["model.width"]
+    'width'
+    """
+    found = {}
+    for key in keys:
+        parts = key.split(".")
+        ends = (".".join(parts[-count:]) for count in range(1, len(parts) + 1))
+        found[key] = next((end for end in ends if sum(f".{other}".endswith(f".{end}") for other in keys) == 1), key)
+    return found
+
+
+def _changed(run: Run, short: Mapping[str, str]) -> str:
+    if run.changes is None:
+        return "?"
+    return " ".join(f"{short[key]}={short_value(value)}" for key, value, _ in run.changes)
+
+
+def short_value(value: Any) -> str:
+    """A value of a config in a few characters: numbers rounded, lists without spaces."""
+    if isinstance(value, list):
+        return f"[{','.join(map(short_value, value))}]"
+    return in_digits(value) if isinstance(value, float) else as_text(value)
+
+
+def winner(runs: Sequence[Found], name: str) -> Found | None:
+    """The run in which a loss was lowest; None if there is only one run that has it."""
+    known = [run for run in runs if isinstance(run, Run) and math.isfinite(_lowest(run, name))]
+    return min(known, key=lambda run: _lowest(run, name)) if len(known) > 1 else None
+
+
+def _lowest(run: Run, name: str) -> float:
+    return run.ranges[name].lowest[0] if name in run.ranges else math.nan
+
+
+def _best(run: Run, name: str, winner: Found | None) -> str | None:
+    mark = "*" if run is winner else ""
+    return f"{in_digits(_lowest(run, name))}{mark}" if name in run.ranges else None
 
 
 def _chosen(runs: Sequence[Found], patterns: Sequence[str]) -> list[str]:
@@ -250,21 +309,12 @@ def _repeated(run: Found) -> str | None:
     return "differs" if False in found else "same" if True in found else None
 
 
-def _row(run: Run, names: Sequence[str], *, both: bool, has_repeated: bool) -> list[str | None]:
-    scalars = [_scalar(run.ranges.get(name), both=both) for name in names]
-    changes = "?" if run.changes is None else " ".join(f"{key}={as_text(value)}" for key, value, _ in run.changes)
-    checkpoint = None if run.checkpoint is None else str(run.checkpoint)
-    ending = shorten(run.ending, _LONGEST, placeholder=" ...")
-    repeated = [_repeated(run)] if has_repeated else []
-    return [run.name, ending, run.steps, *scalars, in_words(run.seconds), checkpoint, *repeated, changes]
-
-
-def _scalar(scalar: Range | None, *, both: bool) -> str | None:
-    """Its last value and its lowest one, which is the best of a loss; of others the highest as well."""
-    if scalar is None:
+def _scalar(run: Run, name: str, *, both: bool) -> str | None:
+    """The last value of a scalar, and on request its lowest and highest one."""
+    if (scalar := run.ranges.get(name)) is None:
         return None
-    more = f", {in_digits(scalar.highest[0])}" if both else ""
-    return f"{in_digits(scalar.last)} ({in_digits(scalar.lowest[0])}{more})"
+    more = f" ({in_digits(scalar.lowest[0])}, {in_digits(scalar.highest[0])})" if both else ""
+    return f"{in_digits(scalar.last)}{more}"
 
 
 def in_json(run: Found, scalars: Sequence[str] | None = None) -> dict[str, Any]:

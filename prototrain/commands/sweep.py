@@ -63,7 +63,7 @@ def _sweep(options: argparse.Namespace) -> None:
         trainer_class(options.trainer)  # a mistake is better found before the first trial
     from prototrain.sweeps.api import sweep
 
-    sweep(
+    result = sweep(
         options.model,
         space,
         trials=options.trials,
@@ -79,3 +79,5 @@ def _sweep(options: argparse.Namespace) -> None:
         cpus_per_trial=options.cpus_per_trial,
         gpus_per_trial=options.gpus_per_trial,
     )
+    if failed := [str(trial.number) for trial in result.trials if trial.state == "failed"]:
+        raise SweepError(f"{len(failed)} of {len(result.trials)} trials failed: {', '.join(failed)}; see above")

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from prototrain.commands import run
+from prototrain.commands.arguments import Parser
 from prototrain.errors import ConfigError
 from prototrain.system.terminal import printable
 from prototrain.verify import ProgramError, run_command, verify
@@ -92,7 +93,7 @@ def _command(options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
 
 
 def _check_run_options(options: argparse.Namespace, arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="prototrain verify")
+    parser = Parser(prog="prototrain verify")
     run.add(parser.add_subparsers())
     given = parser.parse_args(["run", *arguments])
     for name in ("fresh", "debug", "fast_dev_run", "repeats"):

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from prototrain.cluster.supervision import own_supervision
-from prototrain.commands.arguments import confirm
+from prototrain.commands.arguments import Parser, confirm
 from prototrain.errors import ConfigError
 
 OPTIONS = ("cluster", "gpus_per_worker", "max_restarts", "min_workers", "stall_timeout")
@@ -69,7 +69,7 @@ def _arguments(options: argparse.Namespace) -> list[str]:
 def _work(arguments: list[str]) -> None:
     from prototrain.commands import run as command
 
-    parser = argparse.ArgumentParser(prog="prototrain")
+    parser = Parser(prog="prototrain")
     command.add(parser.add_subparsers())
     options = parser.parse_args(arguments)
     options.command(options)

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from prototrain.config.optimizer_keys import KERAS_OPTIMIZERS
 from prototrain.errors import ConfigError
+from prototrain.system.wording import did_you_mean
 
 UNSET: Final = object()
 """Stands for the default of a key that has none."""
@@ -302,7 +303,8 @@ def checked(key: str, value: Any) -> Any:
         large = [one for one in numbers_of if isinstance(one, int) and one > _LARGEST_INT]
         if large and "int" in spec.type and spec.maximum == _LARGEST_INT:
             raise ConfigError(f"{key}: {show(large[0])} has more than 64 bits")
-        raise ConfigError(f"{key}: expected {spec.expected}, got {show(value)}")
+        meant = did_you_mean(value, spec.choices) if isinstance(value, str) else ""
+        raise ConfigError(f"{key}: expected {spec.expected}, got {show(value)}{meant}")
     complaint = spec.complaint(converted) if spec.complaint else None
     if complaint is not None:
         raise ConfigError(f"{key}: {show(value)} {complaint}")

@@ -11,6 +11,9 @@ import tensorflow as tf
 from prototrain.errors import ConfigError, DataError
 from prototrain.system.tracebacks import cause
 
+WHY_EMPTY = ": has it fewer examples than .batch(..., drop_remainder=True) asks for, or are its files empty?"
+"""Ends an error message about a dataset without batches."""
+
 _TENSORS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 
 
@@ -40,8 +43,10 @@ def check_dataset(dataset: Any, name: str) -> tf.data.Dataset:
             raise DataError(
                 f"{path!r} in dataset {name!r} is {kind}, not a tensor; make one of it in a map(), or leave it out"
             )
+    if all(one.shape.rank == 0 for one in by_path(spec).values()):
+        raise DataError(f"dataset {name!r} gives single examples, not batches: add .batch(model.batch_size)")
     if int(dataset.cardinality()) == 0:
-        raise DataError(f"dataset {name!r} is empty")
+        raise DataError(f"dataset {name!r} is empty{WHY_EMPTY}")
     return dataset
 
 
@@ -228,7 +233,7 @@ def first_batch(iterator: Any) -> dict[str, Any]:
             return dict(batch)
     except tf.errors.OpError as error:
         raise DataError(f"reading the training dataset 'trn' failed: {cause(error)}") from error
-    raise DataError("the training dataset 'trn' is empty")
+    raise DataError(f"the training dataset 'trn' is empty{WHY_EMPTY}")
 
 
 Batch = dict[str, Any]

@@ -86,7 +86,10 @@ class Source:
             self._follows_pass = is_asked()
         if not isinstance(datasets, dict) or "trn" not in datasets:
             given = ", ".join(map(repr, datasets)) if isinstance(datasets, dict) else type(datasets).__name__
-            raise DataError(f"datasets() must return a dict with the training dataset under 'trn'; it gave {given}")
+            raise DataError(
+                f"datasets() must return a dict with the training dataset under 'trn'; it gave {given}; write "
+                'return {"trn": ..., "vld": ...}'
+            )
         checked = {name: check_dataset(dataset, name) for name, dataset in datasets.items()}
         # A shuffle draws other numbers in each reading of one dataset; the random ops of a function give the same ones,
         # as their seeds are set where the function is traced.

@@ -140,7 +140,7 @@ class TrainingData:
         share = "" if size == configured else f" ({size} of them are read here)"
         said = (
             f"model.batch_size is {configured}{share}, and the batches of the dataset 'trn' have {found} examples; "
-            "use model.batch_size in datasets(), or set it to what they have"
+            "use .batch(model.batch_size) in datasets(), or set it to what they have"
         )
         if is_certain:
             raise ConfigError(said)

@@ -28,7 +28,7 @@ from prototrain.model import first_values
 from prototrain.model.evaluation import Evaluation
 from prototrain.model.layer_cache import LayerCache
 from prototrain.model.loading import Model, declared_spec
-from prototrain.model.net import check_net, loss_weight, scalars
+from prototrain.model.net import check_net, loss_weight, naming_batch, scalars
 from prototrain.model.placement import Placement
 from prototrain.model.variables import select, variable_table
 from prototrain.predictor import Predictor
@@ -145,7 +145,8 @@ class BuiltModel:
         tower = building(self.placement.towers, True, step=self.counter.read)
         creating = self._cache.creating(self.placement.strategy, self.placement.declare_variable)
         with tower, dtype_policy(self.policy), creating:
-            net = self.model.build(first, True)
+            with naming_batch(first):
+                net = self.model.build(first, True)
             check(net)
         sizes = {path: int(size) for path, size in first_dimensions(self.data.first_batch).items()}
         if "loss" in net and loss_weight(net) is None and len(set(sizes.values())) > 1:
@@ -292,7 +293,8 @@ class BuiltModel:
         return self._evaluations[dataset]
 
     def _scalars(self, inputs: dict[str, Any]) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
-        net = self.build(inputs, False)
+        with naming_batch(inputs):
+            net = self.build(inputs, False)
         return scalars(net, require_loss=False), loss_weight(net)
 
     def get_predictor(self, input_names: Sequence[str], output_names: Sequence[str]) -> Predictor:

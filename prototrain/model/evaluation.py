@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.checkpoint.random import random_state_kept
-from prototrain.data.batches import counted_examples
+from prototrain.data.batches import WHY_EMPTY, counted_examples
 from prototrain.data.reading_ahead import prefetched
 from prototrain.data.rule import reshuffles
 from prototrain.data.waiting import patiently
@@ -210,7 +210,7 @@ class Evaluation:
             return None
         batches, (counts, by_weight, alike) = found
         if not batches:
-            raise DataError(f"dataset {self._name!r} is empty")
+            raise DataError(f"dataset {self._name!r} is empty{WHY_EMPTY}")
         examples, different, weight = counts.numpy()
         self.examples = int(examples)
         if different:
@@ -233,7 +233,7 @@ class Evaluation:
         with self._failing(step):
             found = self._pass.rehearse(self._name, stop, batches)
         if found is not None and not found[0]:
-            raise DataError(f"dataset {self._name!r} is empty")
+            raise DataError(f"dataset {self._name!r} is empty{WHY_EMPTY}")
         return self._names
 
     @contextmanager

@@ -15,6 +15,7 @@ from prototrain.config import Config
 from prototrain.errors import ConfigError, ModelError, PrototrainError
 from prototrain.experiment import source_of
 from prototrain.system.tracebacks import format_error
+from prototrain.system.wording import did_you_mean
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -85,6 +86,7 @@ class Model:
         source: the package's directory or the module's file, for the snapshot.
         callbacks: its function that returns callbacks of its own, if it has one.
         element_spec: what a training batch looks like, or a function that returns it, if it says so.
+        serving: its function that makes a batch of new data, if it has one.
     """
 
     name: str
@@ -94,6 +96,7 @@ class Model:
     source: Path | None = None
     callbacks: Callable[[], Iterable[Callback]] | None = None
     element_spec: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None
+    serving: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
 
 _PARTS = {
@@ -102,8 +105,24 @@ _PARTS = {
     "build": "definition",
     "callbacks": "callbacks",
     "element_spec": "datasets",
+    "serving": "datasets",
 }
-_OPTIONAL = ("callbacks", "element_spec")
+_OPTIONAL = ("callbacks", "element_spec", "serving")
+
+
+def check_model(model: Any) -> None:
+    """Check that something is a model, before it is used as one.
+
+    Raises:
+        ModelError: it is a name or a class, or it lacks a part.
+    """
+    if isinstance(model, str):
+        raise ModelError(f"a trainer takes the model itself: load_model({model!r})")
+    missing = [part for part in _PARTS if part not in _OPTIONAL and not hasattr(model, part)]
+    if isinstance(model, type):
+        raise ModelError(f"the model is the class {model.__name__}; write it with parentheses, {model.__name__}()")
+    if missing:
+        raise ModelError(f"a {type(model).__name__} is no model: it has no {' and no '.join(missing)}")
 
 
 def declared_spec(model: Any) -> Mapping[str, Any] | None:
@@ -125,7 +144,8 @@ def load_model(name: str) -> Model:
     The package gives `config`, `datasets` and `build` itself, or has them in its modules ``config.py``, ``datasets.py``
     and ``definition.py``. A function `callbacks`, there or in ``callbacks.py``, may add callbacks to those that the
     config asks for, and `element_spec`, there or in ``datasets.py``, says what a training batch looks like, so that
-    none has to be read to build the model.
+    none has to be read to build the model. A function `serving(inputs)`, there too, makes a batch of new data for
+    `predict` and `evaluate`.
 
     A model may be a class as well, with `config`, `datasets` and `build` as its attributes and methods: then `name` is
     that of its module and its own, and it is made without arguments.
@@ -143,7 +163,7 @@ def load_model(name: str) -> Model:
     module_name, colon, attribute = name.partition(":")
     module = import_own(module_name, what="model")
     if module is None:
-        where = f"no such module in {Path.cwd()} or among the installed packages"
+        where = f"no such module in {Path.cwd()} or among the installed packages{_meant(module_name)}"
         raise ModelError(f"there is no model {module_name}: {where}")
     thing = _made(module, attribute, name) if colon else None
     parts: dict[str, Any] = {part: getattr(thing, part, None) if colon else _find_part(module, part) for part in _PARTS}
@@ -158,7 +178,8 @@ def load_model(name: str) -> Model:
     config = parts["config"]
     if not isinstance(config, Mapping):
         raise ModelError(f"model {name}: config must be a Config or a dict, not {type(config).__name__}")
-    for part in ("datasets", "build", "callbacks"):
+    functions = ("datasets", "build", "callbacks", "serving")
+    for part in functions:
         if parts[part] is not None and not callable(parts[part]):
             raise ModelError(f"model {name}: {part} must be a function, not {type(parts[part]).__name__}")
     try:
@@ -166,8 +187,24 @@ def load_model(name: str) -> Model:
     except ConfigError as error:
         raise ConfigError(f"model {name}: {error}") from error
     config.keep_defaults()
-    datasets, build, callbacks = (parts[part] for part in ("datasets", "build", "callbacks"))
-    return Model(name, config, datasets, build, source_of(module), callbacks, parts["element_spec"])
+    datasets, build, callbacks, serving = (parts[part] for part in functions)
+    return Model(name, config, datasets, build, source_of(module), callbacks, parts["element_spec"], serving)
+
+
+def _meant(name: str) -> str:
+    """Ask whether a module was meant that there is in the current directory."""
+    package = name.rpartition(".")[0]
+    found = modules_here(package)
+    return _meant(package) if package and not found else did_you_mean(name, found)
+
+
+def modules_here(package: str) -> list[str]:
+    """The full names of the modules in a package of the current directory, or at its top if the name is empty."""
+    directory = Path(*package.split(".")) if package else Path()
+    entries = directory.iterdir() if directory.is_dir() else ()
+    names = (entry.stem for entry in entries if entry.suffix == ".py" or entry.is_dir())
+    prefix = f"{package}." if package else ""
+    return sorted(f"{prefix}{name}" for name in names if name.isidentifier() and not name.startswith("_"))
 
 
 def _made(module: ModuleType, attribute: str, name: str) -> Any:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
-from prototrain.errors import ModelError
+from prototrain.data.batches import by_path
+from prototrain.errors import ModelError, PrototrainError
 from prototrain.private_api.of_keras import KerasVariable
+from prototrain.system.tracebacks import own_line
 
 OF_ENGINE = (
     "gradient_norm",
@@ -46,8 +49,23 @@ def check_net(net: Any) -> Mapping[str, Any]:
         ModelError: it is not a mapping of names to tensors.
     """
     if not isinstance(net, Mapping):
-        raise ModelError(f"build() must return a mapping of named tensors, not {type(net).__name__}")
+        cure = "end it with `return net`" if net is None else 'write return {"loss": loss, ...}'
+        raise ModelError(f"build() must return a mapping of named tensors, not {type(net).__name__}; {cure}")
     return net
+
+
+@contextmanager
+def naming_batch(inputs: Mapping[str, Any]) -> Iterator[None]:
+    """Around a call of `build`: a KeyError becomes an error that names what the batch has."""
+    try:
+        yield
+    except KeyError as error:
+        if isinstance(error, PrototrainError):  # an unknown key of the config
+            raise
+        name = error.args[0] if error.args else error
+        line = own_line(error)
+        where = f"build() ({line})" if line else "build()"
+        raise ModelError(f"KeyError in {where}: {name!r}; a batch has: {', '.join(by_path(inputs))}") from error
 
 
 def loss_weight(net: Mapping[str, Any]) -> tf.Tensor | None:

@@ -13,7 +13,7 @@ from prototrain.errors import DataError
 from prototrain.readers.arrays import dataset_of
 from prototrain.readers.columns import Arrays, Column, Features, arrays_of, columns_of
 from prototrain.readers.order import Shuffle
-from prototrain.readers.paths import PathLike, local_files
+from prototrain.readers.paths import PathLike, local_files, note_reader, several, without_columns
 
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 
@@ -25,6 +25,7 @@ def csv(
     columns: Mapping[str, Sequence[str]] | None = None,
     delimiter: str = ",",
     header: Sequence[str] | None = None,
+    defaults: Mapping[str, Any] | None = None,
     shuffle: Shuffle = None,
     seed: int | None = None,
 ) -> tf.data.Dataset:
@@ -41,6 +42,8 @@ def csv(
             `{"position": ["x", "y"]}`. A scalar is the column of its own name, unless it has another here.
         delimiter: the character between two fields.
         header: the columns' names, of files whose first line is an example.
+        defaults: the value of an empty field, by feature, e.g. `{"age": 0.0, "city": "unknown"}`. Without one an empty
+            field is an empty text, and an error where a number is wanted.
         shuffle: "index" gives all examples in a new random order in each pass.
         seed: of that order; None for the run's.
 
@@ -61,28 +64,43 @@ def csv(
                 f"{column.name!r} has {size} values and {len(sources[column.name])} columns: name one for each with "
                 f"columns={{{column.name!r}: [...]}}"
             )
+    if unknown := [name for name in defaults or {} if name not in sources]:
+        raise DataError(f"defaults: there is no feature {unknown[0]!r}; there are: {', '.join(sources)}")
     # While a file is parsed, each of its columns is one of scalars, so that messages name it.
     fields = [Column(name, column.dtype, (), "") for column in made for name in sources[column.name]]
+    empty = {name: value for feature, value in (defaults or {}).items() for name in sources[feature]}
 
     def read(file: str, path: str) -> Iterator[Arrays]:
-        for arrays in _read(file, path, fields, delimiter, header):
+        for arrays in _read(file, path, fields, delimiter, header, empty):
             left = iter(arrays)
             groups = [[next(left) for _ in sources[column.name]] for column in made]
             yield [np.stack(group, 1).reshape((-1, *one.shape)) for group, one in zip(groups, made, strict=True)]
 
-    return dataset_of(local_files(paths), made, read, shuffle=shuffle, seed=seed)
+    given = several(paths)
+    return note_reader(dataset_of(local_files(given), made, read, shuffle=shuffle, seed=seed), "csv", given)
 
 
-def _read(file: str, path: str, fields: list[Column], delimiter: str, header: Sequence[str] | None) -> Iterator[Arrays]:
+def _read(
+    file: str,
+    path: str,
+    fields: list[Column],
+    delimiter: str,
+    header: Sequence[str] | None,
+    empty: Mapping[str, Any],
+) -> Iterator[Arrays]:
     try:
         with open(path, encoding="utf-8-sig", newline="") as opened:
             reader = csv_format.reader(opened, delimiter=delimiter, strict=True)
             names = list(next(reader, []) if header is None else header)
+            lacking = {field.name for field in fields if field.name not in names} & without_columns()
             for field in fields:
-                if names.count(field.name) != 1:
+                if field.name not in lacking and names.count(field.name) != 1:
                     problem = "has no column" if field.name not in names else "has several columns"
                     raise DataError(f"{file}: {problem} {field.name!r}; there are: {', '.join(names)}")
-            parsers = [(names.index(field.name), _parser(field)) for field in fields]
+            parsers = [
+                (0, _constant(field)) if field.name in lacking else (names.index(field.name), _parser(field, empty))
+                for field in fields
+            ]
 
             def parse(row: list[str]) -> list[Any]:
                 if len(row) != len(names):
@@ -96,8 +114,16 @@ def _read(file: str, path: str, fields: list[Column], delimiter: str, header: Se
         raise DataError(f"{file}: not UTF-8 ({error.reason} at byte {error.start} of a part)") from None
 
 
-def _parser(column: Column) -> Callable[[str], Any]:
+def _constant(column: Column) -> Callable[[str], Any]:
+    zero = column.zero
+    return lambda text: zero
+
+
+def _parser(column: Column, empty: Mapping[str, Any]) -> Callable[[str], Any]:
     """Return what makes a value of a field; a text that is none is kept, and refused as one."""
+    if column.name in empty:
+        default, parse_filled = empty[column.name], _parser(column, {})
+        return lambda text: parse_filled(text) if text.strip() else default
     if column.is_text:
         return str
     if column.dtype == tf.bool:

@@ -13,7 +13,7 @@ from prototrain.errors import DataError
 from prototrain.readers.arrays import dataset_of
 from prototrain.readers.columns import Arrays, Features, arrays_of, columns_of, short
 from prototrain.readers.order import Shuffle
-from prototrain.readers.paths import PathLike, local_files
+from prototrain.readers.paths import PathLike, local_files, note_reader, several, without_columns
 
 
 def json_lines(
@@ -44,6 +44,7 @@ def json_lines(
         StorageError: a file at a URL cannot be downloaded.
     """
     columns = columns_of(features, "JSON holds")
+    zeros = {column.name: column.zero for column in columns if column.name in without_columns()}
     names = [column.name for column in columns]
 
     def parse(line: bytes) -> list[Any]:
@@ -54,7 +55,7 @@ def json_lines(
         if not isinstance(item, dict):
             raise DataError(f"not a JSON object: {short(item)}")
         try:
-            return [item[name] for name in names]
+            return [item[name] if name in item or name not in zeros else zeros[name] for name in names]
         except KeyError as error:
             raise DataError(f"{error.args[0]!r} is missing") from None
 
@@ -63,7 +64,8 @@ def json_lines(
             filled = ((number, line) for number, line in enumerate(file, start=1) if line.strip())
             yield from arrays_of(name, filled, columns, parse)
 
-    return dataset_of(local_files(paths), columns, read, shuffle=shuffle, seed=seed)
+    given = several(paths)
+    return note_reader(dataset_of(local_files(given), columns, read, shuffle=shuffle, seed=seed), "json", given)
 
 
 def _parse(line: bytes) -> Any:

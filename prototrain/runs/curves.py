@@ -17,7 +17,6 @@ from prototrain.system.wording import matching
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.legend import Legend
     from matplotlib.ticker import Formatter
 
 FORMATS = ("pdf", "png", "svg")
@@ -181,9 +180,7 @@ def _is_pattern(name: str) -> bool:
 # -- drawing ----------------------------------------------------------------------------------------------------------
 
 
-def draw(
-    runs: Sequence[Run], names: Sequence[str], file_format: str, look: Look = _PLAIN, *, columns: int = 1
-) -> bytes:
+def draw(runs: Sequence[Run], names: Sequence[str], file_format: str, look: Look = _PLAIN) -> bytes:
     """Draw scalars of runs, with those of one tag in one chart.
 
     Args:
@@ -191,7 +188,6 @@ def draw(
         names: of the scalars.
         file_format: one of `FORMATS`.
         look: of the curves.
-        columns: how many charts are in a row; with several, the charts are small.
 
     Returns:
         the content of the file.
@@ -208,20 +204,17 @@ def draw(
     found = [lines(run, names, look) for run in runs]
     longest = max((x for of_run in found for line in of_run.values() for x in line.xs if math.isfinite(x)), default=0.0)
     unit = unit_for(longest) if look.over_time else (1.0, "step")
-    columns = min(columns, len(charts))
-    count = math.ceil(len(charts) / columns)
     file = io.BytesIO()
     with matplotlib.rc_context(_SETTINGS):
         # Without pyplot there is no window and nothing global.
-        width, height = (8.0, 3.2) if columns == 1 else (3.6 * columns, 2.5)
-        figure = Figure(figsize=(width, height * count), layout="constrained")
-        all_axes = list(figure.subplots(count, columns, squeeze=False).flat)
+        figure = Figure(figsize=(8.0, 3.2 * len(charts)), layout="constrained")
+        all_axes = list(figure.subplots(len(charts), 1, squeeze=False).flat)
         legends = []
-        for axes, (tag, of_chart) in zip(all_axes, charts.items(), strict=False):
-            left_out = _draw_chart(axes, of_chart, runs, found, look, unit)
-            legends += _label(axes, tag, of_chart, left_out, is_small=columns > 1)
-        for axes in all_axes[len(charts) :]:
-            axes.remove()
+        for axes, (tag, of_chart) in zip(all_axes, charts.items(), strict=True):
+            axes.set_ylabel(one_line(tag) + _draw_chart(axes, of_chart, runs, found, look, unit))
+            legend = axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize="small")
+            legend.set_in_layout(False)
+            legends.append(legend)
         figure.savefig(
             file,
             format=file_format,
@@ -283,21 +276,6 @@ def _draw_chart(
             place(_plain_numbers())
         return f" ({below} not above 0 left out)" if below else ""
     return " (none above 0)" if look.log and below else ""
-
-
-def _label(axes: Axes, tag: str, names: Sequence[str], left_out: str, *, is_small: bool) -> list[Legend]:
-    """Label a chart; returns the legends that are outside of it."""
-    if not is_small:
-        axes.set_ylabel(one_line(tag) + left_out)
-        legend = axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize="small")
-        legend.set_in_layout(False)
-        return [legend]
-    axes.set_title(one_line(names[0] if len(names) == 1 else tag) + left_out, loc="left", fontsize="small")
-    axes.tick_params(labelsize="x-small")
-    axes.xaxis.label.set_fontsize("x-small")
-    if len(names) > 1:
-        axes.legend(fontsize="x-small", framealpha=0.6)
-    return []
 
 
 def _plain_numbers() -> Formatter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -190,6 +190,12 @@ def _reading(directory: Path) -> Iterator[None]:
 def settings(run: Run) -> dict[str, Any]:
     """A run's config without the keys for its location."""
     return {key: value for key, value in run.config.items() if key not in LOCATION_KEYS}
+
+
+def short_names(runs: Sequence[Run]) -> list[str]:
+    """The names of some runs, without a directory that all lie in."""
+    parents = {run.name.rpartition("/")[0] for run in runs}
+    return [run.name.rpartition("/")[2] if len(parents) == 1 else run.name for run in runs]
 
 
 def flat(entries: dict[str, Any]) -> dict[str, Any]:

@@ -1,14 +1,19 @@
-"""One self-contained HTML page about a run, without scripts."""
+"""One self-contained HTML page about a run or several; its charts are drawn by uPlot, which is in the page."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
+import json
+import math
 import re
 import shlex
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -19,52 +24,41 @@ from prototrain.config.values import as_text
 from prototrain.experiment import Experiment
 from prototrain.experiment.event_files import read_images
 from prototrain.experiment.record import Attempt
-from prototrain.runs import Run, flat
-from prototrain.runs.curves import Look, by_tag, choose_scalars, draw, is_constant
+from prototrain.runs import Run, flat, short_names
+from prototrain.runs.curves import Line, Look, by_tag, choose_scalars, is_constant, lines, unit_for
 from prototrain.system.wording import in_digits, in_words
 
-_COLUMNS = 3  # of charts
 _SHOWN_STEPS = 4  # of the steps that have pictures
 _LOG_LINES = 100
 _DUMPED = re.compile(r"(.+)-step-(\d{10,})-(\d+)\.png")
+_ENVIRONMENT = ("directory", "host", "platform", "git_commit", "versions", "devices", "trainer", "model", "towers")
+_ASSETS = files("prototrain.runs") / "page"
+_HINT = "<p>Drag over a chart to zoom in, double-click to zoom out; click a name to hide its curve.</p>"
 _PAGE = Template("""\
 <!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src $hashes">
 <meta name="viewport" content="width=device-width">
 <title>$title</title>
 <style>
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 62rem; margin: 2rem auto;
-  padding: 0 1rem; }
-h1 { font-size: 1.6rem; margin: 0; overflow-wrap: anywhere; }
-h2 { font-size: 1.15rem; margin: 2.2rem 0 0.6rem; border-bottom: 1px solid #ccc; }
-h3 { font-size: 1rem; margin: 1rem 0 0.2rem; }
-.table { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 0.9rem; }
-th { white-space: nowrap; }
-th, td { text-align: left; vertical-align: top; padding: 0.15rem 1.2rem 0.15rem 0; border-bottom: 1px solid #eee; }
-td:first-child { white-space: nowrap; }
-td { overflow-wrap: anywhere; white-space: pre-line; min-width: 4rem; }
-img { max-width: 100%; }
-figure { display: inline-block; margin: 0 1rem 0.6rem 0; }
-figure img { min-height: 6rem; image-rendering: pixelated; margin-right: 0.3rem; }
-figcaption, footer { color: #666; font-size: 0.85rem; }
-pre { overflow-x: auto; background: #f6f6f6; padding: 0.8rem; font-size: 0.8rem; }
+$style
 </style>
 </head>
 <body>
 <h1>$title</h1>
 $sections
 <footer>written $now from $directory</footer>
+$scripts
 </body>
 </html>
 """)
 
 
 def write_page(
-    run: Run,
+    runs: Sequence[Run],
     complain: Callable[[str], None] = print,
     *,
     scalars: Sequence[str] | None = None,
@@ -73,7 +67,7 @@ def write_page(
     """Write the page.
 
     Args:
-        run: the run.
+        runs: the runs, with different names.
         complain: called with a line about each damaged file, which is left out.
         scalars: names and patterns of the scalars to draw; None for all.
         look: of the curves.
@@ -82,76 +76,172 @@ def write_page(
         its content.
 
     Raises:
-        ExperimentError: matplotlib is not installed and the run has scalars; or a link leads out of its directory.
-        OSError: a file of the experiment cannot be read.
+        ExperimentError: there is no such scalar, or a link leads out of a run's directory.
+        OSError: a file of an experiment cannot be read.
     """
-    Experiment(run.directory).check_inside()
+    for run in runs:
+        Experiment(run.directory).check_inside()
+    look = look or Look()
+    if len(runs) > 1:
+        runs = [replace(run, name=name) for run, name in zip(runs, short_names(runs), strict=True)]
+    charts, data, constant = _curves(runs, scalars, look)
+    drawing = _asset("uPlot.iife.min.js", "draw.js")
     sections = {
-        "": _summary(run),
-        "Curves": _curves(run, scalars, look or Look()),
-        "Scalars": _scalars(run),
-        "Images": _images(run, complain),
-        "Config": _config(run),
-        "Time": _time(run),
-        "Environment": _environment(run),
-        "Log": _log(Experiment(run.directory).log),
+        "": _summary(runs),
+        "Curves": charts + constant + (_HINT if charts else ""),
+        "Scalars": _scalars(runs),
+        "Config": _config(runs),
     }
+    for run in runs:
+        parts = {
+            "Images": _images(run, complain),
+            "Time": _time(run),
+            "Environment": _environment(run),
+            "Log": _log(Experiment(run.directory).log),
+        }
+        before = f"{run.name}: " if len(runs) > 1 else ""
+        sections |= {before + name: text for name, text in parts.items()}
+    scripts = f'<script type="application/json" id="curves">{data}</script>\n<script>{drawing}</script>'
+    digest = base64.b64encode(hashlib.sha256(drawing.encode()).digest()).decode()
     return _PAGE.substitute(
-        title=html.escape(run.directory.resolve().name),
-        sections="\n".join((f"<h2>{name}</h2>\n" if name else "") + text for name, text in sections.items() if text),
+        hashes=f"'sha256-{digest}'" if charts else "'none'",
+        title=html.escape(", ".join(run.name if len(runs) > 1 else run.directory.resolve().name for run in runs)),
+        style=_asset("page.css", "uPlot.min.css"),
+        sections="\n".join(
+            (f"<h2>{html.escape(name)}</h2>\n" if name else "") + text for name, text in sections.items() if text
+        ),
+        scripts=scripts if charts else "",
         now=_moment(time.time()),
-        directory=html.escape(str(run.directory.resolve())),
+        directory=html.escape(", ".join(str(run.directory.resolve()) for run in runs)),
     )
 
 
-def _summary(run: Run) -> str:
-    rows = [
-        ("state", run.ending),
-        ("steps", run.steps),
-        ("started", None if run.started is None else _moment(run.started)),
-        ("time", in_words(run.seconds)),
-        ("newest checkpoint", run.checkpoint),
-        ("started again", sum(attempt.cause is not None for attempt in run.attempts) or None),
-    ]
-    return _table([row for row in rows if row[1] is not None])
+def _asset(*names: str) -> str:
+    return "\n".join((_ASSETS / name).read_text(encoding="utf-8") for name in names)
 
 
-def _curves(run: Run, scalars: Sequence[str] | None, look: Look) -> str:
-    """Small charts in rows, and the constant scalars in words."""
-    names = list(run.ranges) if scalars is None else choose_scalars([run], scalars)
-    charts = by_tag(names).values()
-    level = [name for chart in charts if is_constant([run], chart) for name in chart]
-    drawn = [name for name in names if name not in level]
-    values = ", ".join(f"{name} = {in_digits(run.ranges[name].last)}" for name in level)
-    words = f"<p>constant: {html.escape(values)}</p>" if level else ""
+def _summary(runs: Sequence[Run]) -> str:
+    facts: dict[str, Callable[[Run], Any]] = {
+        "state": lambda run: run.ending,
+        "steps": lambda run: run.steps,
+        "best": _best,
+        "command": lambda run: command_of(run.environment),
+        "changed": lambda run: " ".join(f"{key}={as_text(value)}" for key, value, _ in run.changes or ()) or None,
+        "started": lambda run: None if run.started is None else _moment(run.started),
+        "time": lambda run: in_words(run.seconds),
+        "newest checkpoint": lambda run: run.checkpoint,
+        "started again": lambda run: sum(attempt.cause is not None for attempt in run.attempts) or None,
+    }
+    rows = [[name, *map(fact, runs)] for name, fact in facts.items()]
+    shown = [row for row in rows if any(cell is not None for cell in row[1:])]
+    return _table(shown, ["", *(run.name for run in runs)] if len(runs) > 1 else ())
+
+
+def _best(run: Run) -> str | None:
+    """The lowest loss, of validation if there is one, and its step."""
+    name = next((name for name in ("vld/loss", "trn/loss") if name in run.ranges), None)
+    if name is None:
+        return None
+    value, step = run.ranges[name].lowest
+    return f"{name} {in_digits(value)} at step {step}"
+
+
+def command_of(environment: dict[str, Any]) -> str | None:
+    """The command line of a run as its user typed it."""
+    words = environment.get("command")
+    if not isinstance(words, list) or not words:
+        return None
+    first, *rest = map(str, words)
+    if "--report-to" in rest:  # which a sweep adds
+        place = rest.index("--report-to")
+        del rest[place : place + 2]
+    is_own = Path(first).name in ("prototrain", "__main__.py", "cli.py")
+    return shlex.join(["prototrain" if is_own else first, *rest])
+
+
+def _curves(runs: Sequence[Run], scalars: Sequence[str] | None, look: Look) -> tuple[str, str, str]:
+    """The places of the charts, their curves as JSON, and the constant scalars in words."""
+    having = [run for run in runs if run.ranges]
+    known = list(dict.fromkeys(name for run in runs for name in run.ranges))
+    names = known if scalars is None else choose_scalars(having, scalars) if having else []
+    charts = by_tag(names)
+    level = [name for chart in charts.values() if is_constant(runs, chart) for name in chart]
+    words = ", ".join(
+        f"{name} = {in_digits(run.ranges[name].last)}{f' ({run.name})' if len(runs) > 1 else ''}"
+        for name in level
+        for run in runs
+        if name in run.ranges
+    )
+    constant = f"<p>constant: {html.escape(words)}</p>" if words else ""
+    found = [lines(run, [name for name in names if name not in level], look) for run in runs]
+    longest = max((x for of_run in found for line in of_run.values() for x in line.xs if math.isfinite(x)), default=0.0)
+    unit = unit_for(longest) if look.over_time else (1.0, "step")
+    drawn: list[dict[str, Any]] = []
+    for title, of_chart in charts.items():
+        curves = _lines_of_chart(runs, found, [name for name in of_chart if name not in level], look, unit[0])
+        if curves:
+            title = of_chart[0] if len(of_chart) == 1 else title
+            is_log = look.log and any(value is not None for line in curves for value in line["y"])
+            drawn.append({"id": f"chart-{len(drawn)}", "title": title, "log": is_log, "lines": curves})
     if not drawn:
-        return words
-    return _picture(draw([run], drawn, "svg", look, columns=_COLUMNS), "svg+xml", ", ".join(drawn)) + words
+        return "", "", constant
+    places = "".join(f'<div id="{chart["id"]}"></div>' for chart in drawn)
+    data = json.dumps({"unit": unit[1], "charts": drawn}).replace("<", "\\u003c")
+    return f'<div class="charts">{places}</div>', data, constant
 
 
-def _scalars(run: Run) -> str:
+def _lines_of_chart(
+    runs: Sequence[Run], found: Sequence[dict[str, Line]], names: Sequence[str], look: Look, unit: float
+) -> list[dict[str, Any]]:
+    """The curves of a chart: a colour for each run, or for each scalar of a single one; pale behind a smoothed one."""
+    curves = []
+    for number, run in enumerate(runs):
+        for index, name in enumerate(names):
+            if (line := found[number].get(name)) is None:
+                continue
+            several = len(runs) > 1
+            style = {"colour": number if several else index, "dash": index if several else 0}
+            label = f"{run.name} {name}" if several else name
+            parts = [(line.xs, line.values, line.smoothed is not None, label)]
+            if line.smoothed is not None:
+                parts = [(line.xs, line.values, True, f"{label}, raw"), (*line.smoothed, False, label)]
+            for xs, values, pale, text in parts:
+                pairs = {x / unit: y for x, y in zip(xs, values, strict=True) if math.isfinite(x)}
+                ys = [y if math.isfinite(y) and (y > 0 or not look.log) else None for _, y in sorted(pairs.items())]
+                curves.append({**style, "label": text, "pale": pale, "x": sorted(pairs), "y": ys})
+    return curves
+
+
+def _scalars(runs: Sequence[Run]) -> str:
     rows = [
         [
             name,
-            in_digits(scalar.last),
-            *(f"{in_digits(value)} at {step}" for value, step in (scalar.lowest, scalar.highest)),
+            *([run.name] if len(runs) > 1 else []),
+            in_digits(run.ranges[name].last),
+            *(f"{in_digits(value)} at {step}" for value, step in (run.ranges[name].lowest, run.ranges[name].highest)),
         ]
-        for name, scalar in run.ranges.items()
+        for name in dict.fromkeys(name for run in runs for name in run.ranges)
+        for run in runs
+        if name in run.ranges
     ]
-    return _table(rows, ["scalar", "last", "lowest, at step", "highest, at step"])
+    headers = ["scalar", *(["run"] if len(runs) > 1 else []), "last", "lowest, at step", "highest, at step"]
+    return _table(rows, headers)
 
 
-def _config(run: Run) -> str:
-    defaults = {key: as_text(default) for key, _, default in run.changes or []}
-    rows = [[key, as_text(value), defaults.get(key, "")] for key, value in run.config.items()]
-    return _table(rows, ["key", "value", "default"])
+def _config(runs: Sequence[Run]) -> str:
+    """The config of a run with the defaults that it changed, or those of several beside each other."""
+    keys = dict.fromkeys(key for run in runs for key in run.config)
+    rows = [[key, *(as_text(run.config[key]) if key in run.config else "" for run in runs)] for key in keys]
+    if len(runs) > 1:
+        return _table(rows, ["key", *(run.name for run in runs)])
+    defaults = {key: as_text(default) for key, _, default in runs[0].changes or []}
+    return _table([[*row, defaults.get(row[0], "")] for row in rows], ["key", "value", "default"])
 
 
 def _environment(run: Run) -> str:
-    entries = flat(run.environment)
-    if isinstance(entries.get("command"), list):
-        entries["command"] = shlex.join(map(str, entries["command"]))
-    return _table([[key, as_text(value)] for key, value in entries.items()])
+    """Where the run was made; digests, the data pipeline and the options of optimizers are in environment.json."""
+    chosen = {key: run.environment[key] for key in _ENVIRONMENT if run.environment.get(key) is not None}
+    return _table([[key, as_text(value)] for key, value in flat(chosen).items()])
 
 
 # -- time -------------------------------------------------------------------------------------------------------------

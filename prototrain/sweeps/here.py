@@ -14,6 +14,7 @@ from prototrain.launch import launch
 from prototrain.model import ModelProtocol
 from prototrain.sweeps.reporter import reporter
 from prototrain.sweeps.study import Study
+from prototrain.sweeps.summary import Progress
 from prototrain.system.tracebacks import format_error, in_one_line
 
 
@@ -39,6 +40,7 @@ def run_here(
         KeyboardInterrupt: after Ctrl-C, once the trial is saved.
         SystemExit: after SIGTERM, SIGHUP or SIGXCPU, with exit code 128 + its number, once the trial is saved.
     """
+    progress = Progress(study)
     while (trial := study.next()) is not None:
         say(f"trial {trial.number} runs: {' '.join(trial.settings)}")
         name = {"trainer.experiment_name": trial.experiment.directory.name}
@@ -55,7 +57,7 @@ def run_here(
                 raise
             else:
                 ending = trial.finish()
-        say(f"trial {trial.number} {ending}")
+        say(progress.after(trial.number, ending))
 
 
 @contextmanager

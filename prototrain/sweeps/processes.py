@@ -18,6 +18,7 @@ from typing import Final, Protocol
 from prototrain.sweeps.space import as_options, as_settings
 from prototrain.sweeps.storage import FAILURES
 from prototrain.sweeps.study import Study
+from prototrain.sweeps.summary import Progress
 from prototrain.sweeps.trial import Trial
 from prototrain.system.signals import StopRequest
 
@@ -165,6 +166,7 @@ def run_in_processes(
     """
     running: dict[int, TrialProcess] = {}
     stopped = waiting = False
+    progress = Progress(study)
     try:
         while True:
             while stop.signum is None and len(running) < jobs and (trial := study.next()) is not None:
@@ -184,7 +186,7 @@ def run_in_processes(
             for slot, process in list(running.items()):
                 if process.has_ended():
                     del running[slot]
-                    say(f"trial {process.trial.number} {process.conclude(stopped=stopped)}")
+                    say(progress.after(process.trial.number, process.conclude(stopped=stopped)))
     finally:
         for process in running.values():
             process.link.close()  # without it they save and stop

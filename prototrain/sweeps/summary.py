@@ -3,19 +3,56 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from prototrain.config.values import as_text
 from prototrain.experiment import Experiment
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import as_options, as_settings
-from prototrain.sweeps.study import Outcome
+from prototrain.sweeps.study import Outcome, Study
 from prototrain.system.tables import Table
-from prototrain.system.wording import in_digits
+from prototrain.system.wording import in_digits, in_words
 
 _COLOURS = {"finished": "green", "failed": "red", "running": "cyan"}
+_DONE = ("finished", "pruned", "failed")
 _ORDER = ("finished", "pruned", "running", "stopped", "failed")
+
+
+class Progress:
+    """How far a sweep is, in words.
+
+    Args:
+        study: the trials.
+        clock: the time in seconds.
+    """
+
+    def __init__(self, study: Study, clock: Callable[[], float] = time.monotonic) -> None:
+        self._study = study
+        self._clock = clock
+        self._start = clock()
+        self._ended = 0
+
+    def after(self, number: int, ending: str) -> str:
+        """A line for a trial that has just ended: how many have, the best so far, and the time left.
+
+        Args:
+            number: of the trial.
+            ending: how it ended.
+        """
+        plan, trials = self._study.plan, self._study.outcomes()
+        done = {trial.number for trial in trials if trial.state in _DONE}
+        if number not in done:  # it was stopped, and continues later
+            return f"trial {number} {ending}"
+        self._ended += 1
+        left = plan.total - len(done)
+        facts = [f"{len(done)} of {plan.total}"]
+        if (best := summarise(plan, trials).best) is not None and best.objective is not None:
+            facts.append(f"best {in_digits(best.objective)} in trial {best.number}")
+        if left:
+            facts.append(f"about {in_words((self._clock() - self._start) / self._ended * left)} left")
+        return f"trial {number} {ending} ({', '.join(facts)})"
 
 
 @dataclass(frozen=True)

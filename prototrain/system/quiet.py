@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
+import threading
 
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _chosen_by_user = os.environ.get(_LEVEL, "3") != "3"  # a process that this one starts inherits the setting
@@ -15,12 +17,17 @@ def import_tensorflow() -> None:
     """Import TensorFlow; its start-up lines are dropped unless the user has set ``TF_CPP_MIN_LOG_LEVEL``.
 
     Some are written by C++ code straight to the process's error stream before any log level is read, so the stream
-    itself is put aside for the time of the import. If the import fails, they are shown.
+    itself is put aside for the time of the import. If the import fails, they are shown. Ctrl-C ends the process at
+    once and quietly: there is nothing to save yet.
     """
     if "tensorflow" in sys.modules or _chosen_by_user:
         return
     sys.stderr.flush()
     kept = os.dup(2)
+    is_main = threading.current_thread() is threading.main_thread()
+    is_usual = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_usual:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     with tempfile.TemporaryFile() as said:
         os.dup2(said.fileno(), 2)
         try:
@@ -32,3 +39,5 @@ def import_tensorflow() -> None:
         finally:
             os.dup2(kept, 2)
             os.close(kept)
+            if is_usual:
+                signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 WIDTH = 120
 _LEAST = 20  # characters of a folded value
+_CUT = 60  # characters of a cell that is cut, where there is no terminal
 _WORD = 12  # characters: a longer word may be folded
 
 
@@ -30,17 +31,26 @@ class Table:
         rows: of texts, numbers, or None for nothing.
         headers: of the columns; without them it is never shown but as plain text.
         colours: for cells that begin with one of these words, on a terminal.
+        cut: headers of columns whose long cells end in an ellipsis, where others are folded.
         options: for `tabulate`, which writes it where there is no terminal. Numbers have the same form on one.
     """
 
     rows: Sequence[Sequence[Any]]
     headers: Sequence[str] = ()
     colours: Mapping[str, str] = field(default_factory=dict)
+    cut: Collection[str] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """As tabulate shows it, without what in its texts would harm a terminal."""
-        rows = [[one_line(cell) if isinstance(cell, str) else cell for cell in row] for row in self.rows]
+        rooms = [_CUT if header in self.cut else None for header in self.headers] or [None] * len(self.rows[0])
+        rows = [
+            [
+                _cut(one_line(cell), room) if isinstance(cell, str) else cell
+                for cell, room in zip(row, rooms, strict=True)
+            ]
+            for row in self.rows
+        ]
         return tabulate(rows, headers=list(map(one_line, self.headers)), **self.options)
 
     def fitted(self, width: int) -> RichTable:
@@ -64,7 +74,9 @@ class Table:
             return self._row_by_row(made, headers, rows)
         for header, room, cells in zip(headers, widths, zip(*self.rows, strict=True), strict=True):
             are_numbers = all(isinstance(cell, int | float) or cell is None for cell in cells)
-            made.add_column(header, width=room, overflow="fold", justify="right" if are_numbers else "left")
+            overflow: Any = "ellipsis" if header in self.cut else "fold"
+            justify: Any = "right" if are_numbers else "left"
+            made.add_column(header, width=room, overflow=overflow, no_wrap=header in self.cut, justify=justify)
         for row in rows:
             made.add_row(*map(self._coloured, row))
         return made
@@ -90,6 +102,10 @@ class Table:
         from rich.text import Text
 
         return Text(cell, style=self.colours.get(cell.partition(":")[0], ""))
+
+
+def _cut(text: str, room: int | None) -> str:
+    return text if room is None or len(text) <= room else f"{text[: room - 1]}\u2026"
 
 
 def _longest(cells: Iterable[str]) -> int:

@@ -52,6 +52,13 @@ def for_terminal(error: Exception) -> str:
     return format_error(error) if asked is None else f"prototrain: error: out of memory: {one_line(asked)}\n"
 
 
+def for_script(error: PrototrainError) -> str:
+    """What a script that ends with an error of prototrain writes to its error stream: its own frames and one line."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_noise(frame.filename)]
+    own = f"{_HEADLINE}\n{''.join(traceback.format_list(frames))}" if frames else ""
+    return own + for_terminal(error)
+
+
 def python_in_graph(error: BaseException | None) -> str | None:
     """The traceback of Python code that TensorFlow called, in a generator or a `py_function`; None if there is none.
 
@@ -119,7 +126,7 @@ def out_of_memory(error: BaseException | None) -> str | None:
 
 def _raised_at(error: BaseException) -> str:
     """The user's line and the callback's hook that raised an error, in brackets, unless its text has them."""
-    text, line = str(error), _own_line(error)
+    text, line = str(error), own_line(error)
     hooks = [note for note in getattr(error, "__notes__", ()) if note.startswith(_HOOK)][:1]
     found = [line] if line is not None and line not in text else []
     found += [note for note in hooks if note.rpartition(" of ")[2] not in text or found]
@@ -127,12 +134,12 @@ def _raised_at(error: BaseException) -> str:
 
 
 def _asked_at(error: BaseException) -> str:
-    line = _own_line(error)
+    line = own_line(error)
     return "" if line is None else f" ({line})"
 
 
-def _own_line(error: BaseException) -> str | None:
-    """The last line of the user's code that an error came through."""
+def own_line(error: BaseException) -> str | None:
+    """The last line of the user's code that an error came through, such as "model.py, line 12"."""
     frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
     return _last_line((file, line) for file, line in frames if "-packages" not in file)
 

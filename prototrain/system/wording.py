@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
@@ -56,3 +57,13 @@ def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
     known = list(names)
     found = [name for pattern in patterns for name in known if name == pattern or fnmatchcase(name, pattern)]
     return list(dict.fromkeys(found))
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A question that ends an error message about an unknown word, or nothing if no known one is like it.
+
+    >>> did_you_mean("Adm", ["adam", "sgd"]), did_you_mean("x", ["adam"])
+    ("; did you mean 'adam'?", '')
+    """
+    near = difflib.get_close_matches(word.lower(), known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

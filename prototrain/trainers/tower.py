@@ -18,6 +18,7 @@ from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
 from prototrain.model import first_values
 from prototrain.model.built import BuiltModel, datasets_of
+from prototrain.model.loading import check_model
 from prototrain.model.net import check_names, check_net, loss_weight, scalars
 from prototrain.model.placement import Placement
 from prototrain.optimizers import make_optimizer, processors_from_config
@@ -97,6 +98,7 @@ class TowerTrainer(Trainer):
         experiment: Experiment | str | Path | None = None,
         placement: Placement | None = None,
     ) -> None:
+        check_model(model)
         super().__init__(experiment=experiment)
         self._made_at: int | None = first_values.now()  # None once it has begun to train
         self._begun_anew: list[str] = []

@@ -21,7 +21,7 @@ from tests.tiny import tiny_arrays, tiny_build, tiny_datasets, tiny_trainer
 
 
 def run(base: Path, dataset: str | None = None, *, checkpoint: str | None = None, **model: Any) -> None:
-    evaluate.run(model_in(base, **model), Namespace(checkpoint=checkpoint, dataset=dataset))
+    evaluate.run(model_in(base, **model), Namespace(checkpoint=checkpoint, dataset=dataset, files=None, without=""))
 
 
 def found(base: Path, step: int = 20) -> Any:

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain.actions import predict
-from prototrain.actions.prediction_inputs import FileBatches
+from prototrain.actions.new_data import FileBatches
 from prototrain.errors import DataError, ExperimentError, ModelError, PrototrainError
 from prototrain.experiment import Experiment
 from prototrain.trainers.tower import SimpleTrainer
@@ -129,7 +129,7 @@ def test_lines_of_files_become_batches(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ('{"x": 300}', "lines 1 to 1: 'x': 300 does not fit into uint8"),
+        ('{"x": 300}', "rows 1 to 1: 'x': 300 does not fit into uint8"),
         ('{"x": 1.5}', "1.5 does not fit into uint8"),
         ('{"x": 1}\n{"y": 1}', "'x' is missing in some examples"),
         ('{"x": [1]}\n{"x": [1, 2]}', "'x' is not of one shape"),

@@ -80,6 +80,19 @@ def test_csv_names_what_it_refuses(content: str | bytes | None, said: str, shuff
     assert str(caught.value).startswith(said)
 
 
+def test_csv_has_defaults_for_empty_fields() -> None:
+    Path("a.csv").write_text("n,word,flag\n1,a,true\n ,,\n")
+    features = {"n": ("int32", []), "word": ("string", []), "flag": ("bool", [])}
+    dataset = readers.csv("a.csv", features=features, defaults={"n": -1, "flag": False, "word": "none"})
+    assert read(dataset)[1] == {"n": -1, "word": b"none", "flag": False}
+    with pytest.raises(DataError, match="'n': \" \" is not of type int32"):
+        readers.csv("a.csv", features=features)
+    with pytest.raises(DataError, match="there is no feature 'm'"):
+        readers.csv("a.csv", features=features, defaults={"m": 1})
+    with pytest.raises(DataError, match=r"'n': 1\.5 is not of type int32"):
+        readers.csv("a.csv", features=features, defaults={"n": 1.5})
+
+
 def test_csv_columns_of_a_feature() -> None:
     with pytest.raises(DataError, match=r"'x' has 2 values and 1 columns: name one for each with columns={'x': "):
         readers.csv("a.csv", features=FEATURES)

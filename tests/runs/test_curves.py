@@ -131,4 +131,4 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as exit_:
         plot(*arguments)
     assert exit_.value.code == 2
-    assert "usage: prototrain plot" in capsys.readouterr().err
+    assert "(see prototrain plot --help)" in capsys.readouterr().err

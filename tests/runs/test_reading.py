@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from prototrain.cli import main
+from prototrain.commands.runs import table
 from prototrain.errors import ExperimentError, PrototrainError
 from prototrain.experiment import Experiment
 from prototrain.runs import Range, find_runs, read_run
@@ -168,8 +169,20 @@ def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert [row.split()[0] for row in rows] == ["broken", "early", "group/late"]  # as they were started
     assert "unreadable:" in rows[0] and said.count(" luck") < 25
     late = [cell.strip() for cell in rows[2].split("  ") if cell.strip()]
-    cells = ["finished", "150", "0.125 (0.125)", "0.75 (0.4)", "40 s", "100", "model.width=[8, 8] model.kind=deep"]
+    cells = ["finished", "150", "0.125", "0.75", "0.4", "100", "40 s", "width=[8,8] kind=deep"]
     assert late == ["group/late", *cells]
+
+
+def test_the_table_is_short_and_marks_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ("model.optimizer.method", "model.lr_schedule.method", "model.rate")
+    make(tmp_path / "a", part(changes=[[key, 0.123456, 1] for key in keys]), rows=ROWS)
+    many = [[f"model.key{number}", "x" * 9, ""] for number in range(9)]
+    make(tmp_path / "b", part(started=2000.0, changes=many), rows=[{**ROWS[1], "vld/loss": 0.3}])
+    first, second = says(capsys, "runs", tmp_path).splitlines()[2:]
+    assert "optimizer.method=0.1235 lr_schedule.method=0.1235 rate=0." in first
+    assert second.endswith("\u2026") and "0.3*" in second and "*" not in first
+    runs = [read_run(tmp_path / name) for name in "ab"]
+    assert "trn/loss" in table(runs).headers and "trn/loss" not in table(runs, is_narrow=True).headers
 
 
 def test_the_table_has_what_was_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -299,9 +312,14 @@ def test_comparing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
         "facts.towers",
     ]
     assert table["state"] == ["finished", "finished", "failed: no luck"]
-    assert table["trn/loss"] == ["0.125 (0.125 to 0.5)", "0.5 (0.5 to 0.5)"]
+    assert table["trn/loss"] == ["0.125* (0.125 to 0.5)", "0.5"]
     assert table["vld/loss"] == ["0.75 (0.4 to 0.75)"]
     assert "config: no differences" in says(capsys, "compare", "a", "a")
+    for name, stage in (("d", "Batch(4)"), ("e", "Batch(8)")):
+        known = {**ENVIRONMENT, "callbacks": ["Summaries", name], "data": {"stages": [stage]}}
+        make(tmp_path / name, environment=known, rows=[{**ROWS[0], "trn/rate": 0.5}])
+    said = says(capsys, "compare", tmp_path / "d", tmp_path / "e")
+    assert not re.search("stages|Summaries|trn/rate", said) and re.search("^callbacks +d +e$", said, re.MULTILINE)
 
 
 def test_comparing_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,8 +62,9 @@ def test_the_commands_print_what_is_shown(
         patch.setattr(processes.sys, "executable", str(script))
         patch.setattr(api, "Preloaded", NotPreloaded)
         assert main(shlex.split(command)) == 0
-    printed = capsys.readouterr().out.splitlines()
+    printed = re.sub(r", about [^)]* left", "", capsys.readouterr().out).splitlines()
     shown = re.split(r"^(?=\$|```)", PAGE.partition(f"$ prototrain {command}\n")[2], flags=re.MULTILINE)[0].splitlines()
+    shown = re.sub(r", about [^)]* left", "", "\n".join(shown)).splitlines()
     assert [line for line in shown if line not in [*printed, "..."]] == []
     assert Path("shared.journal").is_file() == ("shared.journal" in command)
 

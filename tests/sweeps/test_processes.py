@@ -97,7 +97,7 @@ def test_what_becomes_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     study = open_study(1, 2, 3, 4, 5)
     said = run(study)
-    assert sorted(line for line in said if "runs" not in line) == [
+    assert sorted(line.partition(" (")[0] for line in said if "runs" not in line) == [
         "trial 0 finished: vld/loss 0.5 at step 2",
         "trial 1 failed: step 3 failed in the data: disk",
         "trial 2 killed by SIGKILL",
@@ -105,6 +105,8 @@ def test_what_becomes_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         "trial 4 failed: exit code 7",
     ]
     assert [outcome.state for outcome in study.outcomes()] == ["finished", "failed", "stopped", "failed", "failed"]
+    *_, last = (line for line in said if "runs" not in line and "killed" not in line)
+    assert "4 of 5, best 0.5 in trial 0, about " in last
     line, devices = Path("seen-1").read_text().splitlines()
     assert re.search(
         r"-m prototrain.cli run m -s model.num_steps=9 -s model.batch_size=1 "

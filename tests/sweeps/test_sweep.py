@@ -118,6 +118,12 @@ def test_a_sweep_in_which_all_fails_is_an_error() -> None:
         prototrain.sweep(mine, {"model.batch_size": [4, 8]})
 
 
+def test_the_command_fails_if_a_trial_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "m", "--grid", "model.batch_size=4,5,8"]) == 1
+    said = capsys.readouterr()
+    assert "(3 of 3, best" in said.out and "prototrain: error: 2 of 3 trials failed: 1, 2; see above" in said.err
+
+
 def test_a_stop_saves_and_the_same_call_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     def stopping(model: Any) -> list[Callback]:
         return [*default_callbacks(model), At("tiny-1", 3, lambda: os.kill(os.getpid(), signal.SIGTERM))]

@@ -1,0 +1,28 @@
+// Draws the charts of a report: the data is JSON in the element "curves".
+const found = JSON.parse(document.getElementById("curves").textContent);
+const colours = "#1f77b4 #ff7f0e #2ca02c #d62728 #9467bd #8c564b #e377c2 #7f7f7f #bcbd22 #17becf".split(" ");
+const short = (value) => value == null ? "" : String(Number(value.toPrecision(4)));
+const dashes = [[], [6, 4], [2, 3]];
+for (const chart of found.charts) {
+  const place = document.getElementById(chart.id);
+  const lines = chart.lines.map((line) => ({
+    label: line.label,
+    stroke: colours[line.colour % colours.length],
+    dash: dashes[line.dash % dashes.length],
+    width: line.pale ? 1 : 1.5,
+    alpha: line.pale ? 0.3 : 1,
+    spanGaps: true,
+    points: {show: line.x.length < 2},
+    value: (_, value) => short(value),
+  }));
+  const plot = new uPlot({
+    title: chart.title,
+    width: place.clientWidth,
+    height: 260,
+    scales: {x: {time: false}, y: {distr: chart.log ? 3 : 1}},
+    axes: [{label: found.unit, labelSize: 20, size: 34}, {size: 64, values: (_, ticks) => ticks.map(short)}],
+    series: [{label: found.unit}, ...lines],
+    cursor: {drag: {x: true, y: true, uni: 30}},
+  }, uPlot.join(chart.lines.map((line) => [line.x, line.y])), place);
+  addEventListener("resize", () => plot.setSize({width: place.clientWidth, height: 260}));
+}
