@@ -1,11 +1,12 @@
-"""Signals that ask a run to stop, to save, or to print its threads.
+"""Signals that ask a run to stop, to save, or to show its threads.
 
-SIGINT, SIGTERM, SIGHUP (a closed terminal) and SIGXCPU (a limit of processor time) stop a run, SIGUSR1 saves and
-continues, SIGQUIT prints the stacks of all threads.
+A Python signal handler runs only between bytecodes, so a compiled call of many steps would delay it until the call
+returns, and an exception raised from it could tear a TensorFlow trace apart. `StopRequest` therefore only sets a flag.
+The byte that the interpreter writes to the wakeup descriptor reaches a thread at once; the thread tells listeners (a
+compiled trainer sets the variable that its loop reads), and the training loop stops, or saves, at the end of the step.
 
-A Python handler runs only between bytecodes, so during a compiled call of many steps it runs too late. The interpreter
-also writes each signal to a wakeup socket. A thread reads it at once and tells the listeners: a compiled trainer sets
-the variable that ends its loop after the step.
+SIGINT, SIGTERM, SIGHUP (a closed terminal) and SIGXCPU (a limit of processor time) stop a run, SIGUSR1 makes it save
+and continue, and SIGQUIT prints the stacks of all threads. A forked child inherits none of this.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
@@ -35,12 +36,12 @@ GRACE_SECONDS = 10.0  # until a callback that still runs after a stop request is
 
 
 class StopRequest:
-    """Context manager that turns signals into flags: one to stop, one to save and continue.
+    """Turns signals into flags while it is entered: one to stop, one to save and continue.
 
-    The first signal asks the run to stop after its step. The second prints what the run is waiting for, and interrupts
+    The first signal asks the run to stop after its step. The second says what the run is waiting for, and interrupts
     it if it is a callback. The third leaves at once: by KeyboardInterrupt in an interactive session, else by ending
-    the process. SIGHUP and SIGXCPU only count as a first signal, and stay ignored under ``nohup``. Off the main thread
-    there are no handlers, and only `request` sets the flag.
+    the process. SIGHUP and SIGXCPU count as a first signal only; where they are ignored, as under ``nohup``, they stay
+    ignored. Off the main thread no handlers are installed, and only `request` sets the flag.
 
     Args:
         announce: called with one line of text for the user.
@@ -76,8 +77,7 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         self._reset()
-        for listener in self._listeners:
-            listener(False)
+        self._tell(False)
         if threading.current_thread() is threading.main_thread():
             self._listen()
         return self
@@ -98,18 +98,18 @@ class StopRequest:
         self._sockets = self._thread = None
 
     def after_fork(self) -> None:
-        """Give a forked child the handlers from before the run, and close its copies of the sockets."""
+        """Give a forked child the handlers from before the run, and leave the run's sockets alone."""
         if self._sockets is None:
             return
         self._restore_handlers()
-        signal.set_wakeup_fd(-1)  # the one from before is the parent's as well
+        signal.set_wakeup_fd(-1)  # the one from before belongs to the parent as well
         for one in self._sockets:
             one.close()
         self._sockets = self._thread = None
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Restore the handlers from before the run, for example for an interactive shell."""
+        """Restore the handlers from before the run for a while, such as for an interactive shell."""
         is_listening = self._sockets is not None
         self.__exit__(None, None, None)
         try:
@@ -124,7 +124,7 @@ class StopRequest:
 
         Args:
             listener: may be called from another thread.
-            pauses: also call it with True before the run saves, and with False after that.
+            pauses: call it with True also when the run is to save, and with False when that is done.
         """
         self._listeners.append(listener)
         if pauses:
@@ -177,21 +177,20 @@ class StopRequest:
             more = f"; once more, or {GRACE_SECONDS:g} s, interrupts {self.stage}"
         self._announced = effect + more  # now: the run may have moved on when the thread prints it
         self.signum = signum
-        for listener in self._listeners:
-            listener(True)
+        self._tell(True)
 
     def take_save(self) -> bool:
         """Whether the run was asked to save since the last call; the caller then saves."""
         if self._paused:
             self._paused = False
             self._tell_pausing(False)
-            if self.signum is not None or self._paused:  # a request in between was overwritten
+            if self.signum is not None or self._paused:  # a request that came in between was overwritten
                 self._tell_pausing(True)
         asked, self._save_asked = self._save_asked, False
         return asked
 
     def check(self) -> None:
-        """Raise the exception of a stop signal, if one has arrived.
+        """Raise the exception of a stop signal, if one has arrived. Called where a stop leaves everything whole.
 
         Raises:
             KeyboardInterrupt: after SIGINT.
@@ -205,11 +204,11 @@ class StopRequest:
     # -- the handler, in the main thread ------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        tell_of_forks(self)  # the last to take the signals is the first to give them back
+        tell_of_forks(self)  # now: the last to take the signals is the first to give them back
         receiver, sender = self._sockets = socket.socketpair()
         sender.setblocking(False)
         before = {signum: signal.getsignal(signum) for signum in (*_STOPS, _SAVE)}
-        # SIGINT is also handled where a shell has started the process in the background with SIGINT ignored.
+        # SIGINT is taken also where a shell has started the process in the background and made it ignore that.
         self._old_handlers = {
             signum: handler
             for signum, handler in before.items()
@@ -224,17 +223,17 @@ class StopRequest:
 
     def _restore_handlers(self) -> None:
         for signum, handler in self._old_handlers.items():
-            if handler is not None:  # else it was not set from Python
+            if handler is not None:  # a handler that was not set from Python cannot be restored from Python
                 signal.signal(signum, handler)
         end_stacks(self._had_stacks)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if signum == _SAVE:
-            self._save_asked = True  # not in the thread, which may run after the save
+            self._save_asked = True  # here, and not in the thread, which may come after the save
             if callable(before := self._old_handlers[_SAVE]):
                 before(signum, frame)
             return
-        self.request(signum)  # usually the thread has done so
+        self.request(signum)  # usually the thread has done so; this makes it certain
         self._handled += 1
         is_second = self._handled > 1 and signum in _FROM_USER
         if self._interruptible is not None and (is_second or self._overdue is self._interruptible):
@@ -243,7 +242,7 @@ class StopRequest:
         if self._received > 2 and signum in _FROM_USER and is_interactive():
             raise KeyboardInterrupt
 
-    # -- the thread, which prints and tells the listeners -------------------------------------------------------------
+    # -- the thread, which prints and tells listeners at once ---------------------------------------------------------
 
     def _wait(self, receiver: socket.socket) -> None:
         while received := receiver.recv(64):
@@ -254,12 +253,7 @@ class StopRequest:
     def _on_signal(self, signum: int) -> None:
         name = signal.Signals(signum).name
         if signum == _SAVE:
-            if not self._saves:
-                self.announce(f"{name}: there is nothing to save here; continuing")
-            elif self.stage != "saving":
-                self._paused = True  # ends the present call after its step
-                self._tell_pausing(True)
-                self.announce(f"{name}: saving after this step")
+            self._on_save(name)
             return
         if self._is_own or (self._received and signum in _FROM_SYSTEM):
             self._is_own = False
@@ -285,16 +279,32 @@ class StopRequest:
             self._overdue, self._is_own = block, True
             signal.pthread_kill(threading.main_thread().ident or 0, self.signum)
 
+    def _on_save(self, name: str) -> None:
+        if not self._saves:
+            self.announce(f"{name}: there is nothing to save here; continuing")
+        elif self.stage != "saving":
+            self._pause()
+            self.announce(f"{name}: saving after this step")
+
+    def _pause(self) -> None:
+        """End the present call after its step."""
+        self._paused = True
+        self._tell_pausing(True)
+
+    def _tell(self, stop: bool) -> None:
+        for listener in self._listeners:
+            listener(stop)
+
     def _tell_pausing(self, pause: bool) -> None:
         for listener in self._pausing:
             listener(pause)
 
 
 class LeavingAtOnce(StopRequest):
-    """Ends the process at the first signal, where there is nothing to save.
+    """Ends the process at the first signal, while there is nothing to save.
 
-    During a call of TensorFlow, such as one that waits for other processes, Python calls no handler; the thread does.
-    A notebook's kernel keeps its handlers.
+    Inside TensorFlow, such as until other processes have connected, Python calls no handler. A notebook's kernel keeps
+    its own handlers.
     """
 
     def __init__(self) -> None:
@@ -313,7 +323,7 @@ class LeavingAtOnce(StopRequest):
 
 @contextmanager
 def ignore_save_signals() -> Iterator[None]:
-    """Keep SIGUSR1 and SIGQUIT from ending the process around a run, where there is nothing to save.
+    """Keep SIGUSR1 and SIGQUIT from ending the process before and after a run, where there is nothing to save.
 
     SIGUSR1 prints a line, SIGQUIT the stacks of all threads. Off the main thread nothing changes.
     """
@@ -331,27 +341,32 @@ class _HarmlessHandlers:
     """The handlers of `ignore_save_signals`."""
 
     def __init__(self) -> None:
+        self._is_over = False
         self._took_save = signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
         if self._took_save:
             signal.signal(signal.SIGUSR1, self._handle)
-        # A copy: the stream itself is replaced while TensorFlow is imported.
-        self._stderr: int | None = os.dup(_STDERR)
-        self._had_stacks = begin_stacks(self._stderr)
+        try:  # a copy: the stream itself is put aside while TensorFlow is imported
+            self._stderr: int | None = os.dup(_STDERR)
+        except OSError:
+            self._stderr = None
+        self._had_stacks = begin_stacks(self._stderr or _STDERR)
         tell_of_forks(self)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if signal.getsignal(signal.SIGUSR1) == self._handle and self._stderr is not None:  # else a run passes it on
-            os.write(self._stderr, b"SIGUSR1: there is nothing to save; continuing\n")
+        if signal.getsignal(signal.SIGUSR1) == self._handle:  # else a run has taken it and passes it on
+            with suppress(OSError):
+                os.write(self._stderr or _STDERR, b"SIGUSR1: there is nothing to save; continuing\n")
 
     def after_fork(self) -> None:
-        """Restore what was before, at the end or in a forked child."""
-        if self._stderr is None:
-            return
         if self._took_save:
+            self._took_save = False
             signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        if self._is_over:
+            return
+        self._is_over = True
         end_stacks(self._had_stacks)
-        os.close(self._stderr)
-        self._stderr = None
+        if self._stderr is not None:
+            os.close(self._stderr)
 
 
 def begin_stacks(file: int = _STDERR) -> bool:

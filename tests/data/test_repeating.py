@@ -66,7 +66,7 @@ def test_a_split_that_is_another_one_in_every_call_is_made_once() -> None:
     def make() -> Datasets:
         numbers = np.random.default_rng().permutation(20)
         trn = _slices(numbers[:16]).shuffle(4).shuffle(4)  # which is replayed
-        return {"trn": trn.batch(4).map(lambda x: {"x": x}), "vld": _slices(numbers[16:]).map(lambda x: {"x": x})}
+        return {"trn": trn.batch(4).map(lambda x: {"x": x}), "vld": _slices(numbers[16:]).batch(1).map(lambda x: {"x": x})}
 
     lines: list[str] = []
     source = data(make, lines)

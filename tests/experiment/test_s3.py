@@ -93,7 +93,7 @@ def test_a_run_that_is_killed_while_it_uploads_goes_on_elsewhere(
         assert {**one, "time": 0} == {**other, "time": 0}
     # The commands that read, from an empty cache again.
     monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "third"))
-    assert main(["runs", bucket]) == 0 and "24 of 24" in capsys.readouterr().out
+    assert main(["runs", bucket]) == 0 and "finished  24" in capsys.readouterr().out
     found = restore(tiny_model(), url)
     assert found.checkpoint.step == 24 and str(found.experiment) == url
     assert restore(tiny_model(), f"{url}/checkpoints/step-0000000024").checkpoint.step == 24

@@ -18,7 +18,7 @@ from prototrain import Callback, ModelDict, SimpleTrainer, default_callbacks
 from prototrain.callbacks import CallbackFactory, JSONWriter, SaveOnExit, Validation
 from prototrain.callbacks.base import innermost
 from prototrain.checkpoint.random import random_state
-from prototrain.errors import CallbackError, DataError, StepError
+from prototrain.errors import CallbackError, DataError, ModelError, StepError
 from tests.tiny import CountingTrainer, tiny_build, tiny_datasets, tiny_model, tiny_trainer, values
 
 LOSSES = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 100], np.float32)  # three batches of 4, 4 and 2
@@ -160,7 +160,7 @@ def failing_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDi
 
 def test_a_mistake_shows_before_the_first_step(experiment: Path) -> None:
     trainer = tiny_trainer(experiment, build=faulty_build)
-    with pytest.raises(KeyError, match="weight"):
+    with pytest.raises(ModelError, match="weight"):
         trainer.train([Validation().every(steps=5), SaveOnExit()], max_steps=9)
     assert trainer.global_step == 0 and trainer.session.checkpoints.steps() == []
 
@@ -179,7 +179,7 @@ def test_trying_out_can_be_left_out() -> None:
     model = tiny_model(build=faulty_build, trainer__rehearse_validation=False, trainer__validation_step_interval=3)
     (validation,) = [cb for cb in default_callbacks(model) if isinstance(innermost(cb), Validation)]
     trainer = SimpleTrainer(model)
-    with pytest.raises(KeyError, match="weight"):
+    with pytest.raises(ModelError, match="weight"):
         trainer.train([validation])
     assert trainer.global_step == 3
 
