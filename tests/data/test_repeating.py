@@ -66,11 +66,14 @@ def test_a_split_that_is_another_one_in_every_call_is_made_once() -> None:
     def make() -> Datasets:
         numbers = np.random.default_rng().permutation(20)
         trn = _slices(numbers[:16]).shuffle(4).shuffle(4)  # which is replayed
-        return {"trn": trn.batch(4).map(lambda x: {"x": x}), "vld": _slices(numbers[16:]).batch(1).map(lambda x: {"x": x})}
+        return {
+            "trn": trn.batch(4).map(lambda x: {"x": x}),
+            "vld": _slices(numbers[16:]).batch(1).map(lambda x: {"x": x}),
+        }
 
     lines: list[str] = []
     source = data(make, lines)
-    held_out = {int(batch["x"]) for batch in source.datasets["vld"]}
+    held_out = {int(batch["x"][0]) for batch in source.datasets["vld"]}
     seen = {number for batch in read(source, 12) for number in batch}
     assert len(seen) == 16 and not seen & held_out
     assert [line for line in lines if "gives other data whenever it is called" in line]
