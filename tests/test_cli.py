@@ -411,6 +411,7 @@ def test_help_of_run_is_in_groups_and_that_of_action_explains_each(capfd: pytest
 
 def test_an_unknown_model_names_the_one_that_was_meant(capfd: pytest.CaptureFixture[str]) -> None:
     Path("mine").mkdir()
+    Path("mine/__init__.py").touch()
     Path("mine/digits.py").touch()
     for name, meant in (("mine.digts", "did you mean 'mine.digits'?"), ("mime.digits", "did you mean 'mine'?")):
         assert main(["run", name]) == 1

@@ -46,7 +46,8 @@ def _act(options: argparse.Namespace) -> None:
     from prototrain.actions import load_action
 
     action = load_action(options.action)
-    parser = Parser(prog=f"prototrain action {options.model} {options.action}", description=action.description)
+    name = f"prototrain action {options.model} {options.action}"
+    parser = Parser(prog=name, usage=f"{name} [options]", description=action.description)
     add_overrides(parser)
     action.add_arguments(parser)
     # What stands before the action's name is in the namespace already, and stays there.

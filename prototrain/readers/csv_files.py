@@ -13,7 +13,7 @@ from prototrain.errors import DataError
 from prototrain.readers.arrays import dataset_of
 from prototrain.readers.columns import Arrays, Column, Features, arrays_of, columns_of
 from prototrain.readers.order import Shuffle
-from prototrain.readers.paths import PathLike, local_files, note_reader, several, without_columns
+from prototrain.readers.paths import PathLike, hint_for_missing, local_files, note_reader, several, without_columns
 
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 
@@ -96,7 +96,8 @@ def _read(
             for field in fields:
                 if field.name not in lacking and names.count(field.name) != 1:
                     problem = "has no column" if field.name not in names else "has several columns"
-                    raise DataError(f"{file}: {problem} {field.name!r}; there are: {', '.join(names)}")
+                    hint = "" if field.name in names else hint_for_missing(field.name)
+                    raise DataError(f"{file}: {problem} {field.name!r}; there are: {', '.join(names)}{hint}")
             parsers = [
                 (0, _constant(field)) if field.name in lacking else (names.index(field.name), _parser(field, empty))
                 for field in fields

@@ -13,7 +13,7 @@ from prototrain.errors import DataError
 from prototrain.readers.arrays import dataset_of
 from prototrain.readers.columns import Arrays, Features, arrays_of, columns_of, short
 from prototrain.readers.order import Shuffle
-from prototrain.readers.paths import PathLike, local_files, note_reader, several, without_columns
+from prototrain.readers.paths import PathLike, hint_for_missing, local_files, note_reader, several, without_columns
 
 
 def json_lines(
@@ -57,7 +57,7 @@ def json_lines(
         try:
             return [item[name] if name in item or name not in zeros else zeros[name] for name in names]
         except KeyError as error:
-            raise DataError(f"{error.args[0]!r} is missing") from None
+            raise DataError(f"{error.args[0]!r} is missing{hint_for_missing(error.args[0])}") from None
 
     def read(name: str, path: str) -> Iterator[Arrays]:
         with open(path, "rb") as file:

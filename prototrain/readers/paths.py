@@ -70,6 +70,11 @@ def without_columns() -> set[str]:
     return _others[-1].without if _others else set()
 
 
+def hint_for_missing(name: str) -> str:
+    """Ends the error message about a column that new data lacks; nothing elsewhere."""
+    return f"; if new data has none, add --without {name}" if _others else ""
+
+
 def note_reader(dataset: tf.data.Dataset, kind: str, paths: Sequence[PathLike]) -> tf.data.Dataset:
     """Note on a dataset which reader has made it, and of which files."""
     setattr(dataset, READER, (kind, tuple(map(str, paths))))
