@@ -355,9 +355,6 @@ def restore_errors(what: str) -> Iterator[None]:
         raise CheckpointError(f"{what} cannot be restored: {type(error).__name__}: {first_line(error)}") from error
 
 
-taking = restore_errors  # the name that `callbacks/group.py` imports
-
-
 # -- variables --------------------------------------------------------------------------------------------------------
 
 

@@ -337,7 +337,7 @@ class ReplayedPosition(Position):
         self._expected: str | None = None  # at the present offset, while there are batches behind
         self._first: str | None = None  # batch of the last pass, as a digest
         self._has_told = False
-        self._next = 0  # pass, as far as a dataset that is made once has been read
+        self._next = 0  # the pass that the next reading of a dataset made once begins
         self._start(0)
 
     def begin(self, number: int) -> None:

@@ -20,7 +20,6 @@ from prototrain.private_api.datasets import (
     is_seeded,
     set_options,
     stage_functions,
-    tells_stages,
 )
 from prototrain.readers import is_live
 from prototrain.readers.order import order_of
@@ -94,8 +93,6 @@ def _does_not_repeat(dataset: tf.data.Dataset) -> Iterator[str]:
 
 
 def _is_not_plain(dataset: tf.data.Dataset) -> Iterator[str]:
-    if not tells_stages():
-        yield "this TensorFlow does not tell its stages"
     for name in set_options(dataset.options()):
         if name not in _HARMLESS_OPTIONS:
             yield f"it has the option {name}"

@@ -146,7 +146,7 @@ class Uploads:
             except (StorageError, OSError) as error:
                 wait = next(pauses)
                 if not is_failing:
-                    announce(f"WARNING: {_said(error)}; training goes on, and it is tried again until it works")
+                    announce(f"WARNING: {_said(error)}; training continues, and it is tried again until it works")
                 is_failing = True
                 continue
             if is_failing:

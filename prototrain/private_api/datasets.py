@@ -87,11 +87,6 @@ def stage_name(stage: Any) -> str:
     return type(stage).__name__.removesuffix("V2").removesuffix("Dataset")
 
 
-def tells_stages() -> bool:
-    """Whether the stages of a dataset are known, which is always so."""
-    return True
-
-
 @private
 def stage_inputs(stage: Any) -> list[Any]:
     """The datasets that a stage reads from."""

@@ -117,7 +117,7 @@ def image_folder(
 
 
 def _of_others(others: OtherFiles, classes: Sequence[str], extensions: Sequence[str]) -> dict[str, list[str]]:
-    """The images to read in place of a folder's: of the same classes, or of the first one where labels are missing."""
+    """The images to read instead of a folder's: of the same classes, or of the first one where labels are missing."""
     if "label" in others.without:
         found = [image_files(file, extensions=extensions) if Path(file).is_dir() else [file] for file in others.files]
         images = {classes[0]: [file for some in found for file in some]}

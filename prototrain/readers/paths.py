@@ -30,7 +30,7 @@ READER = "reader_for_prototrain"
 
 @dataclass
 class OtherFiles:
-    """Files that a reader reads in place of those that it is given.
+    """Files that a reader reads instead of those that it is given.
 
     Attributes:
         paths: what the reader is given.
@@ -61,7 +61,7 @@ def replaced(others: OtherFiles) -> Iterator[None]:
 
 
 def others_for(paths: Iterable[PathLike]) -> OtherFiles | None:
-    """What to read in place of some files; None if these are to be read."""
+    """What to read instead of some files; None to read these."""
     return _others[-1] if _others and tuple(map(str, paths)) == _others[-1].paths else None
 
 

@@ -122,7 +122,7 @@ class SummaryFile:
             file.seek(self._offset)
             events = [Event.FromString(record) for record in records(file.read())]
             self._offset = file.tell()
-        os.truncate(path, 0)  # the writer goes on at its place; the hole before it takes no room on the disk
+        os.truncate(path, 0)  # the writer keeps its offset; the hole before it takes no space on the disk
         return [event for event in events if event.HasField("summary")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,11 @@ from prototrain.system.contained import open_file
 
 LONGEST_NAME = 255
 """Bytes of the name of one file or directory, in the usual file systems."""
+
+
+def short_digest(content: bytes) -> str:
+    """The first characters of a SHA-256 digest."""
+    return hashlib.sha256(content).hexdigest()[:8]
 
 
 def write_atomic(path: Path, content: str | bytes | Iterable[bytes], *, durable: bool = True) -> None:

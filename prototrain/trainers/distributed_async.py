@@ -153,7 +153,7 @@ class ScheduledSteps(StepCalls):
             atexit.register(_leave_at_once, self._leave, code)
             if any(name.startswith("parameter server") for name in silent):
                 # It has the variables, so that nothing can be saved, and to try would be to wait for ever.
-                sys.stderr.write(f"prototrain: error: {found}; the newest checkpoint is what a resume goes on from\n")
+                sys.stderr.write(f"prototrain: error: {found}; the newest checkpoint is what a resume continues from\n")
                 sys.stderr.flush()
                 self._leave(code)
             return found

@@ -391,7 +391,7 @@ class Run:
         self.wait()
         steps = self.checkpoints.steps()
         found = f"the checkpoint of step {steps[-1]}" if steps else "the start: there is no checkpoint yet"
-        return f"a resume goes on from {found}"
+        return f"a resume continues from {found}"
 
     def save_as_asked(self) -> None:
         """Write a checkpoint because a signal has asked for it, and log it; of several workers, the chief does."""
@@ -404,7 +404,7 @@ class Run:
         try:
             path = trainer.save()
         except CheckpointError as error:
-            trainer.log(f"WARNING: {error}; training goes on")
+            trainer.log(f"WARNING: {error}; training continues")
         else:
             trainer.log(f"saved step {trainer.global_step} to {path}; continuing")
 
@@ -540,7 +540,7 @@ class Run:
     def resume_line(self) -> str:
         """The line "start": the step of the resume, the data position, and what has changed since."""
         if self.checkpoint is None:
-            return f"goes on from step {self.began_at}" if self.began_at else "fresh"
+            return f"continues from step {self.began_at}" if self.began_at else "fresh"
         changed = [f"changed: {', '.join(self.changes)}"] if self.changes else []
         return "; ".join([f"resumed at step {self.checkpoint.step}", *self._notes, *changed])
 
@@ -616,7 +616,7 @@ def _explain_oom(trainer: Trainer) -> Iterator[None]:
         try:
             left = "there is no checkpoint"
             if trainer.experiment is not None and (steps := trainer.session.checkpoints.steps()):
-                left = f"the newest checkpoint, of step {steps[-1]}, is whole, and the same run goes on from it"
+                left = f"the newest checkpoint, of step {steps[-1]}, is whole, and the same run continues from it"
         except CheckpointError as failure:
             left = str(failure)
         raise OutOfMemoryError(f"out of memory: {said}; {left}{cure}") from error

@@ -340,7 +340,7 @@ def test_a_disk_that_is_full_for_a_while(disk: Path, capsys: pytest.CaptureFixtu
     run = disk / "run"
     Heavy(experiment=run).train([FillsDisk(disk, 3, 6), Chatty(), *writers()], max_steps=8)
     said = capsys.readouterr().out
-    assert said.count("WARNING: cannot save step 4 to") == 1 and "No space left on device; training goes on" in said
+    assert said.count("WARNING: cannot save step 4 to") == 1 and "No space left on device; training continues" in said
     for path in (run / "metrics.jsonl", f"to {run / 'summaries'}"):
         assert said.count(f"WARNING: cannot write {path}: ") == 1
     assert said.count("No space left on device; trying again later") == 2

@@ -337,7 +337,7 @@ def test_a_storage_that_fails(
     warned = threading.Event()
     train(url, 6, Listener(), At(2, fail))
     assert sum("WARNING" in line for line in said) == 1
-    assert any(f"cannot write to {url}: the server is on fire; training goes on" in line for line in said)
+    assert any(f"cannot write to {url}: the server is on fire; training continues" in line for line in said)
 
     def break_for_good() -> None:
         broken.set()

@@ -81,7 +81,7 @@ def test_layers_that_are_thawed_between_two_calls_of_train_are_trained(experimen
     assert set(whole.trainable) == HEAD | BODY
     assert "optimizer/body_fc_kernel_0_velocity" in whole.state
     run(experiment / "stopped", 4, 7)
-    resumed = run(experiment / "stopped", 4, 9)  # the first call goes on from step 7, where more was trained
+    resumed = run(experiment / "stopped", 4, 9)  # the first call continues from step 7, where more was trained
     assert resumed.global_step == 9
     for name, value in values(whole).items():
         np.testing.assert_array_equal(values(resumed)[name], value, err_msg=name)

@@ -207,7 +207,7 @@ def test_a_failing_model_says_where_and_saves_aside(tmp_path: Path, capsys: pyte
         trainer.train([StopOnNaN(), SaveOnExit()])
     assert trainer.global_step == 5
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["failed-0000000005"]
-    assert "a resume goes on from the start" in capsys.readouterr().out
+    assert "a resume continues from the start" in capsys.readouterr().out
     log = (tmp_path / "train.log").read_text()
     assert "{{node" in log and "Traceback" in log, "the whole text of TensorFlow's error is kept"
 

@@ -10,8 +10,7 @@ from prototrain.callbacks.base import Callback, Priority, begins_anew, innermost
 from prototrain.callbacks.best import Best, Mode
 from prototrain.callbacks.saving.model_saver import ModelSaver
 from prototrain.errors import CheckpointError, NonFiniteError
-from prototrain.system.files import write_atomic
-from prototrain.system.graphs import short_digest
+from prototrain.system.files import short_digest, write_atomic
 
 _LONGEST_NOTE = 200  # bytes of a file's name, which grows while it is written
 
@@ -80,7 +79,7 @@ class BestSaver(Callback):
             self.trainer.save()
         except CheckpointError as error:
             self.load_state_dict(before)
-            self.trainer.log(f"WARNING: {error}; training goes on")
+            self.trainer.log(f"WARNING: {error}; training continues")
             return
         except NonFiniteError:
             self.load_state_dict(before)

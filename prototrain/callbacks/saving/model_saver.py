@@ -173,7 +173,7 @@ class ModelSaver(Callback):
     def _report(self, error: CheckpointError, before: dict[str, Any]) -> None:
         # A full disk may have room again at the next save; the steps in between are worth having.
         self.load_state_dict(before)
-        self.trainer.log(f"WARNING: {error}; training goes on")
+        self.trainer.log(f"WARNING: {error}; training continues")
 
     def _protect(self) -> None:
         if self._keep_seconds is not None:

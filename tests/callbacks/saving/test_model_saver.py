@@ -170,7 +170,7 @@ class TestAsynchronous:
         saver = ModelSaver(asynchronous=True).every(steps=2)
         CountingTrainer(experiment=experiment).train([saver], max_steps=8)
         assert kept(experiment) == [2, 6, 8]
-        assert capsys.readouterr().out.count("WARNING: cannot save step 4: no room; training goes on") == 1
+        assert capsys.readouterr().out.count("WARNING: cannot save step 4: no room; training continues") == 1
 
     def test_a_resume_is_exact(self, experiment: Path, tmp_path: Path) -> None:
         def train(directory: Path, steps: int) -> dict[str, bytes]:

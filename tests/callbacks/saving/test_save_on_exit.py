@@ -92,7 +92,7 @@ def test_a_step_that_failed_half_done_is_set_aside(
     with pytest.raises(error):
         Breaks(error, experiment=experiment).train(callbacks, max_steps=6)
     assert kept(experiment) == ["failed-0000000003", "step-0000000002"]
-    assert "a resume goes on from the checkpoint of step 2" in capsys.readouterr().out
+    assert "a resume continues from the checkpoint of step 2" in capsys.readouterr().out
     resumed = Breaks(experiment=experiment)
     resumed.train(callbacks, max_steps=6)
     assert resumed.state["total"] == 21
@@ -101,7 +101,7 @@ def test_a_step_that_failed_half_done_is_set_aside(
 def test_without_any_checkpoint_it_says_so(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeError):
         Breaks(RuntimeError, experiment=experiment).train([SaveOnExit()], max_steps=6)
-    assert "a resume goes on from the start: there is no checkpoint yet" in capsys.readouterr().out
+    assert "a resume continues from the start: there is no checkpoint yet" in capsys.readouterr().out
 
 
 def test_a_step_may_end_the_run(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,7 +123,7 @@ def test_what_no_guard_sees_ahead_of_the_update(experiment: Path) -> None:
     ends(trainer, saving(rate(-1, 0.0)), "the loss or a gradient is not finite in step [23]|step 2 is not saved, since")
     assert all(step < 3 for step in saved_steps(experiment, ""))
     said = (experiment / "train.log").read_text()
-    assert "_velocity" in said and "a resume goes on from the start" in said
+    assert "_velocity" in said and "a resume continues from the start" in said
 
 
 class Watches(Trainer):
@@ -161,7 +161,7 @@ def test_every_saver(
         assert checkpoint_steps(experiment / "checkpoints") == steps
     else:
         goes_on = f"the checkpoint of step {steps[-1]}" if steps else "the start"
-        ends(Watches(experiment), callbacks, f"w is NaN; a resume goes on from {goes_on}")
+        ends(Watches(experiment), callbacks, f"w is NaN; a resume continues from {goes_on}")
         assert saved_steps(experiment, "best") == steps
     said = capsys.readouterr().out
     assert said.count("StopOnNaN: best is infinite from the start and left alone") == 1
@@ -205,7 +205,7 @@ def test_a_checkpoint_that_is_not_finite_is_not_resumed_from(
 ) -> None:
     Watches(experiment).train([ModelSaver().every(steps=4)], max_steps=8)  # nobody has asked for a check
     resumed = Watches(experiment)
-    ends(resumed, [SaveOnExit(), StopOnNaN()], "w is NaN; a resume goes on from the checkpoint of step 4", steps=9)
+    ends(resumed, [SaveOnExit(), StopOnNaN()], "w is NaN; a resume continues from the checkpoint of step 4", steps=9)
     assert resumed.session.resume_line().startswith("resumed at step 4")
     said = capsys.readouterr().out
     assert (

@@ -60,7 +60,7 @@ def test_a_run_and_its_continuation(experiment: Path, tmp_path: Path, monkeypatc
 
     client.delete_run(ended.info.run_id)
     with pytest.raises(RuntimeError):
-        run(Fails(5))  # goes on from step 4
+        run(Fails(5))  # continues from step 4
     [new] = client.search_runs([of])
     assert new.info.run_id != ended.info.run_id
     assert client.get_metric_history(new.info.run_id, "trn/loss")[-1].step == 5
