@@ -1,6 +1,6 @@
 """The uploads of a run beside its training: checkpoints as they come, other files at intervals and at the end.
 
-Where the storage fails, training goes on, and it is tried again.
+If the storage fails, training continues and the upload is tried again.
 """
 
 from __future__ import annotations

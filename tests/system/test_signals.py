@@ -195,7 +195,7 @@ def test_a_save_that_fails_does_not_end_the_run(experiment: Path, capsys: pytest
     trainer.state["large"] = WhileSaving(fill)
     trainer.train([At(2, save)], max_steps=3)
     said = capsys.readouterr().out
-    assert "WARNING" in said and "training goes on" in said
+    assert "WARNING" in said and "training continues" in said
 
 
 def test_a_keras_model_and_an_estimator_save_as_well(tmp_path: Path) -> None:
