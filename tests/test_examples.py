@@ -84,7 +84,7 @@ def test_dqn_learns_and_goes_on_with_its_memory(dqn: ModuleType, tmp_path: Path)
         run(1400, PressesCtrlC(400))
     made = Checkpoints(tmp_path / "checkpoints", print).newest().variables()["callbacks/replay/made"]
     trainer = run(1400)
-    assert trainer.session.resume_line().startswith("resumed at step 400; data: restart")
+    assert trainer.run.resume_line().startswith("resumed at step 400; data: restart")
     remembered = trainer.state["callbacks/replay/made"]
     assert made[0] >= 390 * dqn.MOVES_PER_BATCH and remembered[0] >= made[0] + 980 * dqn.MOVES_PER_BATCH
     assert trainer.monitors.latest("score/mean") > 0.4  # chance comes to -0.6

@@ -130,7 +130,7 @@ def test_a_signal_at_any_time_saves_and_loses_nothing(
     assert [signal.getsignal(number) for number in RAISES] == handlers
     assert signal.set_wakeup_fd(-1) == -1
     expected = {"a callback": 6, "tracing": 0, "validation": 12, "a periodic save": 8, "the exit save": 7}[where]
-    assert trainer.global_step == max(trainer.session.checkpoints.steps(), default=0)
+    assert trainer.global_step == max(trainer.run.checkpoints.steps(), default=0)
     assert trainer.global_step == expected or (where == "tracing" and trainer.global_step == 1)
 
     again = SimpleTrainer(tiny_model(), experiment=tmp_path)
@@ -138,7 +138,7 @@ def test_a_signal_at_any_time_saves_and_loses_nothing(
         again.state["slow"] = WhileSaving(lambda: None)
     more = [At(6, lambda: None)] if where == "a callback" else []
     again.train(callbacks(*more), max_steps=STEPS)
-    assert "not bit-exact" not in again.session.resume_line()
+    assert "not bit-exact" not in again.run.resume_line()
     assert values(again) == straight[0]
     if where != "the exit save":  # a stop makes its step count as the last one, at which everything is due
         assert rows(tmp_path) == straight[1]
@@ -158,7 +158,7 @@ def test_ways_out_of_a_callback_save_the_step(action: Callable[[], None], step: 
     trainer = SimpleTrainer(tiny_model(), experiment=tmp_path)
     with pytest.raises(RuntimeError) if action is boom else nullcontext():
         trainer.train(callbacks(At(step, action)), max_steps=STEPS, steps_per_epoch=5)
-    assert trainer.session.checkpoints.steps()[-1] == trainer.global_step == step
+    assert trainer.run.checkpoints.steps()[-1] == trainer.global_step == step
 
 
 def test_off_the_main_thread_a_request_stops_the_run(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_off_the_main_thread_a_request_stops_the_run(tmp_path: Path) -> None:
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert ended and trainer.global_step == 5 and trainer.session.checkpoints.steps() == [5]
+    assert ended and trainer.global_step == 5 and trainer.run.checkpoints.steps() == [5]
 
 
 def test_handlers_are_those_of_before_after_any_end() -> None:

@@ -77,10 +77,10 @@ def test_a_run_ends_is_resumed_and_starts_afresh_if_that_is_meant(model: Callabl
     with pytest.raises(ConfigError, match="was not deleted, so there is no fresh start"):
         launch(model(), fresh=True, confirm=say_no)
     assert asked == [f"delete everything in {tmp_path / 'experiments/tiny'}?"]
-    assert launch(model(model__num_steps=6)).session.resume_line().startswith("resumed at step 4")
+    assert launch(model(model__num_steps=6)).run.resume_line().startswith("resumed at step 4")
     assert steps(tmp_path) == ["step-0000000004", "step-0000000006"]
     fresh = launch(model(), fresh=True)
-    assert fresh.session.resume_line() == "fresh" and steps(tmp_path) == ["step-0000000004"]
+    assert fresh.run.resume_line() == "fresh" and steps(tmp_path) == ["step-0000000004"]
 
 
 def test_a_config_that_is_changed_in_python_and_a_trainer_of_ones_own(model: Callable[..., Any]) -> None:
@@ -154,9 +154,9 @@ def test_weights_are_loaded_at_the_start_only(
     path = str(tmp_path / "experiments/tiny")
     keywords = {"trainer__experiment_name": "tuned", "model__weights_load_path": path}
     tuned = launch(model(**keywords), callbacks=[SaveOnExit()])
-    assert "weights from" in capsys.readouterr().out and tuned.session.resume_line() == "fresh"
+    assert "weights from" in capsys.readouterr().out and tuned.run.resume_line() == "fresh"
     resumed = launch(model(**keywords, model__num_steps=5), callbacks=[SaveOnExit()])
-    assert "weights from" not in capsys.readouterr().out and resumed.session.resume_line().startswith(
+    assert "weights from" not in capsys.readouterr().out and resumed.run.resume_line().startswith(
         "resumed at step 4"
     )
     # Also from the very run that a fresh start deletes.

@@ -138,4 +138,4 @@ def test_python_data_is_read_again_and_compared(tmp_path: Path) -> None:
         trainer = SimpleTrainer(tiny_model(build=build, datasets=generated), experiment=tmp_path)
         trainer.train([ModelSaver().every(steps=3)], max_steps=steps)
         assert trainer.data.mode == "replay" and trainer.data.caveat is None
-    assert trainer.session.resume_line().startswith("resumed at step 3")
+    assert trainer.run.resume_line().startswith("resumed at step 3")

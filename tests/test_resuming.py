@@ -121,13 +121,13 @@ def stopped(once_stopped: Path, tmp_path: Path) -> Path:
 
 def test_accepted(stopped: Path, straight: dict[str, bytes]) -> None:
     trainer = train(stopped, END, **{key: value for change in UNSAID.values() for key, value in change.items()})
-    assert trainer.session.resume_line() == f"resumed at step {STOP}; data: {trainer.data.mode}"
+    assert trainer.run.resume_line() == f"resumed at step {STOP}; data: {trainer.data.mode}"
     assert values(trainer) == straight
 
 
 def test_what_changed_is_named_with_both_values(stopped: Path) -> None:
     changes = {key: value for change, _ in SAID.values() for key, value in change.items()}
-    line = train(stopped, END, **changes).session.resume_line()
+    line = train(stopped, END, **changes).run.resume_line()
     assert line.startswith(f"resumed at step {STOP}; data: ") and "; changed: " in line
     assert [words for _, words in SAID.values() if words not in line] == []
 
@@ -140,7 +140,7 @@ def test_refused_and_nothing_is_lost(stopped: Path, straight: dict[str, bytes]) 
         assert "\n" not in str(caught.value), name
         assert contents(stopped) == before, name
     trainer = train(stopped, END)
-    assert trainer.session.resume_line().startswith(f"resumed at step {STOP}") and values(trainer) == straight
+    assert trainer.run.resume_line().startswith(f"resumed at step {STOP}") and values(trainer) == straight
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -189,7 +189,7 @@ def test_changed_data_can_be_allowed(stopped: Path) -> None:
     trainer = SimpleTrainer(tiny_model(**{**BASE, **changed}), experiment=stopped)
     trainer.train([SaveOnExit()], max_steps=END, steps_per_epoch=5, allow_changed_data=True)
     assert trainer.global_step == END and not trainer.data.allow_changes
-    assert "the training data has changed" in trainer.session.resume_line()
+    assert "the training data has changed" in trainer.run.resume_line()
 
 
 def test_versions_and_devices_are_compared(stopped: Path) -> None:
@@ -200,7 +200,7 @@ def test_versions_and_devices_are_compared(stopped: Path) -> None:
 
     trainer = Elsewhere(tiny_model(**BASE), experiment=stopped)
     trainer.train([SaveOnExit()], max_steps=END, steps_per_epoch=5)
-    line = trainer.session.resume_line()
+    line = trainer.run.resume_line()
     for words in (r"numpy \S+ -> 9\.9", "towers 1 -> 2", "trainer SimpleTrainer -> Elsewhere"):
         assert re.search(words, line), line
 
@@ -214,13 +214,13 @@ def test_files_of_the_model_that_changed_are_named(tmp_path: Path) -> None:
         trainer = SimpleTrainer(model, experiment=tmp_path / "run")
         trainer.train([SaveOnExit()], max_steps=steps, steps_per_epoch=5)
         source.write_text(text)
-    assert trainer.session.resume_line().endswith("changed: definition.py")
+    assert trainer.run.resume_line().endswith("changed: definition.py")
 
 
 def test_callbacks_that_are_new_or_gone_are_named(tmp_path: Path) -> None:
     train(tmp_path, STOP, Counts("kept"), Counts("gone"))
     kept, new = Counts("kept"), Counts("new")
-    line = train(tmp_path, END, kept, new).session.resume_line()
+    line = train(tmp_path, END, kept, new).run.resume_line()
     assert "callback new added" in line and "callback gone gone" in line
     assert (kept.count, new.count) == (END, END - STOP)
 

@@ -196,7 +196,7 @@ class CallbackGroup:
             self._begun_at = step
             self._run("before_epoch", due)
             return
-        with self._trainer.session.preparing():
+        with self._trainer.run.preparing():
             self._run("before_epoch", [callback for callback in due if callback not in self._restored])
 
     def next_step(self, after: int | None = None) -> int:

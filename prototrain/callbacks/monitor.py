@@ -133,7 +133,7 @@ class Monitors:
         if not any(map(runs_code_of_user, self._trainer.callbacks)) and not _is_of_user(self._trainer):
             raise CallbackError(said)
         if "did you mean" in said:
-            self._trainer.session.say_once(f"WARNING: {said}")
+            self._trainer.run.say_once(f"WARNING: {said}")
 
     # -- recording ----------------------------------------------------------------------------------------------------
 

@@ -62,6 +62,9 @@ class StopRequest:
         self._old_wakeup = -1
         self._sockets: tuple[socket.socket, socket.socket] | None = None  # receiver, sender
         self._thread: threading.Thread | None = None
+        # The flag and what listeners know must agree: the thread sets both, `take_save` clears both. Reentrant for a
+        # signal handler that runs amid `take_save`.
+        self._pausing_lock = threading.RLock()
         self._reset()
 
     def _reset(self) -> None:
@@ -181,11 +184,12 @@ class StopRequest:
 
     def take_save(self) -> bool:
         """Whether the run was asked to save since the last call; the caller then saves."""
-        if self._paused:
-            self._paused = False
-            self._tell_pausing(False)
-            if self.signum is not None or self._paused:  # a request that came in between was overwritten
-                self._tell_pausing(True)
+        with self._pausing_lock:
+            if self._paused:
+                self._paused = False
+                self._tell_pausing(False)
+                if self.signum is not None:  # a stop request that came in between was overwritten
+                    self._tell_pausing(True)
         asked, self._save_asked = self._save_asked, False
         return asked
 
@@ -288,8 +292,9 @@ class StopRequest:
 
     def _pause(self) -> None:
         """End the present call after its step."""
-        self._paused = True
-        self._tell_pausing(True)
+        with self._pausing_lock:
+            self._paused = True
+            self._tell_pausing(True)
 
     def _tell(self, stop: bool) -> None:
         for listener in self._listeners:

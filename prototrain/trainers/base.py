@@ -69,7 +69,7 @@ class Trainer:
         callbacks: the callbacks of the run.
         monitors: take scalars from anywhere (`monitors.put_scalar`) to the writers in the callback list.
         experiment: the directory of the run, or None.
-        session: the present run in its directory: its checkpoints, how it was resumed.
+        run: the present run in its directory: its checkpoints, how it was resumed.
         summaries: what Python code gives to `tf.summary`.
         stop: asks the run to stop, and says whether somebody has.
         times: where the time of the run goes.
@@ -109,7 +109,7 @@ class Trainer:
         self.summaries = PythonSummaries(self.log)
         self.monitors = Monitors(self)
         self.callbacks = CallbackGroup(self)
-        self.session = Run(self)
+        self.run = Run(self)
         self.times = RunTimes()
 
     def run_step(self) -> Mapping[str, Any] | None:
@@ -148,7 +148,7 @@ class Trainer:
         events = self.summaries.take()
         self.summary_events = events if is_last and self.callbacks.watching else ()
         if events and not self.callbacks.has_watchers:
-            self.session.say_once(NOT_RECORDED)
+            self.run.say_once(NOT_RECORDED)
         if self.check_finite:
             for name, value in outputs.items():
                 if not math.isfinite(float(value)):
@@ -201,21 +201,21 @@ class Trainer:
         self.allow_changed_data = allow_changed_data
         self.evaluation_scopes = []
         self.check_finite = self.record_gradient_norm = False
-        with self.session.lasting(fresh=fresh), self.stop:
+        with self.run.lasting(fresh=fresh), self.stop:
             try:
                 with self.stop.waiting_for("the start of the run", when="before the first step"):
                     with self.setup_scope():
                         self.callbacks.setup()
-                    self.session.restore(resume)
+                    self.run.restore(resume)
                     self.callbacks.check()
-                    self.session.accept(self.measure())
+                    self.run.accept(self.measure())
                     self.step_is_whole, self._is_rejected = True, False
                     self.log(opening(self))
                     self.callbacks.before_train()
                 self._run_epochs()
             except StopTraining as reason:
-                self.session.stopped_by = str(reason) or "a callback asked for it"
-                self.log(f"stopped after step {self.global_step}: {self.session.stopped_by}")
+                self.run.stopped_by = str(reason) or "a callback asked for it"
+                self.log(f"stopped after step {self.global_step}: {self.run.stopped_by}")
                 self.total_steps = self.global_step
                 self.callbacks.trigger_last()
             finally:
@@ -224,12 +224,12 @@ class Trainer:
                 if self.stop.take_save():
                     self.log("the signal to save came when the run was ending")
                 self._say_where()
-                self.session.upload()
-            self.session.require_directory()
+                self.run.upload()
+            self.run.require_directory()
             self.stop.check()
 
     def _say_where(self) -> None:
-        if self.global_step > self.session.began_at:
+        if self.global_step > self.run.began_at:
             self.log(self.times.report(self.callbacks.times()))
         where = closing(self)
         if where is not None:
@@ -253,13 +253,13 @@ class Trainer:
     def _save_if_asked(self) -> None:
         """Save where a stop would end the run: between two steps, when no callback has still to run."""
         if self.stop.take_save():
-            self.session.save_as_asked()
+            self.run.save_as_asked()
 
     def _advance(self, n: int) -> None:
         self._save_if_asked()
         start, begin = self.counter.step, self.times.clock()
         self.stop.check()
-        self.session.check(begin)
+        self.run.check(begin)
         self.go_to(start + self.run_steps(n))
         self.times.steps += self.times.clock() - begin
 
@@ -399,7 +399,7 @@ class Trainer:
     def outcome(self) -> Outcome:
         """What became of the run, as run.json has it: "running", and in `after_train` and behind it "finished",
         "interrupted" or "failed", with the reason."""
-        return self.session.outcome
+        return self.run.outcome
 
     @property
     def model_variables(self) -> dict[str, Any]:
@@ -456,7 +456,7 @@ class Trainer:
             a function that waits for the end of it and returns the directory.
         """
         with self.stop.uninterrupted():
-            return self.session.start_save(gives_way=gives_way)
+            return self.run.start_save(gives_way=gives_way)
 
     def reject_state(self) -> None:
         """Say that what is in `state` must not be resumed from: what is saved from now on goes aside."""
@@ -471,7 +471,7 @@ class Trainer:
 
     def log(self, text: str) -> None:
         """Print a line, past a progress bar if there is one, and add it to the experiment's train.log."""
-        self.session.log(text)
+        self.run.log(text)
 
     def describe(self) -> dict[str, Any]:
         """What the table at the start of a run says, by name; rows that are None are left out."""
@@ -487,7 +487,7 @@ class Trainer:
 
     def facts(self) -> Facts:
         """What a checkpoint records of what it was made with, as JSON can hold it, by name; see `experiment.facts`."""
-        return self.session.facts()
+        return self.run.facts()
 
     def measure(self) -> dict[str, bool]:
         """Find out, before the first step, what the run goes by from here on; called where a resume has restored what

@@ -62,7 +62,7 @@ class CompiledSteps:
             self._has_looked = True
             self._look()
             if self.calls.graph is not None and self.calls.calls_summaries and not trainer.callbacks.has_watchers:
-                trainer.session.say_once(NOT_RECORDED)
+                trainer.run.say_once(NOT_RECORDED)
         if result.data_ended and not result.steps:
             trainer.data.start_next_pass()
         return result.steps

@@ -91,7 +91,7 @@ class Peers:
             self.has_saved = False
             self._note_place()
         if any(place[3] for place in told):
-            trainer.session.save_as_asked()
+            trainer.run.save_as_asked()
         return int(min(place[0] for place in told))
 
     def part(self, planned: int, error: BaseException | None) -> None:
@@ -108,7 +108,7 @@ class Peers:
         if why is None and trainer.state_is_sound and self.has_begun:
             self._note_place()
         if not self.has_parted and (trainer.global_step < planned or why is not None):
-            self._link.leave(why=why, reason=trainer.session.stopped_by or "")
+            self._link.leave(why=why, reason=trainer.run.stopped_by or "")
         try:
             # TensorFlow, on the others, may still be reading this process's part of the last step.
             self._link.exchange("the end of the training", None)

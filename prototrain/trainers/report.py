@@ -46,7 +46,7 @@ def describe_run(trainer: Trainer) -> dict[str, Any]:
         "steps": "until something stops the run" if trainer.is_endless else trainer.total_steps,
         "epochs": None if trainer.is_endless else epochs,
         "directory": trainer.experiment,
-        "start": trainer.session.resume_line(),
+        "start": trainer.run.resume_line(),
     }
 
 
@@ -56,7 +56,7 @@ def closing(trainer: Trainer) -> str | None:
     if experiment is None or not experiment.exists():
         return None
     rows = {}
-    checkpoints = trainer.session.checkpoints
+    checkpoints = trainer.run.checkpoints
     steps = checkpoints.steps()
     if steps:
         rows["checkpoints"] = f"{experiment.shown(experiment.checkpoints)} (newest: {checkpoints.path(steps[-1]).name})"

@@ -615,7 +615,7 @@ def _explain_oom(trainer: Trainer) -> Iterator[None]:
         cure = "" if trainer.config is None else "; a larger model.accumulate_steps needs less at a time"
         try:
             left = "there is no checkpoint"
-            if trainer.experiment is not None and (steps := trainer.session.checkpoints.steps()):
+            if trainer.experiment is not None and (steps := trainer.run.checkpoints.steps()):
                 left = f"the newest checkpoint, of step {steps[-1]}, is whole, and the same run continues from it"
         except CheckpointError as failure:
             left = str(failure)

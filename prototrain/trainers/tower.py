@@ -160,7 +160,7 @@ class TowerTrainer(Trainer):
         if (
             path is not None
             and self.counter.step == 0
-            and (fresh or not resume or self.experiment is None or not self.session.checkpoints.steps())
+            and (fresh or not resume or self.experiment is None or not self.run.checkpoints.steps())
         ):
             self.load_weights(path)  # before anything is written: a missing file must not cost the run that is there
         super().train(callbacks, resume=resume, fresh=fresh, **options)
@@ -400,9 +400,9 @@ class TowerTrainer(Trainer):
         own = "run_step" if not self.is_compiled else "train_step"
         unread = [key for key in self.config.unread() if not key.startswith(OF_STEP)]
         if unread:
-            self.session.say_once(f"WARNING: the config sets {', '.join(unread)}, which nothing in this run reads")
+            self.run.say_once(f"WARNING: the config sets {', '.join(unread)}, which nothing in this run reads")
         for key, name, cure in unused_keys(self.config, self._used, scales=self.loss_scale is not None):
-            self.session.say_once(f"WARNING: {name} is set, but {type(self).__name__}.{own} does not use {key}: {cure}")
+            self.run.say_once(f"WARNING: {name} is set, but {type(self).__name__}.{own} does not use {key}: {cure}")
 
     def check_rate(self) -> None:
         """Check ahead of the first step, when callbacks have set what they set, that there is a learning rate.
@@ -410,16 +410,16 @@ class TowerTrainer(Trainer):
         Raises:
             ConfigError: there is none.
         """
-        if self.counter.step != self.session.began_at:
+        if self.counter.step != self.run.began_at:
             return
         require_rate(self.config, self.optimizer, self.callbacks)
         unused = unused_schedule(self.config, self.optimizer, self.callbacks)
         if unused is not None and self.is_chief:
-            self.session.say_once(unused)
+            self.run.say_once(unused)
 
     def _say_of_gradients(self) -> None:
         for line in self._notes.lines(self.gradient_processors):
-            self.session.say_once(line)
+            self.run.say_once(line)
         if self.is_compiled:  # a step in Python may use at its end what it has not used yet
             self._say_of_unused()
 

@@ -75,7 +75,7 @@ def run(callbacks: list[Callback], directory: Path) -> dict[str, Any]:
         "scalars": trainer.monitors.state_dict(),
         "variables": values(trainer),
         "callbacks": trainer.callbacks.state_dict()["states"],
-        "checkpoints": trainer.session.checkpoints.steps(),
+        "checkpoints": trainer.run.checkpoints.steps(),
         "notes": sorted(path.read_bytes() for path in (directory / "checkpoints").glob("m*.json")),
     }
 

@@ -54,9 +54,9 @@ class Bench:
         """Restore what there is; returns the step in the checkpoint's name, and "" if nothing was restored."""
         self.trainer.global_step = 0
         self.trainer.experiment = Experiment(checkpoints.parent)
-        self.trainer.session.restore(True)
-        self.trainer.session._tidy()
-        resumed = self.trainer.session.checkpoint
+        self.trainer.run.restore(True)
+        self.trainer.run._tidy()
+        resumed = self.trainer.run.checkpoint
         return "" if resumed is None else resumed.path.name
 
 
@@ -251,9 +251,9 @@ def test_a_directory_that_is_still_the_run_s(bench: Bench, capsys: pytest.Captur
         environment.write_text("{") if "damaged" in how else environment.unlink()
     trainer = tiny_trainer(directory, trainer__random_seed=1)
     trainer.train([SaveOnExit()], max_steps=7)
-    assert trainer.session.resume_line().startswith("resumed at step 6")
+    assert trainer.run.resume_line().startswith("resumed at step 6")
     assert "took over the lock" not in capsys.readouterr().out
-    assert trainer.session.checkpoints.steps() == [3, 6, 7]
+    assert trainer.run.checkpoints.steps() == [3, 6, 7]
     ids = {verify(path).meta["run_id"] for path in (directory / "checkpoints").iterdir()}
     assert ids == {trainer.experiment.run_id}
 
@@ -272,7 +272,7 @@ def test_metrics_and_events_agree_with_the_checkpoint_that_is_taken(experiment: 
         file.write('{"step": 7, "trn/lo')
     resumed = CountingTrainer(experiment=experiment)
     resumed.train(writers(), max_steps=8)
-    assert resumed.session.checkpoint is not None and resumed.session.checkpoint.step == 4
+    assert resumed.run.checkpoint is not None and resumed.run.checkpoint.step == 4
     rows = [json.loads(line) for line in (experiment / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8]
     aside = (experiment / "metrics.superseded.jsonl").read_text().splitlines()
@@ -417,7 +417,7 @@ def test_checkpoints_on_a_read_only_disk(experiment: Path, disk: Path, capsys: p
         with pytest.raises(CheckpointError, match=r"cannot save step 6 to .*Read-only file system"):
             trainer.train(writers(), max_steps=6)
         said = capsys.readouterr().out
-        assert trainer.session.checkpoint is not None and trainer.session.checkpoint.step == 2
+        assert trainer.run.checkpoint is not None and trainer.run.checkpoint.step == 2
         assert "cannot set" in said and "WARNING: cannot save step 4" in said
         mount("-o", "remount,rw,bind", str(experiment / "checkpoints"))
         CountingTrainer(experiment=experiment).train(writers(), max_steps=6)
@@ -492,5 +492,5 @@ def test_a_dataset_that_is_cached_in_a_file(tmp_path: Path) -> None:
             shutil.rmtree(tmp_path / "two")
         resumed = trainer(name, "two")
         resumed.train([SaveOnExit()], max_steps=9)
-        assert ("two/cache, which is gone" in resumed.session.resume_line()) == gone
+        assert ("two/cache, which is gone" in resumed.run.resume_line()) == gone
         assert (values(resumed) == values(whole)) == (not gone)

@@ -251,7 +251,7 @@ def test_what_has_become_unfit_costs_nothing_else(first: Any, experiment: Path) 
     assert f"WARNING: {why}" in log and "the checkpoint of step 3 is without it" in log
     other = train(5)
     assert other.state["x"] is first and other.state["total"] == 15
-    assert other.session.resume_line().startswith(f"resumed at step 3; {why}")
+    assert other.run.resume_line().startswith(f"resumed at step 3; {why}")
 
 
 class Recorder(Callback):

@@ -71,7 +71,7 @@ def test_a_hook_does_not_end_after_a_failure() -> None:
 
 class WithSession(SessionRunHook):
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        run_context.session.run("loss")
+        run_context.run.run("loss")
 
 
 class WithCoordinator(SessionRunHook):

@@ -100,7 +100,7 @@ def test_a_run_goes_on_on_another_machine(
     assert f"checkpoints  {url}/checkpoints (newest: step-0000000010)" in said
     cache("second")
     second = train(url, 15)
-    assert second.session.resume_line().startswith("resumed at step 10") and second.state["total"] == 120
+    assert second.run.resume_line().startswith("resumed at step 10") and second.state["total"] == 120
     assert second.experiment is not None and str(second.experiment) == url
     assert steps_of_rows(second.experiment.metrics) == list(range(1, 16))
     assert steps_at(url) == [12, 15]
@@ -108,9 +108,9 @@ def test_a_run_goes_on_on_another_machine(
     assert len(events) == 2  # the second file begins with the mark of a resume
     # Back on the first one, whose files are older by now.
     cache("first")
-    assert train(url, 17).session.resume_line().startswith("resumed at step 15")
+    assert train(url, 17).run.resume_line().startswith("resumed at step 15")
     # Here it worked last, so nothing has to be downloaded.
-    assert train(url, 18).session.resume_line().startswith("resumed at step 17")
+    assert train(url, 18).run.resume_line().startswith("resumed at step 17")
     record = json.loads(str(Storage(url).read("run.json"), "utf-8"))
     assert [part["state"] for part in record["parts"]] == ["finished"] * 4
 
@@ -137,7 +137,7 @@ def test_commands_that_read(url: str, cache: Callable[[str], Path], capsys: pyte
     assert url_of_copy(directory) == url and read_run(directory).state == "finished"
     # Only a run downloads checkpoints, and what was read here before does not keep it from that.
     assert list((directory / "checkpoints" / "step-0000000005").iterdir()) == []
-    assert train(url, 6).session.resume_line().startswith("resumed at step 5")
+    assert train(url, 6).run.resume_line().startswith("resumed at step 5")
 
 
 def test_what_holds_experiments_is_none(
@@ -347,15 +347,15 @@ def test_a_storage_that_fails(
     assert "the server is on fire" in str(failure.value) and steps_at(url)[-1] < 9
     broken.clear()
     # The same command on this machine has everything; on another one, what was uploaded.
-    assert train(url, 9).session.resume_line().startswith("resumed at step 9") and steps_at(url)[-1] == 9
+    assert train(url, 9).run.resume_line().startswith("resumed at step 9") and steps_at(url)[-1] == 9
     with pytest.raises(StorageError):
         train(url, 11, At(10, break_for_good))
     broken.clear()
     cache("second")
-    assert train(url, 12).session.resume_line().startswith("resumed at step 9")
+    assert train(url, 12).run.resume_line().startswith("resumed at step 9")
     first = cache("first")
     capsys.readouterr()
-    assert train(url, 13).session.resume_line().startswith("resumed at step 12")
+    assert train(url, 13).run.resume_line().startswith("resumed at step 12")
     warning = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING"))
     assert "the checkpoint of step 11, which was not uploaded, is kept in" in warning
     assert checkpoint_steps(first / "unsaved/memory" / f"{url.partition('://')[2]}-1" / "checkpoints")[-1] == 11
@@ -365,7 +365,7 @@ def test_one_that_was_taken_over_ends(url: str, cache: Callable[[str], Path]) ->
     def take_over() -> None:
         cache("second")
         lease.Lease(Storage(url)).take(lambda *_: None, print)
-        trainer.session._looked_at = -1e9
+        trainer.run._looked_at = -1e9
         remote_one = trainer.experiment.remote
         remote_one.wake()
         assert any(thread.join(20) is None for thread in remote_one._uploads._threads[1:])

@@ -85,7 +85,7 @@ def test_a_run_that_is_killed_while_it_uploads_goes_on_elsewhere(
     monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "new"))
     trainer = train(url, 24)
     assert f"checkpoint of step {int(cut[5:])} to {url} was cut short" in capsys.readouterr().out
-    assert trainer.session.resume_line().startswith(f"resumed at step {int(whole[5:])}")
+    assert trainer.run.resume_line().startswith(f"resumed at step {int(whole[5:])}")
     straight = train(tmp_path / "straight", 24)
     assert values(trainer) == values(straight)
     assert trainer.experiment is not None and straight.experiment is not None

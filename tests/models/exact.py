@@ -54,6 +54,6 @@ def assert_resumes_exactly(make: Callable[[Path], Any], directory: Path) -> Towe
             shutil.rmtree(checkpoint)
     resumed = train(make(directory), END)
     assert resumed.data.mode in ("iterator", "replay")
-    assert resumed.session.resume_line().startswith(f"resumed at step {CUT}")
+    assert resumed.run.resume_line().startswith(f"resumed at step {CUT}")
     assert bits(resumed) == whole
     return resumed

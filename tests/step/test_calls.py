@@ -72,7 +72,7 @@ def test_a_resumed_run_does_not_differ_in_a_bit(reference: dict[str, bytes], tmp
     for end in (1, 7, 20):
         trainer = tiny_trainer(tmp_path)
         trainer.train([LearningRate(rate), StopOnNaN(), losses, SaveOnExit()], max_steps=end, steps_per_epoch=5)
-        assert "not bit-exact" not in trainer.session.resume_line()
+        assert "not bit-exact" not in trainer.run.resume_line()
     assert values(trainer) == reference
     assert sorted(losses.by_step) == list(range(1, 21))
 
@@ -413,7 +413,7 @@ def test_optimizers_of_a_subclass_are_saved_and_resumed(tmp_path: Path) -> None:
     TwoOptimizers(tiny_model(), experiment=tmp_path).train([SaveOnExit()], max_steps=5, steps_per_epoch=5)
     resumed = TwoOptimizers(tiny_model(), experiment=tmp_path)
     resumed.train([SaveOnExit()], max_steps=12, steps_per_epoch=5)
-    assert "not bit-exact" not in resumed.session.resume_line()
+    assert "not bit-exact" not in resumed.run.resume_line()
     assert values(resumed) == values(straight)
     assert "second/logits_kernel_0_momentum" in resumed.state
 

@@ -183,7 +183,7 @@ def test_a_child_that_leaves_by_an_exception_ends_nothing_of_the_run(
     trainer = make(experiment=experiment)
     trainer.train([at(2, leave).every(steps=1), JSONWriter(), SaveOnExit()], max_steps=3)
     assert codes == [code]
-    assert trainer.session.checkpoints.steps() == [3]
+    assert trainer.run.checkpoints.steps() == [3]
     assert (experiment / "run.json").read_text().count('"finished"') == 1
 
 

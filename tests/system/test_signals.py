@@ -80,7 +80,7 @@ def test_what_the_system_sends_stops_and_saves_however_often(
     with pytest.raises(SystemExit) as caught:
         trainer.train([At(3, again_and_again), SaveOnExit()], max_steps=10)
     assert caught.value.code == 128 + signum
-    assert trainer.session.checkpoints.steps() == [3]
+    assert trainer.run.checkpoints.steps() == [3]
     said = capsys.readouterr().out
     assert said.count("stopping after this step and saving") == 1 and "waiting" not in said
     assert signal.Signals(signum).name in (experiment / "run.json").read_text()
@@ -136,7 +136,7 @@ def test_a_run_saves_when_it_is_asked_to_and_nothing_else_changes(
     again = SimpleTrainer(tiny_model(), experiment=tmp_path)
     again.state["slow"] = WhileSaving(lambda: None)
     again.train(callbacks(At(7, lambda: None)), max_steps=STEPS)
-    assert again.session.resume_line().startswith("resumed at step 7")
+    assert again.run.resume_line().startswith("resumed at step 7")
     assert values(again) == straight[0] and rows(tmp_path) == straight[1]
 
 
@@ -157,10 +157,10 @@ def test_a_call_of_a_million_steps_is_left_to_save_and_gone_on_with_and_ends_at_
         until(20)
         begin = time.monotonic()
         save()
-        while not trainer.session.checkpoints.steps() and time.monotonic() < begin + 60:
+        while not trainer.run.checkpoints.steps() and time.monotonic() < begin + 60:
             time.sleep(0.005)
         seconds.append(time.monotonic() - begin)
-        until(trainer.session.checkpoints.steps()[0] + 20)
+        until(trainer.run.checkpoints.steps()[0] + 20)
         times.append(time.monotonic())
         send(signal.SIGTERM)
 
@@ -172,7 +172,7 @@ def test_a_call_of_a_million_steps_is_left_to_save_and_gone_on_with_and_ends_at_
 
     with pytest.raises(SystemExit):
         trainer.train([Start(), SaveOnExit()], max_steps=10**6)
-    first, last = trainer.session.checkpoints.steps()
+    first, last = trainer.run.checkpoints.steps()
     assert 20 <= first < last == trainer.global_step < 10**6
     seconds.append(time.monotonic() - times[0])
     assert max(seconds) < 5, "a step and a save take a fraction of this"
@@ -180,6 +180,26 @@ def test_a_call_of_a_million_steps_is_left_to_save_and_gone_on_with_and_ends_at_
     monkeypatch.undo()
     plain.train([], max_steps=last)
     assert values(trainer) == values(plain)
+
+
+def test_a_save_taken_while_listeners_are_being_told_does_not_leave_them_paused() -> None:
+    heard: list[bool] = []
+    request = StopRequest(lambda line: None)
+    takers: list[threading.Thread] = []
+
+    def listener(pause: bool) -> None:
+        if pause:  # the training loop reaches the end of its step just now
+            takers.append(threading.Thread(target=request.take_save))
+            takers[-1].start()
+            takers[-1].join(timeout=0.2)
+        heard.append(pause)
+
+    with request.telling(listener, pauses=True), request:
+        heard.clear()
+        send(signal.SIGUSR1)
+    (taker,) = takers  # leaving has waited for the thread that tells the listeners
+    taker.join()
+    assert heard == [True, False]
 
 
 def test_a_trainer_without_a_directory_says_that_nothing_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,7 +225,7 @@ def test_a_keras_model_and_an_estimator_save_as_well(tmp_path: Path) -> None:
     model.compile("sgd", "mse")
     trainer = KerasTrainer(model, data, experiment=tmp_path / "keras")
     trainer.train([At(3, save)], max_steps=5)
-    assert trainer.session.checkpoints.steps() == [3]
+    assert trainer.run.checkpoints.steps() == [3]
 
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         save()  # while there is nothing to save, and while the step is traced
@@ -226,7 +246,7 @@ def test_a_run_in_a_run_both_save_and_whoever_else_listens_hears_it(tmp_path: Pa
         outer.train([At(2, lambda: inner.train([At(3, save)], max_steps=5))], max_steps=4)
     finally:
         signal.signal(signal.SIGUSR1, old)
-    assert inner.session.checkpoints.steps() == [3] and outer.session.checkpoints.steps() == [2]
+    assert inner.run.checkpoints.steps() == [3] and outer.run.checkpoints.steps() == [2]
     assert heard == [signal.SIGUSR1]
 
 
@@ -382,7 +402,7 @@ def test_code_of_the_user_s_that_waits_for_ever_is_interrupted(
     said = capsys.readouterr().out
     assert f"; once more, or {grace:g} s, interrupts {hook} of WaitsForEver" in said
     assert ("has not ended for 0.1 s; interrupting it" in said) == (signals == 1)
-    assert trainer.session.checkpoints.steps() == ([2] if hook == "trigger_step" else [])
+    assert trainer.run.checkpoints.steps() == ([2] if hook == "trigger_step" else [])
     resumed = CountingTrainer(experiment=experiment)
     resumed.train([WaitsForEver(hook, 0), SaveOnExit()], max_steps=4)
     assert resumed.global_step == 4
@@ -414,7 +434,7 @@ def test_a_save_that_a_callback_of_the_user_s_has_asked_for_comes_to_its_end(exp
     trainer.state["signals"] = signals
     with pytest.raises(SystemExit) as caught:
         trainer.train([At(1, lambda: setattr(signals, "is_quiet", False)), SavesItself()], max_steps=4)
-    assert caught.value.code == 143 and trainer.session.checkpoints.steps() == [2]
+    assert caught.value.code == 143 and trainer.run.checkpoints.steps() == [2]
 
 
 def test_a_pool_whose_workers_die_of_the_same_ctrl_c_does_not_hold_up_the_run(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_a_signal_in_a_hook_ends_the_run_behind_it(
     assert last.steps(hook) == []
     said = f"SIGTERM: stopping after {hook} of Hooked; once more, or 10 s, interrupts {hook} of Hooked"
     assert said in capsys.readouterr().out
-    assert trainer.session.checkpoints.steps() == ([steps] if steps else [])
+    assert trainer.run.checkpoints.steps() == ([steps] if steps else [])
 
 
 def by_the_model(vld: tf.data.Dataset, experiment: Path) -> Any:
@@ -258,7 +258,7 @@ def test_a_signal_while_restoring_ends_the_run_before_the_first_step(experiment:
             trainer.train([SaveOnExit()], max_steps=steps)
     with pytest.raises(KeyboardInterrupt):
         trainer.train([SaveOnExit()], max_steps=4)
-    assert trainer.global_step == 2 and trainer.session.checkpoints.steps() == [2]
+    assert trainer.global_step == 2 and trainer.run.checkpoints.steps() == [2]
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -86,4 +86,4 @@ def test_a_resume_goes_on_and_says_that_it_is_not_exact(experiment: Path) -> Non
         trainer = AsyncTrainer(tiny_model(), 2, experiment=experiment)
         trainer.train([SaveOnExit()], max_steps=steps)
     assert trainer.global_step == 60
-    assert trainer.session.resume_line().startswith("resumed at step")
+    assert trainer.run.resume_line().startswith("resumed at step")

@@ -283,7 +283,7 @@ def test_stop_training_along_with_a_step_saves_it_whole(hook: str, tmp_path: Pat
     setattr(Stops, hook, stop)
     trainer = CountingTrainer(experiment=tmp_path)
     trainer.train([Stops(), SaveOnExit()], max_steps=5)
-    assert trainer.session.checkpoints.steps() == [2 if hook == "before_run" else 3] == [trainer.global_step]
+    assert trainer.run.checkpoints.steps() == [2 if hook == "before_run" else 3] == [trainer.global_step]
 
 
 @pytest.mark.parametrize("hook", ["trigger_epoch", "before_epoch"])
@@ -366,7 +366,7 @@ def test_each_hook_runs_once_for_an_epoch_that_is_stopped(
     resumed = Tally()
     trainer = CountingTrainer(experiment=tmp_path)
     trainer.train([resumed, SaveOnExit()], **length)
-    assert trainer.session.began_at == step and resumed.calls == straight.calls
+    assert trainer.run.began_at == step and resumed.calls == straight.calls
 
 
 @pytest.mark.parametrize("error", [OSError("disk"), KeyboardInterrupt()], ids=["error", "interrupted"])
@@ -420,7 +420,7 @@ def test_who_keeps_nothing_of_an_epoch_is_prepared_again(tmp_path: Path, hook: s
         prepared(tmp_path, [stop, Prepares()] if is_first else [Prepares(), stop])
     trainer = prepared(tmp_path, [Prepares()])
     assert counts(trainer) == [3, 3, 3]
-    assert trainer.session.resume_line().startswith(f"resumed at step {step}")
+    assert trainer.run.resume_line().startswith(f"resumed at step {step}")
 
 
 @pytest.mark.parametrize("end", [2, 3, 4])
@@ -520,11 +520,11 @@ def test_a_fresh_start_deletes_what_is_there(experiment: Path) -> None:
     (experiment / "analysis").mkdir()
     trainer = CountingTrainer(experiment=experiment)
     trainer.train([SaveOnExit()], max_steps=2, fresh=True)
-    assert trainer.session.resume_line() == "fresh" and trainer.session.checkpoints.steps() == [2]
+    assert trainer.run.resume_line() == "fresh" and trainer.run.checkpoints.steps() == [2]
     assert not (experiment / "analysis").exists() and not (experiment / "metrics.jsonl").exists()
     with pytest.raises(ExperimentError, match=r"fresh=True\): this trainer has made 2 steps already"):
         trainer.train([SaveOnExit()], max_steps=4, fresh=True)
-    assert trainer.session.checkpoints.steps() == [2]
+    assert trainer.run.checkpoints.steps() == [2]
 
 
 def test_a_fresh_start_deletes_nothing_before_the_list_is_known_to_be_one(experiment: Path) -> None:
@@ -534,7 +534,7 @@ def test_a_fresh_start_deletes_nothing_before_the_list_is_known_to_be_one(experi
     (experiment / "thesis.txt").touch()
     with pytest.raises(ExperimentError, match=r"it holds 'thesis.txt'\); nothing was deleted"):
         CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=2, fresh=True)
-    assert CountingTrainer(experiment=experiment).session.checkpoints.steps() == [4]
+    assert CountingTrainer(experiment=experiment).run.checkpoints.steps() == [4]
 
 
 class NeverBegins(CountingTrainer):

@@ -70,7 +70,7 @@ def test_a_run_trains_and_resumes_exactly(make: Callable[[Path], Any], tmp_path:
         make(tmp_path / "stopped").train([*callbacks(), PressesCtrlC(7)], max_steps=12)
     resumed = make(tmp_path / "stopped")
     resumed.train(callbacks(), max_steps=12)
-    assert resumed.session.resume_line().startswith("resumed at step 7")
+    assert resumed.run.resume_line().startswith("resumed at step 7")
     assert values(resumed) == values(straight) != {}
 
 

@@ -171,7 +171,7 @@ def test_callbacks_of_one_kind_one_alone_and_lists_in_lists(tmp_path: Path) -> N
     for epochs in (1, 2):
         trainer = KerasTrainer(dense(), experiment=tmp_path / "run")
         trainer.fit(X, Y, epochs=epochs, verbose=0, callbacks=[note("a"), note("b")])
-    assert trainer.session.checkpoint is not None and seen[3:] == ["a", "b", "a", "b"]
+    assert trainer.run.checkpoint is not None and seen[3:] == ["a", "b", "a", "b"]
     with pytest.raises(CallbackError, match="give the callbacks themselves, not a CallbackList"):
         KerasTrainer(dense()).fit(X, Y, callbacks=keras.callbacks.CallbackList([], model=dense()))
 

@@ -230,7 +230,7 @@ def test_a_resumed_run_is_exact_in_the_middle_of_an_epoch(tmp_path: Path) -> Non
     whole = run("whole", 9)
     run("parts", 7)
     parts = run("parts", 9)
-    assert parts.session.resume_line().startswith("resumed at step 7")
+    assert parts.run.resume_line().startswith("resumed at step 7")
     assert values(parts) == values(whole) and "optimizer/iteration" in values(parts)
     measured = [dict(trainer.monitors.history("vld/accuracy")) for trainer in (parts, whole)]
     assert measured[0].items() >= measured[1].items()
@@ -248,7 +248,7 @@ def test_an_own_train_step_resumes_exactly_with_all_its_optimizers(tmp_path: Pat
     whole = run("whole", 5)
     run("parts", 4)
     parts = run("parts", 5)
-    assert parts.session.resume_line().startswith("resumed at step 4")
+    assert parts.run.resume_line().startswith("resumed at step 4")
     assert values(parts) == values(whole)
     assert {"optimizer/iteration", "of_hidden/iteration", "norm/total"} <= values(parts).keys()
 
@@ -296,7 +296,7 @@ def test_an_update_in_a_branch_that_the_first_step_does_not_take(others: tuple[s
         model = made(partial(accumulating, *others))
         trainer = KerasTrainer(model, data, experiment=tmp_path)
         trainer.train([SaveOnExit()], max_steps=steps)
-    assert trainer.session.resume_line().startswith("resumed at step 4")
+    assert trainer.run.resume_line().startswith("resumed at step 4")
     for mine, theirs in zip(model.get_weights(), expected.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
     updating = "/".join([*others[:1], "iteration"]) if others else "optimizer/iteration"
@@ -351,7 +351,7 @@ def test_a_checkpoint_with_an_optimizer_under_two_names_resumes_exactly(
         earlier.setattr(keras_trainer, "optimizers_of", lambda model: dict(named_optimizers(model)))
         assert "self_unconditional_dependency_names/of_hidden/iteration" in values(run("parts", 4))
     parts = run("parts", 5)
-    assert parts.session.resume_line().startswith("resumed at step 4")
+    assert parts.run.resume_line().startswith("resumed at step 4")
     assert values(parts) == values(whole)
 
 
@@ -367,7 +367,7 @@ def test_what_a_script_has_changed_takes_effect_and_is_named(tmp_path: Path) -> 
         trainer.train([SaveOnExit()], max_steps=steps)
         return trainer
 
-    assert run(2).session.resume_line() == "fresh"
+    assert run(2).run.resume_line() == "fresh"
     edits: list[tuple[dict[str, Any], list[str]]] = [
         (
             {"drop": 0.9, "rate": 1e-4},
@@ -389,7 +389,7 @@ def test_what_a_script_has_changed_takes_effect_and_is_named(tmp_path: Path) -> 
     ]
     for steps, (edit, named) in enumerate(edits, start=3):
         trainer = run(steps, **edit)
-        line = trainer.session.resume_line()
+        line = trainer.run.resume_line()
         assert all(words in line for words in named), line
         rate = edit.get("rate", 1e-3)
         if isinstance(rate, float):
@@ -463,7 +463,7 @@ def test_data_of_unknown_length_and_a_python_dataset_resume_exactly(tmp_path: Pa
         with open(tmp_path / f"{name} in parts.csv", "a", encoding="utf-8") as file:
             file.write("1,0.5,0.7\n2,0.")  # as if the run had gone on and was killed before it was saved
         parts = run(f"{name} in parts", make())
-        assert parts.session.resume_line().startswith("resumed at step 5")
+        assert parts.run.resume_line().startswith("resumed at step 5")
         assert values(parts) == values(whole) and parts.global_step == 12
         rows = [(tmp_path / f"{run_name}.csv").read_text() for run_name in (name, f"{name} in parts")]
         assert rows[0] == rows[1] and rows[0].count("\n") == 4
@@ -567,7 +567,7 @@ def test_the_default_callbacks_and_predictions_by_name(tmp_path: Path) -> None:
     keys = {"trainer.validation_step_interval": 2, "model.num_steps": 4}
     trainer = KerasTrainer(model, data, validation=data, experiment=tmp_path / "two", config=keys)
     trainer.train(default_callbacks(trainer.model))
-    assert trainer.session.checkpoints.steps() == [4]
+    assert trainer.run.checkpoints.steps() == [4]
     assert [step for step, _ in trainer.monitors.history("vld/loss")] == [2, 4]
     assert list(trainer.element_spec) == ["x/image", "y/label", "y/mean"]
     predict = trainer.get_predictor(["x/image"], ["y_pred/label"])

@@ -192,7 +192,7 @@ class TestResume:
             part = SyncReplicatedTrainer(tiny_model(), 2, experiment=experiment)
             rate = LearningRate(lambda step: 0.02 * 0.9 ** (step / 10))
             part.train([rate, StopOnNaN(), SaveOnExit()], max_steps=steps)
-        assert part.session.resume_line().startswith("resumed at step 5")
+        assert part.run.resume_line().startswith("resumed at step 5")
         assert bits(part) == whole
 
     def test_another_number_of_towers_goes_on_and_says_so(self, experiment: Path) -> None:
@@ -203,8 +203,8 @@ class TestResume:
             trainer.train([SaveOnExit()], max_steps=steps)
             assert trainer.global_step == steps
             if steps > 5:
-                assert "changed: " in trainer.session.resume_line()
-                assert f"towers {3 - towers} -> {towers}" in trainer.session.resume_line()
+                assert "changed: " in trainer.run.resume_line()
+                assert f"towers {3 - towers} -> {towers}" in trainer.run.resume_line()
             seeds = [
                 np.asarray(copy).tolist()
                 for name, variable in trainer.variables.items()

@@ -67,7 +67,7 @@ def test_lost_checkpoints_end_a_run_before_it_begins(lose: Callable[[Path], obje
     assert (experiment / "metrics.jsonl").read_bytes() == rows
     fresh = CountingTrainer(experiment=experiment)
     fresh.train([*writers(), SaveOnExit()], max_steps=8, fresh=True)
-    assert fresh.session.resume_line() == "fresh"
+    assert fresh.run.resume_line() == "fresh"
 
 
 def test_checkpoints_that_were_set_aside_are_not_missed(experiment: Path) -> None:
@@ -75,7 +75,7 @@ def test_checkpoints_that_were_set_aside_are_not_missed(experiment: Path) -> Non
     CountingTrainer(experiment=experiment).train([], max_steps=2, resume=False)
     again = CountingTrainer(experiment=experiment)
     again.train([], max_steps=4)
-    assert again.session.resume_line() == "fresh"
+    assert again.run.resume_line() == "fresh"
 
 
 NEVER_SAVED: dict[str, tuple[list[Callback], Callable[[Path], object], str]] = {
@@ -99,7 +99,7 @@ def test_a_run_that_never_saved_begins_again_and_says_so(
     again = CountingTrainer(experiment=experiment)
     again.train(callbacks, max_steps=6)
     said = capsys.readouterr().out
-    assert said.count("WARNING") == 1 and words in said and again.session.resume_line() == "fresh"
+    assert said.count("WARNING") == 1 and words in said and again.run.resume_line() == "fresh"
     assert ("its rows in metrics.jsonl are superseded" in said) == bool(callbacks)
     assert read_attempts(experiment / "run.json")[-1].has_saved == (len(callbacks) == 3)
 
@@ -145,4 +145,4 @@ def test_the_loss_is_seen_between_two_saves(experiment: Path, monkeypatch: pytes
 def test_a_lock_that_is_deleted_alone_costs_nothing(experiment: Path) -> None:
     trainer = CountingTrainer(experiment=experiment)
     trainer.train([SaveOnExit(), AtStep(3, lambda directory: os.remove(directory / ".lock"))], max_steps=8)
-    assert trainer.session.checkpoints.steps() == [8]
+    assert trainer.run.checkpoints.steps() == [8]

@@ -75,7 +75,7 @@ def test_a_run_is_the_same_as_without_and_its_resume_and_repeat_do_not_measure(
             trainer._xla._clock = Clock(0.002, 0.004)
         trainer.train([SaveOnExit()], max_steps=steps)
         assert ("auto turns XLA" in capsys.readouterr().out) == (steps == 5)
-    assert trainer.session.resume_line().startswith("resumed at step 5")
+    assert trainer.run.resume_line().startswith("resumed at step 5")
     assert values(trainer) == values(plain)
     assert [one["jit_compile"] for one in json.loads((experiment / "run.json").read_text())["parts"]] == [False, False]
     environment = experiment / "environment.json"

@@ -60,7 +60,7 @@ class BestSaver(Callback):
     def before_train(self) -> None:
         # A run may resume from before the step that an earlier note names, and reach that step again.
         step = self.best.step
-        if step is not None and self.trainer.session.checkpoints.path(step).exists():
+        if step is not None and self.trainer.run.checkpoints.path(step).exists():
             self._write_note()
         else:
             self._note.unlink(missing_ok=True)
@@ -73,7 +73,7 @@ class BestSaver(Callback):
         if not self.best.update(self.trainer.monitors.latest(self.stat, at_step=step), step):
             return
         # The checkpoint holds the state that this callback has after it.
-        checkpoints = self.trainer.session.checkpoints
+        checkpoints = self.trainer.run.checkpoints
         self._own = None if checkpoints.path(step).exists() else step
         try:
             self.trainer.save()
@@ -87,11 +87,11 @@ class BestSaver(Callback):
         self._protect()
         self._write_note()
         if superseded is not None and superseded != step and not self._has_saver:
-            checkpoints.remove(superseded, protected=self.trainer.session.protected_steps)
+            checkpoints.remove(superseded, protected=self.trainer.run.protected_steps)
 
     def _protect(self) -> None:
         step = self.best.step
-        self.trainer.session.protect(str(self.state_key), () if step is None else (step,))
+        self.trainer.run.protect(str(self.state_key), () if step is None else (step,))
 
     @property
     def _note(self) -> Path:
@@ -107,7 +107,7 @@ class BestSaver(Callback):
             "stat": self.stat,
             "value": value,
             "step": step,
-            "checkpoint": self.trainer.session.checkpoints.path(step).name,
+            "checkpoint": self.trainer.run.checkpoints.path(step).name,
         }
         try:
             write_atomic(self._note, json.dumps(note) + "\n")

@@ -167,8 +167,8 @@ class ModelSaver(Callback):
                 raise
             return
         self._protect()
-        session = self.trainer.session
-        session.checkpoints.prune(self.max_to_keep, protected=session.protected_steps)
+        run = self.trainer.run
+        run.checkpoints.prune(self.max_to_keep, protected=run.protected_steps)
 
     def _report(self, error: CheckpointError, before: dict[str, Any]) -> None:
         # A full disk may have room again at the next save; the steps in between are worth having.
@@ -177,7 +177,7 @@ class ModelSaver(Callback):
 
     def _protect(self) -> None:
         if self._keep_seconds is not None:
-            self.trainer.session.protect(self.state_key or self.name, self._kept)
+            self.trainer.run.protect(self.state_key or self.name, self._kept)
 
     def state_dict(self) -> dict[str, Any]:
         return {"kept": self._kept, "kept_at": self._kept_at}

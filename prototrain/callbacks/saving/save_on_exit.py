@@ -32,13 +32,13 @@ class SaveOnExit(Callback):
         # Nothing to save if nothing was restored yet, or no step was completed since.
         if self._first_step is None or (self.trainer.state_is_sound and self.trainer.global_step == self._first_step):
             return
-        if self.trainer.session.directory_is_gone():
+        if self.trainer.run.directory_is_gone():
             return  # which ends the run with an error
         path = self.trainer.save()
         if self.trainer.state_is_sound:
             self.trainer.log(f"saved step {self.trainer.global_step} to {path}")
             return
-        self.trainer.log(f"the failed step is kept in {path} for inspection; {self.trainer.session.resume_point()}")
+        self.trainer.log(f"the failed step is kept in {path} for inspection; {self.trainer.run.resume_point()}")
 
 
 def save_ahead(trainer: Trainer) -> None:

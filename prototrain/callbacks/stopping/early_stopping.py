@@ -115,7 +115,7 @@ class EarlyStopping(Callback):
         for variable, copy in self._copies:
             variable.assign(copy)
         step, experiment = self.trainer.global_step, self.trainer.experiment
-        if experiment is not None and self.trainer.session.checkpoints.path(step).exists():
+        if experiment is not None and self.trainer.run.checkpoints.path(step).exists():
             self.trainer.log(
                 f"EarlyStopping: the checkpoint of step {step} stays as it was measured; the weights of step "
                 f"{self.best.step} are put back in this process, and again by every resume"

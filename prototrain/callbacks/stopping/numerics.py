@@ -46,18 +46,18 @@ class StopOnNaN(Callback):
     def setup(self) -> None:
         self.trainer.check_finite = True
         if self.ignore is not None:
-            self.trainer.session.finite.ignored.append(self.ignore)
+            self.trainer.run.finite.ignored.append(self.ignore)
 
     def after_train(self) -> None:
         """Look at the last state ahead of those that save it."""
         trainer = self.trainer
-        if trainer.global_step == trainer.session.began_at or not trainer.state_is_sound:
+        if trainer.global_step == trainer.run.began_at or not trainer.state_is_sound:
             return
-        found = trainer.session.find_not_finite()
+        found = trainer.run.find_not_finite()
         if found is None:
             return
         trainer.reject_state()
-        said = f"after step {trainer.global_step}, {found}; {trainer.session.resume_point()}"
+        said = f"after step {trainer.global_step}, {found}; {trainer.run.resume_point()}"
         if trainer.callbacks.failure is None:
             raise NonFiniteError(said)
         trainer.log(f"WARNING: {said}")

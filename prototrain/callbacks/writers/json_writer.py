@@ -91,7 +91,7 @@ class JSONWriter(Monitor):
             return
         self._repeated = None
         self.trainer.log(outcome.text if outcome.is_same else f"WARNING: {outcome.text}")
-        self.trainer.session.note(repeated=outcome.is_same)
+        self.trainer.run.note(repeated=outcome.is_same)
 
     def after_train(self) -> None:
         if self._repeated is not None and self._rows:

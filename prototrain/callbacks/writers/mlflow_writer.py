@@ -113,7 +113,7 @@ class MLflowWriter(Tracker):
     def _send_config(self, run: str, known: Mapping[str, str]) -> None:
         from mlflow.entities import Param
 
-        config = self.trainer.session.config()
+        config = self.trainer.run.config()
         texts = {} if config is None else {key: as_text(value) for key, value in config.to_plain().items()}
         new = [Param(key, text) for key, text in texts.items() if key not in known]
         for start in range(0, len(new), _PARAMS_IN_BATCH):

@@ -59,7 +59,7 @@ class TensorBoardWriter(Monitor):
 
     def before_train(self) -> None:
         self._open()
-        config = self.trainer.session.config()
+        config = self.trainer.run.config()
         if config is None:
             return
         lines = config.to_text().splitlines()

@@ -53,7 +53,7 @@ class WandbWriter(Tracker):
 
     def connect(self, run: str | None) -> str:
         trainer = self.trainer
-        directory, config = trainer.experiment, trainer.session.config()
+        directory, config = trainer.experiment, trainer.run.config()
         title = self._title or (None if directory is None else directory.directory.resolve().name)
         options = {**self._options, "name": title, **({} if run is None else {"id": run})}
         self._handle = self._wandb.init(**options)

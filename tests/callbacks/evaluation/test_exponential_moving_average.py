@@ -90,8 +90,8 @@ def test_a_run_that_is_resumed_and_one_that_is_trained_twice_have_the_same_avera
     run(tmp_path / "b", 1)
     resumed = run(tmp_path / "b", 8)
     assert values(whole) == values(resumed) == values(twice)
-    assert resumed.session.resume_line().startswith("resumed at step 1")
-    saved = resumed.session.checkpoints.newest()
+    assert resumed.run.resume_line().startswith("resumed at step 1")
+    saved = resumed.run.checkpoints.newest()
     assert averaged_weights(saved.variables()).keys() == whole.trainable.keys()
 
 
@@ -102,7 +102,7 @@ def test_it_can_join_a_run_later(experiment: Path) -> None:
     average, seen = ExponentialMovingAverage(0.9), []
     callbacks = [CallbackFactory(before_train=lambda self: seen.append(averages(self.trainer))), SaveOnExit()]
     second.train([average, *callbacks], max_steps=6)
-    assert "callback ExponentialMovingAverage added" in second.session.resume_line()
+    assert "callback ExponentialMovingAverage added" in second.run.resume_line()
     assert all(np.array_equal(seen[0][name], v.numpy()) for name, v in first.trainable.items())
 
 

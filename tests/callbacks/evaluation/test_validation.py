@@ -162,7 +162,7 @@ def test_a_mistake_shows_before_the_first_step(experiment: Path) -> None:
     trainer = tiny_trainer(experiment, build=faulty_build)
     with pytest.raises(ModelError, match="weight"):
         trainer.train([Validation().every(steps=5), SaveOnExit()], max_steps=9)
-    assert trainer.global_step == 0 and trainer.session.checkpoints.steps() == []
+    assert trainer.global_step == 0 and trainer.run.checkpoints.steps() == []
 
 
 def test_a_mistake_shows_before_the_first_step_of_a_resumed_run(experiment: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_mistake_shows_before_the_first_step_of_a_resumed_run(experiment: Path
     trainer = tiny_trainer(experiment, build=failing_build)
     with pytest.raises(StepError, match=r"evaluating 'vld' at step .* failed in the model: .*held-out loss"):
         trainer.train([Validation().every(steps=5), SaveOnExit()], max_steps=9)
-    assert trainer.global_step == 2 and trainer.session.checkpoints.steps() == [2]
+    assert trainer.global_step == 2 and trainer.run.checkpoints.steps() == [2]
     # Nothing is tried out where nothing is left to train.
     tiny_trainer(experiment, build=faulty_build).train([Validation().every(steps=2), SaveOnExit()], max_steps=2)
 

@@ -75,7 +75,7 @@ def test_the_config_needs_no_schedule_where_a_callback_sets_the_rate(experiment:
     trainer.train([rates := Rates(), LearningRate(halves), SaveOnExit()], max_steps=2)
     again = without(experiment)
     again.train([rates, LearningRate(halves), SaveOnExit()], max_steps=4)
-    assert "changed" not in again.session.resume_line() and rates.rates == {s: EXPECTED[s] for s in range(1, 5)}
+    assert "changed" not in again.run.resume_line() and rates.rates == {s: EXPECTED[s] for s in range(1, 5)}
     setter, constant = without(), Rates()
     setter.train([ScheduledHyperParamSetter("learning_rate", [(0, 0.25)]), constant], max_steps=1)
     assert constant.rates == {1: 0.25}

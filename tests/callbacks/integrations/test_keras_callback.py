@@ -136,7 +136,7 @@ def test_a_callback_stops_the_run_and_it_stays_stopped(tmp_path: Path) -> None:
         return keras.callbacks.EarlyStopping("val_loss", patience=1, mode="min")
 
     trainer = run(stopping(), steps=20, experiment=tmp_path / "run")
-    assert trainer.global_step == 6 and trainer.session.stopped_by == "EarlyStopping asked for it"
+    assert trainer.global_step == 6 and trainer.run.stopped_by == "EarlyStopping asked for it"
     assert run(stopping(), steps=20, experiment=tmp_path / "run").global_step == 6
 
 
@@ -154,8 +154,8 @@ def test_weights_that_are_put_back_at_the_end_are_not_gone_on_from(patience: int
     trained(4, patience, "parts")
     resumed, whole = trained(6, 9, "parts"), trained(6, 9, "whole")
     said = "resumed at step 12; data: iterator" if patience == 9 else "resumed at step 6; data: iterator"
-    assert resumed.session.resume_line() == said and resumed.global_step == 18
-    checkpoints = [trainer.session.checkpoints.newest() for trainer in (resumed, whole)]
+    assert resumed.run.resume_line() == said and resumed.global_step == 18
+    checkpoints = [trainer.run.checkpoints.newest() for trainer in (resumed, whole)]
     mine, theirs = ({name: checkpoint.variables()[name] for name in whole.variables} for checkpoint in checkpoints)
     for name, value in theirs.items():
         np.testing.assert_array_equal(mine[name], value)
@@ -188,7 +188,7 @@ def test_state_goes_on(tmp_path: Path) -> None:
     assert parts.all == whole.all and parts.pair == (1, 2)
     # A sign turned once must not be turned back, and the patience is that of the present list.
     assert (stopping.wait, stopping.best, stopping.min_delta, stopping.patience) == (1, 1.0, -0.5, 9)
-    assert "changed" not in trainer.session.resume_line() and parts.last.tolist() == whole.last.tolist()
+    assert "changed" not in trainer.run.resume_line() and parts.last.tolist() == whole.last.tolist()
     assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
@@ -271,7 +271,7 @@ def resumed(tmp_path: Path, made: Callable[[], Holder]) -> tuple[Holder, Holder,
     whole, second = made(), made()
     run(whole, steps=7)
     run(made(), steps=3, experiment=tmp_path / "run")
-    line = run(second, steps=7, experiment=tmp_path / "run").session.resume_line()
+    line = run(second, steps=7, experiment=tmp_path / "run").run.resume_line()
     return whole, second, line
 
 
@@ -335,7 +335,7 @@ def test_what_the_checkpoint_holds_anyway_is_no_reason(tmp_path: Path) -> None:
         return trainer
 
     part(4)
-    assert "changed" not in part(9).session.resume_line()
+    assert "changed" not in part(9).run.resume_line()
 
 
 def test_the_end_is_told_only_when_it_is_the_end() -> None:

@@ -68,7 +68,7 @@ def test_a_resumed_run_keeps_the_same(stop: int, order: int, experiment: Path) -
         savers = [MinSaver("vld/x").every(steps=1), ModelSaver(max_to_keep=2).every(steps=1)][::order]
         trainer = CountingTrainer(experiment=experiment)
         trainer.train([measure(), *savers, SaveOnExit()], max_steps=max_steps)
-        assert trainer.session.resume_line().startswith("resumed") or max_steps == stop
+        assert trainer.run.resume_line().startswith("resumed") or max_steps == stop
     assert checkpoints(experiment) == [5, 7, 8]
 
 
@@ -162,7 +162,7 @@ def test_the_best_checkpoint_has_the_weights_that_were_measured(
     again = tiny_trainer(experiment)  # the weights that were put back come back once more, and the run stays stopped
     again.train(callbacks())
     assert again.global_step == stopped and values(again) == now
-    assert "changed" not in again.session.resume_line()
+    assert "changed" not in again.run.resume_line()
     assert len((experiment / "metrics.jsonl").read_text().splitlines()) == len(rows.splitlines())
     check_note(experiment)
 
@@ -230,7 +230,7 @@ def test_the_best_weights_load_in_one_line(experiment: Path) -> None:
     assert np.array_equal(kernel.numpy(), seen[4])
     with pytest.raises(CheckpointError, match="must be 'newest' or 'best', not 'last'"):
         trainer.load_weights(experiment, checkpoint="last")  # type: ignore[arg-type]
-    for source in ({"a": np.zeros(1)}, trainer.session.checkpoints.path(4), experiment / "nothing"):
+    for source in ({"a": np.zeros(1)}, trainer.run.checkpoints.path(4), experiment / "nothing"):
         with pytest.raises(CheckpointError, match=r"needs an experiment|has no best checkpoint"):
             trainer.load_weights(source, checkpoint="best")
 
@@ -243,6 +243,6 @@ def test_the_best_checkpoint_outlives_a_second_training_in_the_process(experimen
     best = MinSaver("vld/x").every(steps=1)
     trainer = CountingTrainer(experiment=experiment)
     trainer.train([measuring, best], max_steps=4)
-    assert trainer.session.checkpoints.steps() == [2]
+    assert trainer.run.checkpoints.steps() == [2]
     trainer.train([measuring, best, ModelSaver(max_to_keep=1).every(steps=1)], max_steps=8)
-    assert trainer.session.checkpoints.steps() == [2, 8]
+    assert trainer.run.checkpoints.steps() == [2, 8]

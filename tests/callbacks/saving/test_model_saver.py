@@ -120,7 +120,7 @@ class TestAsynchronous:
             trainer = tiny_trainer(experiment)
             go_on = threading.Event()
             if late:
-                trainer.session._writer.submit(go_on.wait)  # what is written queues behind this
+                trainer.run._writer.submit(go_on.wait)  # what is written queues behind this
             release = RunOp(go_on.set).every(steps=5)
             saver = ModelSaver(asynchronous=late).every(steps=3)
             trainer.train([saver, release], max_steps=5)

@@ -73,12 +73,12 @@ def test_the_best_weights_come_back(stop: int | None, experiment: Path) -> None:
         trainer.train([measure(), stopping.every(steps=1), seen, SaveOnExit()], max_steps=max_steps)
         if max_steps != 10:  # over before it fires: the best ones are back, the checkpoint goes on from the last ones
             assert same(seen.by_step[4 if max_steps == 5 else 6], [v.numpy() for v in trainer.variables.values()])
-            last = trainer.session.checkpoints.newest()
+            last = trainer.run.checkpoints.newest()
             assert last is not None and same(seen.by_step[max_steps], [last.variables()[n] for n in trainer.variables])
     now = [v.numpy() for v in trainer.variables.values()]
     assert trainer.global_step == 8
     assert same(now, seen.by_step[6]) and not same(now, seen.by_step[7])
-    saved = trainer.session.checkpoints.newest()
+    saved = trainer.run.checkpoints.newest()
     assert saved is not None and saved.step == 8
     assert same(now, [saved.variables()[name] for name in trainer.variables])
 
@@ -88,10 +88,10 @@ def test_it_can_join_a_run_later(experiment: Path) -> None:
     trainer = tiny_trainer(experiment)
     stopping = EarlyStopping("vld/x", mode="min", patience=9, restore_best=True)
     trainer.train([measure(), stopping.every(steps=1), SaveOnExit()], max_steps=4)
-    assert "callback EarlyStopping/vld/x added" in trainer.session.resume_line()
+    assert "callback EarlyStopping/vld/x added" in trainer.run.resume_line()
     left = tiny_trainer(experiment)
     left.train([SaveOnExit()], max_steps=5)
-    assert "callback EarlyStopping/vld/x gone" in left.session.resume_line()
+    assert "callback EarlyStopping/vld/x gone" in left.run.resume_line()
 
 
 @pytest.mark.parametrize(

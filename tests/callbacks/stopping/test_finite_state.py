@@ -196,7 +196,7 @@ def test_a_trainer_that_has_stopped_goes_on_from_its_last_good_checkpoint(experi
     ends(trainer, [ModelSaver().every(steps=4), StopOnNaN()], "step 8 is not saved, since w is NaN")
     trainer.again = True
     trainer.train([ModelSaver().every(steps=4), StopOnNaN()], max_steps=8)
-    assert trainer.session.resume_line().startswith("resumed at step 4")
+    assert trainer.run.resume_line().startswith("resumed at step 4")
     assert trainer.state["w"].tolist() == [8, 8, 8]
 
 
@@ -206,7 +206,7 @@ def test_a_checkpoint_that_is_not_finite_is_not_resumed_from(
     Watches(experiment).train([ModelSaver().every(steps=4)], max_steps=8)  # nobody has asked for a check
     resumed = Watches(experiment)
     ends(resumed, [SaveOnExit(), StopOnNaN()], "w is NaN; a resume continues from the checkpoint of step 4", steps=9)
-    assert resumed.session.resume_line().startswith("resumed at step 4")
+    assert resumed.run.resume_line().startswith("resumed at step 4")
     said = capsys.readouterr().out
     assert (
         "step-0000000008 is not resumed from: w is NaN" in said and "falling back to the checkpoint of step 4" in said
