@@ -194,8 +194,8 @@ def test_changed_data_can_be_allowed(stopped: Path) -> None:
 
 def test_versions_and_devices_are_compared(stopped: Path) -> None:
     class Elsewhere(SimpleTrainer):
-        def facts(self) -> dict[str, Any]:
-            found = super().facts()
+        def _facts(self) -> dict[str, Any]:
+            found = super()._facts()
             return {**found, "versions": {**found["versions"], "numpy": "9.9"}, "towers": 2}
 
     trainer = Elsewhere(tiny_model(**BASE), experiment=stopped)

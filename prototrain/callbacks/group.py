@@ -214,7 +214,7 @@ class CallbackGroup:
         trainer = self._trainer
         step = trainer.counter.step if after is None else after
         self._due = []
-        end = nearest = min(trainer.end_of_epoch, trainer.total_steps)
+        end = nearest = trainer.run.next_boundary
         for callback in self._scheduled:
             due = callback.next_step(step)
             if due is None:
@@ -234,7 +234,7 @@ class CallbackGroup:
         """Run the callbacks that asked for the present step."""
         step = self._trainer.counter.step
         self._stepped = self.unfinished = True
-        is_last = step < min(self._trainer.end_of_epoch, self._trainer.total_steps)
+        is_last = step < self._trainer.run.next_boundary
         self._run("trigger_step", [callback for callback, due in self._due if due == step], is_last=is_last)
 
     def repeat_step(self) -> None:

@@ -231,7 +231,7 @@ class Exports(Callback):
     def trigger(self) -> None:
         trainer = self.trainer
         measured = self._evaluation.measured_at_present()
-        if measured is None or not trainer.state_is_sound:
+        if measured is None or not trainer.run.state_is_sound:
             return
         checkpoint = trainer.save()
         is_final = trainer.global_step >= trainer.total_steps

@@ -89,8 +89,8 @@ class ProgramTrainer(TowerTrainer):
         with super()._around_run(), tensorflow_seeded(self.config["trainer.random_seed"]):
             yield
 
-    def describe_more(self) -> list[str]:
-        return [] if self.global_step else super().describe_more()
+    def _describe_more(self) -> list[str]:
+        return [] if self.global_step else super()._describe_more()
 
 
 @dataclass

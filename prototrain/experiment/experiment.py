@@ -239,7 +239,7 @@ class Experiment:
             sources: files and packages to keep a copy of.
             devices: by name.
             run_id: of the run, where environment.json does not say it; a new one if None.
-            origin: what environment.json is to hold besides, see `Trainer.origin`.
+            origin: what environment.json is to hold besides, see `Trainer._origin`.
 
         Raises:
             ExperimentError: a file cannot be written.

@@ -54,6 +54,7 @@ class StepCounter:
 
     def __init__(self) -> None:
         self._step = 0
+        self._begun = 0
         self._in_run: Any = None
         self._variable: Any = None
         self._is_read = False  # by a graph, through the variable
@@ -77,6 +78,16 @@ class StepCounter:
     def trace_iteration(self, step: Any) -> None:
         """Set the tensor that `read` returns while the present iteration is traced."""
         self._in_run = step
+
+    def begin(self) -> None:
+        """Begin an iteration in Python."""
+        self._begun = self._step
+
+    @property
+    def begun(self) -> Any:
+        """Completed steps when the present iteration began; a tensor while it is traced."""
+        traced = self.in_iteration
+        return self._begun if traced is None else traced
 
     @property
     def in_iteration(self) -> Any:

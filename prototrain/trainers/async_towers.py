@@ -149,5 +149,5 @@ class AsyncTrainer(OwnPaceTrainer):
         found = {**super().describe(), "towers": f"{len(self.devices)}, each with batches of its own"}
         return {**found, "devices": in_words(self.devices)}
 
-    def facts(self) -> Facts:
-        return {**super().facts(), "towers": len(self.devices)}
+    def _facts(self) -> Facts:
+        return {**super()._facts(), "towers": len(self.devices)}

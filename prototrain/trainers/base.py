@@ -98,9 +98,7 @@ class Trainer:
         self.outputs: Mapping[str, Any] = {}
         self.watched: Mapping[str, Any] = MappingProxyType({})
         self.summary_events: Sequence[Any] = ()
-        self._begun_step = 0
         self.step_is_whole = True
-        self._is_rejected = False
         self.state: dict[str, Any] = {}
         self.is_chief = True
         self.check_finite = self.record_gradient_norm = self.allow_changed_data = False
@@ -136,13 +134,14 @@ class Trainer:
 
     def _python_step(self, step: int, *, is_last: bool) -> None:
         """Call `run_step` with the hooks of the callbacks around it."""
-        self.begin_step()
+        self.counter.begin()
+        self.step_is_whole = False  # until `_go_to`
         try:
             with self.summaries.recording(step):
                 self.callbacks.before_run()
                 outputs = _checked(self.run_step())
         except StopTraining:  # no step was made, such as at the end of the data
-            self.go_to(step - 1)
+            self._go_to(step - 1)
             raise
         self.outputs = outputs
         events = self.summaries.take()
@@ -156,9 +155,9 @@ class Trainer:
         try:
             self.callbacks.after_run(dict(outputs))
         except StopTraining:
-            self.go_to(step)
+            self._go_to(step)
             raise
-        self.go_to(step)
+        self._go_to(step)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -204,12 +203,12 @@ class Trainer:
         with self.run.lasting(fresh=fresh), self.stop:
             try:
                 with self.stop.waiting_for("the start of the run", when="before the first step"):
-                    with self.setup_scope():
+                    with self._setup_scope():
                         self.callbacks.setup()
                     self.run.restore(resume)
                     self.callbacks.check()
-                    self.run.accept(self.measure())
-                    self.step_is_whole, self._is_rejected = True, False
+                    self.run.accept(self._measure())
+                    self.step_is_whole, self.run.is_rejected = True, False
                     self.log(opening(self))
                     self.callbacks.before_train()
                 self._run_epochs()
@@ -239,11 +238,11 @@ class Trainer:
         while self.callbacks.unfinished or self.global_step < self.total_steps:
             # A step that a resumed run has to finish first belongs to the epoch that it ends.
             completed = self.global_step - self.callbacks.unfinished
-            self.go_to(self.global_step, epoch_num=max(completed, 0) // self.steps_per_epoch + 1)
+            self._go_to(self.global_step, epoch_num=max(completed, 0) // self.steps_per_epoch + 1)
             self.stop.check()
             self.callbacks.before_epoch()
             self.callbacks.repeat_step()
-            while (step := self.counter.step) < min(self.end_of_epoch, self.total_steps):
+            while (step := self.counter.step) < self.run.next_boundary:
                 self._advance(self.callbacks.next_step() - step)
                 self.callbacks.trigger_step()
             self.callbacks.after_epoch()
@@ -260,20 +259,10 @@ class Trainer:
         start, begin = self.counter.step, self.times.clock()
         self.stop.check()
         self.run.check(begin)
-        self.go_to(start + self.run_steps(n))
+        self._go_to(start + self.run_steps(n))
         self.times.steps += self.times.clock() - begin
 
-    def begin_step(self) -> None:
-        """A step in Python is under way; until `go_to` it is half-done."""
-        self.step_is_whole, self._begun_step = False, self.global_step
-
-    @property
-    def step_in_run(self) -> Any:
-        """Completed steps, for the hooks along with an iteration; a tensor where they are traced."""
-        traced = self.counter.in_iteration
-        return self._begun_step if traced is None else traced
-
-    def go_to(
+    def _go_to(
         self,
         step: int,
         *,
@@ -281,7 +270,7 @@ class Trainer:
         outputs: Mapping[str, Any] | None = None,
         is_whole: bool = True,
     ) -> None:
-        """Be at a completed step; nobody else writes the counters."""
+        """Set the counters to a completed step; nothing else writes them."""
         self.global_step, self.step_is_whole = step, is_whole
         self._epoch_num = self._epoch_num if epoch_num is None else epoch_num
         self.outputs = self.outputs if outputs is None else outputs
@@ -314,11 +303,6 @@ class Trainer:
         """Completed steps of the present epoch."""
         return self.global_step - (self.epoch_num - 1) * self.steps_per_epoch
 
-    @property
-    def end_of_epoch(self) -> int:
-        """The last step of the present epoch; the run may end before it."""
-        return self._epoch_num * self.steps_per_epoch
-
     def _length(
         self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None
     ) -> tuple[int | None, int | None, int | None]:
@@ -346,7 +330,7 @@ class Trainer:
 
     # -- what a subclass may offer to callbacks -----------------------------------------------------------------------
 
-    def fit_logs(self) -> dict[str, Any]:
+    def _fit_logs(self) -> dict[str, Any]:
         """What Keras callbacks are given of the training, as `keras.Model.fit` gives it: here the step's outputs."""
         return dict(self.outputs)
 
@@ -358,7 +342,7 @@ class Trainer:
         """
         raise NotImplementedError(f"{type(self).__name__} must define evaluate() to be validated")
 
-    def rehearse(self, dataset: str, batches: int = 0) -> Collection[str] | None:
+    def _rehearse(self, dataset: str, batches: int = 0) -> Collection[str] | None:
         """Find out before the first step whether `evaluate` would work, and leave everything as it was.
 
         A subclass with an `evaluate` of its own does not have to do anything.
@@ -376,7 +360,7 @@ class Trainer:
         """
         raise NotImplementedError(f"{type(self).__name__} must define build() for predictors and InferenceRunner")
 
-    def setup_scope(self) -> AbstractContextManager[Any]:
+    def _setup_scope(self) -> AbstractContextManager[Any]:
         """What callbacks are set up in; a subclass decides with it where the variables lie that they make."""
         return nullcontext()
 
@@ -444,28 +428,7 @@ class Trainer:
             CheckpointError: it cannot be written.
         """
         with self.stop.uninterrupted():
-            return self.start_save(gives_way=False)()
-
-    def start_save(self, *, gives_way: bool = True) -> Callable[[], Path]:
-        """Begin to write a checkpoint of the present step, see `save`; training can go on while the rest is written.
-
-        Args:
-            gives_way: write a large state with what the training, and whatever else runs, leaves of the processors.
-
-        Returns:
-            a function that waits for the end of it and returns the directory.
-        """
-        with self.stop.uninterrupted():
-            return self.run.start_save(gives_way=gives_way)
-
-    def reject_state(self) -> None:
-        """Say that what is in `state` must not be resumed from: what is saved from now on goes aside."""
-        self._is_rejected = True
-
-    @property
-    def state_is_sound(self) -> bool:
-        """Whether a run may go on from `state`: no step is half-done, and nobody has rejected it."""
-        return self.step_is_whole and not self._is_rejected
+            return self.run.start_save(gives_way=False)()
 
     # -- what is said -------------------------------------------------------------------------------------------------
 
@@ -477,19 +440,19 @@ class Trainer:
         """What the table at the start of a run says, by name; rows that are None are left out."""
         return describe_run(self)
 
-    def describe_more(self) -> list[str]:
+    def _describe_more(self) -> list[str]:
         """Further tables for the start of a run."""
         return []
 
-    def attempt_facts(self) -> dict[str, Any]:
+    def _attempt_facts(self) -> dict[str, Any]:
         """What run.json is to say of the present attempt from its start, as attributes of `Attempt`."""
         return {"total_steps": None if self.is_endless else self.total_steps}
 
-    def facts(self) -> Facts:
+    def _facts(self) -> Facts:
         """What a checkpoint records of what it was made with, as JSON can hold it, by name; see `experiment.facts`."""
         return self.run.facts()
 
-    def measure(self) -> dict[str, bool]:
+    def _measure(self) -> dict[str, bool]:
         """Find out, before the first step, what the run goes by from here on; called where a resume has restored what
         an earlier part of it has found.
 
@@ -498,7 +461,7 @@ class Trainer:
         """
         return {}
 
-    def fitted_to(
+    def _fitted_to(
         self, saved: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]
     ) -> AbstractContextManager[None]:
         """Let `state` have, until the end of the context, what a checkpoint holds that is restored in it.
@@ -509,15 +472,18 @@ class Trainer:
         """
         return nullcontext()
 
+    def _before_save(self) -> None:
+        """Note that a checkpoint is about to be written."""
+
     def _after_restore(self) -> list[str]:
         """Prepare to go on from a checkpoint that was restored; returns what the line "start" says of it."""
         return []
 
-    def sources(self) -> list[Path]:
+    def _sources(self) -> list[Path]:
         """The files and packages that the experiment keeps a copy of: where the trainer was written, and the script."""
         return sources_of(self)
 
-    def origin(self) -> dict[str, Any]:
+    def _origin(self) -> dict[str, Any]:
         """What a run is repeated from and compared with, for environment.json; see `origin_of`."""
         return origin_of(self, [callback.name for callback in self.callbacks])
 

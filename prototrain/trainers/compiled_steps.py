@@ -74,7 +74,7 @@ class CompiledSteps:
         # Within a user's `run_step` the step may not be complete yet.
         is_whole = result.is_whole if failed else trainer.is_compiled
         outputs = None if failed else result.outputs or None
-        trainer.go_to(trainer.counter.step + result.steps, outputs=outputs, is_whole=is_whole)
+        trainer._go_to(trainer.counter.step + result.steps, outputs=outputs, is_whole=is_whole)
         trainer.watched, trainer.summary_events = result.watched, result.summary_events
         trainer.times.add_call(tracing=result.tracing, waiting=result.waiting)
 

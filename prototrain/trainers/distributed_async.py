@@ -227,7 +227,7 @@ class DistributedAsyncTrainer(OwnPaceTrainer):
         # Workers count at the same time without a lock, so that the optimizer's own count falls behind.
         self.optimizer.iterations.assign(np.int64(completed))
 
-    def setup_scope(self) -> AbstractContextManager[Any]:
+    def _setup_scope(self) -> AbstractContextManager[Any]:
         scope: AbstractContextManager[Any] = self.strategy.scope()
         return scope
 

@@ -177,7 +177,7 @@ class CompiledModel:
         return {name: tf.reshape(value, []) for name, value in self._logs("train_step", logs).items()}
 
     def _logs(self, method: str, logs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-        """What a method returned for the logs, without metrics of several numbers: `KerasTrainer.fit_logs` asks these
+        """What a method returned for the logs, without metrics of several numbers: `KerasTrainer._fit_logs` asks these
         for their number of each class.
 
         Raises:

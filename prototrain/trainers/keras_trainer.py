@@ -318,7 +318,7 @@ class KerasTrainer(SimpleTrainer):
         if self.optimizer is not None and self.optimizer.use_ema:
             self.optimizer.finalize_variable_values(list(self.trainable.values()))
 
-    def fit_logs(self) -> dict[str, Any]:
+    def _fit_logs(self) -> dict[str, Any]:
         found = {name: _plain(value) for name, value in flat(self.keras_model.get_metrics_result())}
         logged = self.model.logged
         besides = {name: self.outputs[name] for name in logged if name in self.outputs}
@@ -342,24 +342,24 @@ class KerasTrainer(SimpleTrainer):
         watching = [cb.callback for cb in map(innermost, self.callbacks) if isinstance(cb, KerasCallback)]
         return evaluated(self.keras_model, data, batches, stop=self.stop, watching=watching)
 
-    def rehearse(self, dataset: str, batches: int = 0) -> Collection[str] | None:
+    def _rehearse(self, dataset: str, batches: int = 0) -> Collection[str] | None:
         """Evaluate two batches at most and forget it; see `Trainer.rehearse`."""
         if type(self).evaluate is not KerasTrainer.evaluate or reshuffles(self.datasets[dataset]):
             return None
         data = self.datasets[dataset].map(self.model.as_given(dataset))
         return rehearsed(self.keras_model, dataset, data, batches, stop=self.stop)
 
-    def describe_more(self) -> list[str]:
+    def _describe_more(self) -> list[str]:
         shown = {name: variable for name, variable in self.variables.items() if name not in self._of_metrics()}
         return [str(variable_table(shown, self.trainable, self.decayed))]
 
-    def facts(self) -> Facts:
+    def _facts(self) -> Facts:
         metrics = sorted({name.rpartition("/")[0] for name in self._of_metrics()})
         compiled = {name: value for name, value in self.model.compiled_with.items() if name != "optimizer"}
-        return {**super().facts(), "compiled with": {**compiled, "metrics": metrics}}
+        return {**super()._facts(), "compiled with": {**compiled, "metrics": metrics}}
 
     @contextmanager
-    def fitted_to(self, saved: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> Iterator[None]:
+    def _fitted_to(self, saved: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> Iterator[None]:
         """Let metrics come and go: new ones begin to count where the run goes on.
 
         Earlier versions have saved an optimizer under each of its names, and all but one of these are gone.
@@ -372,7 +372,7 @@ class KerasTrainer(SimpleTrainer):
         gone = [name for name in unknown if name.rpartition("/")[0] in then or name.startswith(others)]
         self.state.update({name: np.zeros(saved[name]["shape"], saved[name]["dtype"]) for name in gone})
         try:
-            with super().fitted_to(saved, facts):
+            with super()._fitted_to(saved, facts):
                 yield
         finally:
             for name in gone:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -171,7 +171,7 @@ class MultiWorkerTrainer(SyncTrainer):
             self._link.limits.stall = self._supervision.group.stall_timeout  # now that the step is traced
         return steps
 
-    def go_to(
+    def _go_to(
         self,
         step: int,
         *,
@@ -179,7 +179,7 @@ class MultiWorkerTrainer(SyncTrainer):
         outputs: Mapping[str, Any] | None = None,
         is_whole: bool = True,
     ) -> None:
-        super().go_to(step, epoch_num=epoch_num, outputs=outputs, is_whole=is_whole)
+        super()._go_to(step, epoch_num=epoch_num, outputs=outputs, is_whole=is_whole)
         if self._supervision is not None and self._peers.has_begun:
             self._supervision.step = step
 
@@ -196,10 +196,9 @@ class MultiWorkerTrainer(SyncTrainer):
     def make_datasets(self) -> dict[str, tf.data.Dataset]:
         return shared_out(super().make_datasets(), self.share, self.global_batch // self.worker.count)
 
-    def start_save(self, *, gives_way: bool = True) -> Callable[[], Path]:
+    def _before_save(self) -> None:
         self._backup.expire()
         self._peers.has_saved = True
-        return super().start_save(gives_way=gives_way)
 
     def log(self, text: str) -> None:
         if self.worker.is_chief or text.startswith("WARNING"):
@@ -218,18 +217,18 @@ class MultiWorkerTrainer(SyncTrainer):
         again = {"started again": f"restart {group.restarts}: {group.cause}"}
         return {"workers": rows["workers"], "start": rows["start"], **again}  # the rest has been said
 
-    def describe_more(self) -> list[str]:
+    def _describe_more(self) -> list[str]:
         is_again = self._supervision is not None and self._supervision.group.cause is not None
-        return [] if is_again else super().describe_more()
+        return [] if is_again else super()._describe_more()
 
-    def attempt_facts(self) -> dict[str, Any]:
-        facts = {**super().attempt_facts(), "workers": self.worker.count}
+    def _attempt_facts(self) -> dict[str, Any]:
+        facts = {**super()._attempt_facts(), "workers": self.worker.count}
         if self._supervision is not None:
             facts |= {"restarts": self._supervision.group.restarts, "cause": self._supervision.group.cause}
         return facts
 
-    def facts(self) -> Facts:
-        return {**super().facts(), "workers": self.worker.count}
+    def _facts(self) -> Facts:
+        return {**super()._facts(), "workers": self.worker.count}
 
     def _save_if_asked(self) -> None:
         pass  # which only the chief can do, whoever was asked: see `Peers.agree`
@@ -279,7 +278,7 @@ class MultiWorkerTrainer(SyncTrainer):
         lost = self.global_step
         step = self._backup.put_back()
         self.data.count(step - lost, reads_ahead=True)
-        self.go_to(step)
+        self._go_to(step)
         return f"; back to step {step}, {lost - step} steps earlier" if lost > step else f" in step {lost + 1}"
 
     def _look_at_data(self, built: BuiltModel) -> None:

@@ -105,7 +105,7 @@ class Peers:
             return
         trainer = self._trainer
         why = None if error is None or isinstance(error, (KeyboardInterrupt, SystemExit)) else in_one_line(error)
-        if why is None and trainer.state_is_sound and self.has_begun:
+        if why is None and trainer.run.state_is_sound and self.has_begun:
             self._note_place()
         if not self.has_parted and (trainer.global_step < planned or why is not None):
             self._link.leave(why=why, reason=trainer.run.stopped_by or "")

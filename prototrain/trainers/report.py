@@ -34,7 +34,7 @@ def opening(trainer: Trainer) -> str:
     first = [name for name in _ORDER if name in given]
     rows = {name: given[name] for name in dict.fromkeys([*first, *given]) if given[name] is not None}
     warning = why_no_gpu()
-    parts = [plain_table(rows), *([] if warning is None else [warning]), *trainer.describe_more()]
+    parts = [plain_table(rows), *([] if warning is None else [warning]), *trainer._describe_more()]
     return "\n\n".join(parts) + "\n"
 
 

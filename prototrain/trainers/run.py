@@ -61,6 +61,7 @@ class Run:
         checkpoint: the checkpoint that it resumed from, or None.
         changes: what has changed since that checkpoint, in words.
         began_at: the number of completed steps at its start.
+        is_rejected: whether `reject_state` was called.
         finite: which variables may be NaN or infinite in a run with `StopOnNaN`.
     """
 
@@ -77,7 +78,7 @@ class Run:
         self._is_accepted = False
         self._unwritten: list[str] = []  # lines for train.log until then
         self._said: set[str] = set()
-        self._has_failed_to_upload = self._is_forked = False
+        self._has_failed_to_upload = self._is_forked = self.is_rejected = False
         self._looked_at = 0.0
         self._protected: dict[str, set[int]] = {}
         self._registered: Collection[str] = ()  # variables in the trainer's state when the run began
@@ -138,7 +139,7 @@ class Run:
 
     def _begin(self) -> None:
         trainer = self._trainer
-        self._sources = file_digests(trainer.sources())
+        self._sources = file_digests(trainer._sources())
         self._is_forked = self._is_accepted = False
         self._outcome, self.stopped_by = Outcome("running"), None
         self.finite.ignored = []
@@ -154,20 +155,20 @@ class Run:
         """Begin to write into the directory, first what has been said so far: the run may start or resume.
 
         Args:
-            measured: facts for run.json, see `Trainer.measure`.
+            measured: facts for run.json, see `Trainer._measure`.
         """
         trainer, experiment = self._trainer, self._trainer.experiment
         if experiment is not None and trainer.is_chief:
             with announcing("noting what the run is made from", trainer.log):
                 experiment.write_start(
                     config=self.config(),
-                    sources=trainer.sources(),
+                    sources=trainer._sources(),
                     devices=_devices(),
                     run_id=None if experiment.run_id else self.checkpoints.run_id(),
-                    origin={**trainer.origin(), "facts": self._facts_of_subclass()},
+                    origin={**trainer._origin(), "facts": self._facts_of_subclass()},
                 )
             changed = None if (config := self.config()) is None else config.changes()
-            self._record = RunRecord(experiment.record, trainer.log, changes=changed, **trainer.attempt_facts())
+            self._record = RunRecord(experiment.record, trainer.log, changes=changed, **trainer._attempt_facts())
         self._is_accepted = True
         said, self._unwritten = self._unwritten, []
         for text in said:
@@ -329,6 +330,12 @@ class Run:
                 f"which ends after step {self._trainer.global_step}; nothing of it can be saved there"
             )
 
+    @property
+    def next_boundary(self) -> int:
+        """The last step of the present epoch, or of the run, if that comes first."""
+        trainer = self._trainer
+        return min(trainer.epoch_num * trainer.steps_per_epoch, trainer.total_steps)
+
     # -- saving -------------------------------------------------------------------------------------------------------
 
     @property
@@ -352,13 +359,25 @@ class Run:
         return set().union(*self._protected.values())
 
     def start_save(self, *, gives_way: bool = True) -> Callable[[], Path]:
-        """Begin to write a checkpoint; see `Trainer.start_save`."""
+        """Begin to write a checkpoint, see `Trainer.save`; training can continue while the rest is written.
+
+        Args:
+            gives_way: write a large state with the processor time that training leaves.
+
+        Returns:
+            a function that waits until it is written and returns the directory.
+        """
+        with self._trainer.stop.uninterrupted():
+            return self._start_save(gives_way)
+
+    def _start_save(self, gives_way: bool) -> Callable[[], Path]:
         self.wait()
         self.require_directory()
         if not self._is_accepted:
             raise CheckpointError("nothing can be saved before the run has begun; save in before_train() or later")
         trainer, record, remote = self._trainer, self._record, self._remote
-        is_sound = trainer.state_is_sound
+        trainer._before_save()
+        is_sound = self.state_is_sound
         trainer.monitors.flush()
         finish = self.checkpoints.start(self._snapshot(gives_way), aside=not is_sound)
 
@@ -377,8 +396,17 @@ class Run:
         try:
             return writing.result()
         except NonFiniteError as error:
-            self._trainer.reject_state()
+            self.reject_state()
             raise NonFiniteError(f"{error}; {self.resume_point()}") from None
+
+    def reject_state(self) -> None:
+        """Save the trainer's state aside from now on, since a run must not resume from it."""
+        self.is_rejected = True
+
+    @property
+    def state_is_sound(self) -> bool:
+        """Whether a run may resume from the trainer's state: no step is half-done, and it was not rejected."""
+        return self._trainer.step_is_whole and not self.is_rejected
 
     def wait(self) -> None:
         """Wait until nothing is being written; a failure is raised by the function that `start_save` returned."""
@@ -428,9 +456,9 @@ class Run:
             "outputs": plain(trainer.outputs, "what run_step() returned"),
             "seen": seen,
             "random": random_state(),
-            "facts": trainer.facts(),
+            "facts": trainer._facts(),
         }
-        looks = trainer.check_finite and trainer.state_is_sound
+        looks = trainer.check_finite and self.state_is_sound
         check = functools.partial(self._check_finite, trainer.global_step) if looks else None
         return Snapshot(trainer.global_step, entries.variables, entries.saveables, meta, check, gives_way)
 
@@ -450,7 +478,7 @@ class Run:
         self.checkpoint, self.changes, self._notes = None, [], []
         self._sets_aside, self._broken = False, []
         self.began_at = trainer.global_step
-        if not trainer.state_is_sound and (trainer.experiment is None or not resume or not self.checkpoints.steps()):
+        if not self.state_is_sound and (trainer.experiment is None or not resume or not self.checkpoints.steps()):
             raise CheckpointError(
                 f"step {trainer.global_step + 1} failed half-done, and there is no checkpoint to go back to; "
                 "make a new trainer"
@@ -472,7 +500,7 @@ class Run:
         trainer.stop.check()
         if newest is None and trainer.global_step == 0:
             self._check_past(trainer.experiment)
-        if newest is None or (newest.step < trainer.global_step and trainer.state_is_sound):
+        if newest is None or (newest.step < trainer.global_step and self.state_is_sound):
             return
         with announcing(f"restoring the checkpoint of step {newest.step}", trainer.log):
             self._load(newest)
@@ -499,13 +527,13 @@ class Run:
         try:
             with (
                 restore_errors(f"checkpoint {checkpoint.path}"),
-                trainer.fitted_to(meta["variables"], meta["facts"]),
+                trainer._fitted_to(meta["variables"], meta["facts"]),
                 StateEntries(trainer.state).restoring(checkpoint),
             ):
                 self._load_meta(checkpoint)
         except BaseException:
             step, epoch_num, outputs, is_whole = before
-            trainer.go_to(step, epoch_num=epoch_num, outputs=outputs, is_whole=is_whole)
+            trainer._go_to(step, epoch_num=epoch_num, outputs=outputs, is_whole=is_whole)
             raise
 
     def _load_meta(self, checkpoint: Checkpoint) -> None:
@@ -513,21 +541,21 @@ class Run:
         trainer, meta = self._trainer, checkpoint.meta
         # An epoch's last step belongs to that epoch.
         epoch_num = max(checkpoint.step - 1, 0) // trainer.steps_per_epoch + 1
-        trainer.go_to(checkpoint.step, epoch_num=epoch_num)
+        trainer._go_to(checkpoint.step, epoch_num=epoch_num)
         with restore_errors("the callbacks' state"):
             states = decode(meta["callbacks"])
         trainer.callbacks.load_state_dict(states)
         with restore_errors("the scalars' history"):
             trainer.monitors.load_state_dict(meta["monitors"])
         with restore_errors("the last step's outputs"):
-            trainer.go_to(checkpoint.step, outputs=dict(decode(meta["outputs"])))
+            trainer._go_to(checkpoint.step, outputs=dict(decode(meta["outputs"])))
         with restore_errors("what was seen of the last step"):
             seen = decode(meta["seen"])
             trainer.watched = dict(seen.get("watched", {}))
             trainer.summary_events = [_event(text) for text in seen.get("summaries", [])]
         self._notes = [*trainer._after_restore(), *lost_in(meta["values"])]
         with restore_errors("the record of versions and settings"):
-            self.changes = changes(dict(meta["facts"]), trainer.facts())
+            self.changes = changes(dict(meta["facts"]), trainer._facts())
         with restore_errors("the state of the random generators"):
             set_random_state(meta["random"])
 
@@ -583,7 +611,7 @@ class Run:
         return config
 
     def facts(self) -> Facts:
-        """What a checkpoint of any trainer records; see `Trainer.facts`."""
+        """What a checkpoint of any trainer records; see `Trainer._facts`."""
         config, trainer = self.config(), self._trainer
         return {
             "config": {} if config is None else config.facts(),
@@ -597,7 +625,7 @@ class Run:
     def _facts_of_subclass(self) -> Facts:
         """Facts that environment.json and config.json do not hold."""
         said = ("config", "versions", "devices", "trainer", "callbacks")
-        return {name: fact for name, fact in self._trainer.facts().items() if name not in said}
+        return {name: fact for name, fact in self._trainer._facts().items() if name not in said}
 
 
 @contextmanager

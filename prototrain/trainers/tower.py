@@ -218,7 +218,7 @@ class TowerTrainer(Trainer):
         self._uses("model.accumulate_steps")
         return over_micro_batches(compute, inputs, self.config["model.accumulate_steps"])
 
-    def measure(self) -> dict[str, bool]:
+    def _measure(self) -> dict[str, bool]:
         """For ``model.jit_compile = "auto"``, find out whether XLA pays, unless an earlier part of the run has."""
         self._check_begin()
         if not self.is_compiled or self.has_own_train_step:
@@ -500,7 +500,7 @@ class TowerTrainer(Trainer):
         self.built.stop = self.stop
         return self.built.evaluate(dataset, batches)
 
-    def rehearse(self, dataset: str, batches: int = 0) -> Collection[str] | None:
+    def _rehearse(self, dataset: str, batches: int = 0) -> Collection[str] | None:
         if type(self).evaluate is not TowerTrainer.evaluate:
             return None
         self.built.stop = self.stop
@@ -570,7 +570,7 @@ class TowerTrainer(Trainer):
         """The Keras layers that `build` makes or calls, by name."""
         return self.built.keras_layers
 
-    def fitted_to(
+    def _fitted_to(
         self, saved: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]
     ) -> AbstractContextManager[None]:
         self._xla.recall(facts)
@@ -592,7 +592,7 @@ class TowerTrainer(Trainer):
             "learning rate": None if self.optimizer is None else rate_in_words(self.config, self.optimizer),
         }
 
-    def describe_more(self) -> list[str]:
+    def _describe_more(self) -> list[str]:
         own = self.has_own_train_step or not self.is_compiled
         return [str(self.built.table(decays="in weight_decay_loss()" if own else "decays"))]
 
@@ -600,19 +600,19 @@ class TowerTrainer(Trainer):
         self.data.catch_up(lambda: self.stop.signum is not None)  # which may find that the data did not repeat
         return [f"data: {self.data.mode}", *([] if self.data.caveat is None else [self.data.caveat])]
 
-    def sources(self) -> list[Path]:
+    def _sources(self) -> list[Path]:
         source = self.built.source
-        return list(dict.fromkeys([*([source] if source else []), *super().sources()]))
+        return list(dict.fromkeys([*([source] if source else []), *super()._sources()]))
 
-    def facts(self) -> Facts:
-        found = super().facts()
+    def _facts(self) -> Facts:
+        found = super()._facts()
         sources = {**found["sources"], **self.built.facts()["sources"]}
         optimizers = optimizer_facts(self._optimizers.settings, self.callbacks)
         own = {"towers": self.towers, "sources": sources, "optimizers": optimizers}
         return {**found, **own, **self._xla.recorded()}
 
-    def origin(self) -> dict[str, Any]:
-        found, model = super().origin(), self.built.origin()
+    def _origin(self) -> dict[str, Any]:
+        found, model = super()._origin(), self.built.origin()
         modules = {**model.pop("modules", {}), **found["modules"]}
         return {**found, **model, "modules": modules, "towers": getattr(self, "devices", None)}
 

@@ -132,7 +132,7 @@ def test_a_run_leaves_word_of_its_data(experiment: Path, tmp_path: Path, monkeyp
         features = {"x": ("float32", [4]), "y": ("int32", [])}
         return {"trn": readers.json_lines("rows.jsonl", features=features).batch(8)}
 
-    found = tiny_trainer(experiment, datasets=datasets).origin()
+    found = tiny_trainer(experiment, datasets=datasets)._origin()
     assert list(found["data"]["files"]) == ["rows.jsonl"]
     assert found["data"]["files"]["rows.jsonl"]["bytes"] == 8 * 28
     assert found["data"]["stages"][-1] == "Batch(8, False)"

@@ -306,7 +306,7 @@ def test_an_own_train_step_keeps_the_compiled_call_and_is_guarded() -> None:
 
         def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
             outputs = super().train_step(inputs)
-            extra = tf.where(tf.equal(self.step_in_run, 4), float("nan"), 0.5)
+            extra = tf.where(tf.equal(self.counter.begun, 4), float("nan"), 0.5)
             next(iter(self.trainable.values())).assign_add(extra * tf.ones([4, 6]))
             return {"loss": outputs["loss"] + extra}
 
@@ -352,7 +352,7 @@ def test_traced_hooks_run_with_every_step() -> None:
             self.count = self.trainer.state["count"] = tf.Variable(0, dtype=tf.int64)
 
         def after_run(self, outputs: dict[str, Any]) -> None:
-            self.count.assign_add(self.trainer.step_in_run)
+            self.count.assign_add(self.trainer.counter.begun)
 
     counter = CountInGraph()
     tiny_trainer().train([counter], max_steps=9)

@@ -235,7 +235,7 @@ def test_the_batches_that_a_rehearsal_has_waited_for_are_read_once() -> None:
     signature = tiny_datasets()["vld"].element_spec
     vld = tf.data.Dataset.from_generator(counted, output_signature=signature)
     trainer = SimpleTrainer(tiny_model(datasets=lambda: tiny_datasets() | {"vld": vld}))
-    trainer.rehearse("vld")
+    trainer._rehearse("vld")
     assert read == [0, 1]
     assert trainer.evaluate("vld") is not None and read == [0, 1, *range(5)]
 

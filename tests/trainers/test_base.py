@@ -227,7 +227,7 @@ def test_before_and_after_run_are_called_around_each_step() -> None:
 
     class Around(Callback):
         def before_run(self) -> None:
-            calls.append(("before", self.trainer.step_in_run))
+            calls.append(("before", self.trainer.counter.begun))
 
         def after_run(self, outputs: dict[str, Any]) -> None:
             calls.append(("after", outputs["loss"]))
@@ -277,7 +277,7 @@ def test_stop_training_along_with_a_step_saves_it_whole(hook: str, tmp_path: Pat
         pass
 
     def stop(self: Callback, *outputs: Any) -> None:
-        if self.trainer.step_in_run == 2:
+        if self.trainer.counter.begun == 2:
             raise StopTraining("here")
 
     setattr(Stops, hook, stop)
@@ -574,7 +574,7 @@ class Stepping(CountingTrainer):
 
     def run_step(self) -> dict[str, float]:
         outputs = super().run_step()
-        self.go_to(self.global_step + 1)
+        self._go_to(self.global_step + 1)
         return {"loss": float("nan") if self.global_step == 3 else outputs["loss"]}
 
 

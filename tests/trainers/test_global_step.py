@@ -28,7 +28,7 @@ class InTrace(Callback):
     def before_run(self) -> None:
         trainer = self.trainer
         now = tf.stack([trainer.global_step, trainer.epoch_num, trainer.local_step])
-        self.seen.scatter_nd_add([[trainer.step_in_run]], [now])
+        self.seen.scatter_nd_add([[trainer.counter.begun]], [now])
 
 
 def test_each_step_sees_its_number_also_after_a_resume(tmp_path: Path) -> None:

@@ -235,8 +235,8 @@ def test_a_resumed_run_is_exact_in_the_middle_of_an_epoch(tmp_path: Path) -> Non
     measured = [dict(trainer.monitors.history("vld/accuracy")) for trainer in (parts, whole)]
     assert measured[0].items() >= measured[1].items()
     parts.keras_model.compile(keras.optimizers.Adam(beta_1=0.8), parts.keras_model.loss, metrics=["accuracy"])
-    other = KerasTrainer(parts.keras_model, batches(*KINDS[convnet])).facts()
-    assert "optimizers optimizer beta_1 0.9 -> 0.8" in differences(parts.facts(), other)
+    other = KerasTrainer(parts.keras_model, batches(*KINDS[convnet]))._facts()
+    assert "optimizers optimizer beta_1 0.9 -> 0.8" in differences(parts._facts(), other)
 
 
 def test_an_own_train_step_resumes_exactly_with_all_its_optimizers(tmp_path: Path) -> None:
@@ -521,7 +521,7 @@ def test_making_a_trainer_moves_no_state_whoever_owns_it() -> None:
 
     before = state()
     trainer = KerasTrainer(model, data, validation=data)
-    trainer.rehearse("vld")
+    trainer._rehearse("vld")
     for then, now in zip(before, state(), strict=True):
         np.testing.assert_array_equal(then, now)
     trainer.train([], max_steps=5)

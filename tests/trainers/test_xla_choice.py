@@ -119,7 +119,7 @@ def test_several_towers(capsys: pytest.CaptureFixture[str]) -> None:
     keras.utils.clear_session(free_memory=False)
     trainer = SyncReplicatedTrainer(tiny_model(model__jit_compile="auto"), 2)
     before = values(trainer)
-    trainer.measure()
+    trainer._measure()
     assert values(trainer) == before and "with it and" in capsys.readouterr().out
     with pytest.raises(ConfigError, match='AsyncTrainer cannot measure for "auto"; say true or false'):
         AsyncTrainer(tiny_model(model__jit_compile="auto"), 2)

@@ -101,7 +101,7 @@ class Validation(Callback):
         if self._rehearse and trainer.global_step < trainer.total_steps:
             # Not inside of the evaluation's scopes: other callbacks must take this for no evaluation.
             with announcing(f"trying out the validation on {self.dataset!r}", trainer.log):
-                names = trainer.rehearse(self.dataset, self.batches)
+                names = trainer._rehearse(self.dataset, self.batches)
             trainer.stop.check()
         trainer.monitors.announce(self, self.prefix, names)
 

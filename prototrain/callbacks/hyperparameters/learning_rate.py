@@ -57,7 +57,7 @@ class LearningRate(Callback):
 
     def before_run(self) -> None:
         try:
-            self._assign(self.trainer.step_in_run)
+            self._assign(self.trainer.counter.begun)
         except tf.errors.OperatorNotAllowedInGraphError as error:
             raise CallbackError(
                 "LearningRate: the schedule becomes part of the compiled step, so it must be made of TensorFlow "

@@ -142,7 +142,7 @@ class KerasCallback(Callback):
         return super().overrides(hook) and (hook != "trigger_step" or self._by_step)
 
     def trigger_step(self) -> None:
-        logs = self._shared("batch", self.trainer.fit_logs())
+        logs = self._shared("batch", self.trainer._fit_logs())
         self._call_once("on_train_batch_end", self.trainer.local_step - 1, logs)
         self._begin_batch()
 
@@ -209,7 +209,7 @@ class KerasCallback(Callback):
 
     def _epoch_logs(self) -> dict[str, Any]:
         trainer = self.trainer
-        logs = trainer.fit_logs()
+        logs = trainer._fit_logs()
         for name in trainer.monitors.names():
             step, value = trainer.monitors.history(name)[-1]
             if name.startswith(_VALIDATION) and step > trainer.global_step - trainer.local_step:

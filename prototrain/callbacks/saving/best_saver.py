@@ -66,7 +66,7 @@ class BestSaver(Callback):
             self._note.unlink(missing_ok=True)
 
     def trigger(self) -> None:
-        if not self.trainer.state_is_sound:
+        if not self.trainer.run.state_is_sound:
             return  # it would be saved aside
         step = self.trainer.global_step
         before, superseded = self.state_dict(), self._own

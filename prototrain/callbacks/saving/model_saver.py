@@ -141,7 +141,7 @@ class ModelSaver(Callback):
             self._kept_at = self._clock()
         goes_on = self.asynchronous and self.trainer.global_step < self.trainer.total_steps
         try:
-            self._under_way = (self.trainer.start_save(gives_way=goes_on), before)
+            self._under_way = (self.trainer.run.start_save(gives_way=goes_on), before)
         except CheckpointError as error:
             self._report(error, before)
         if not self.asynchronous:
@@ -155,7 +155,7 @@ class ModelSaver(Callback):
         if self._under_way is None:
             return
         (finish, before), self._under_way = self._under_way, None
-        is_known_bad = not self.trainer.state_is_sound
+        is_known_bad = not self.trainer.run.state_is_sound
         try:
             with self.trainer.stop.uninterrupted():
                 finish()

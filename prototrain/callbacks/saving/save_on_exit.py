@@ -30,19 +30,20 @@ class SaveOnExit(Callback):
 
     def after_train(self) -> None:
         # Nothing to save if nothing was restored yet, or no step was completed since.
-        if self._first_step is None or (self.trainer.state_is_sound and self.trainer.global_step == self._first_step):
+        run = self.trainer.run
+        if self._first_step is None or (run.state_is_sound and self.trainer.global_step == self._first_step):
             return
-        if self.trainer.run.directory_is_gone():
+        if run.directory_is_gone():
             return  # which ends the run with an error
         path = self.trainer.save()
-        if self.trainer.state_is_sound:
+        if run.state_is_sound:
             self.trainer.log(f"saved step {self.trainer.global_step} to {path}")
             return
-        self.trainer.log(f"the failed step is kept in {path} for inspection; {self.trainer.run.resume_point()}")
+        self.trainer.log(f"the failed step is kept in {path} for inspection; {run.resume_point()}")
 
 
 def save_ahead(trainer: Trainer) -> None:
     """Save what `SaveOnExit` would save, if it is in the list, now: the weights are about to become others."""
-    is_over = trainer.callbacks.failure is None and trainer.state_is_sound
+    is_over = trainer.callbacks.failure is None and trainer.run.state_is_sound
     if is_over and trainer.is_chief and any(isinstance(innermost(one), SaveOnExit) for one in trainer.callbacks):
         trainer.save()

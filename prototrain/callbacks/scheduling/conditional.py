@@ -100,7 +100,7 @@ class PeriodicCallback(ConditionalCallback):
 
     def is_enabled_in_run(self) -> Any:
         # The iteration that is under way is the next one to be completed.
-        completed = self.trainer.step_in_run
+        completed = self.trainer.counter.begun
         return self._fits(completed + 1, completed // self.trainer.steps_per_epoch + 1)
 
     def next_step(self, step: int) -> int | None:

@@ -123,7 +123,7 @@ class EarlyStopping(Callback):
 
     def after_train(self) -> None:
         trainer, best = self.trainer, self.best.step
-        over = trainer.callbacks.failure is None and trainer.state_is_sound
+        over = trainer.callbacks.failure is None and trainer.run.state_is_sound
         if not over or self._is_back or not self._copies or best in (None, trainer.global_step):
             return
         if self._waited >= self.patience:

@@ -51,12 +51,12 @@ class StopOnNaN(Callback):
     def after_train(self) -> None:
         """Look at the last state ahead of those that save it."""
         trainer = self.trainer
-        if trainer.global_step == trainer.run.began_at or not trainer.state_is_sound:
+        if trainer.global_step == trainer.run.began_at or not trainer.run.state_is_sound:
             return
         found = trainer.run.find_not_finite()
         if found is None:
             return
-        trainer.reject_state()
+        trainer.run.reject_state()
         said = f"after step {trainer.global_step}, {found}; {trainer.run.resume_point()}"
         if trainer.callbacks.failure is None:
             raise NonFiniteError(said)
@@ -85,7 +85,7 @@ class CheckNumerics(Callback):
         finite = self._check().numpy()
         bad = [name for name, fine in zip(self._names, finite, strict=True) if not fine]
         if bad:
-            self.trainer.reject_state()
+            self.trainer.run.reject_state()
             raise NonFiniteError(f"after step {self.trainer.global_step}, {', '.join(bad)} is not finite")
 
 

@@ -87,7 +87,7 @@ class MovingAverageSummary(Callback):
             return
         pairs = [self._restored.get(name, [0.0, 0.0]) for name in found]
         # That is too late for `trainer.state`, so that `state_dict` has the values: sums, and weights below them.
-        with tf.init_scope(), self.trainer.setup_scope():
+        with tf.init_scope(), self.trainer._setup_scope():
             self._sums = scratch_variable(np.transpose(pairs), name="averages", dtype=tf.float64)
         for copy in components(self._sums):
             copy.is_scratch = True

@@ -204,7 +204,7 @@ def test_a_note_follows_a_run_that_goes_on_from_before_it(experiment: Path) -> N
 
 
 def test_a_state_that_is_rejected_is_no_best_one(experiment: Path) -> None:
-    reject = CallbackFactory(trigger=lambda self: self.trainer.reject_state(), priority=Priority.EVALUATE)
+    reject = CallbackFactory(trigger=lambda self: self.trainer.run.reject_state(), priority=Priority.EVALUATE)
     trainer = CountingTrainer(experiment=experiment)
     trainer.train([measure(), reject.every(steps=2), MinSaver("vld/x").every(steps=1)], max_steps=2)
     assert json.loads((experiment / "checkpoints" / "min-vld-x.json").read_text())["step"] == 1

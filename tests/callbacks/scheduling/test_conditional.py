@@ -20,7 +20,7 @@ class InRun(Callback):
         self.ran = tf.Variable(tf.zeros([40], tf.int32), trainable=False)
 
     def after_run(self, outputs: dict[str, Any]) -> None:
-        self.ran.scatter_nd_add([[tf.cast(self.trainer.step_in_run, tf.int32) + 1]], [1])
+        self.ran.scatter_nd_add([[tf.cast(self.trainer.counter.begun, tf.int32) + 1]], [1])
 
     def steps(self) -> list[int]:
         return tf.where(self.ran > 0)[:, 0].numpy().tolist()
@@ -100,7 +100,7 @@ def test_in_a_step_of_ones_own_around_a_compiled_one() -> None:
 
     class Notes(Callback):
         def after_run(self, outputs: dict[str, Any]) -> None:
-            ran.append(int(self.trainer.step_in_run) + 1)
+            ran.append(int(self.trainer.counter.begun) + 1)
 
     OneByOne(tiny_model()).train([PeriodicCallback(Notes(), every_k_steps=2)], max_steps=5)
     assert ran == [2, 4]
