@@ -444,6 +444,16 @@ def test_a_script_ends_with_its_own_frames_and_one_line(
     assert said.splitlines()[-1].startswith("prototrain: error: ") and message in said
 
 
+@pytest.mark.parametrize(("command", "function", "is_said"), [("run", "_run", True), ("runs", "_list", False)])
+def test_loading_tensorflow_is_announced(
+    command: str, function: str, is_said: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(f"prototrain.commands.{command}.{function}", lambda options: None)
+    monkeypatch.delitem(sys.modules, "tensorflow")
+    assert main([command]) == 0
+    assert ("loading TensorFlow" in capsys.readouterr().err) == is_said
+
+
 def test_an_interrupt_while_tensorflow_loads_is_quiet() -> None:
     Path("tensorflow.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
     program = "from prototrain.system.quiet import import_tensorflow\nimport_tensorflow()\n"
