@@ -93,7 +93,7 @@ class Agreement:
         Returns:
             what differs although the data is described in the same way, in words.
         """
-        fingerprint, files = built.data.fingerprint(), built.data_files()
+        fingerprint, files = built.data.fingerprint, built.data_files()
         if built.data.share.is_own:  # of which nobody but its owner knows how much there is
             fingerprint |= {"stages": [], "batches per pass": None, "batch size": None}
             fingerprint |= dict.fromkeys(("directory", "file names", "file sizes"), "")

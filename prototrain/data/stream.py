@@ -66,6 +66,7 @@ class TrainingData:
         caveat: why the place that was restored last is not the exact one, or None.
         allow_changes: whether a restore goes on with other data than was saved.
         cardinality: batches of one pass, or None if it is not known or endless.
+        fingerprint: what must be the same for a saved position to mean the same batches.
 
     Raises:
         DataError: the dataset is empty, or its elements are not dicts of tensors, or not what was declared.
@@ -110,7 +111,15 @@ class TrainingData:
         self._first = digest_of(self.first_batch) if made_up is None and self._position.keeps_place else None
         self.datasets = self._source.datasets
         self.element_spec = self._source.training.element_spec
-        self._pipeline = describe_pipeline(self._source.training)
+        self.fingerprint = {
+            "elements": {name: f"{spec!r}" for name, spec in sorted(self.element_spec.items())},
+            "batches per pass": self.cardinality,
+            "batch size": None if self.is_made_up else sorted(map(int, first_dimensions(self.first_batch).values())),
+            "seed": seed,
+            "mode": self.mode,
+            **describe_pipeline(self._source.training),
+            **({"division": share.division} if share.is_own else {}),
+        }
         _alive.add(self)
 
     def require_batch_size(self, size: int, configured: int) -> None:
@@ -248,7 +257,7 @@ class TrainingData:
         self._settle()
         about = {
             "mode": self.mode,
-            "fingerprint": self.fingerprint(),
+            "fingerprint": self.fingerprint,
             "first batch": self._first,
             "total": self.total,
         }
@@ -322,17 +331,5 @@ class TrainingData:
         self._position.rewind()
         self._reads_ahead = False
 
-    def fingerprint(self) -> dict[str, Any]:
-        """What must be the same for a saved position to mean the same batches."""
-        return {
-            "elements": {name: f"{spec!r}" for name, spec in sorted(self.element_spec.items())},
-            "batches per pass": self.cardinality,
-            "batch size": None if self.is_made_up else sorted(map(int, first_dimensions(self.first_batch).values())),
-            "seed": self._source.seed,
-            "mode": self.mode,
-            **self._pipeline,
-            **({"division": self.share.division} if self.share.is_own else {}),
-        }
-
     def _changes(self, meta: dict[str, Any]) -> Changes:
-        return changes_of(meta["fingerprint"], self.fingerprint(), type(self._position))
+        return changes_of(meta["fingerprint"], self.fingerprint, type(self._position))

@@ -378,7 +378,7 @@ class BuiltModel:
 
     def origin(self) -> dict[str, Any]:
         """What the model and its data were made from: the "model" by name with its "modules", and the "data"."""
-        data = {"files": self.data_files(), "stages": self.data.fingerprint()["stages"]}
+        data = {"files": self.data_files(), "stages": self.data.fingerprint["stages"]}
         found: dict[str, Any] = {"data": data}
         if isinstance(self.model, Model):
             module = self.model.name.partition(":")[0]

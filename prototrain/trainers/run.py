@@ -75,6 +75,7 @@ class Run:
         self._outcome = Outcome("running")
         self._record: RunRecord | None = None
         self._sources: dict[str, str] = {}  # digests of the files that copies are kept of
+        self._facts: Facts = {}  # what checkpoints record of what the run is made from
         self._is_accepted = False
         self._unwritten: list[str] = []  # lines for train.log until then
         self._said: set[str] = set()
@@ -158,6 +159,7 @@ class Run:
             measured: facts for run.json, see `Trainer._measure`.
         """
         trainer, experiment = self._trainer, self._trainer.experiment
+        self._facts = trainer._facts()
         if experiment is not None and trainer.is_chief:
             with announcing("noting what the run is made from", trainer.log):
                 experiment.write_start(
@@ -456,7 +458,7 @@ class Run:
             "outputs": plain(trainer.outputs, "what run_step() returned"),
             "seen": seen,
             "random": random_state(),
-            "facts": trainer._facts(),
+            "facts": self._facts,
         }
         looks = trainer.check_finite and self.state_is_sound
         check = functools.partial(self._check_finite, trainer.global_step) if looks else None
@@ -625,7 +627,7 @@ class Run:
     def _facts_of_subclass(self) -> Facts:
         """Facts that environment.json and config.json do not hold."""
         said = ("config", "versions", "devices", "trainer", "callbacks")
-        return {name: fact for name, fact in self._trainer._facts().items() if name not in said}
+        return {name: fact for name, fact in self._facts.items() if name not in said}
 
 
 @contextmanager
