@@ -78,7 +78,7 @@ def add(commands: Any) -> None:
     run.add_argument("--limit-batches", metavar="N", help="train and validate on the first N batches of each pass")
     run.add_argument("--overfit-batches", metavar="N", help="train and validate on the same N batches")
     run.add_argument("--workers", metavar="N", type=whole, help="start N processes that train together")
-    run.add_argument("--cluster", metavar="ADDRESS", help="on this Ray cluster (default: $RAY_ADDRESS, or here)")
+    run.add_argument("--cluster", metavar="ADDRESS", help="a Ray cluster (default: $RAY_ADDRESS, or this machine)")
     run.add_argument("--gpus-per-worker", metavar="G", type=int, help="give each worker G GPUs for itself")
     run.add_argument(
         "--max-restarts", metavar="R", type=int, help="start all again when one is lost, R times at most (default: 10)"
@@ -91,7 +91,7 @@ def add(commands: Any) -> None:
         help="one without a step for S seconds is stuck (default: 1800)",
     )
     run.add_argument("--report-to", type=int, help=argparse.SUPPRESS)  # the sweep that has started this process
-    run.set_defaults(command=_run, wrong_usage=run.error)
+    run.set_defaults(command=_run, wrong_usage=run.error, is_worker=False)
 
 
 def reference(text: str) -> str:
@@ -184,7 +184,8 @@ def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTr
     if options.trainer:
         import_tensorflow()
         keywords["trainer"] = trainer_class(options.trainer)
-        check_trainer(keywords["trainer"])
+        if options.is_worker:
+            check_trainer(keywords["trainer"])
         keywords["trainer"].prepare(*_patience(options.set))  # likewise
     try:
         return _launch(options, repeat, keywords)

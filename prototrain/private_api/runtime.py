@@ -6,7 +6,7 @@ import hashlib
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import tensorflow as tf
@@ -279,13 +279,15 @@ def set_patience(*, leader: str, jobs: Sequence[tuple[str, int]], connected_ms: 
 
 
 @needs(
-    f"{_CONTEXT}.abort_collective_ops",
-    without="workers that wait for one that is gone are not told, and wait until TensorFlow finds out",
+    f"{_CONTEXT}.report_error_to_cluster",
+    without="workers that wait for one that has failed are not told, and wait until its process has ended",
     instead=lambda why: None,
 )
-def break_off_collectives(why: str) -> None:
-    """Make every collective operation fail, those under way and all that follow; there is no way back."""
-    _context().abort_collective_ops(_INTERNAL, why)
+def report_to_cluster(why: str) -> None:
+    """Make every collective operation of all connected workers fail with a text, now and from now on."""
+    if has_started():
+        with suppress(ValueError, tf.errors.OpError):  # nobody is connected, or no longer
+            _context().report_error_to_cluster(_INTERNAL, why)
 
 
 @needs(
