@@ -26,7 +26,7 @@ from prototrain.system.terminal import say
 
 _LOCAL = "local"
 _POLL_SECONDS = 0.3
-_ROOM_SECONDS = 5.0
+_ROOM_SECONDS = 30.0
 _REACH_SECONDS = 10.0
 _VERDICT_SECONDS = 5.0  # in which the worker that caused a failure has it on the board
 _ENVIRONMENT = {

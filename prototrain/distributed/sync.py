@@ -26,7 +26,7 @@ from prototrain.system.signals import StopRequest
 from prototrain.system.tracebacks import cause, in_one_line
 
 FIRST_STALL_SECONDS = 1800.0  # at least, for a first call, which is traced
-ENDED_SECONDS = 30.0
+ENDED_SECONDS = 10.0
 _WORDS = re.compile(r"<<(.*?)>>", re.DOTALL)
 _SILENT = re.compile(r"unhealthy \(stopped sending heartbeats\):\s*/job:(\w+)\S*/task:(\d+)")
 _UNREACHABLE = re.compile(r"remote target /job:(\w+)\S*/task:(\d+)")

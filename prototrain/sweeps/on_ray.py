@@ -238,7 +238,7 @@ class OnRay:
     """Starts trials on a cluster.
 
     Args:
-        address: of the cluster, see `prototrain.cluster.on_ray`.
+        address: of the cluster, see `prototrain.distributed.ray.connect_ray`.
         jobs: how many trials run at the same time.
         cpus: how many CPUs of Ray's account each takes.
         gpus: how many GPUs, or which part of one, each takes.

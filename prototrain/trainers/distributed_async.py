@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -34,9 +33,8 @@ from prototrain.trainers.own_pace import OwnPaceTrainer
 if TYPE_CHECKING:
     from prototrain.model import ModelProtocol
 
-_POLL_SECONDS = 0.001
-_LOOK_SECONDS = 2.0
-_GONE_SECONDS = 5.0  # without an answer of the chief, for workers and parameter servers
+_POLL_SECONDS = 1.0
+_GONE_SECONDS = 15.0
 _EXAMPLE = (
     '{"cluster": {"chief": ["host1:2222"], "worker": ["host2:2222", "host3:2222"], "ps": ["host4:2222"]}, '
     '"task": {"type": "worker", "index": 0}}'
@@ -69,9 +67,8 @@ class ServerCluster:
     def require_usable(self) -> None:
         """Raise a StepError if a parameter server or all workers do not answer."""
         silent = self.silent()
-        for name in silent:
-            if name.startswith("parameter server"):
-                raise StepError(f"{name} is gone, and with it the variables that it held")
+        if lost := [name for name in silent if name.startswith("parameter server")]:
+            raise StepError(f"{lost[0]} is gone, and with it the variables that it held")
         if len(silent) == len(self.addresses["worker"]):
             raise StepError(f"none of the {len(silent)} workers is left")
 
@@ -93,27 +90,23 @@ def connect(timeout: float) -> tuple[tf.distribute.Strategy, ServerCluster]:
     return _connections[0]
 
 
-def serve(timeout: float) -> NoReturn:
+def serve(timeout: float, *, clock: Callable[[], float] = time.monotonic) -> NoReturn:
     """Do what the chief asks for, as a worker or parameter server, until it is gone."""
-    cluster, deadline = ServerCluster.find(), Deadline(timeout)
+    cluster, deadline, heard = ServerCluster.find(), Deadline(timeout), 0.0
     (chief,), own = cluster.addresses["chief"], cluster.addresses[cluster.kind][cluster.index]
     try:
-        server = tf.distribute.Server(
-            tf.train.ClusterSpec(cluster.addresses), cluster.kind, cluster.index, protocol="grpc"
-        )
+        _server = tf.distribute.Server(cluster.addresses, cluster.kind, cluster.index, protocol="grpc")
     except tf.errors.OpError as error:
         raise ConfigError(f"TF_CONFIG: cannot listen at {own}: {error.message}") from error
     say(f"{cluster.kind} {cluster.index} serves at {own} until the chief at {chief} is gone")
-    heard: float | None = None
     with ignore_save_signals():  # a signal to save may be sent to all processes, and only the chief saves
-        while heard is None or time.monotonic() - heard < _GONE_SECONDS:
+        while not heard or clock() - heard < _GONE_SECONDS:
             if _answers(chief):
-                heard = time.monotonic()
-            elif heard is None:
+                heard = clock()
+            elif not heard:
                 deadline.check([f"the chief at {chief}"])
-            time.sleep(1.0)
+            time.sleep(_POLL_SECONDS)
     say(f"the chief at {chief} is gone")
-    del server
     raise SystemExit(0)
 
 
@@ -189,15 +182,15 @@ class ScheduledSteps(StepCalls):
         """Wait until the workers have done all that was scheduled; a StepError if processes for that are gone."""
         begin = asked = time.monotonic()
         while not self._coordinator.done():
-            time.sleep(_POLL_SECONDS)
-            if time.monotonic() - asked < _LOOK_SECONDS:
+            time.sleep(0.001)
+            if time.monotonic() - asked < 2 * _POLL_SECONDS:
                 continue
             asked, silent = time.monotonic(), self._cluster.silent()
             signum, waited = self._signum(), asked - begin
             if silent and (signum is not None or waited > self._timeout):
                 # Nothing that is on a process that does not answer can be saved, and TensorFlow would wait for it.
-                sys.stderr.write(f"prototrain: error: {', '.join(silent)} does not answer; the run ends unsaved\n")
-                _leave_at_once(1 if signum is None else 128 + signum)
+                say(f"prototrain: error: {', '.join(silent)} does not answer; the run ends unsaved", to_stderr=True)
+                os._exit(1 if signum is None else 128 + signum)
             if silent and waited > _GONE_SECONDS:
                 self._cluster.require_usable()
 
@@ -213,10 +206,9 @@ class DistributedAsyncTrainer(OwnPaceTrainer):
     """Trains with several processes at once; each worker applies the gradients of its batches as soon as it has them.
 
     Start the same command in every process. ``TF_CONFIG`` says who is who: one ``chief``, which runs the loop, reads
-    the data and writes the experiment; any number of ``worker`` processes, which compute; and of ``ps`` processes,
-    which hold the variables. Workers and parameter servers serve until the chief is gone, and end then. A step is one
-    update by one worker with a whole batch of ``model.batch_size`` examples. A worker that dies costs the time of its
-    steps only: another one repeats them. It rests on TensorFlow's `ParameterServerStrategy` and its coordinator.
+    the data and writes the experiment; ``worker`` processes, which compute; and ``ps`` processes, which hold the
+    variables. A step is one update by one worker with a batch of ``model.batch_size`` examples. Workers and parameter
+    servers end when the chief is gone. A worker that dies costs its present steps: another one repeats them.
 
     Args:
         model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
@@ -225,7 +217,7 @@ class DistributedAsyncTrainer(OwnPaceTrainer):
         experiment: the directory of the run, if it is to leave anything behind.
 
     Raises:
-        ConfigError: there is no description of the cluster, TensorFlow has started before this, or the config asks for
+        ConfigError: there is no description of the cluster, TensorFlow has started already, or the config asks for
             what cannot be done on several machines.
         SystemExit: in a worker or parameter server, once the chief is gone.
     """
@@ -279,12 +271,6 @@ class DistributedAsyncTrainer(OwnPaceTrainer):
             "workers": f"{len(self.cluster.addresses['worker'])}, each with batches of its own",
             "parameter servers": len(self.cluster.addresses["ps"]),
         }
-
-
-def _leave_at_once(code: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def _get(result: Any) -> tuple[Any, ...] | None:
