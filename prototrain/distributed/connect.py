@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import json
 import os
 import socket
+import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -139,6 +142,7 @@ def connect(reduction: str = "auto", *, timeout: float | None = None) -> tuple[t
         resolver, worker = find_cluster()
         if not _connections:
             require_not_started("several workers")
+            atexit.register(_leave_if_lost)
             seconds = SCHEMA["trainer.cluster_timeout"].default if timeout is None else timeout
             meet(worker, seconds)
             jobs = [(kind, len(tasks)) for kind, tasks in resolver.cluster_spec().as_dict().items()]
@@ -152,6 +156,18 @@ def connect(reduction: str = "auto", *, timeout: float | None = None) -> tuple[t
         with ending_after(CONNECT_SECONDS), LeavingAtOnce():
             _connections[reduction] = tf.distribute.MultiWorkerMirroredStrategy(resolver, options), worker
     return _connections[reduction]
+
+
+is_lost = threading.Event()
+"""Set once a worker is gone or has failed."""
+
+
+def _leave_if_lost() -> None:
+    """End the process where TensorFlow would wait, at its own end, for a worker that does not answer."""
+    if is_lost.is_set():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def require_not_started(who: str) -> None:

@@ -19,14 +19,15 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from prototrain.distributed.connect import Worker
+from prototrain.distributed.connect import Worker, is_lost
 from prototrain.errors import ClusterError
 from prototrain.private_api.runtime import report_to_cluster
 from prototrain.system.signals import StopRequest
-from prototrain.system.tracebacks import cause, in_one_line
+from prototrain.system.tracebacks import in_one_line
 
 FIRST_STALL_SECONDS = 1800.0  # at least, for a first call, which is traced
 ENDED_SECONDS = 10.0
+REPORT_SECONDS = 3.0
 _WORDS = re.compile(r"<<(.*?)>>", re.DOTALL)
 _SILENT = re.compile(r"unhealthy \(stopped sending heartbeats\):\s*/job:(\w+)\S*/task:(\d+)")
 _UNREACHABLE = re.compile(r"remote target /job:(\w+)\S*/task:(\d+)")
@@ -192,7 +193,7 @@ class WorkerSync:
     def _others_come(self, step: int) -> Iterator[None]:
         """Fail on all workers if the others are still in a call, for which this worker has no data."""
         words = f"{self.worker.name(self.worker.index)} ran out of training data behind step {step}, and others did not"
-        timer = threading.Timer(ENDED_SECONDS, report_to_cluster, (f"<<{words}>>",))
+        timer = threading.Timer(ENDED_SECONDS, report, (words,))
         timer.daemon = True
         timer.start()
         try:
@@ -229,10 +230,10 @@ class WorkerSync:
             raise error
         if not is_of_peers(error):
             words = in_one_line(error) if isinstance(error, Exception) else f"stopped by {type(error).__name__}"
-            report_to_cluster(f"<<{self.worker.name(self.worker.index)} failed: {words}>>")
+            report(f"{self.worker.name(self.worker.index)} failed: {words}")
             raise error
         words = self._words("\n".join(map(str, _chain(error))))
-        report_to_cluster(f"<<{words}>>")  # whoever waits for this worker need not wait for its heartbeat
+        report(words)  # whoever waits for this worker need not wait for its heartbeat
         raise ClusterError(words) from error
 
     def _words(self, text: str) -> str:
@@ -241,7 +242,7 @@ class WorkerSync:
         if (found := _SILENT.search(text)) or (found := _UNREACHABLE.search(text)):
             index = int(found[2]) + (self.worker.chiefs if found[1] == "worker" else 0)
             return f"{self.worker.name(index)} is gone or does not answer"
-        return f"the connection between the workers broke: {cause(RuntimeError(text))}"
+        return f"the connection between the workers broke; the chief is {self.worker.name(0)}"
 
     # -- a worker that is stuck ---------------------------------------------------------------------------------------
 
@@ -254,6 +255,15 @@ class WorkerSync:
     def stop_watching(self) -> None:
         """The run has ended."""
         faulthandler.cancel_dump_traceback_later()
+
+
+def report(words: str) -> None:
+    """Make all workers fail with these words."""
+    is_lost.set()
+    # In a thread: with a chief that does not answer the call would not return.
+    thread = threading.Thread(target=report_to_cluster, args=(f"<<{words}>>",), daemon=True)
+    thread.start()
+    thread.join(REPORT_SECONDS)
 
 
 def is_of_peers(error: BaseException | None) -> bool:

@@ -13,12 +13,11 @@ import tensorflow as tf
 from prototrain.data.shares import OwnPlaces, Share, shared_out
 from prototrain.distributed.checks import require_same, require_same_data, require_same_settings, require_shared
 from prototrain.distributed.connect import COLLECTIVES, connect, find_cluster
-from prototrain.distributed.sync import AgreedStop, WorkerSync, is_of_peers, launcher
+from prototrain.distributed.sync import AgreedStop, WorkerSync, is_of_peers, launcher, report
 from prototrain.errors import ConfigError, ExperimentError, NonFiniteError, StopTraining
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
 from prototrain.model.placement import Placement
-from prototrain.private_api.runtime import report_to_cluster
 from prototrain.step.calls import CompiledCalls, StepCalls
 from prototrain.system.signals import LeavingAtOnce
 from prototrain.system.tracebacks import in_one_line
@@ -101,8 +100,9 @@ class MultiWorkerTrainer(SyncTrainer):
 
     @classmethod
     def give_up(cls, error: BaseException) -> None:
+        worker = find_cluster()[1]
         if not is_of_peers(error):
-            report_to_cluster(f"<<{find_cluster()[1].name(find_cluster()[1].index)} failed: {in_one_line(error)}>>")
+            report(f"{worker.name(worker.index)} failed: {in_one_line(error)}")
 
     @classmethod
     def leads(cls) -> bool:

@@ -37,6 +37,5 @@ def test_whoever_is_missing_is_named(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_port_that_is_taken() -> None:
-    with socket.create_server(("", 0)) as taken:
-        with pytest.raises(ClusterError, match="cannot listen at"):
-            meet(Worker(0, 2, (f"127.0.0.1:{taken.getsockname()[1]}", "127.0.0.1:1")), 1.0)
+    with socket.create_server(("", 0)) as taken, pytest.raises(ClusterError, match="cannot listen at"):
+        meet(Worker(0, 2, (f"127.0.0.1:{taken.getsockname()[1]}", "127.0.0.1:1")), 1.0)

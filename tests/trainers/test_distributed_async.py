@@ -130,9 +130,7 @@ class TestCluster:
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER, "task": {"type": "chief", "index": 0}}))
         monkeypatch.setattr(distributed_async, "require_not_started", lambda *_: None)
         monkeypatch.setattr(distributed_async, "_answers", lambda address: address != "127.0.0.1:4")
-        with pytest.raises(
-            ClusterError, match=r"parameter server 0 \(127\.0\.0\.1:4\) did not come within 0\.1 seconds"
-        ):
+        with pytest.raises(ClusterError, match=r"parameter server 0 .* did not come within 0\.1 seconds"):
             distributed_async.connect(0.1)
 
     def test_processes_that_are_gone(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prototrain.distributed.connect import Worker, find_cluster
-from prototrain.distributed.connect import slurm_port
+from prototrain.distributed.connect import Worker, find_cluster, slurm_port
 from prototrain.errors import ConfigError
 from prototrain.trainers.multi_worker import MultiWorkerTrainer
 from tests.tiny import tiny_model
