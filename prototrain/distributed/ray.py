@@ -136,7 +136,7 @@ def _trainer(
     from ray.train.backend import Backend
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-    class Addresses(Backend):
+    class Addresses(Backend):  # type: ignore[misc]
         def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
             addresses = worker_group.execute(_address)
             for index in range(len(addresses)):
@@ -145,7 +145,7 @@ def _trainer(
 
             ray.get(board.start.remote())
 
-    class Config(BackendConfig):
+    class Config(BackendConfig):  # type: ignore[misc]
         backend_cls = Addresses
 
     order = {
@@ -192,7 +192,7 @@ class _Driver:
         # In a thread: on the main one Ray takes Ctrl-C, and kills the workers before they have saved.
         thread = threading.Thread(target=self._run_fit, name="ray-train", daemon=True)
         stop = StopRequest(say)
-        is_told, begin = False, time.monotonic()
+        is_told, is_said, begin = False, False, time.monotonic()
         with stop:
             thread.start()
             while thread.is_alive():
@@ -202,8 +202,8 @@ class _Driver:
                 if not state["starts"]:
                     if is_told:
                         break  # nothing has begun
-                    if begin is not None and time.monotonic() - begin > _ROOM_SECONDS:
-                        begin = None
+                    if not is_said and time.monotonic() - begin > _ROOM_SECONDS:
+                        is_said = True
                         say(f"waiting for room for {self._what} ...")
         state = self._look()
         if state["failure"] is not None:
@@ -317,7 +317,7 @@ def _work(order: dict[str, Any]) -> None:
         order["function"]()
     except Exception as error:
         if is_of_peers(error):
-            board.pin.remote(cause=in_one_line(error))
+            board.pin.remote(cause=" ".join(str(error).split()))
             end = time.monotonic() + _VERDICT_SECONDS
             while ray.get(board.read.remote())["failure"] is None:
                 if time.monotonic() > end:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import faulthandler
 import json
 import re
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -120,11 +119,10 @@ class WorkerSync:
             is_first = tf.equal(context.replica_id_in_sync_group % towers, 0)
             return context.all_reduce("sum", table * tf.cast(is_first, table.dtype))
 
-        @tf.function(autograph=False, reduce_retracing=True)
         def add_all(table: tf.Tensor) -> tf.Tensor:
             return strategy.experimental_local_results(strategy.run(add, (table,)))[0]
 
-        self._add_all: Callable[[np.ndarray], tf.Tensor] = add_all
+        self._add_all = tf.function(add_all, autograph=False, reduce_retracing=True)
 
     # -- telling ------------------------------------------------------------------------------------------------------
 
@@ -250,7 +248,7 @@ class WorkerSync:
         """End this process, with the stacks of its threads, if it does not come here again in time."""
         seconds = self._stall_timeout if self._has_agreed else max(self._stall_timeout, FIRST_STALL_SECONDS)
         self._has_agreed = True
-        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(seconds, exit=True, file=2)
 
     def stop_watching(self) -> None:
         """The run has ended."""

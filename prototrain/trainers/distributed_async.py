@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -127,7 +127,8 @@ class ScheduledSteps(StepCalls):
         coordinator: hands the steps out.
         cluster: the processes.
         count_updates: called with the number of completed steps.
-        timeout: seconds to wait for a process that does not answer, or for steps that do not end.
+        timeout: seconds to wait for a process that does not answer.
+        stall_timeout: seconds to wait for the end of steps.
         signum: returns the signal that ends the run, or None.
     """
 
@@ -138,12 +139,14 @@ class ScheduledSteps(StepCalls):
         cluster: ServerCluster,
         count_updates: Callable[[int], None],
         timeout: float,
+        stall_timeout: float,
         signum: Callable[[], int | None],
     ) -> None:
         super().__init__(plan)
         self._packer = ScalarPacker()
         self._coordinator, self._cluster = coordinator, cluster
-        self._count_updates, self._timeout, self._signum = count_updates, timeout, signum
+        self._count_updates, self._signum = count_updates, signum
+        self._timeout, self._stall_timeout = timeout, stall_timeout
         self._completed = 0
         self._iteration = Iteration(plan)
         self._backup = VariableBackup(plan.changed_early)
@@ -171,10 +174,11 @@ class ScheduledSteps(StepCalls):
             made = [values for result in results if (values := _get(result)) is not None]
             good = [values for values in made if values[0]]
             self._completed = start + len(good)
-        bad = [values for values in made if not values[0]]
-        if bad:
-            self._backup.restore()
+            if len(good) < len(made):
+                with suppress(tf.errors.OpError):  # whatever made the steps fail is raised
+                    self._backup.restore()
         self._count_updates(self._completed)
+        bad = [values for values in made if not values[0]]
         outputs = self._packer.unpack((bad or good)[-1][1:]) if made else {}
         return StepResult(steps=len(good), outputs=outputs, is_finite=not bad, data_ended=ended)
 
@@ -193,6 +197,8 @@ class ScheduledSteps(StepCalls):
                 os._exit(1 if signum is None else 128 + signum)
             if silent and waited > _GONE_SECONDS:
                 self._cluster.require_usable()
+            if waited > self._stall_timeout:
+                raise StepError(f"no worker has ended a step for {waited:.0f} seconds (trainer.stall_timeout)")
 
     def _run_on_worker(self, inputs: dict[str, Any], step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         outputs, counts, _ = self._iteration(inputs, step)
@@ -250,9 +256,9 @@ class DistributedAsyncTrainer(OwnPaceTrainer):
 
     def make_calls(self) -> StepCalls:
         plan = step_plan(self, may_fail=False, may_be_watched=False)  # the other workers' steps continue
-        timeout = self.config["trainer.cluster_timeout"]
+        timeouts = self.config["trainer.cluster_timeout"], self.config["trainer.stall_timeout"]
         return ScheduledSteps(
-            plan, self.coordinator, self.cluster, self._count_updates, timeout, lambda: self.stop.signum
+            plan, self.coordinator, self.cluster, self._count_updates, *timeouts, lambda: self.stop.signum
         )
 
     def _count_updates(self, completed: int) -> None:

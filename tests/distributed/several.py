@@ -14,11 +14,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 
 def work() -> None:
+    import tensorflow as tf
+
     from prototrain import Callback, MultiWorkerTrainer
     from prototrain.callbacks import JSONWriter, LearningRate, ModelSaver, SaveOnExit, Summaries
     from prototrain.distributed.sync import launcher
-    from tests.tiny import tiny_model
-    from tests.trainers.test_replicated import endless
+    from tests.tiny import tiny_arrays, tiny_model
 
     experiment, _, steps, act, at, *_ = [*sys.argv[1:], "", "0"]
 
@@ -34,7 +35,11 @@ def work() -> None:
                     raise RuntimeError("a callback failed")
                 os.kill(os.getpid(), getattr(signal, act))
 
-    model = tiny_model(datasets=endless, model__batch_size=8, trainer__cluster_timeout=10.0)
+    def datasets() -> dict[str, tf.data.Dataset]:
+        examples = tf.data.Dataset.from_tensor_slices(tiny_arrays(64))
+        return {"trn": examples.shuffle(64, seed=3).repeat().batch(8)}
+
+    model = tiny_model(datasets=datasets, model__batch_size=8, trainer__cluster_timeout=10.0)
     trainer = MultiWorkerTrainer(model, experiment=experiment)
     callbacks = [LearningRate(lambda step: 0.02), Summaries().every(steps=1), JSONWriter()]
     callbacks += [ModelSaver().every(steps=10), SaveOnExit(), *([Act()] if act else [])]

@@ -90,6 +90,7 @@ def test_statistics_that_a_step_has_spoilt_are_put_back() -> None:
         SimpleNamespace(),  # type: ignore[arg-type]
         lambda completed: None,
         10.0,
+        50.0,
         lambda: None,
     )
     result = steps._run(iter(batches), 3, 0)
