@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import socket
 import sys
 import tempfile
@@ -28,6 +29,7 @@ _LOCAL = "local"
 _POLL_SECONDS = 0.3
 _ROOM_SECONDS = 30.0
 _REACH_SECONDS = 10.0
+_LAST_SECONDS = 45.0  # to save in, once the driver is gone
 _VERDICT_SECONDS = 5.0  # in which the worker that caused a failure has it on the board
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -306,8 +308,13 @@ def _work(order: dict[str, Any]) -> None:
     def exchange() -> None:
         while True:
             time.sleep(_POLL_SECONDS)
-            board.pin.remote(printed=output.take(), has_begun=launcher.has_begun)
-            now = ray.get(board.read.remote())
+            try:
+                board.pin.remote(printed=output.take(), has_begun=launcher.has_begun)
+                now = ray.get(board.read.remote())
+            except ray.exceptions.RayError:  # the driver is gone, and the board with it
+                launcher.signum = signal.SIGTERM
+                time.sleep(_LAST_SECONDS)
+                os._exit(128 + signal.SIGTERM)
             launcher.signum, launcher.saves = now["signum"], now["saves"]
 
     threading.Thread(target=exchange, name="board", daemon=True).start()

@@ -53,8 +53,8 @@ def test_a_worker_that_is_lost_changes_nothing(tmp_path: Path) -> None:
         assert "all workers start again from the newest checkpoint (restart 1 of at most 10)" in output
         assert "resumed at step 3" in output
         assert losses(tmp_path / act) == whole
-        attempts = json.loads((tmp_path / act / "run.json").read_text())["attempts"]
-        assert [attempt["restarts"] for attempt in attempts] == [None, 1]
+        parts = json.loads((tmp_path / act / "run.json").read_text())["parts"]
+        assert [part.get("restarts") for part in parts] == [None, 1]
 
 
 @pytest.mark.slow
