@@ -28,7 +28,7 @@ LAYERS = [
     ["data"],
     ["predictor", "step"],
     ["model"],
-    ["callbacks", "cluster"],
+    ["callbacks", "distributed"],
     ["recorder"],
     ["trainers"],
     ["launch", "runs"],

@@ -83,7 +83,7 @@ def add(commands: Any) -> None:
     workers = run.add_argument_group("several workers")
     workers.add_argument("--workers", metavar="N", type=whole, help="start N processes that train together")
     workers.add_argument("--min-workers", metavar="M", type=whole, help="continue with M if there is no room for N")
-    workers.add_argument("--cluster", metavar="ADDRESS", help="on this Ray cluster (default: $RAY_ADDRESS, or here)")
+    workers.add_argument("--cluster", metavar="ADDRESS", help="a Ray cluster (default: $RAY_ADDRESS, or this machine)")
     workers.add_argument("--gpus-per-worker", metavar="G", type=int, help="give each worker G GPUs")
     workers.add_argument(
         "--max-restarts", metavar="R", type=int, help="restart at most R times after a worker is lost (default: 10)"
@@ -92,7 +92,7 @@ def add(commands: Any) -> None:
         "--stall-timeout", metavar="S", type=float, help="restart after S seconds without a step (default: 1800)"
     )
     run.add_argument("--report-to", type=int, help=argparse.SUPPRESS)  # the sweep that has started this process
-    run.set_defaults(command=_run, wrong_usage=run.error)
+    run.set_defaults(command=_run, wrong_usage=run.error, is_worker=False)
 
 
 def reference(text: str) -> str:
@@ -187,7 +187,8 @@ def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTr
     if options.trainer:
         import_tensorflow()
         keywords["trainer"] = trainer_class(options.trainer)
-        check_trainer(keywords["trainer"])
+        if options.is_worker:
+            check_trainer(keywords["trainer"])
         keywords["trainer"].prepare(*_patience(options.set))  # likewise
     try:
         return _launch(options, repeat, keywords)

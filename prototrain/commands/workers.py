@@ -7,7 +7,6 @@ import os
 from functools import partial
 from typing import Any
 
-from prototrain.cluster.supervision import own_supervision
 from prototrain.commands.arguments import Parser, confirm
 from prototrain.errors import ConfigError
 
@@ -22,7 +21,7 @@ def start_workers(options: argparse.Namespace) -> None:
         ClusterError: they have failed.
         ConfigError: the options do not fit together.
     """
-    from prototrain.cluster.supervisor import run
+    from prototrain.distributed.ray import run
 
     if options.model is None and options.repeats is None:
         options.wrong_usage("the following arguments are required: model, or --from EXPERIMENT")
@@ -35,18 +34,18 @@ def start_workers(options: argparse.Namespace) -> None:
     if options.fresh and not options.yes and not confirm(f"delete what earlier runs of {what} have left?"):
         raise ConfigError("nothing was deleted, so there is no fresh start")
     chosen = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
+    if (seconds := chosen.pop("stall_timeout", None)) is not None:
+        options.set.append(f"trainer.stall_timeout={seconds}")
     cluster = chosen.pop("cluster", None) or os.environ.get("RAY_ADDRESS") or None
     run(partial(_work, _arguments(options)), workers=options.workers, cluster=cluster, **chosen)
 
 
 def check_trainer(trainer: type[Any]) -> None:
-    """Check, in a worker, that a trainer is one for several.
+    """Check that a trainer is one for several workers.
 
     Raises:
         ConfigError: it is not.
     """
-    if own_supervision() is None:
-        return
     from prototrain.trainers.multi_worker import MultiWorkerTrainer
 
     if not issubclass(trainer, MultiWorkerTrainer):
@@ -72,4 +71,5 @@ def _work(arguments: list[str]) -> None:
     parser = Parser(prog="prototrain")
     command.add(parser.add_subparsers())
     options = parser.parse_args(arguments)
+    options.is_worker = True
     options.command(options)

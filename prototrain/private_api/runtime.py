@@ -6,7 +6,7 @@ import hashlib
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import tensorflow as tf
@@ -186,9 +186,11 @@ def set_patience(*, leader: str, jobs: Sequence[tuple[str, int]], connected_ms: 
 
 
 @private
-def break_off_collectives(why: str) -> None:
-    """Make every collective operation fail, from now on."""
-    _context().abort_collective_ops(_INTERNAL, why)
+def report_to_cluster(why: str) -> None:
+    """Make every collective operation of all connected workers fail with a text, from now on."""
+    if has_started():
+        with suppress(ValueError, tf.errors.OpError):  # not connected, or no longer
+            _context().report_error_to_cluster(_INTERNAL, why)
 
 
 @private

@@ -19,7 +19,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, Final
 
-from prototrain.cluster.on_ray import connect
+from prototrain.distributed.ray import connect_ray
 from prototrain.experiment.lock import LOCK, is_locked
 from prototrain.sweeps.trial import Trial
 from prototrain.system.waiting import PATIENCE_SECONDS
@@ -238,7 +238,7 @@ class OnRay:
     """Starts trials on a cluster.
 
     Args:
-        address: of the cluster, see `prototrain.cluster.on_ray`.
+        address: of the cluster, see `prototrain.distributed.ray.connect_ray`.
         jobs: how many trials run at the same time.
         cpus: how many CPUs of Ray's account each takes.
         gpus: how many GPUs, or which part of one, each takes.
@@ -251,7 +251,7 @@ class OnRay:
 
     def __init__(self, address: str, jobs: int, *, cpus: float, gpus: float, say: Callable[[str], None]) -> None:
         self._address, self._cpus, self._gpus, self._say = address, cpus, gpus, say
-        self._is_ours = connect(address, max(1, round(jobs * cpus)))
+        self._is_ours = connect_ray(address, max(1, round(jobs * cpus)))
 
     def start_for(self, trial: Trial) -> Callable[..., RayTrial]:
         """What starts a trial; see `StartProcess`."""

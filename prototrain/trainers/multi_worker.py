@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
 
-from prototrain.cluster import COLLECTIVES, connect, find_cluster, own_link
-from prototrain.cluster.agreed_stop import AgreedStop
-from prototrain.cluster.agreement import WORD_SECONDS, Agreement, LeavingTogether
-from prototrain.cluster.call_watch import CallWatch
-from prototrain.cluster.shared_directory import require_shared
-from prototrain.cluster.supervision import own_supervision
 from prototrain.data.shares import OwnPlaces, Share, shared_out
-from prototrain.errors import ClusterError, ConfigError, NonFiniteError, StepError, StopTraining
+from prototrain.distributed.checks import require_same, require_same_data, require_same_settings, require_shared
+from prototrain.distributed.connect import COLLECTIVES, connect, find_cluster
+from prototrain.distributed.sync import AgreedStop, WorkerSync, is_of_peers, launcher, report
+from prototrain.errors import ConfigError, ExperimentError, NonFiniteError, StopTraining
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
 from prototrain.model.placement import Placement
 from prototrain.step.calls import CompiledCalls, StepCalls
-from prototrain.step.variables import scratch_variable
+from prototrain.system.signals import LeavingAtOnce
 from prototrain.system.tracebacks import in_one_line
 from prototrain.towers import choose_devices, in_words
-from prototrain.trainers.backup import Backup
 from prototrain.trainers.compiled_steps import step_plan
-from prototrain.trainers.peers import Peers
 from prototrain.trainers.replicated import BatchMeaning, SyncTrainer
 
 if TYPE_CHECKING:
@@ -40,11 +34,10 @@ if TYPE_CHECKING:
 class MultiWorkerTrainer(SyncTrainer):
     """Trains with several processes at once, each with its own GPUs (or CPU): averaged gradients, the same weights.
 
-    ``prototrain run --workers N`` and `prototrain.cluster.run` start the processes. Or start one per worker with the
-    same command, where ``TF_CONFIG`` or Slurm's variables say who is who. All workers read the same data and each takes
-    its part of every batch, unless ``model.data_sharding`` gives each a share of its own. Only the chief, which is the
-    first worker, writes the experiment; its directory must be one that all workers see, which is tried before the first
-    step.
+    ``prototrain run --workers N`` and `prototrain.distributed.run` start the processes. Or start one per worker with
+    the same command, under Slurm or with a ``TF_CONFIG`` for each. All workers read the same data and each takes its
+    part of every batch, unless ``model.data_sharding`` gives each a share. Only the chief, which is the first worker,
+    writes the experiment; its directory must be one that all workers see, which is checked before the first step.
 
     Args:
         model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
@@ -53,10 +46,10 @@ class MultiWorkerTrainer(SyncTrainer):
         experiment: the directory of the run, if it is to leave anything behind.
 
     Raises:
-        ConfigError: the class has a `run_step` of its own, there is no description of the cluster, TensorFlow has
-            started before this, the batch does not divide by the number of towers, or the workers were started with
-            different configs, code or data.
-        ClusterError: a worker has not come in time, or has failed.
+        ConfigError: the class overrides `run_step`, there is no description of the cluster, TensorFlow has started
+            already, the batch does not divide by the number of towers, or the workers were started with different
+            configs, code or data.
+        ClusterError: a worker has not come in time, is gone, or has failed.
     """
 
     measures_xla = False  # each worker would measure something else
@@ -74,36 +67,32 @@ class MultiWorkerTrainer(SyncTrainer):
             raise ConfigError(f"reduction must be {', '.join(COLLECTIVES)}, not {reduction!r}")
         if not self.is_compiled:
             raise ConfigError(
-                f"{type(self).__name__} runs compiled steps only, in which all workers meet, and would not call "
-                "run_step(): override train_step() instead"
+                f"{type(self).__name__} runs compiled steps only and would not call run_step(): override train_step() "
+                "instead"
             )
-        timeout = model.config["trainer.cluster_timeout"]
-        strategy, self.worker = connect(reduction, timeout=timeout)
-        self._link, self._supervision = own_link(), own_supervision()
-        self._link.limits.silence, self._link.limits.stall = timeout, model.config["trainer.stall_timeout"]
+        strategy, self.worker = connect(reduction, timeout=model.config["trainer.cluster_timeout"])
+        self._sync = WorkerSync(strategy, self.worker, model.config["trainer.stall_timeout"])
         towers = strategy.num_replicas_in_sync // self.worker.count
-        self._share_out(model, towers, batch)
         self.share = Share(self.worker.index, self.worker.count, model.config["model.data_sharding"])
         placement = Placement(
             strategy, first_tower=towers * self.worker.index, own_towers=towers if self.share.is_own else None
         )
-        self._agreement = Agreement(self._link)
-        with LeavingTogether(self._link), self._agreement.failing_together():
-            self._agreement.require_same_settings(model, self)
-            self._link.be("making its datasets")
+        with LeavingAtOnce(), self._sync.failing_together():
+            require_same_settings(self._sync, model, self)
             super().__init__(model, experiment=experiment, placement=placement, batch=batch)
-            self._agreement.require_same("the model", {"variables": list(self.variables)})
-            self._link.be("getting ready")
+            require_same(self._sync, "the model", {"variables": list(self.variables)})
         self.is_chief, self.workers = self.worker.is_chief, self.worker.count
         if self.share.is_own and not self.is_chief and self.experiment is not None:
             self.data.own_places = OwnPlaces(self.experiment.places(self.worker.index), self.experiment.checkpoints)
         self.stop = AgreedStop(self._say)
-        self._backup = Backup(self)
-        with tf.device("CPU:0"):  # where it can be read whatever the other devices wait for
-            self._begun = scratch_variable(0, dtype=tf.int64, name="begun")
-        self._link.announce = self._say
-        self._watch = CallWatch(self._link, lambda: int(self._begun), lambda: self.stop.wanted, self._say)
-        self._peers = Peers(self, self._link, self._watch, self._say)
+        self._has_saved = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing has been told to the other workers of the run that begins."""
+        self._has_begun = False
+        self._data_ended = False
+        self._all_know = False  # that this worker makes no more steps
 
     @classmethod
     def prepare(cls, timeout: float | None = None) -> None:
@@ -111,7 +100,9 @@ class MultiWorkerTrainer(SyncTrainer):
 
     @classmethod
     def give_up(cls, error: BaseException) -> None:
-        own_link().fail(in_one_line(error))
+        worker = find_cluster()[1]
+        if not is_of_peers(error):
+            report(f"{worker.name(worker.index)} failed: {in_one_line(error)}")
 
     @classmethod
     def leads(cls) -> bool:
@@ -120,85 +111,102 @@ class MultiWorkerTrainer(SyncTrainer):
     def train(
         self, callbacks: Iterable[Callback] = (), *, resume: bool = True, fresh: bool = False, **more: Any
     ) -> None:
-        # What was begun afresh by a group of workers is gone on with by the next one.
-        goes_on = self._supervision is not None and self._supervision.group.goes_on
-        super().train(callbacks, resume=resume or goes_on, fresh=fresh and not goes_on, **more)
+        # Workers that were started again continue what an earlier start has begun afresh.
+        continues = launcher.has_begun
+        super().train(callbacks, resume=resume or continues, fresh=fresh and not continues, **more)
 
     @contextmanager
     def _around_run(self) -> Iterator[None]:
-        self._peers.forget()
+        self._forget()
         planned = self.total_steps
-        with LeavingTogether(self._link), self._agreement.failing_together():
-            # Nobody looks for a checkpoint before the chief has cleared the directory.
-            require_shared(self._link, self.experiment, is_chief=self.is_chief)
-        error: BaseException | None = None
+        with LeavingAtOnce(), self._sync.failing_together():
+            # No worker looks for a checkpoint before the chief has cleared the directory.
+            require_shared(self._sync, self.experiment)
         try:
             with super()._around_run():
                 yield
-        except BaseException as caught:
-            error = caught
+            if not self._all_know and self.global_step < planned:
+                self._agree(0, ended=True)
+            self._write_place()
+            self._sync.wait_for_all()
+        except (KeyboardInterrupt, SystemExit) as error:
+            if not self._all_know:
+                self._sync.fail(error)
+            self._write_place()
+            self._sync.wait_for_all()
             raise
+        except NonFiniteError:
+            raise  # averaged gradients are the same everywhere, so all workers end here
+        except BaseException as error:
+            self._sync.fail(error)
         finally:
-            self._peers.part(planned, error)
+            self._sync.stop_watching()
 
     def run_steps(self, n: int) -> int:
         self.check_rate()
-        if not self._peers.has_begun:
-            self._tell_of_start()
-        agreed = self._peers.agree(min(n, self.calls.longest))
-        self._backup.take()
-        self._begun.assign(self.global_step)
-        try:
-            with self._watch.under_way(self.global_step):
-                steps = self._steps.run(agreed)
-        except NonFiniteError:
-            self._peers.has_parted = True  # averaged gradients are the same everywhere: all workers end here
-            raise
-        except StepError as error:
-            self._peers.has_parted = True
-            raise self._after_break(error) from error
-        except StopTraining:  # the data has ended, which it should have everywhere
-            self._peers.ended = self.global_step
-            self._peers.agree(0)
-            self._peers.has_parted = True
-            raise
-        except Exception as error:  # the others are in the step already
-            self._peers.has_parted = True
-            self._link.fail(in_one_line(error))
-            raise
-        self._peers.ended = self.global_step if steps < agreed else None
-        if self._supervision is not None and self._supervision.group.stall_timeout is not None:
-            self._link.limits.stall = self._supervision.group.stall_timeout  # now that the step is traced
+        if not self._has_begun:
+            self._has_begun = launcher.has_begun = True
+            self._write_place(is_start=True)
+            if self.is_chief:
+                self.monitors.put_scalar("cluster/restarts", launcher.restarts)
+                self.monitors.put_scalar("cluster/workers", self.worker.count)
+        agreed = self._agree(min(n, self.calls.longest))
+        steps = self._steps.run(agreed)
+        self._data_ended = steps < agreed
         return steps
 
-    def _go_to(
-        self,
-        step: int,
-        *,
-        epoch_num: int | None = None,
-        outputs: Mapping[str, Any] | None = None,
-        is_whole: bool = True,
-    ) -> None:
-        super()._go_to(step, epoch_num=epoch_num, outputs=outputs, is_whole=is_whole)
-        if self._supervision is not None and self._peers.has_begun:
-            self._supervision.step = step
+    def _agree(self, n: int, *, ended: bool = False) -> int:
+        """Agree with the other workers on the next call.
+
+        Returns:
+            how many steps all workers can do.
+
+        Raises:
+            ExperimentError: the workers are not at the same step.
+            ClusterError: a worker is gone or has failed.
+            StopTraining: another worker ends the run.
+            KeyboardInterrupt, SystemExit: a worker was asked to stop, by the signal that it got.
+        """
+        told = self._sync.agree(
+            n,
+            step=self.global_step,
+            batches=self.data.total,
+            save=self.stop.take_save(),
+            has_saved=self._has_saved,
+            signum=self.stop.wanted,
+            ended=ended,
+            data_ended=self._data_ended,
+        )
+        if len(set(told.places)) > 1:
+            places = ", ".join(f"worker {i}: step {step}, batch {batch}" for i, (step, batch) in enumerate(told.places))
+            raise ExperimentError(
+                f"the workers are at different places ({places}): all of them must see the chief's experiment "
+                "directory and read the same data"
+            )
+        self._all_know = told.signum is not None or told.ended is not None
+        if told.signum is not None:
+            self.stop.agree(told.signum)
+            self.stop.check()
+        if ended:
+            return 0
+        if told.ended is not None:
+            raise StopTraining(f"{self.worker.name(told.ended)} has ended the run")
+        if told.save or told.has_saved:
+            self._has_saved = False
+            self._write_place()
+        if told.save:
+            self.run.save_as_asked()
+        return told.steps
 
     def make_calls(self) -> StepCalls:
-        # Several workers have no step that is seen alone: its graph would be another one on each of them.
-        plan = step_plan(self, may_be_watched=False)
-
-        def before_run(step: tf.Tensor) -> None:
-            self._begun.assign(step + 1)
-            plan.before_run(step)
-
-        return CompiledCalls(dataclasses.replace(plan, before_run=before_run), self._stop_variable)
+        # A step that is seen alone would be another graph on each worker.
+        return CompiledCalls(step_plan(self, may_be_watched=False), self._stop_variable)
 
     def make_datasets(self) -> dict[str, tf.data.Dataset]:
         return shared_out(super().make_datasets(), self.share, self.global_batch // self.worker.count)
 
     def _before_save(self) -> None:
-        self._backup.expire()
-        self._peers.has_saved = True
+        self._has_saved = True
 
     def log(self, text: str) -> None:
         if self.worker.is_chief or text.startswith("WARNING"):
@@ -207,86 +215,37 @@ class MultiWorkerTrainer(SyncTrainer):
     def describe(self) -> dict[str, Any]:
         devices = f"{in_words(choose_devices(None))} of each worker"
         rows = {**super().describe(), "devices": devices, "workers": self.worker.count, "data": self.share.division}
-        if self._supervision is None:
-            return rows
-        group = self._supervision.group
-        if group.workers < group.wanted:
-            rows["workers"] = f"{group.workers} of {group.wanted}, with the same global batch"
-        if group.cause is None:
-            return rows
-        again = {"started again": f"restart {group.restarts}: {group.cause}"}
-        return {"workers": rows["workers"], "start": rows["start"], **again}  # the rest has been said
+        if launcher.restarts:  # the rest was printed at the first start
+            again = f"restart {launcher.restarts}: {launcher.cause}"
+            return {"workers": rows["workers"], "start": rows["start"], "started again": again}
+        return rows
 
     def _describe_more(self) -> list[str]:
-        is_again = self._supervision is not None and self._supervision.group.cause is not None
-        return [] if is_again else super()._describe_more()
+        return [] if launcher.restarts else super()._describe_more()
 
     def _attempt_facts(self) -> dict[str, Any]:
         facts = {**super()._attempt_facts(), "workers": self.worker.count}
-        if self._supervision is not None:
-            facts |= {"restarts": self._supervision.group.restarts, "cause": self._supervision.group.cause}
-        return facts
+        return {**facts, "restarts": launcher.restarts, "cause": launcher.cause} if launcher.restarts else facts
 
     def _facts(self) -> Facts:
         return {**super()._facts(), "workers": self.worker.count}
 
     def _save_if_asked(self) -> None:
-        pass  # which only the chief can do, whoever was asked: see `Peers.agree`
-
-    # -- whoever has started this worker ------------------------------------------------------------------------------
-
-    def _share_out(self, model: ModelProtocol, towers: int, batch: BatchMeaning) -> None:
-        """Say with how many workers a step can be done."""
-        if self._supervision is None:
-            return
-        parts = model.config["model.batch_size"] // (towers * model.config["model.accumulate_steps"])
-        self._supervision.shares = parts if batch == "global" else self._supervision.group.wanted
-
-    def _tell_of_start(self) -> None:
-        self._peers.begin()
-        if self._supervision is None:
-            return
-        self._supervision.step = self.global_step
-        if self.is_chief:
-            self.monitors.put_scalar("cluster/restarts", self._supervision.group.restarts)
-            self.monitors.put_scalar("cluster/workers", self.worker.count)
-
-    # -- when a call has failed ---------------------------------------------------------------------------------------
-
-    def _after_break(self, error: StepError) -> BaseException:
-        """What to raise when a call has failed: this worker's own error, or what has become of another one."""
-        is_collective = "ollective" in str(error.__cause__)
-        if is_collective:
-            self._link.hear(WORD_SECONDS)
-        broken = self._link.broken
-        if not is_collective and (broken is None or broken["signum"] is None):
-            self._link.fail(in_one_line(error))
-            return error
-        back = self._put_back()
-        if broken is None:
-            self._link.fail(in_one_line(error))
-            return StepError(f"the connection between the workers broke{back}: {error}")
-        found = self._link.error()
-        try:
-            self._peers.stop_if_told()
-        except (KeyboardInterrupt, SystemExit) as stopped:
-            return stopped
-        return ClusterError(f"{found}{back}")
-
-    def _put_back(self) -> str:
-        """Go back to the backup; returns that in words."""
-        lost = self.global_step
-        step = self._backup.put_back()
-        self.data.count(step - lost, reads_ahead=True)
-        self._go_to(step)
-        return f"; back to step {step}, {lost - step} steps earlier" if lost > step else f" in step {lost + 1}"
+        pass  # the chief saves, whichever worker was asked: see `_agree`
 
     def _look_at_data(self, built: BuiltModel) -> None:
         super()._look_at_data(built)
-        first = self._agreement.require_same_data(built)
-        self._link.be("building its model", together=True)
-        if first is not None:
-            self.log(f"WARNING: {first}")
+        if (warning := require_same_data(self._sync, built)) is not None:
+            self.log(f"WARNING: {warning}")
+
+    def _write_place(self, *, is_start: bool = False) -> None:
+        """Write where this worker is in its own share of the data, next to what the chief saves."""
+        if self.data.own_places is None or not (self._has_begun and self.run.state_is_sound):
+            return
+        try:
+            self.data.own_places.write(self.data, is_start=is_start)
+        except (OSError, tf.errors.OpError) as error:
+            self._say(f"WARNING: worker {self.worker.index} cannot save its place in the data: {in_one_line(error)}")
 
     def _say(self, text: str) -> None:
         """Print a line on any worker, at once."""

@@ -11,11 +11,9 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
 
-from prototrain.cluster import servers as server_cluster
-from prototrain.cluster.hub import Limits
-from prototrain.cluster.servers import ServerCluster, find_servers
 from prototrain.errors import ClusterError, ConfigError, StepError
-from prototrain.trainers.distributed_async import ScheduledSteps
+from prototrain.trainers import distributed_async
+from prototrain.trainers.distributed_async import ScheduledSteps, ServerCluster
 from tests.trainers import processes
 
 TASKS = ["chief", "worker", "worker", "ps"]
@@ -61,40 +59,7 @@ def test_a_value_that_is_not_finite_ends_it(tmp_path: Path) -> None:
 def test_a_lost_parameter_server_is_an_error(tmp_path: Path) -> None:
     chief, *_ = run(steps=100_000, experiment=str(tmp_path / "run"), actor=0, act="kill", at=12, victim=3)
     assert chief is not None
-    assert chief["error"].startswith("StepError") and "parameter server 127.0.0.1" in chief["error"]
-
-
-@pytest.mark.parametrize(
-    ("silent", "signum", "said", "code"),
-    [
-        (["worker 1 (b:1)"], None, "worker 1 (b:1): it has given no sign of life for", 1),
-        (["worker 1 (b:1)"], 15, "worker 1 (b:1): it has given no sign of life for", 143),
-        (["parameter server 0 (c:1)"], None, "parameter server 0 (c:1): it has given no sign of life for", 1),
-        ([], None, "no worker has ended a step for 51 seconds (trainer.stall_timeout)", None),
-    ],
-)
-def test_steps_that_do_not_end(
-    silent: list[str], signum: int | None, said: str, code: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines, codes, at_exit = list[str](), list[int](), list[Any]()
-    monkeypatch.setattr("atexit.register", lambda *call: at_exit.append(call))
-    monkeypatch.setattr("prototrain.trainers.distributed_async.POLL_SECONDS", 0)
-    seconds = itertools.count()
-    steps = ScheduledSteps(
-        SimpleNamespace(log=lines.append, changed_early=list),  # type: ignore[arg-type]
-        SimpleNamespace(done=lambda: False),
-        SimpleNamespace(silent=lambda: silent, require_alive=lambda: None),  # type: ignore[arg-type]
-        lambda completed: None,
-        Limits(silence=10, stall=50),
-        lambda: signum,
-        leave=codes.append,
-        clock=lambda: float(next(seconds)),
-    )
-    stuck = steps._wait()
-    assert stuck is not None and stuck.startswith(said)
-    assert lines == [f"waiting for {name}, of which nothing is heard" for name in silent]
-    assert codes == ([1] if "parameter server" in said else [])  # nothing can be saved without it
-    assert [call[-1] for call in at_exit] == ([] if code is None else [code])
+    assert chief["error"].startswith("StepError") and "parameter server 0 (127.0.0.1" in chief["error"]
 
 
 class Result:
@@ -124,7 +89,8 @@ def test_statistics_that_a_step_has_spoilt_are_put_back() -> None:
         SimpleNamespace(schedule=schedule, done=lambda: True),
         SimpleNamespace(),  # type: ignore[arg-type]
         lambda completed: None,
-        Limits(silence=10, stall=50),
+        10.0,
+        50.0,
         lambda: None,
     )
     result = steps._run(iter(batches), 3, 0)
@@ -139,64 +105,43 @@ class TestCluster:
         rest = {name: addresses for name, addresses in CLUSTER.items() if name != missing}
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": rest, "task": {"type": kind, "index": 0}}))
         with pytest.raises(ConfigError, match=f"the cluster has no '{missing}'"):
-            find_servers()
+            ServerCluster.find()
 
     def test_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("TF_CONFIG", raising=False)
         with pytest.raises(ConfigError, match="TF_CONFIG must be JSON such as"):
-            find_servers()
+            ServerCluster.find()
 
     def test_a_server_ends_when_the_chief_is_gone(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        task = {"type": "ps", "index": 0}
-        cluster = {**CLUSTER, "ps": ["127.0.0.1:0"]}
-        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
-        monkeypatch.setattr(server_cluster.tf.distribute, "Server", lambda *_, **__: object())
-        answers = iter([False] * 30 + [True, False, True] + [False] * 30)
-        monkeypatch.setattr(server_cluster, "_answers", lambda _: next(answers))
-        now = 0.0
-
-        def sleep(seconds: float) -> None:
-            nonlocal now
-            now += seconds
-
+        task = {"cluster": CLUSTER, "task": {"type": "ps", "index": 0}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+        monkeypatch.setattr(distributed_async.tf.distribute, "Server", lambda *_, **__: object())
+        monkeypatch.setattr(distributed_async, "_POLL_SECONDS", 0)
+        answers = itertools.chain([False] * 3 + [True, False, True], itertools.repeat(False))
+        monkeypatch.setattr(distributed_async, "_answers", lambda _: next(answers))
+        ticks = itertools.count(1)
         with pytest.raises(SystemExit) as end:
-            server_cluster.serve(clock=lambda: now, sleep=sleep)
-        assert end.value.code == 0 and now == 32 + server_cluster.PATIENCE_SECONDS
+            distributed_async.serve(60.0, clock=lambda: float(next(ticks)))
+        assert end.value.code == 0
         assert "the chief at 127.0.0.1:1 is gone" in capsys.readouterr().out
 
-    def test_a_server_does_not_wait_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        cluster = {**CLUSTER, "ps": ["127.0.0.1:0"]}
-        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}}))
-        monkeypatch.setattr(server_cluster.tf.distribute, "Server", lambda *_, **__: object())
-        for answers, said in ((False, "has not come within 7 seconds"), (True, "no sign of life for 7 seconds")):
-            monkeypatch.setattr(server_cluster, "_answers", lambda _, answers=answers: answers)
-            monkeypatch.setattr(server_cluster, "_responds", lambda _: False)
-            seconds = itertools.count()
-            with pytest.raises(ClusterError, match=said):
-                server_cluster.serve(timeout=7, clock=lambda ticks=seconds: float(next(ticks)), sleep=lambda _: None)
-
-    def test_the_chief_does_not_wait_for_ever(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_the_chief_does_not_wait_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER, "task": {"type": "chief", "index": 0}}))
-        monkeypatch.setattr(server_cluster, "require_not_started", lambda *_: None)
-        monkeypatch.setattr(server_cluster, "_responds", lambda address: address != "127.0.0.1:4")
-        with pytest.raises(
-            ClusterError, match=r"parameter server 0 \(127\.0\.0\.1:4\) has not come within 2\.5 seconds"
-        ):
-            server_cluster.connect(timeout=2.5)
-        assert "waiting for parameter server 0 (127.0.0.1:4) to start ..." in capsys.readouterr().out
+        monkeypatch.setattr(distributed_async, "require_not_started", lambda *_: None)
+        monkeypatch.setattr(distributed_async, "_answers", lambda address: address != "127.0.0.1:4")
+        with pytest.raises(ClusterError, match=r"parameter server 0 .* did not come within 0\.1 seconds"):
+            distributed_async.connect(0.1)
 
-    def test_who_is_alive(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_processes_that_are_gone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         cluster = ServerCluster(CLUSTER, "chief", 0)
         alive = {"127.0.0.1:3", "127.0.0.1:4"}
-        monkeypatch.setattr(server_cluster, "_answers", lambda address: address in alive)
-        cluster.require_alive()
+        monkeypatch.setattr(distributed_async, "_answers", lambda address: address in alive)
+        cluster.require_usable()
         alive.discard("127.0.0.1:3")
         with pytest.raises(StepError, match="none of the 2 workers is left"):
-            cluster.require_alive()
+            cluster.require_usable()
         alive.discard("127.0.0.1:4")
-        with pytest.raises(StepError, match=r"parameter server 127\.0\.0\.1:4 is gone"):
-            cluster.require_alive()
+        with pytest.raises(StepError, match=r"parameter server 0 \(127\.0\.0\.1:4\) is gone"):
+            cluster.require_usable()

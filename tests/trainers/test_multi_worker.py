@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prototrain.cluster import Worker, find_cluster
-from prototrain.cluster.workers import slurm_port
+from prototrain.distributed.connect import Worker, find_cluster, slurm_port
 from prototrain.errors import ConfigError
 from prototrain.trainers.multi_worker import MultiWorkerTrainer
 from tests.tiny import tiny_model
@@ -46,7 +45,7 @@ def test_a_resume_is_exact_and_only_the_chief_writes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("act", "chief"), [("signal", 0), ("hang up", 1), ("stop", 0), ("fail", 1)])
+@pytest.mark.parametrize(("act", "chief"), [("signal", 0), ("stop", 1), ("fail", 1)])
 def test_what_ends_one_worker_ends_all_at_the_same_step(act: str, chief: int, tmp_path: Path) -> None:
     results = run(2, steps=100_000, experiment=str(tmp_path / "run"), actor=chief, act=act, at=12)
     assert all(result is not None for result in results)
@@ -55,8 +54,8 @@ def test_what_ends_one_worker_ends_all_at_the_same_step(act: str, chief: int, tm
     if act == "fail":
         assert results[0] is not None and results[0]["error"].startswith("ClusterError: worker 1 (127.0.0.1:")
         assert results[0]["error"].endswith(" failed: RuntimeError: a callback failed")
-    if act in ("signal", "hang up"):
-        assert [result["exit"] for result in results if result] == [143 if act == "signal" else 129] * 2
+    if act == "signal":
+        assert [result["exit"] for result in results if result] == [143] * 2
     saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert len(saved) == 1 and saved[0].startswith("step-")
 
@@ -78,14 +77,15 @@ def test_a_value_that_is_not_finite_on_one_worker_ends_all(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_ends_the_others_with_a_checkpoint(tmp_path: Path) -> None:
-    results = run(2, steps=100_000, experiment=str(tmp_path / "run"), actor=1, act="die", at=40)
-    assert results[1] is None and results[0] is not None
-    assert "worker 1 (127.0.0.1:" in results[0]["error"] and "gone without a word" in results[0]["error"]
-    (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
-    assert saved.name == f"step-{results[0]['step']:010d}"
-    again = run(2, steps=results[0]["step"] + 5, experiment=str(tmp_path / "run"))
-    assert all(result is not None and result["step"] == results[0]["step"] + 5 for result in again)
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_worker_that_is_killed_ends_the_others(victim: int, tmp_path: Path) -> None:
+    order = {"batch": 6, "experiment": str(tmp_path / "run"), "actor": victim, "act": "die", "at": 40}
+    results = run(3, steps=100_000, **order)
+    assert results.pop(victim) is None
+    for result in results:
+        assert result is not None and result["error"].startswith("ClusterError: worker"), result
+    # A step may be half-done when a worker is killed, so nothing was saved that a resume would start from.
+    assert not [path for path in (tmp_path / "run").glob("checkpoints/step-*") if path.name > "step-0000000040"]
 
 
 @pytest.mark.slow
@@ -98,32 +98,25 @@ def test_workers_that_disagree_on_the_config() -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_stopped_ends_the_others_after_a_while(tmp_path: Path) -> None:
-    config = {"trainer__cluster_timeout": 6.0}
+def test_a_worker_that_is_stopped_ends_the_others(tmp_path: Path) -> None:
     order: dict[str, Any] = {
         "steps": 100_000,
-        "batch": 6,
         "experiment": str(tmp_path / "run"),
-        "actor": 2,
+        "actor": 1,
         "act": "freeze",
-        "at": 40,
+        "at": 9,
     }
-    *others, frozen = run(3, config=config, **order)
-    assert frozen is None
-    for result in others:
-        assert result is not None and result["error"].startswith("ClusterError: worker 2 (127.0.0.1:")
-        assert "no sign of life for 6 seconds (trainer.cluster_timeout)" in result["error"]
-        assert result["step"] == 40, result["error"]
-    assert others[0] is not None
-    (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
-    assert saved.name == f"step-{others[0]['step']:010d}"
+    other, frozen = run(2, config={"trainer__cluster_timeout": 6.0}, **order)
+    assert frozen is None and other is not None
+    assert other["error"].startswith("ClusterError: worker 1 (127.0.0.1:")
+    assert other["error"].endswith("is gone or does not answer") and other["step"] == 9
 
 
 @pytest.mark.slow
 def test_data_that_ends_on_one_worker_ends_all() -> None:
     for result in run(2, orders=[{"rows": 40}, {"rows": 24}]):
         assert result is not None and result["error"].startswith("ClusterError: worker 1 (127.0.0.1:")
-        assert "failed: it ran out of training data behind step 3, and worker 0 (127.0.0.1:" in result["error"]
+        assert "ran out of training data behind step 3" in result["error"]
 
 
 @pytest.mark.slow
@@ -132,12 +125,6 @@ def test_a_worker_that_cannot_read_its_data_ends_the_others_with_its_own_words(t
     assert chief is not None and other is not None
     assert "FileNotFoundError" in other["error"] and "train.csv" in other["error"]
     assert chief["error"].startswith("ClusterError: worker 1 (127.0.0.1:") and other["error"] in chief["error"]
-
-
-@pytest.mark.slow
-def test_workers_without_a_learning_rate() -> None:
-    for result in run(2, unscheduled=True):
-        assert result is not None and "model.lr_schedule.method is not set; the optimizer 'adam'" in result["error"]
 
 
 def test_a_run_step_that_nobody_would_call_is_refused() -> None:

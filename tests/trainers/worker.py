@@ -46,8 +46,6 @@ class Act(Callback):
                 os.kill(os.getpid(), signal.SIGTERM)
             case "save":
                 os.kill(os.getpid(), signal.SIGUSR1)
-            case "hang up":
-                os.kill(os.getpid(), signal.SIGHUP)
             case "die":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "kill":
@@ -107,10 +105,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
         **order.get("config", {}),
     )
     callbacks: list[Callback] = [StopOnNaN()]
-    if order.get("unscheduled"):
-        del model.config["model.lr_schedule.method"]
-    else:
-        callbacks.insert(0, LearningRate(lambda step: 0.02 * 0.9 ** (step / 10)))
+    callbacks.insert(0, LearningRate(lambda step: 0.02 * 0.9 ** (step / 10)))
     if order.get("experiment"):
         callbacks += [Validation().every(steps=7), JSONWriter(), SaveOnExit()]
     if index == order.get("actor"):

@@ -1,0 +1,384 @@
+"""Workers on Ray Train, which places them, watches them and starts them again.
+
+The driver (`run`) and the workers share a small actor, the board: a worker pins to it what it prints and what the run
+ends with, the driver what a signal asks for. Ray restarts after every error; here only the loss of a worker is a reason
+for that, so the functions of all workers return normally once an error is on the board, and the driver raises it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from prototrain.errors import ClusterError, ConfigError
+from prototrain.experiment.experiment import STARTED
+from prototrain.system.signals import StopRequest
+from prototrain.system.terminal import say
+
+_LOCAL = "local"
+_POLL_SECONDS = 0.3
+_ROOM_SECONDS = 30.0
+_REACH_SECONDS = 10.0
+_LAST_SECONDS = 45.0  # to save in, once the driver is gone
+_VERDICT_SECONDS = 5.0  # in which the worker that caused a failure has it on the board
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # by default its workers give way to all other processes
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without gpus_per_worker each worker sees all GPUs
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "60",  # 10 minutes by default
+}
+
+
+class _Board:
+    """See the module; an actor."""
+
+    def __init__(self) -> None:
+        self._starts = 0
+        self._signum: int | None = None
+        self._saves = 0
+        self._printed: list[str] = []
+        self._said: dict[str, Any] = {"failure": None, "cause": None, "has_begun": False}
+
+    def start(self) -> None:
+        self._starts += 1
+
+    def read(self) -> dict[str, Any]:
+        restarts = max(self._starts - 1, 0)
+        asked = {"signum": self._signum, "saves": self._saves}
+        return {"starts": self._starts, "restarts": restarts, **asked, **self._said}
+
+    def pin(self, printed: str = "", failure: Any = None, cause: str | None = None, has_begun: bool = False) -> None:
+        if printed:
+            self._printed.append(printed)
+        self._said["failure"] = self._said["failure"] or failure
+        self._said["cause"] = cause or self._said["cause"]
+        self._said["has_begun"] |= has_begun
+
+    def ask(self, *, signum: int | None = None, save: bool = False) -> None:
+        self._signum, self._saves = signum or self._signum, self._saves + save
+
+    def take_printed(self) -> str:
+        text, self._printed = "".join(self._printed), []
+        return text
+
+
+def run(
+    function: Callable[[], object],
+    *,
+    workers: int,
+    cluster: str | None = None,
+    gpus_per_worker: int | None = None,
+    max_restarts: int = 10,
+    min_workers: int | None = None,
+) -> None:
+    """Call a function in several processes that train together, and again when one of them is lost.
+
+    The function makes a `MultiWorkerTrainer` (`TF_CONFIG` is set) and trains with it; each call continues from the
+    newest checkpoint. What the workers print is printed here.
+
+    Args:
+        function: of a module, or of a script that calls this under ``if __name__ == "__main__":``.
+        workers: how many processes.
+        cluster: the address of a Ray cluster; None or "local" for one on this machine that lasts as long as the run.
+        gpus_per_worker: how many GPUs each worker gets for itself.
+        max_restarts: how often all are started again.
+        min_workers: continue with as few where the cluster has no room for all; by default with all only.
+
+    Raises:
+        ClusterError: a worker has failed, or workers were lost more than `max_restarts` times.
+        ConfigError: an argument is wrong, or Ray is not installed.
+        KeyboardInterrupt: after Ctrl-C, once everything is saved.
+        SystemExit: after SIGTERM, SIGHUP or SIGXCPU, with exit code 128 + its number, once everything is saved.
+    """
+    if not 1 <= (min_workers or workers) <= workers:
+        raise ConfigError(f"workers must be at least 1, and min_workers at most as many; got {workers}, {min_workers}")
+    if max_restarts < 0:
+        raise ConfigError(f"max_restarts must be at least 0, got {max_restarts}")
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    is_ours = connect_ray(cluster or _LOCAL, workers)
+    import ray
+
+    try:
+        import ray.train
+    except ImportError as error:
+        raise ConfigError("several workers need Ray Train: pip install 'prototrain[ray]'") from error
+    try:
+        board = ray.remote(num_cpus=0)(_Board).remote()
+        with tempfile.TemporaryDirectory(prefix="prototrain-ray-", ignore_cleanup_errors=True) as directory:
+            trainer = _trainer(function, board, directory, workers, min_workers, gpus_per_worker, max_restarts)
+            _Driver(board, trainer.fit, f"{workers} workers", max_restarts).run()
+    finally:
+        if is_ours:
+            ray.shutdown()
+
+
+def _trainer(
+    function: Callable[[], object],
+    board: Any,
+    directory: str,
+    workers: int,
+    min_workers: int | None,
+    gpus_per_worker: int | None,
+    max_restarts: int,
+) -> Any:
+    from ray.train import BackendConfig, FailureConfig, RunConfig, ScalingConfig
+    from ray.train.backend import Backend
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+    class Addresses(Backend):  # type: ignore[misc]
+        def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
+            addresses = worker_group.execute(_address)
+            for index in range(len(addresses)):
+                worker_group.execute_single(index, _set_tf_config, addresses, index)
+            import ray
+
+            ray.get(board.start.remote())
+
+    class Config(BackendConfig):  # type: ignore[misc]
+        backend_cls = Addresses
+
+    order = {
+        "function": function,
+        "board": board,
+        "directory": os.getcwd(),
+        "path": sys.path,
+        "arguments": sys.argv,
+        "started": time.strftime("%Y%m%d-%H%M%S"),
+    }
+    resources = {"CPU": 1.0, **({"GPU": float(gpus_per_worker)} if gpus_per_worker else {})}
+    return DataParallelTrainer(
+        _work,
+        train_loop_config=order,
+        backend_config=Config(),
+        scaling_config=ScalingConfig(
+            num_workers=workers if min_workers in (None, workers) else (min_workers, workers),
+            use_gpu=bool(gpus_per_worker),
+            resources_per_worker=resources,
+            placement_strategy="SPREAD",
+        ),
+        run_config=RunConfig(
+            name="workers", storage_path=directory, failure_config=FailureConfig(max_failures=max_restarts)
+        ),
+    )
+
+
+class _Driver:
+    """Waits for the workers: passes signals on, prints what they print, and raises what they end with.
+
+    Args:
+        board: shared with the workers.
+        fit: runs them.
+        what: is being started, in words.
+        max_restarts: how often they are started again.
+    """
+
+    def __init__(self, board: Any, fit: Callable[[], object], what: str, max_restarts: int) -> None:
+        self._board, self._fit, self._what, self._max_restarts = board, fit, what, max_restarts
+        self._error: Exception | None = None
+        self._restarts = 0
+
+    def run(self) -> None:
+        # In a thread: on the main one Ray takes Ctrl-C, and kills the workers before they have saved.
+        thread = threading.Thread(target=self._run_fit, name="ray-train", daemon=True)
+        stop = StopRequest(say)
+        is_told, is_said, begin = False, False, time.monotonic()
+        with stop:
+            thread.start()
+            while thread.is_alive():
+                thread.join(_POLL_SECONDS)
+                state = self._look(save=stop.take_save(), signum=stop.signum if not is_told else None)
+                is_told = stop.signum is not None
+                if not state["starts"]:
+                    if is_told:
+                        break  # nothing has begun
+                    if not is_said and time.monotonic() - begin > _ROOM_SECONDS:
+                        is_said = True
+                        say(f"waiting for room for {self._what} ...")
+        state = self._look()
+        if state["failure"] is not None:
+            name, text, details = state["failure"]
+            if details:
+                say(details, to_stderr=True)
+            raise ClusterError(f"{name} failed: {text}")
+        stop.check()
+        if self._error is not None:
+            why = state["cause"] or " ".join(str(self._error).split())
+            raise ClusterError(f"the run has ended after {state['restarts']} restarts: {why}") from self._error
+
+    def _run_fit(self) -> None:
+        try:
+            self._fit()
+        except Exception as error:
+            self._error = error
+
+    def _look(self, *, save: bool = False, signum: int | None = None) -> dict[str, Any]:
+        import ray
+
+        if save or signum:
+            self._board.ask.remote(signum=signum, save=save)
+        state, printed = ray.get([self._board.read.remote(), self._board.take_printed.remote()])
+        sys.stdout.write(printed)
+        sys.stdout.flush()
+        if state["restarts"] > self._restarts:
+            self._restarts = state["restarts"]
+            why = state["cause"] or "a worker is gone"
+            say(
+                f"{why}; all workers start again from the newest checkpoint "
+                f"(restart {self._restarts} of at most {self._max_restarts})"
+            )
+        return dict(state)
+
+
+# -- in a worker ------------------------------------------------------------------------------------------------------
+
+
+def _address() -> str:
+    import ray
+
+    host = ray.util.get_node_ip_address()
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as one:
+        one.bind(("", 0))
+        return f"[{host}]:{one.getsockname()[1]}" if ":" in host else f"{host}:{one.getsockname()[1]}"
+
+
+def _set_tf_config(addresses: list[str], index: int) -> None:
+    import json
+
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})
+
+
+class _Output:
+    """Takes what a worker prints, for the board."""
+
+    encoding, errors = "utf-8", "replace"
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    def write(self, text: str) -> int:
+        self._texts.append(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """`take` does that."""
+
+    def isatty(self) -> bool:
+        return False
+
+    def take(self) -> str:
+        texts, self._texts = self._texts, []
+        return "".join(texts)
+
+
+def _work(order: dict[str, Any]) -> None:
+    """Call the function of a run in a worker, as the driver would."""
+    import ray
+
+    board, output = order["board"], _Output()
+    if os.path.isdir(order["directory"]):
+        os.chdir(order["directory"])
+    sys.path[:0] = [path for path in order["path"] if path not in sys.path]
+    sys.argv = order["arguments"]
+    os.environ[STARTED] = order["started"]
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    sys.stdout = output
+
+    from prototrain.distributed.connect import find_cluster
+    from prototrain.distributed.sync import is_of_peers, launcher
+    from prototrain.system.tracebacks import for_terminal, in_one_line
+
+    state = ray.get(board.read.remote())
+    if state["failure"] is not None or state["signum"] is not None:
+        return
+    launcher.restarts, launcher.cause, launcher.has_begun = state["restarts"], state["cause"], state["has_begun"]
+
+    def exchange() -> None:
+        while True:
+            time.sleep(_POLL_SECONDS)
+            try:
+                board.pin.remote(printed=output.take(), has_begun=launcher.has_begun)
+                now = ray.get(board.read.remote())
+            except ray.exceptions.RayError:  # the driver is gone, and the board with it
+                launcher.signum = signal.SIGTERM
+                time.sleep(_LAST_SECONDS)
+                os._exit(128 + signal.SIGTERM)
+            launcher.signum, launcher.saves = now["signum"], now["saves"]
+
+    threading.Thread(target=exchange, name="board", daemon=True).start()
+    worker = find_cluster()[1]
+    failure: Any = None
+    try:
+        order["function"]()
+    except Exception as error:
+        if is_of_peers(error):
+            board.pin.remote(cause=" ".join(str(error).split()))
+            end = time.monotonic() + _VERDICT_SECONDS
+            while ray.get(board.read.remote())["failure"] is None:
+                if time.monotonic() > end:
+                    raise  # a worker is gone: Ray starts all again
+                time.sleep(_POLL_SECONDS)
+        else:
+            details = for_terminal(error)
+            is_said = details.startswith("prototrain: error:")
+            failure = worker.name(worker.index), in_one_line(error), "" if is_said else details
+    except (KeyboardInterrupt, SystemExit) as error:
+        code = getattr(error, "code", None)
+        if launcher.signum is None and code not in (None, 0):
+            failure = worker.name(worker.index), f"it ended with exit code {code}", ""
+    finally:
+        ray.get(board.pin.remote(printed=output.take(), failure=failure))
+
+
+def connect_ray(address: str, cpus: int) -> bool:
+    """Connect this process with a Ray cluster.
+
+    Args:
+        address: of the cluster; "auto" for the one that this machine is part of, "local" for one that lasts as long as
+            this process.
+        cpus: what a local cluster counts for.
+
+    Returns:
+        whether it was not connected before.
+
+    Raises:
+        ConfigError: Ray is not installed.
+        ClusterError: there is no cluster at the address.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            import ray
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ConfigError("several workers need Ray, which is not installed: pip install 'prototrain[ray]'") from error
+    if ray.is_initialized():
+        return False
+    is_local = address == _LOCAL
+    options: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if is_local else {}
+    if is_local:
+        for name in ("RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness"):
+            os.environ.setdefault(name, _ENVIRONMENT[name])
+    try:
+        if re.fullmatch(r"[^/]+:\d+", address):
+            # Ray itself would try for a minute, and then end this process.
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
+        with warnings.catch_warnings(action="ignore"):
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    except Exception as error:  # Ray raises it bare where its own processes do not start in time
+        said = " ".join(str(error).split())
+        raise ClusterError(f"there is no Ray cluster at {address!r} that this process can reach: {said}") from error
+    return True

@@ -1,0 +1,278 @@
+"""What the workers of a run tell each other: all-reduced numbers between two compiled calls, and errors.
+
+TensorFlow notices a worker that is gone or stopped: the collective operations of all others fail. What a worker fails
+with itself is reported to them in the same way. A worker that lives but makes no step is ended by a timer.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from prototrain.distributed.connect import Worker, is_lost
+from prototrain.errors import ClusterError
+from prototrain.private_api.runtime import report_to_cluster
+from prototrain.system.signals import StopRequest
+from prototrain.system.tracebacks import in_one_line
+
+FIRST_STALL_SECONDS = 1800.0  # at least, for a first call, which is traced
+ENDED_SECONDS = 10.0
+REPORT_SECONDS = 3.0
+_WORDS = re.compile(r"<<(.*?)>>", re.DOTALL)
+_SILENT = re.compile(r"unhealthy \(stopped sending heartbeats\):\s*/job:(\w+)\S*/task:(\d+)")
+_UNREACHABLE = re.compile(r"remote target /job:(\w+)\S*/task:(\d+)")
+_ENDED, _FAILED = -1, -2
+
+
+@dataclass
+class Launcher:
+    """What `prototrain.distributed.run` tells the worker in this process, and asks of it.
+
+    Attributes:
+        restarts: how often the workers were started again.
+        cause: why, the last time.
+        has_begun: whether this worker, or one of an earlier start, has begun to train.
+        signum: the signal that ends the run, once there is one.
+        saves: how many requests to save there have been.
+    """
+
+    restarts: int = 0
+    cause: str | None = None
+    has_begun: bool = False
+    signum: int | None = None
+    saves: int = 0
+
+
+launcher = Launcher()
+
+
+class AgreedStop(StopRequest):
+    """Takes requests to stop, but shows them only once all workers know of them."""
+
+    wanted: int | None = None
+
+    def __enter__(self) -> AgreedStop:
+        self.wanted = None
+        super().__enter__()
+        return self
+
+    def request(self, signum: int) -> None:
+        if self.wanted is None:
+            self.wanted = signum
+
+    def _pause(self) -> None:
+        pass  # no worker may leave a call alone; calls are short
+
+    def agree(self, signum: int) -> None:
+        """Stop, now that all workers know."""
+        super().request(signum if self.wanted is None else self.wanted)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all workers know before a call.
+
+    Attributes:
+        steps: how many steps all of them can do.
+        places: of each worker the completed steps and the batches read.
+        save: whether a worker was asked to save.
+        has_saved: whether the chief has saved since the last agreement.
+        signum: the signal that one of them got, or None.
+        ended: the worker that ends the run at this step, or None.
+    """
+
+    steps: int
+    places: list[tuple[int, int]]
+    save: bool
+    has_saved: bool
+    signum: int | None
+    ended: int | None
+
+
+class WorkerSync:
+    """Connects the trainer in this process with those of the other workers.
+
+    Args:
+        strategy: TensorFlow's, connected.
+        worker: this process's place.
+        stall_timeout: seconds without an agreement after which this process ends itself.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, worker: Worker, stall_timeout: float) -> None:
+        self.worker = worker
+        self._stall_timeout = stall_timeout
+        self._has_agreed = False
+        self._saves = launcher.saves
+        towers = strategy.num_replicas_in_sync // worker.count
+
+        def add(table: tf.Tensor) -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            is_first = tf.equal(context.replica_id_in_sync_group % towers, 0)
+            return context.all_reduce("sum", table * tf.cast(is_first, table.dtype))
+
+        def add_all(table: tf.Tensor) -> tf.Tensor:
+            return strategy.experimental_local_results(strategy.run(add, (table,)))[0]
+
+        self._add_all = tf.function(add_all, autograph=False, reduce_retracing=True)
+
+    # -- telling ------------------------------------------------------------------------------------------------------
+
+    def gather(self, row: Sequence[int]) -> list[list[int]]:
+        """The integers of each worker; all of them call this with equally many.
+
+        Raises:
+            ClusterError: a worker is gone or has failed.
+        """
+        table = np.zeros([self.worker.count, len(row)], np.int64)
+        table[self.worker.index] = row
+        with self.failing_together():
+            found: list[list[int]] = self._add_all(table).numpy().tolist()
+        return found
+
+    def exchange(self, value: Any) -> list[Any]:
+        """The JSON value of each worker; see `gather`."""
+        text = json.dumps(value).encode()
+        longest = max(row[0] for row in self.gather([len(text)]))
+        return [json.loads(bytes(row)) for row in self.gather([*text.ljust(longest)])]
+
+    def agree(
+        self,
+        n: int,
+        *,
+        step: int,
+        batches: int,
+        save: bool = False,
+        has_saved: bool = False,
+        signum: int | None = None,
+        ended: bool = False,
+        data_ended: bool = False,
+    ) -> Agreement:
+        """Tell the others how many steps this worker can do, and whether it has to save or to stop.
+
+        Args:
+            n: the number of steps.
+            step: completed steps.
+            batches: how many batches it has read.
+            save: whether it was asked to save.
+            has_saved: whether it has saved since the last agreement.
+            signum: the signal that ends the run.
+            ended: whether the run ends at this step for another reason.
+            data_ended: whether the last call met the end of the data, which must be so on all workers.
+
+        Raises:
+            ClusterError: a worker is gone or has failed.
+        """
+        save, self._saves = save or launcher.saves != self._saves, launcher.saves
+        code = signum or launcher.signum or (_ENDED if ended else 0)
+        self._watch()
+        with self._others_come(step) if data_ended else nullcontext():
+            told = self.gather([n, step, batches, save, has_saved, code])
+        signals = [row[5] for row in told if row[5] > 0]
+        left = [index for index, row in enumerate(told) if row[5] == _ENDED]
+        return Agreement(
+            steps=min(row[0] for row in told),
+            places=[(row[1], row[2]) for row in told],
+            save=any(row[3] for row in told),
+            has_saved=any(row[4] for row in told),
+            signum=signals[0] if signals else None,
+            ended=left[0] if left else None,
+        )
+
+    @contextmanager
+    def _others_come(self, step: int) -> Iterator[None]:
+        """Fail on all workers if the others are still in a call, for which this worker has no data."""
+        words = f"{self.worker.name(self.worker.index)} ran out of training data behind step {step}, and others did not"
+        timer = threading.Timer(ENDED_SECONDS, report, (words,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def wait_for_all(self) -> None:
+        """Wait until all workers are here, at the end: TensorFlow may still be reading from this process."""
+        with suppress(ClusterError):
+            self.gather([0])
+
+    # -- failing ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Let a block fail on all workers if it fails on one.
+
+        Raises:
+            ClusterError: another worker is gone or has failed.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """Tell the others of an error, and raise it.
+
+        Raises:
+            ClusterError: it comes from the loss or the failure of another worker.
+        """
+        if isinstance(error, ClusterError):
+            raise error
+        if not is_of_peers(error):
+            words = in_one_line(error) if isinstance(error, Exception) else f"stopped by {type(error).__name__}"
+            report(f"{self.worker.name(self.worker.index)} failed: {words}")
+            raise error
+        words = self._words("\n".join(map(str, _chain(error))))
+        report(words)  # whoever waits for this worker need not wait for its heartbeat
+        raise ClusterError(words) from error
+
+    def _words(self, text: str) -> str:
+        if said := _WORDS.search(text):
+            return " ".join(said[1].split())
+        if (found := _SILENT.search(text)) or (found := _UNREACHABLE.search(text)):
+            index = int(found[2]) + (self.worker.chiefs if found[1] == "worker" else 0)
+            return f"{self.worker.name(index)} is gone or does not answer"
+        return f"the connection between the workers broke; the chief is {self.worker.name(0)}"
+
+    # -- a worker that is stuck ---------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """End this process, with the stacks of its threads, if it does not come here again in time."""
+        seconds = self._stall_timeout if self._has_agreed else max(self._stall_timeout, FIRST_STALL_SECONDS)
+        self._has_agreed = True
+        faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+
+    def stop_watching(self) -> None:
+        """The run has ended."""
+        faulthandler.cancel_dump_traceback_later()
+
+
+def report(words: str) -> None:
+    """Make all workers fail with these words."""
+    is_lost.set()
+    # In a thread: with a chief that does not answer the call would not return.
+    thread = threading.Thread(target=report_to_cluster, args=(f"<<{words}>>",), daemon=True)
+    thread.start()
+    thread.join(REPORT_SECONDS)
+
+
+def is_of_peers(error: BaseException | None) -> bool:
+    """Whether an error, or a cause of it, is TensorFlow's for a worker that is gone or has failed."""
+    return any(
+        isinstance(one, ClusterError) or (isinstance(one, tf.errors.OpError) and "ollective" in str(one))
+        for one in _chain(error)
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__

@@ -1,0 +1,58 @@
+"""A program that starts workers, for the tests: ``several.py EXPERIMENT WORKERS STEPS [ACT STEP]``.
+
+A worker acts once, in the first start: it is killed or stopped, or a callback of its raises an error.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+
+
+def work() -> None:
+    import tensorflow as tf
+
+    from prototrain import Callback, MultiWorkerTrainer
+    from prototrain.callbacks import JSONWriter, LearningRate, ModelSaver, SaveOnExit, Summaries
+    from prototrain.distributed.sync import launcher
+    from tests.tiny import tiny_arrays, tiny_model
+
+    experiment, _, steps, act, at, *_ = [*sys.argv[1:], "", "0"]
+
+    class Act(Callback):
+        chief_only = False
+
+        def next_step(self, step: int) -> int | None:
+            return int(at) if step < int(at) and not launcher.restarts else None
+
+        def trigger_step(self) -> None:
+            if self.trainer.worker.index == self.trainer.workers - 1:
+                if act == "fail":
+                    raise RuntimeError("a callback failed")
+                os.kill(os.getpid(), getattr(signal, act))
+
+    def datasets() -> dict[str, tf.data.Dataset]:
+        examples = tf.data.Dataset.from_tensor_slices(tiny_arrays(64))
+        return {"trn": examples.shuffle(64, seed=3).repeat().batch(8)}
+
+    model = tiny_model(datasets=datasets, model__batch_size=8, trainer__cluster_timeout=10.0)
+    trainer = MultiWorkerTrainer(model, experiment=experiment)
+    callbacks = [LearningRate(lambda step: 0.02), Summaries().every(steps=1), JSONWriter()]
+    callbacks += [ModelSaver().every(steps=10), SaveOnExit(), *([Act()] if act else [])]
+    trainer.train(callbacks, max_steps=int(steps))
+
+
+if __name__ == "__main__":
+    from prototrain import distributed
+    from prototrain.errors import ClusterError
+
+    print(os.getpid(), flush=True)
+    try:
+        distributed.run(work, workers=int(sys.argv[2]))
+    except ClusterError as error:
+        print(f"ClusterError: {error}")
+        sys.exit(1)
