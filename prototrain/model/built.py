@@ -216,16 +216,13 @@ class BuiltModel:
         """A gradient processor that puts variables of Keras, which know their constraints, in place of TensorFlow's."""
         return [(gradient, self._cache.keras_variable(variable)) for gradient, variable in pairs]
 
-    def begin_anew(self, made_at: int) -> tuple[list[str], list[str]]:
+    def begin_anew(self) -> tuple[list[str], list[str]]:
         """Give layers that an earlier trainer has trained the values that they had before; see `first_values`."""
-        return first_values.begin_anew(self._holders(), self._cache.outlasting, made_at)
+        return first_values.begin_anew(self._cache.holders, self._cache.lasting)
 
     def note_trained(self) -> None:
         """Note that the variables were trained; see `first_values`."""
-        first_values.note_trained(self._holders(), self._cache.outlasting)
-
-    def _holders(self) -> dict[str, Any]:
-        return {name: self._cache.keras_variable(variable) for name, variable in self._cache.variables.items()}
+        first_values.note_trained(self._cache.holders, self._cache.lasting)
 
     def layer_loss(self) -> tf.Tensor | None:
         """The sum of the layers' losses in the last `build` of this tower; None if there are none; traced."""

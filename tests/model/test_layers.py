@@ -189,12 +189,6 @@ def assigns_a_layer(x: Any, training: bool) -> Any:
     return logits
 
 
-def assigns_a_variable(x: Any, training: bool) -> Any:
-    scale = tf.Variable(tf.ones([2]), name="scale")
-    scale.assign(scale * 0.5)
-    return L.Dense(2, name="fc")(x) * scale
-
-
 def twice(x: Any, training: bool) -> Any:
     def judge(x: Any) -> Any:
         return L.Dense(2, name="line")(x)
@@ -219,7 +213,6 @@ def twice_a_layer_with_children(x: Any, training: bool) -> Any:
     ("network", "message"),
     [
         (assigns_a_layer, r"assigns a computed value to the trainable variable fc/kernel, .* in every step"),
-        (assigns_a_variable, r"assigns a computed value to the trainable variable scale, .* in every step"),
         (twice_a_layer_with_children, r"two layers named 'judge'"),
         (twice, r"two layers named 'line', .* make the layer once and call it twice, otherwise give .* another name"),
     ],
