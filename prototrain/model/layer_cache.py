@@ -190,7 +190,7 @@ class LayerCache:
         before = [v for v in used if id(v.handle) not in known and not is_scratch(v)]
         self._name(self._thread.call.called, before)
 
-    def _name(self, called: Mapping[int, Any], before: list[tf.Variable]) -> None:
+    def _name(self, called: dict[int, Any], before: list[tf.Variable]) -> None:
         """Give all layers and variables their names.
 
         Args:
@@ -491,8 +491,9 @@ def _model_names(models: list[Any]) -> dict[int, str]:
 
     def walk(model: Any, path: str) -> None:
         for layer in model.layers:
+            longer = f"{path}/{layer.name}" if id(layer) in mine else path
             if isinstance(layer, functional_kinds()):
-                walk(layer, f"{path}/{layer.name}" if id(layer) in mine else path)
+                walk(layer, longer)
             else:
                 for weight in layer.variables:
                     found.setdefault(id(weight.value), path)
@@ -507,13 +508,13 @@ def _model_names(models: list[Any]) -> dict[int, str]:
 
 def _floating(made: Any) -> list[str]:
     """The names of an object's variables of floats."""
-    held = [made] if isinstance(made, (KerasVariable, tf.Variable)) else getattr(made, "variables", [])
+    held: list[Any] = [made] if isinstance(made, (KerasVariable, tf.Variable)) else getattr(made, "variables", [])
     return [getattr(v, "path", None) or base_name(v) for v in held if tf.as_dtype(v.dtype).is_floating]
 
 
 def _shape(arguments: Mapping[str, Any]) -> str | None:
     """The shape of a variable to be made; None if only a call of its initializer would tell."""
-    value = arguments.get("initial_value")
+    value: Any = arguments.get("initial_value")
     return None if callable(value) else str(tf.TensorShape(value.shape if hasattr(value, "shape") else np.shape(value)))
 
 

@@ -69,7 +69,6 @@ def functional_kinds() -> tuple[type, ...]:
     return (Functional,)
 
 
-
 @private
 def layers_within(layer: Any) -> list[Any]:
     """A layer and all layers inside it, at any depth."""
@@ -110,7 +109,6 @@ def hold(variable: Any, value: tf.Variable) -> None:
     """Give a Keras variable another `tf.Variable`."""
     variable._value  # noqa: B018  (a version without it keeps the value somewhere else)
     variable._value = value
-
 
 
 # -- optimizers -------------------------------------------------------------------------------------------------------

@@ -81,8 +81,6 @@ def raw_handle(variable: Any) -> Any:
     return variable._handle
 
 
-
-
 def owner(handle: Any) -> Any:
     """The object of a resource, such as a lookup table; None if it no longer exists."""
     reference = getattr(handle, "_parent_trackable", None)
