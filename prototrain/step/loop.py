@@ -16,8 +16,8 @@ import tensorflow as tf
 from prototrain.private_api.datasets import next_synchronously
 from prototrain.private_api.runtime import is_deterministic
 from prototrain.step.functions import ConcreteCall
-from prototrain.step.guard import Guard
 from prototrain.step.iteration import Batch, Iteration
+from prototrain.step.nonfinite import NoCheck
 from prototrain.step.python_summaries import noting_summaries
 from prototrain.step.result import ScalarPacker, StepResult
 from prototrain.step.variables import StopVariable, scratch_variable
@@ -49,7 +49,7 @@ class StepPlan:
     train_step: Callable[[Batch], Mapping[str, tf.Tensor]]
     placement: Any
     data: Any
-    guard: Guard
+    guard: NoCheck
     changed_early: Callable[[], Sequence[Any]]
     must_be_finite: bool
     before_run: Callable[[tf.Tensor], None]

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from prototrain.data.batches import Batch, split_batch
+from prototrain.step.arithmetic import add, as_float, divide, share_of_tower, weighted
 from prototrain.step.trace import ScalarSummary, averaged, tower_trace
-from prototrain.step.weights import as_float, share_of_tower, weighted
 
 
 class Computed(NamedTuple):
@@ -43,44 +43,48 @@ def over_micro_batches(compute: Callable[[Batch], Computed], inputs: Batch, coun
         return compute(inputs)
     trace = tower_trace()
     total: tf.Tensor | None = None
-    sums: Computed | None = None
+    sums: list[list[Any]] = []  # of outputs, gradients, added losses, their gradients
     summaries: list[list[ScalarSummary]] = []
     weights: list[tf.Tensor] = []
     for number, part in enumerate(split_batch(inputs, count)):
         # Each waits for the one before, so that only one's activations are in memory.
-        before = [] if sums is None else [gradient for gradient in sums.gradients if gradient is not None]
+        before = [gradient for gradient in sums[1] if gradient is not None] if sums else []
         with tf.control_dependencies(tf.nest.flatten(before, expand_composites=True)):
             part = tf.nest.map_structure(tf.identity, part, expand_composites=True)
         recorded: list[ScalarSummary] = []
         with nullcontext() if trace is None else trace.micro_batch(number, recorded):
             found = compute(part)
-        outputs = {name: as_float(value) for name, value in found.outputs.items()}
-        dtypes = {name: value.dtype for name, value in outputs.items()}
-        gradients = found.gradients
-        if found.weight is not None:
-            total = found.weight if total is None else total + found.weight
+        outputs, gradients, weight = (
+            [as_float(value) for value in found.outputs.values()],
+            found.gradients,
+            found.weight,
+        )
+        dtypes = [value.dtype for value in outputs]
+        if weight is not None:
+            total = weight if total is None else total + weight
             # Sums of float64 keep the digits of large weights.
-            outputs = {n: weighted(tf.cast(value, tf.float64), found.weight) for n, value in outputs.items()}
-            gradients = [weighted(gradient, found.weight) for gradient in gradients]
-        found = Computed(outputs, gradients, found.weight, found.added, found.added_gradients)
-        weights.append(tf.ones([], tf.float64) if found.weight is None else found.weight)
+            outputs = [weighted(tf.cast(value, tf.float64), weight) for value in outputs]
+            gradients = [weighted(gradient, weight) for gradient in gradients]
+        weights.append(tf.ones([], tf.float64) if weight is None else weight)
         summaries.append(recorded)
-        sums = found if sums is None else _sum(sums, found)
+        parts = [outputs, gradients, list(found.added.values()), found.added_gradients]
+        sums = [list(map(add, *pair)) for pair in zip(sums, parts, strict=True)] if sums else parts
     if trace is not None and summaries[0]:
         trace.summaries += averaged(summaries, weights)
-    assert sums is not None
-    parts = tf.constant(float(count))
+    number_of_parts = tf.constant(float(count))
     factor = None if total is None else tf.math.divide_no_nan(tf.ones([], tf.float64), total)
 
     def mean(value: Any) -> Any:
-        return divide(value, parts) if factor is None else weighted(value, factor)
+        return divide(value, number_of_parts) if factor is None else weighted(value, factor)
 
+    outputs, gradients, added, added_gradients = sums
+    means = [tf.cast(mean(value), dtype) for value, dtype in zip(outputs, dtypes, strict=True)]
     return Computed(
-        {name: tf.cast(mean(value), dtypes[name]) for name, value in sums.outputs.items()},
-        [mean(gradient) for gradient in sums.gradients],
+        dict(zip(found.outputs, means, strict=True)),
+        [mean(gradient) for gradient in gradients],
         total,
-        {name: divide(value, parts) for name, value in sums.added.items()},
-        [divide(gradient, parts) for gradient in sums.added_gradients],
+        {name: divide(value, number_of_parts) for name, value in zip(found.added, added, strict=True)},
+        [divide(gradient, number_of_parts) for gradient in added_gradients],
     )
 
 
@@ -91,51 +95,17 @@ def for_all_towers(found: Computed, placement: Any) -> tuple[dict[str, Any], lis
         found: for the tower's batch.
         placement: the towers.
     """
-    trace = tower_trace()
     if found.weight is None:
         return found.outputs, found.gradients
     share = share_of_tower(found.weight, placement)
     outputs = {name: weighted(value, share) for name, value in found.outputs.items()}
     gradients = [weighted(gradient, share) for gradient in found.gradients]
+    trace = tower_trace()
     if trace is not None:
         trace.weight = None  # it is taken into account
         trace.multiply_summaries(share)
     if found.added:
         loss = tf.cast(outputs["loss"], tf.float32)
         outputs |= {**found.added, "loss_total": tf.add_n([loss, *found.added.values()])}
-        gradients = [_add(*pair) for pair in zip(gradients, found.added_gradients, strict=True)]
+        gradients = list(map(add, gradients, found.added_gradients))
     return outputs, gradients
-
-
-def divide(gradient: Any, divisor: tf.Tensor) -> Any:
-    """Divide a gradient, be it dense, sparse or None."""
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(divide(gradient.values, divisor), gradient.indices, gradient.dense_shape)
-    return gradient / tf.cast(divisor, gradient.dtype)
-
-
-def _sum(first: Computed, second: Computed) -> Computed:
-    def named(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-        return {name: a[name] + value for name, value in b.items()}
-
-    def listed(a: list[Any], b: list[Any]) -> list[Any]:
-        return [_add(*pair) for pair in zip(a, b, strict=True)]
-
-    return Computed(
-        named(first.outputs, second.outputs),
-        listed(first.gradients, second.gradients),
-        first.weight,
-        named(first.added, second.added),
-        listed(first.added_gradients, second.added_gradients),
-    )
-
-
-def _add(first: Any, second: Any) -> Any:
-    if first is None or second is None:
-        return second if first is None else first
-    if isinstance(first, tf.IndexedSlices) and isinstance(second, tf.IndexedSlices):
-        values = tf.concat([first.values, second.values], 0)
-        return tf.IndexedSlices(values, tf.concat([first.indices, second.indices], 0), first.dense_shape)
-    return tf.convert_to_tensor(first) + tf.convert_to_tensor(second)

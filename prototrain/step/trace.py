@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from prototrain.step.weights import share_of_tower, weighted
+from prototrain.step.arithmetic import share_of_tower, weighted
 
 if TYPE_CHECKING:
-    from prototrain.step.guard import Guard
+    from prototrain.step.nonfinite import NoCheck
 
 OF_ALL_TOWERS = frozenset({"learning_rate", "loss_scale"})
 """Scalars of a step that do not depend on the batch."""
@@ -49,7 +49,7 @@ class TowerTrace:
         graph: the graph that the step is traced into; a branch of a `tf.cond` has another one.
     """
 
-    guard: Guard
+    guard: NoCheck
     is_watched: bool
     nets: list[Mapping[str, Any]] = field(default_factory=list)
     weight: tf.Tensor | None = None

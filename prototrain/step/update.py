@@ -13,6 +13,7 @@ from prototrain.errors import ModelError
 from prototrain.gradient_processors import drop_missing, global_norm, summed, variable_name
 from prototrain.optimizers import update_if
 from prototrain.private_api.of_keras import expect_averages
+from prototrain.step.nonfinite import Update
 from prototrain.step.trace import tower_trace
 
 Pairs = Sequence[tuple[Any, Any]]
@@ -109,7 +110,7 @@ def apply_gradients(
     if trace is None:  # outside of a compiled step there is no guard
         update_if(condition, optimizer, processed, variables)
     else:
-        trace.guard.apply(trace, optimizer, processed, variables, loss, condition)
+        trace.guard.apply(trace, Update(optimizer, processed, variables, loss, condition))
 
 
 def _scalar_bool(when: Any) -> tf.Tensor:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from prototrain import ModelDict, SimpleTrainer
 from prototrain.callbacks import SaveOnExit, StopOnNaN
 from prototrain.errors import ConfigError, NonFiniteError
-from prototrain.step.loss_scale import LossScale
+from prototrain.step.nonfinite import LossScale
 from prototrain.trainers.replicated import SyncReplicatedTrainer
 from prototrain.trainers.tower import TowerTrainer
 from tests.tiny import tiny_model
