@@ -102,10 +102,6 @@ class TestMixedPrecision:
             part.train([SaveOnExit()], max_steps=steps)
         assert bits(part) == bits(whole)
 
-    def test_an_unknown_policy(self) -> None:
-        with pytest.raises(ConfigError, match=r"model.mixed_precision: expected mixed_bfloat16 or mixed_float16"):
-            make(1, model__mixed_precision="float8")
-
 
 def test_the_scale_grows_after_many_good_steps() -> None:
     scale = LossScale()
