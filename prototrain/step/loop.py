@@ -168,7 +168,7 @@ class CompiledLoop:
         return body
 
     def run_watched(self, inputs: Batch, start: tf.Tensor) -> tuple[State, dict[str, tf.Tensor]]:
-        """Trace one step that also returns its watched tensors; see `WatchedStep`."""
+        """Trace one step that also returns its watched tensors; see `CompiledCalls.run_watched`."""
         watched: dict[str, tf.Tensor] = {}
         state = self._step(start, inputs, tf.constant(0), tf.zeros([], tf.float64), watched)
         return state, watched

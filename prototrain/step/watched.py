@@ -1,71 +1,42 @@
-"""A compiled step of which more is seen than its scalars: tensors by name, and what the model gives to `tf.summary`.
+"""What a watched step returns besides its scalars: tensors by name, and what the model gives to `tf.summary`.
 
-It does what a step of the long compiled call does, traced a second time, and is run only when a callback wants to see
-that very step. In the long call `tf.summary` calls leave nothing behind.
+A watched step does what a step of the long compiled call does, traced a second time, and is run only when a callback
+wants to see that very step. In the long call `tf.summary` calls leave nothing behind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from prototrain.data.batches import at_path, by_path, has_path
 from prototrain.errors import ModelError
 from prototrain.private_api.runtime import default_writer, writing_through
-from prototrain.step.functions import ConcreteCall
 from prototrain.step.python_summaries import SummaryFile
-from prototrain.step.result import StepResult
 from prototrain.step.trace import ScalarSummary, tower_trace
 
-Traced = Callable[[dict[str, Any], tf.Tensor], tuple[dict[str, Any], dict[str, tf.Tensor]]]
 
-
-class WatchedStep:
-    """One step that returns its tensors and summaries as well.
+@contextmanager
+def recording(file: SummaryFile, step: tf.Tensor) -> Iterator[None]:
+    """Let the `tf.summary` calls of a step that is traced in the block write to a file.
 
     Args:
-        data: the training data: `iterator` and `element_spec`.
-        traced: maps a batch and the number of completed steps to the loop's state and to tensors by name.
-        on_host: makes a result of such a state.
-        towers: the number of towers.
+        file: where to.
+        step: the number of the step.
     """
-
-    def __init__(self, data: Any, traced: Traced, on_host: Callable[..., StepResult], towers: int) -> None:
-        self._data = data
-        self._traced = traced
-        self._on_host = on_host
-        self._file = SummaryFile()
-        signature = (dict(data.element_spec), tf.TensorSpec([], tf.int64))
-        self._call = ConcreteCall(self._run, signature, towers=towers)
-
-    def __call__(self, start: int) -> StepResult:
-        """Do the step, if there is a batch.
-
-        Args:
-            start: the number of completed steps.
-        """
-        batch = self._data.iterator.get_next_as_optional()
-        if not batch.has_value():
-            return StepResult(steps=0, data_ended=True)
-        state, tensors = self._call.pack(self._call(batch.get_value(), tf.constant(np.int64(start))))
-        result = self._on_host(**state)
-        result.watched, result.summary_events = tensors, self._file.take()
-        return result
-
-    def _run(self, inputs: dict[str, Any], start: tf.Tensor) -> tuple[dict[str, Any], dict[str, tf.Tensor]]:
-        writer = self._file.writer
-        with writer.as_default(step=start + 1), tf.summary.record_if(True), writing_through(_keep_scalars(writer)):
-            return self._traced(inputs, start)
+    writer = file.writer
+    with writer.as_default(step=step), tf.summary.record_if(True), writing_through(_keep_scalars(writer)):
+        yield
 
 
 def _keep_scalars(writer: tf.summary.SummaryWriter) -> Callable[..., Any]:
-    """What `tf.summary.scalar` is to call while a step is traced that writes to this writer.
+    """A function for `tf.summary.scalar` to call while a step is traced that writes to this writer.
 
     The value is kept for the mean over micro-batches and towers. In a branch, a loop or a `tf.function` inside the step
-    it cannot be: there that of the first micro-batch of the first tower is written, as images are.
+    there is no mean: the value of the first micro-batch of the first tower is written, as images are.
     """
     graph = tf.compat.v1.get_default_graph()
 
