@@ -14,12 +14,11 @@ import tensorflow as tf
 
 from prototrain.errors import NonFiniteError, StepError
 from prototrain.step.functions import ConcreteCall
-from prototrain.step.iteration import Batch
-from prototrain.step.loop import CompiledLoop, StepPlan
+from prototrain.step.loop import Batch, CompiledLoop, StepPlan
 from prototrain.step.python_summaries import SummaryFile
 from prototrain.step.result import StepResult, failed_stage
+from prototrain.step.trace import recording
 from prototrain.step.variables import CALL_SECONDS, StopVariable
-from prototrain.step.watched import recording
 from prototrain.system.tracebacks import cause, source_line
 
 

@@ -23,9 +23,9 @@ from prototrain.model.placement import Placement
 from prototrain.optimizers import make_optimizer, processors_from_config
 from prototrain.step import update
 from prototrain.step.calls import CompiledCalls, StepCalls
-from prototrain.step.micro_batches import Computed, for_all_towers, over_micro_batches
 from prototrain.step.nonfinite import LossScale
 from prototrain.step.trace import tower_trace
+from prototrain.step.update import Computed, for_all_towers, over_micro_batches
 from prototrain.step.variables import StopVariable
 from prototrain.system.waiting import announcing
 from prototrain.towers import choose_devices, in_words
