@@ -40,7 +40,6 @@ COMPATIBILITY = (
     "tests/data/test_rule.py",
     "tests/data/test_stream.py",
     "tests/model/test_layer_cache.py",
-    "tests/model/test_table_hooks.py",
     "tests/step/test_calls.py::test_callbacks_do_not_change_a_bit",
     "tests/step/test_calls.py::test_a_resumed_run_does_not_differ_in_a_bit",
     "tests/step/test_calls.py::test_optimizers_of_a_subclass_are_saved_and_resumed",

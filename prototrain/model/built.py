@@ -47,32 +47,29 @@ if TYPE_CHECKING:
 
 
 class BuiltModel:
-    """A model that was built once on some towers, whether it is going to be trained or only used.
+    """A model built on some towers: its data, its variables, and its compiled evaluations.
 
-    Any model will do that has a `config`, `datasets` and `build`: one that is trained by a class of its own, one
-    without a "loss".
+    Any model will do that has a `config`, `datasets` and `build`, whether it is going to be trained or only used.
 
     Args:
-        model: an object with `config`, `datasets()` and `build(inputs, train_phase)`. If it says what a training batch
-            looks like, as `element_spec`, it is built on zeros, and no data is read before it is trained on.
+        model: an object with `config`, `datasets()` and `build(inputs, train_phase)`. With an `element_spec` of a
+            training batch it is built on zeros, and no data is read before it is trained on.
         placement: the towers; one on the default device if None.
-        datasets: in place of the model's `datasets`.
-        repeats_data: whether training data with an end begins anew there, or ends the training.
+        datasets: instead of the model's `datasets`.
+        repeats_data: whether finite training data is repeated.
         share: which of several workers reads the data.
         look: called with this object when the data is there, before the model is built.
-        check: called with what `build` returns for training, to say what is wrong with it.
-        stop: what ends an evaluation; one that prints nothing if None.
-        counter: counts the steps that are made with the variables; if None, nobody makes any.
+        check: called with what `build` returns for training; raises an error if it cannot be trained on.
+        stop: ends an evaluation; one that prints nothing if None.
+        counter: counts the completed steps; one that stays at 0 if None.
         log: prints a line for the user.
 
     Attributes:
-        model, config, placement: what was given.
+        model, config, placement, counter, stop: what was given.
         data: the training data and its position.
         datasets: everything that the model's `datasets` returned, by name.
         variables: the model's variables by name; `trainable` and `decayed` are the chosen ones among them.
         policy: the name of the Keras policy that says in which precision layers compute.
-        counter: the number of completed steps that the variables are of, as `step` has it.
-        stop: what ends an evaluation.
 
     Raises:
         ModelError, DataError, ConfigError: the model does not keep to the protocol.
@@ -109,9 +106,8 @@ class BuiltModel:
         self._files: set[str] = set()
         with noting_files(self._files):
             limits = {name: self.config[f"trainer.{name}_batches"] for name in ("limit", "overfit")}
-            make = limited(partial(datasets_of, model, share) if datasets is None else datasets, **limits)
             self.data = TrainingData(
-                make,
+                limited(partial(datasets_of, model, share) if datasets is None else datasets, **limits),
                 seed=seed,
                 announce=log,
                 declared=own_spec(declared_spec(model), share),
@@ -140,16 +136,15 @@ class BuiltModel:
     def _create_variables(self, check: Callable[[Any], object], log: Callable[[str], None]) -> None:
         """Call `build` on a real batch, which creates the variables, and once more, which must find all of them."""
         parts = self.placement.parts * self.config["model.accumulate_steps"]
-        first, spec = first_part(self.data.first_batch, parts), self.data.element_spec
-        spec = spec if parts == 1 else tf.nest.map_structure(tf.type_spec_from_value, first)
-        tower = building(self.placement.towers, True, step=self.counter.read)
+        first = first_part(self.data.first_batch, parts)
+        spec = self.data.element_spec if parts == 1 else tf.nest.map_structure(tf.type_spec_from_value, first)
         creating = self._cache.creating(self.placement.strategy, self.placement.declare_variable)
-        with tower, dtype_policy(self.policy), creating:
-            with naming_batch(first):
-                net = self.model.build(first, True)
-            check(net)
+        with self._building(True), creating, naming_batch(first):
+            net = self.model.build(first, True)
+        check(net)
+        is_weighted = loss_weight(net) is not None
         sizes = {path: int(size) for path, size in first_dimensions(self.data.first_batch).items()}
-        if "loss" in net and loss_weight(net) is None and len(set(sizes.values())) > 1:
+        if "loss" in net and not is_weighted and len(set(sizes.values())) > 1:
             listed = ", ".join(f"{path} {size}" for path, size in sizes.items())
             log(
                 f"the tensors of a training batch have different first dimensions ({listed}), and build() returns no "
@@ -160,16 +155,25 @@ class BuiltModel:
             check(self.model.build(inputs, True))
             return []
 
-        with building(self.placement.towers, True, step=self.counter.read), dtype_policy(self.policy):
+        with self._building(True):
             self._cache.adopt(build, spec)
-        layers = [inner for layer in self._cache.layers.values() for inner in layers_within(layer)]
-        if loss_weight(net) is not None and self.placement.towers > 1:
-            for layer in layers:
-                if getattr(layer, "synchronized", False):
-                    raise ModelError(
-                        f"build() returns 'loss_weight', and {layer.name} is a BatchNormalization(synchronized=True), "
-                        "whose gradients mix the towers before the weights apply; use synchronized=False, or one tower"
-                    )
+        for layer in (inner for outer in self._cache.layers.values() for inner in layers_within(outer)):
+            if is_weighted and self.placement.towers > 1 and getattr(layer, "synchronized", False):
+                raise ModelError(
+                    f"build() returns 'loss_weight', and {layer.name} is a BatchNormalization(synchronized=True), "
+                    "whose gradients mix the towers before the weights apply; use synchronized=False, or one tower"
+                )
+
+    @contextmanager
+    def _building(self, train_phase: bool, tower: int | None = None) -> Iterator[None]:
+        """Let `current_tower` answer, and layers compute in the precision of `policy`."""
+        before = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(self.policy)
+        try:
+            with building(self.placement.towers, train_phase, tower, self.counter.read):
+                yield
+        finally:
+            keras.config.set_dtype_policy(before)
 
     def choose_trained(self) -> bool:
         """Choose the variables that are trained and those that decay: layers may have been frozen or thawed.
@@ -188,11 +192,7 @@ class BuiltModel:
         return True
 
     def separate_towers(self) -> dict[str, tf.Variable]:
-        """Start the random layers of every tower elsewhere.
-
-        Returns:
-            by name, for a checkpoint, what each tower has of its own.
-        """
+        """Let the random layers of every tower draw other numbers; see `Placement.adopt`."""
         return self.placement.adopt(self.variables, self._cache)
 
     # -- Keras's part -------------------------------------------------------------------------------------------------
@@ -216,16 +216,13 @@ class BuiltModel:
         """A gradient processor that puts variables of Keras, which know their constraints, in place of TensorFlow's."""
         return [(gradient, self._cache.keras_variable(variable)) for gradient, variable in pairs]
 
-    def begin_anew(self, made_at: int) -> tuple[list[str], list[str]]:
+    def begin_anew(self) -> tuple[list[str], list[str]]:
         """Give layers that an earlier trainer has trained the values that they had before; see `first_values`."""
-        return first_values.begin_anew(self._holders(), self._cache.outlasting, made_at)
+        return first_values.begin_anew(self._cache.holders, self._cache.lasting)
 
     def note_trained(self) -> None:
         """Note that the variables were trained; see `first_values`."""
-        first_values.note_trained(self._holders(), self._cache.outlasting)
-
-    def _holders(self) -> dict[str, Any]:
-        return {name: self._cache.keras_variable(variable) for name, variable in self._cache.variables.items()}
+        first_values.note_trained(self._cache.holders, self._cache.lasting)
 
     def layer_loss(self) -> tf.Tensor | None:
         """The sum of the layers' losses in the last `build` of this tower; None if there are none; traced."""
@@ -254,14 +251,12 @@ class BuiltModel:
         Returns:
             tensors by name.
         """
-        tower = building(self.placement.towers, train_phase, self.placement.tower_to_build(), self.counter.read)
         quiet = left_out_of_graphs() if tower_trace() is None else nullcontext()
-        with tower, self._cache.sharing(), dtype_policy(self.policy), quiet:
+        with self._building(train_phase, self.placement.tower_to_build()), self._cache.sharing(), quiet:
             return check_net(self.model.build(inputs, train_phase))
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:
-        """Average the model's scalars over a dataset, without training: a batch has the weight "loss_weight", or its
-        number of examples.
+        """Average the model's scalars over a dataset, without training; see `Evaluation`.
 
         Args:
             dataset: its name, such as "vld".
@@ -277,7 +272,7 @@ class BuiltModel:
         return self.evaluation(dataset).run(self.stop, batches, step=self.step)
 
     def rehearse(self, dataset: str, batches: int = 0) -> list[str]:
-        """Find out whether `evaluate` would work, see `Evaluation.rehearse`; raises what it would raise."""
+        """Evaluate two batches at most, so that mistakes show early; see `Evaluation.rehearse`."""
         return self.evaluation(dataset).rehearse(self.stop, batches, step=self.step)
 
     def evaluation(self, dataset: str) -> Evaluation:
@@ -307,7 +302,7 @@ class BuiltModel:
         """Take over what matches, see `prototrain.checkpoint.weights.load_weights`.
 
         Returns:
-            a table of what became of each variable.
+            a table of all variables and of what was loaded into them.
 
         Raises:
             CheckpointError: there is nothing readable, or nothing in it matches.
@@ -322,11 +317,11 @@ class BuiltModel:
         dump_weights(self.variables, path)
 
     def take_weights(self, checkpoint: Checkpoint, *, cure: str) -> bool:
-        """Take over the weights of a checkpoint of the same model; moving averages where there are any.
+        """Load the weights of a checkpoint of the same model; moving averages where there are any.
 
         Args:
-            checkpoint: has them.
-            cure: what to do if it does not fit.
+            checkpoint: the source.
+            cure: what to do if it does not fit, for the message.
 
         Returns:
             whether they are moving averages.
@@ -345,8 +340,8 @@ class BuiltModel:
 
         Args:
             values: of this model's variables and perhaps of others.
-            where: what they are called in messages.
-            cure: what to do if they do not fit.
+            where: their source, for the message.
+            cure: what to do if they do not fit, for the message.
 
         Raises:
             CheckpointError: one is missing or has another shape.
@@ -356,7 +351,7 @@ class BuiltModel:
         for name, value in mine.items():
             self.variables[name].assign(value)
 
-    # -- what it says of itself ---------------------------------------------------------------------------------------
+    # -- facts --------------------------------------------------------------------------------------------------------
 
     @property
     def source(self) -> Path | None:
@@ -388,7 +383,7 @@ class BuiltModel:
         return found
 
     def data_files(self) -> dict[str, dict[str, Any]]:
-        """The files that the data comes from, as far as they are known; see `describe_files`."""
+        """The known files that the data comes from; see `describe_files`."""
         return describe_files(self._files | named_files(self.datasets.values()))
 
 
@@ -396,14 +391,3 @@ def datasets_of(model: ModelProtocol, share: Share) -> dict[str, tf.data.Dataset
     """What a model's `datasets` gives one of several workers, as datasets."""
     found: dict[str, tf.data.Dataset] = as_datasets(for_worker(model.datasets, share)(), model.config)
     return found
-
-
-@contextmanager
-def dtype_policy(name: str) -> Iterator[None]:
-    """Let layers that are made meanwhile, in this thread, compute as a Keras policy says."""
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(name)
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(before)

@@ -30,7 +30,7 @@ OR_BATCHES = "leave out its repeat(), or say how much of it with batches="
 
 
 class CompiledPass:
-    """A compiled pass over a dataset, or over its first batches, that adds up what each batch gives.
+    """A compiled pass over a dataset, or over its first batches, that sums vectors over the batches.
 
     Args:
         dataset: of batches.
@@ -76,7 +76,7 @@ class CompiledPass:
         Data that is shuffled anew each time is not read, since that would change the order of the next time.
 
         Args:
-            name: of the data, for what is said if it takes long.
+            name: of the data, for messages.
             stop: ends the pass, and the wait for its batches, when it is requested.
             batches: as for `run`.
 
@@ -87,16 +87,15 @@ class CompiledPass:
             tf.errors.OpError: reading or measuring failed.
         """
         with random_state_kept():
-            self._graph = graph = self._call.get_concrete_function(
-                tf.data.IteratorSpec(self._dataset.element_spec)
-            ).graph
+            spec = tf.data.IteratorSpec(self._dataset.element_spec)
+            self._graph = self._call.get_concrete_function(spec).graph
             if reshuffles(self._dataset):
                 return None
-            with values_kept(graph.variables):
+            with values_kept(self._graph.variables):
                 return self._go_through(first_batches(name, self._given, batches, stop), stop)
 
     def _run(self, iterator: Any) -> tuple[tf.Tensor, ...]:
-        def goes_on(more: Any, *_: Any) -> Any:
+        def has_more(more: Any, *_: Any) -> Any:
             return more & ~self._stop.value
 
         def body(more: Any, count: Any, *sums: Any) -> tuple[Any, ...]:
@@ -111,17 +110,22 @@ class CompiledPass:
 
         first = (tf.constant(True), tf.constant(0), *(tf.zeros([0], dtype) for dtype in self._dtypes))
         shapes = tuple(tf.TensorShape([] if value.shape.rank == 0 else [None]) for value in first)
-        _, *found = tf.while_loop(goes_on, body, first, shape_invariants=shapes)
+        _, *found = tf.while_loop(has_more, body, first, shape_invariants=shapes)
         return tuple(found)
 
 
+def _add(sums: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    # The sums begin as an empty vector: how many numbers there are is known only once the model is traced.
+    return tf.pad(sums, [[0, tf.size(values) - tf.size(sums)]]) + values
+
+
 def first_batches(name: str, dataset: tf.data.Dataset, batches: int, stop: StopRequest) -> tf.data.Dataset:
-    """The batches of a dataset that show whether an evaluation of it works, read already.
+    """The first two batches of a dataset, read already.
 
     Args:
-        name: of the dataset, for what is said if it takes long.
+        name: of the dataset, for messages.
         dataset: of batches.
-        batches: how many the evaluation is of; 0 for all.
+        batches: how many an evaluation is of; 0 for all.
         stop: ends the wait for them when it is requested.
 
     Raises:
@@ -136,7 +140,7 @@ def first_batches(name: str, dataset: tf.data.Dataset, batches: int, stop: StopR
 
 @contextmanager
 def values_kept(variables: Iterable[Any]) -> Iterator[None]:
-    """Put back, at the end, the values of variables, each tower's own."""
+    """Restore the values of variables at the end, each tower's own."""
     # A tensor that was read from a variable keeps its value: only a variable that changes is copied.
     kept = [(part, part.read_value()) for variable in variables for part in components(variable)]
     try:
@@ -147,8 +151,7 @@ def values_kept(variables: Iterable[Any]) -> Iterator[None]:
 
 
 def require_end(name: str, dataset: tf.data.Dataset, cure: str = "leave out its repeat()") -> None:
-    """Check that all of a dataset can be evaluated; one of unknown length will do, and so will what only a trainer of
-    the user's own knows how to read.
+    """Check that a dataset is not infinite; one of unknown length, or of another class, passes.
 
     Raises:
         DataError: it has no end.
@@ -157,15 +160,10 @@ def require_end(name: str, dataset: tf.data.Dataset, cure: str = "leave out its 
         raise DataError(f"dataset {name!r} has no end, so the whole of it cannot be evaluated; {cure}")
 
 
-def _add(sums: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    # The sums begin as an empty vector: how many numbers there are is known only once the model is traced.
-    return tf.pad(sums, [[0, tf.size(values) - tf.size(sums)]]) + values
-
-
 class Evaluation:
     """Averages a model's scalars over a dataset, in float64.
 
-    A batch has the weight that the model gives it, or that of its examples. If the first dimensions of a batch's
+    A batch is weighted by the model's "loss_weight", or by its number of examples. If the first dimensions of a batch's
     tensors differ somewhere, all batches have the same weight.
 
     Args:
@@ -187,6 +185,7 @@ class Evaluation:
         self._name = name
         self._evaluate_batch = evaluate_batch
         self._names: list[str] = []
+        self._has_weight = False
         self._pass = CompiledPass(dataset, self._measure, [tf.float64] * 3)
 
     def run(self, stop: StopRequest, batches: int, *, step: int) -> dict[str, float] | None:
@@ -204,24 +203,20 @@ class Evaluation:
             DataError: the dataset is empty, or all weights are 0.
             StepError: reading or evaluating failed.
         """
-        with self._failing(step):
-            found = self._pass.run(stop, batches)
+        found = self._passed(lambda: self._pass.run(stop, batches), step)
         if found is None:
             return None
-        batches, (counts, by_weight, alike) = found
-        if not batches:
-            raise DataError(f"dataset {self._name!r} is empty{WHY_EMPTY}")
-        examples, different, weight = counts.numpy()
+        count, (totals, by_weight, alike) = found
+        examples, different, weight = totals.numpy()
         self.examples = int(examples)
-        if different:
-            return dict(zip(self._names, (alike / batches).numpy().tolist(), strict=True))
-        if not weight:
-            what = "has no examples" if self._is_plain else "has batches whose 'loss_weight' is 0 only"
+        if not different and not weight:
+            what = "has batches whose 'loss_weight' is 0 only" if self._has_weight else "has no examples"
             raise DataError(f"dataset {self._name!r} {what}: there is no mean")
-        return dict(zip(self._names, (by_weight / weight).numpy().tolist(), strict=True))
+        means = alike / count if different else by_weight / weight
+        return dict(zip(self._names, means.numpy().tolist(), strict=True))
 
     def rehearse(self, stop: StopRequest, batches: int, *, step: int) -> list[str]:
-        """Evaluate two batches at most and forget it, so that mistakes show; see `CompiledPass.rehearse`.
+        """Evaluate two batches at most, so that mistakes show; see `CompiledPass.rehearse`.
 
         Returns:
             the scalars' names.
@@ -230,30 +225,28 @@ class Evaluation:
             DataError: the dataset is empty.
             StepError: reading or evaluating failed.
         """
-        with self._failing(step):
-            found = self._pass.rehearse(self._name, stop, batches)
-        if found is not None and not found[0]:
-            raise DataError(f"dataset {self._name!r} is empty{WHY_EMPTY}")
+        self._passed(lambda: self._pass.rehearse(self._name, stop, batches), step)
         return self._names
 
-    @contextmanager
-    def _failing(self, step: int) -> Iterator[None]:
+    def _passed(self, go: Callable[[], tuple[int, list[tf.Tensor]] | None], step: int) -> Any:
         try:
-            yield
+            found = go()
         except tf.errors.OpError as error:
             raise StepError(
                 f"evaluating {self._name!r} at step {step} failed in the {failed_stage(error)}: {cause(error)}"
             ) from error
+        if found is not None and not found[0]:
+            raise DataError(f"dataset {self._name!r} is empty{WHY_EMPTY}")
+        return found
 
     def _measure(self, inputs: Batch) -> tuple[Any, ...]:
         values, weight = self._evaluate_batch(inputs)
         examples, agree = counted_examples(inputs)
-        self._names, self._is_plain = list(values), weight is None
+        self._names, self._has_weight = list(values), weight is not None
         different = tf.constant(0.0, tf.float64) if weight is not None else tf.cast(~agree, tf.float64)
         weight = tf.cast(examples, tf.float64) if weight is None else weight
+        scalars = [tf.cast(value, tf.float64) for value in values.values()]
+        vector = tf.stack(scalars) if scalars else tf.zeros([0], tf.float64)
         # A batch without weight may have divided by it.
-        vector = (
-            tf.stack([tf.cast(value, tf.float64) for value in values.values()]) if values else tf.zeros([0], tf.float64)
-        )
         by_weight = tf.math.multiply_no_nan(vector, weight)
         return tf.stack([tf.cast(examples, tf.float64), different, weight]), by_weight, vector

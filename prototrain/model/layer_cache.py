@@ -1,13 +1,13 @@
 """Layers and variables that all calls of a model's `build` share.
 
 `build` is called once eagerly, to create everything, and then traced for each tower, for training and for evaluation.
-The Keras objects that the first call makes are kept by class, arguments and order; a later call gets the same objects
-where it would make new ones. `keras_hooks` asks the `BuildCall` of the present thread.
+What the first call makes is kept by class, arguments and order; a later call gets the same objects where it would make
+new ones. The hooks of `keras_hooks` ask the `BuildCall` of the present thread.
 """
 
 from __future__ import annotations
 
-import re
+import hashlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -16,21 +16,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from prototrain.checkpoint.random import random_state_kept
 from prototrain.checkpoint.state import describe_variable
 from prototrain.errors import ModelError
 from prototrain.model.keras_hooks import (
-    STATEFUL,
+    CACHED,
     VariableValues,
-    has_automatic_name,
-    listening,
-    noting,
+    asking,
+    keeping_changes,
     place_again,
     restoring_values,
 )
-from prototrain.private_api.graphs import passing_graph
 from prototrain.private_api.of_keras import (
     KerasVariable,
     call_by,
@@ -43,10 +42,11 @@ from prototrain.private_api.of_keras import (
 from prototrain.step.variables import is_scratch
 from prototrain.towers import components, tower_index
 
-_ASSIGNS = re.compile(r"Assign(Add|Sub)?VariableOp|ResourceScatter\w*")
+_MOST_ELEMENTS = 2**20
+"""Larger arrays are not told apart by their contents, which would take long."""
 
 Key = tuple[Any, ...]
-"""What identifies an object: the layer that makes it (0 for `build` itself), name scope, class, outline of args."""
+"""What identifies an object: the id of the layer that makes it (0 for `build`), class, name, outline of arguments."""
 
 Objects = dict[Key, list[Any]]
 """The objects that the first call made; those of one key in the order of creation."""
@@ -59,8 +59,11 @@ class MissingVariableError(ModelError):
         variable: its name.
     """
 
-    def __init__(self, variable: str, text: str) -> None:
-        super().__init__(text)
+    def __init__(self, variable: str, made: str) -> None:
+        super().__init__(
+            f"build() asked for {variable}, but its first call {made}; it must make the same layers, with the same "
+            "arguments, and the same variables in every call, for training and not"
+        )
         self.variable = variable
 
 
@@ -68,24 +71,24 @@ class LayerCache:
     """The layers and variables of a model, by name.
 
     The first call of `build`, under `creating`, makes them; `adopt` adds variables that existed before. In every later
-    call, under `sharing`, each Keras object (layer, metric, seed generator, optimizer) and each `tf.Variable` that
-    `build` makes is the one of the first call. A later call may leave objects out, such as layers that only training
-    has, but it cannot add any with variables.
+    call, under `sharing`, each Keras object (layer, metric, seed generator, optimizer), each lookup table and each
+    `tf.Variable` that `build` makes is the one of the first call. A later call may leave objects out, such as layers
+    that only training has, but it cannot add any with variables.
 
     Attributes:
         variables: by unique name, in the order of creation; TensorFlow's names without ``:0``.
-        of_tower: by tower index, the variables that this tower uses instead of the seed states of these names.
         layers: the Keras layers that `build` makes or calls, by unique name.
+        lasting: the names of variables that may outlast a trainer: they, or their layers, existed before.
+        of_tower: by tower index, the variables that this tower uses instead of the seed states of these names.
     """
 
     def __init__(self) -> None:
         self.variables: dict[str, tf.Variable] = {}
-        self._wanted: dict[str, str] = {}  # the names before they were made unique
-        self.of_tower: dict[int, dict[str, tf.Variable]] = {}
         self.layers: dict[str, keras.layers.Layer] = {}
+        self.lasting: list[str] = []
+        self.of_tower: dict[int, dict[str, tf.Variable]] = {}
         self._objects: Objects = {}
         self._created: list[tf.Variable] = []
-        self._of_lasting_layers: set[int] = set()
         self._weights: dict[int, Any] = {}  # Keras variables by the id of the tf.Variable that each holds
         self._thread = threading.local()  # towers are traced in threads
 
@@ -115,20 +118,24 @@ class LayerCache:
             nonlocal placing
             if placing:
                 return make(**arguments)
-            placing = True
-            try:
-                with strategy.scope():
-                    variable = tf.Variable(**declare(**arguments))
-            finally:
-                placing = False
-            self._add(variable)
-            self._created.append(variable)
-            call.variables.append(variable)
-            return variable
+
+            def place() -> tf.Variable:
+                nonlocal placing
+                placing = True
+                try:
+                    with strategy.scope():
+                        variable = tf.Variable(**declare(**arguments))
+                finally:
+                    placing = False
+                self.variables[_unique(base_name(variable), self.variables)] = variable
+                self._created.append(variable)
+                return variable
+
+            return call.variable(arguments, place)
 
         with restoring_values() as before, tf.variable_creator_scope(create):
-            call = BuildCall(self._objects, take_over, before=before)
-            with listening(call):
+            call = BuildCall(self._objects, first=(take_over, before))
+            with asking(call):
                 yield
             call.end()
 
@@ -141,16 +148,24 @@ class LayerCache:
                 be told from one that it uses, or assigns weights in every step.
         """
         call = BuildCall(self._objects, seeds=self.of_tower.get(tower_index()))
-        given = _GivenVariables(self._created, call)
+
+        def given(make: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
+            def refuse() -> tf.Variable:
+                name = "/".join(filter(None, (tf.get_current_name_scope(), arguments.get("name") or "Variable")))
+                there = self.variables.get(name)
+                other = "" if there is None else f"made it with other arguments, {describe_variable(there)}"
+                raise MissingVariableError(name, other or "made no such variable")
+
+            return call.variable(arguments, refuse)
+
         # Keras draws a seed for each initializer. A later call does not use them, and must not change what is drawn.
-        with random_state_kept(), listening(call), noting(call), tf.variable_creator_scope(given):
+        with random_state_kept(), asking(call), tf.variable_creator_scope(given):
             yield
         call.end()
         call.check_left_out()
-        given.check_left_out()
         self._thread.call = call
 
-    def adopt(self, build: Callable[[Any], Any], inputs: Any) -> Any:
+    def adopt(self, build: Callable[[Any], Any], inputs: Any) -> None:
         """Trace `build` once, sharing, and add the variables that it uses but has not created.
 
         These belong to layers that existed before the first call, such as attributes of a model. A model that cannot
@@ -159,9 +174,6 @@ class LayerCache:
         Args:
             build: called with one batch; what it returns are the graph's outputs.
             inputs: the specification of a batch, as `tf.data.Dataset.element_spec`.
-
-        Returns:
-            the traced graph.
 
         Raises:
             ModelError: as `sharing`; or two layers have one name.
@@ -174,12 +186,54 @@ class LayerCache:
         graph = tf.function(traced, autograph=False).get_concrete_function(inputs).graph
         by_handle = {id(variable.handle): variable for variable in graph.variables}
         known = {id(part.handle) for variable in self._created for part in components(variable)}
-        for handle in map(id, graph.external_captures):  # in the order of use
-            if handle in by_handle and handle not in known and not is_scratch(by_handle[handle]):
-                self._add(by_handle[handle])
-        self._find_layers(self._thread.call)
-        self._check_assignments(self._thread.call, graph)
-        return graph
+        used = [by_handle[id(handle)] for handle in graph.external_captures if id(handle) in by_handle]  # in order
+        before = [v for v in used if id(v.handle) not in known and not is_scratch(v)]
+        self._name(self._thread.call.called, before)
+
+    def _name(self, called: dict[int, Any], before: list[tf.Variable]) -> None:
+        """Give all layers and variables their names.
+
+        Args:
+            called: the layers that `build` has called, by id.
+            before: the variables that it uses and has not created.
+
+        Raises:
+            ModelError: `build` makes two layers of one name with a variable each.
+        """
+        made = {id(item): item for key, items in self._objects.items() if key[0] == 0 for item in items}
+        named = [item for key, items in self._objects.items() if key[0] == 0 and key[2] for item in items]
+        layers = {key: item for key, item in made.items() if isinstance(item, keras.layers.Layer)} | called
+        for layer in layers.values():
+            self.layers[_unique(layer.name, self.layers)] = layer
+        for item in [*self.layers.values(), *made.values()]:
+            for variable in [item] if isinstance(item, KerasVariable) else getattr(item, "variables", [item]):
+                if isinstance(variable, KerasVariable):
+                    self._weights.setdefault(id(variable.value), variable)
+
+        prefixes = _model_names([item for item in named if isinstance(item, functional_kinds())])
+        owners: dict[int, Any] = {}  # of each variable, the innermost layer that `build` gives a name to
+        for layer in sorted((item for item in named if hasattr(item, "variables")), key=lambda one: len(one.variables)):
+            for weight in layer.variables:
+                owners.setdefault(id(weight.value), layer)
+        self.variables = {}
+        for variable in [*self._created, *before]:
+            wanted = "/".join(filter(None, (prefixes.get(id(variable)), base_name(variable))))
+            name = _unique(wanted, self.variables)
+            owner, first = owners.get(id(variable)), owners.get(id(self.variables.get(wanted)))
+            if owner is not None and first is not None and owner is not first:
+                raise ModelError(
+                    f"build() makes two layers named {owner.name!r}, so there would be two of {wanted}; to share the "
+                    "weights make the layer once and call it twice, otherwise give one of them another name (or a "
+                    "tf.name_scope)"
+                )
+            self.variables[name] = variable
+        lasting = {id(v.value) for key, layer in called.items() if key not in made for v in layer.variables}
+        lasting.update(map(id, before))
+        self.lasting = [name for name, variable in self.variables.items() if id(variable) in lasting]
+        paths = Counter(holder.path for holder in self._weights.values())
+        for name, holder in self.holders.items():
+            if isinstance(holder, KerasVariable) and paths[holder.path] > 1:
+                call_by(holder, name)  # unlike Keras's path, it has the name scope
 
     # -- what Keras knows of the variables ----------------------------------------------------------------------------
 
@@ -188,17 +242,15 @@ class LayerCache:
         return self._weights.get(id(variable), variable)
 
     @property
+    def holders(self) -> dict[str, Any]:
+        """For each variable, by name, the Keras variable that holds it, or the variable itself."""
+        return {name: self.keras_variable(variable) for name, variable in self.variables.items()}
+
+    @property
     def trainable(self) -> dict[str, tf.Variable]:
         """The variables that are trainable, as their layers say at present."""
         found = self.variables.items()
         return {name: v for name, v in found if v.trainable and self.keras_variable(v).trainable}
-
-    @property
-    def outlasting(self) -> list[str]:
-        """The names of variables that may outlast a trainer: they, or their layers, existed before the first call."""
-        created = set(map(id, self._created))
-        found = self.variables.items()
-        return [name for name, v in found if id(v) not in created or id(v) in self._of_lasting_layers]
 
     @property
     def frozen(self) -> set[int]:
@@ -213,98 +265,8 @@ class LayerCache:
         `build` has read itself and so adds to its own loss.
         """
         call: BuildCall | None = getattr(self._thread, "call", None)
-        if call is None:
-            return None
-        weights = [v for v in self._weights.values() if v.trainable and v.regularizer is not None]
-        losses = [loss for loss in call.losses if id(loss) not in call.taken]
-        losses += [v.regularizer(v) for v in weights if id(v) not in call.taken]
+        losses = [] if call is None else call.losses_left([v for v in self._weights.values() if v.trainable])
         return tf.add_n([tf.cast(loss, tf.float32) for loss in losses]) if losses else None
-
-    def _find_layers(self, call: BuildCall) -> None:
-        made = [item for key, items in self._objects.items() if key[0] == 0 for item in items]
-        layers = {id(item): item for item in made if isinstance(item, keras.layers.Layer)} | call.called
-        for layer in layers.values():
-            self.layers[_unique(layer.name, self.layers)] = layer
-        for item in [*self.layers.values(), *made]:
-            for variable in [item] if isinstance(item, KerasVariable) else getattr(item, "variables", [item]):
-                if isinstance(variable, KerasVariable):
-                    self._weights.setdefault(id(variable.value), variable)
-        mine = set(map(id, made))
-        lasting = [layer for layer in call.called.values() if id(layer) not in mine]
-        self._of_lasting_layers = {id(variable.value) for layer in lasting for variable in layer.variables}
-        self._prefix_names(made)
-        self._check_names()
-        paths = Counter(holder.path for holder in self._weights.values())
-        for name, variable in self.variables.items():
-            holder = self.keras_variable(variable)
-            if holder is not variable and paths[holder.path] > 1:
-                call_by(holder, name)  # unlike Keras's path, it has the name scope
-
-    def _prefix_names(self, made: list[Any]) -> None:
-        """Put the names of functional models that `build` makes ahead of those of their variables.
-
-        Keras makes these variables when a layer is called, before there is a model. A layer of several models gets the
-        name of the first.
-        """
-        models: list[Any] = [
-            item for item in made if isinstance(item, functional_kinds()) and not has_automatic_name(item)
-        ]
-        inside: dict[int, Any] = {}
-        for model in models:
-            for layer in model.layers:
-                inside.setdefault(id(layer), model)
-        prefixes: dict[int, str] = {}
-        for model in models:
-            for layer in model.layers:
-                if isinstance(layer, functional_kinds()) or inside[id(layer)] is not model:
-                    continue
-                names, outer = [], inside.get(id(layer))
-                while outer is not None and outer.name not in names:
-                    names.append(outer.name)
-                    outer = inside.get(id(outer))
-                prefixes |= {id(weight.value): "/".join(reversed(names)) for weight in layer.variables}
-        variables, self.variables = list(self.variables.values()), {}
-        for variable in variables:
-            self._add(variable, prefixes.get(id(variable), ""))
-
-    def _check_names(self) -> None:
-        """Raise a ModelError if `build` makes two layers of one name with a variable each."""
-        layers = self.layers.values()
-        owners = {id(v.value): layer for layer in layers for v in own_weights(layer)}
-        named = {id(item) for key, items in self._objects.items() if _has_name(key) for item in items}
-        for layer in layers:  # variables of inner layers that `build` has not made itself
-            for weight in layer.weights:
-                owners.setdefault(id(weight.value), layer)
-        for name, variable in self.variables.items():
-            base, owner = self._wanted[name], owners.get(id(variable))
-            first = owners.get(id(self.variables.get(base)))
-            if owner is None or first is None or owner is first or name == base:
-                continue
-            if has_automatic_name(owner) and id(owner) not in named:
-                continue
-            raise ModelError(
-                f"build() makes two layers named {owner.name!r}, so there would be two of {base}; to share the weights "
-                f"make the layer once and call it twice, otherwise give one of them another name (or a tf.name_scope)"
-            )
-
-    def _check_assignments(self, call: BuildCall, graph: Any) -> None:
-        """Raise a ModelError if `build` itself assigns a trainable `tf.Variable`; layers may assign their own."""
-        of_layers = {*self._weights, *call.used_by_layers}
-        names = {
-            id(v.handle): name
-            for name, v in self.trainable.items()
-            if of_layers.isdisjoint({id(v), *map(id, components(v))})
-        }
-        inside = {id(internal): names.get(id(external)) for external, internal in graph.captures}
-        for op in graph.get_operations():
-            name = inside.get(id(op.inputs[0])) if _ASSIGNS.fullmatch(op.type) else None
-            if name is not None:
-                raise _assigns_in_every_step(name)
-
-    def _add(self, variable: tf.Variable, prefix: str = "") -> None:
-        wanted = "/".join(filter(None, (prefix, base_name(variable))))
-        name = _unique(wanted, self.variables)
-        self.variables[name], self._wanted[name] = variable, wanted
 
 
 @dataclass
@@ -317,47 +279,38 @@ class _Frame:
 
 
 class BuildCall:
-    """A call of `build` in progress; `keras_hooks` reports to it what Keras does.
+    """A call of `build` in progress; `keras_hooks` asks it what to do.
 
     Args:
         objects: those of the first call, which fills them.
-        take_over: for the first call: called with each layer that `build` itself calls, before its first call.
-        before: for the first call: the values to restore after it.
+        first: for the first call: a function that is called with each layer that `build` itself calls, before its first
+            call; and the values to restore after it.
         seeds: by the name of a seed state, the variable that the present tower uses instead.
 
     Attributes:
         called: the layers that `build` itself has called, by id.
         variables: the `tf.Variable` objects that `build` or its layers have asked for.
         losses: tensors that layers have added.
-        taken: ids of the losses, and of the weights whose regularizers, `build` has read itself.
-        used_by_layers: ids of the variables that were used inside of layers.
         shared: objects by keys, for code that makes something once in a call and uses it in several places.
     """
 
     def __init__(
         self,
         objects: Objects,
-        take_over: Callable[[Any], None] | None = None,
         *,
-        before: VariableValues | None = None,
+        first: tuple[Callable[[Any], None], VariableValues] | None = None,
         seeds: Mapping[str, tf.Variable] | None = None,
     ) -> None:
         self._objects = objects
-        self._take_over = take_over
-        self._is_first = take_over is not None
-        self._before = VariableValues() if before is None else before
-        self._seeds = {} if seeds is None else seeds
-        self._scopes = [""]
-        self._paths: dict[str, str] = {}
+        self._first = first
+        self._seeds = seeds or {}
         self._frames = [_Frame(0)]
         self._given: Any = None
-        self._key: Key | None = None
         self._new: dict[int, Any] = {}
+        self._taken: set[int] = set()  # ids of losses, and of weights whose regularizers, that `build` has read
         self.called: dict[int, Any] = {}
         self.variables: list[Any] = []
         self.losses: list[Any] = []
-        self.taken: set[int] = set()
-        self.used_by_layers: set[int] = set()
         self.shared: dict[Any, Any] = {}
 
     @property
@@ -366,78 +319,58 @@ class BuildCall:
 
     # -- objects ------------------------------------------------------------------------------------------------------
 
-    def find(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The object of the first call that stands for a new one of this class, or None if there is none."""
-        frame, self._key = self._frames[-1], None
+    def _find_or_make(self, key: Key, make: Callable[[], Any]) -> tuple[Any, bool]:
+        """The next object of a key, and whether it is new."""
+        frame = self._frames[-1]
         if frame.is_ignored:
-            return None
-        scope = "" if frame.owner else self.scope
-        key = (frame.owner, scope, kind.__module__, kind.__qualname__, _outline(args), _outline(kwargs))
+            return make(), True
+        key = (frame.owner, *key)
         made, number = self._objects.get(key, []), frame.counts[key]
         frame.counts[key] += 1
         if number < len(made):
-            self._given = made[number]
-            return self._given
-        self._key = key
-        return None
-
-    def add(self, made: Any) -> None:
-        """Cache a new object, which is not initialized yet, where `find` has returned None."""
-        self._new[id(made)] = made
+            return made[number], False
+        new = make()
         # An object that only a later call makes has no variables, and may hold tensors of that call's graph.
-        if self._key is not None and self._is_first:
-            self._objects.setdefault(self._key, []).append(made)
-            self._frames[-1].counts[self._key] = len(self._objects[self._key])
+        if self._first is not None:
+            self._objects.setdefault(key, []).append(new)
+        return new, True
 
-    def table(self, contents: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """The lookup table of these contents that the first call made, or what `make` returns."""
-        if self._frames[-1].is_ignored:
-            return make()
-        key = ("table", *contents, ())
-        if self._is_first and key not in self._objects:
-            self._objects[key] = [make()]
-        return self._objects[key][0] if key in self._objects else make()
+    def obtain(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], make: Callable[[], Any]) -> Any:
+        """The object of the first call that stands for a new one of this class, or else a new one of `make`."""
+        key = (f"{kind.__module__}.{kind.__qualname__}", kwargs.get("name"), _outline(args), _outline(kwargs))
+        found, is_new = self._find_or_make(key, make)
+        if is_new:
+            self._new[id(found)] = found
+        self._given = None if is_new else found
+        return found
 
     def is_initialized(self, found: Any) -> bool:
-        """Whether an object whose class is about to initialize it comes from `find`; True once for each."""
-        if found is not self._given:
-            return False
-        self._given = None
-        return True
+        """Whether an object whose class is about to initialize it is of an earlier call; True once for each."""
+        is_given, self._given = found is self._given, None
+        return is_given
 
-    @property
-    def scope(self) -> str:
-        """The name scope inside of `build` as it is written there: a graph numbers scopes, control flow adds some."""
-        return self._scopes[-1]
-
-    def enter_scope(self, name: str, full: str) -> None:
-        """A `tf.name_scope` begins.
+    def variable(self, arguments: Mapping[str, Any], make: Callable[[], tf.Variable]) -> tf.Variable:
+        """The `tf.Variable` of the first call that stands for a new one, or else a new one of `make`.
 
         Args:
-            name: as given.
-            full: as TensorFlow has made it.
+            arguments: of `tf.Variable`.
+            make: makes it, or raises an error in a later call.
         """
-        inner = f"{self.scope}/{name}" if self.scope else name
-        self._scopes.append(self._paths.get(name, name.rstrip("/")) if name.endswith("/") else inner)
-        self._paths[full] = self.scope
-
-    def leave_scope(self) -> None:
-        """It ends."""
-        self._scopes.pop()
-
-    def note(self, variable: Any) -> None:
-        """A variable is about to be used; see `keras_hooks.noting`."""
-        if self._in_layer:
-            self.used_by_layers.add(id(variable))
+        found, _ = self._find_or_make(("tf.Variable", arguments.get("name"), _shape(arguments)), make)
+        self.variables.append(found)
+        return found
 
     def check_left_out(self) -> None:
         """Raise a ModelError if an object with weights was left out that only the order tells from a used one."""
         for key, made in self._objects.items():
-            used = self._frames[0].counts[key]
-            if key[0] == 0 and 0 < used < len(made) and isinstance(made[0], STATEFUL):
-                names = [v.path for v in _floating(made[-1])]
-                if names:
-                    raise _left_out(names[0])
+            left_out = made[self._frames[0].counts[key] :]
+            weights = _floating(left_out[-1]) if key[0] == 0 and 0 < len(left_out) < len(made) else []
+            if weights:
+                raise ModelError(
+                    f"build() left out {weights[0]}, which cannot be told from another variable of the same kind of "
+                    "layer; give every layer and variable that is not in all calls, and those like it, a name of its "
+                    "own"
+                )
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -446,15 +379,17 @@ class BuildCall:
         """A layer is called in this block: what is made in it belongs to the layer."""
         if not self._in_layer and id(layer) not in self.called:
             self.called[id(layer)] = layer
-            if self._take_over is not None:
-                self._take_over(layer)
+            if self._first is not None:
+                take_over, _ = self._first
+                with self.ignoring():
+                    take_over(layer)
         with self._frame(_Frame(id(layer))):
             yield
 
     @contextmanager
     def ignoring(self) -> Iterator[None]:
         """An object is initialized or built in this block, which no later call repeats."""
-        with self._frame(_Frame(0, is_ignored=True)), self._before.keeping():
+        with self._frame(_Frame(0, is_ignored=True)), keeping_changes():
             yield
 
     @contextmanager
@@ -474,36 +409,50 @@ class BuildCall:
 
     def is_done(self, changed: Any) -> bool:
         """Whether the first call has made a one-time change of this object, such as building a layer."""
-        return not (self._is_first or self._in_layer or id(changed) in self._new)
+        return not (self._first is not None or self._in_layer or id(changed) in self._new)
 
-    def assign(self, variable: Any, value: Any, make: Callable[[], Any]) -> Any:
-        """Let `make` assign a value to a variable, unless the first call has assigned it once and for all.
+    def assign(self, variable: Any, value: Any, assign: Callable[[Any, Any], Any]) -> Any:
+        """Let `assign` set a Keras variable, unless the first call has set it once and for all.
 
         Raises:
             ModelError: the assignment would happen in every step.
         """
-        is_once = not self._in_layer and not tf.is_tensor(value) and not isinstance(value, KerasVariable)
-        if self._is_first and is_once:
-            with self._before.keeping(*components(variable.value)):
-                return make()
-        if self._is_first or self._in_layer:
-            return make()
-        if is_once:
+        is_computed = tf.is_tensor(value) or isinstance(value, KerasVariable)
+        if self._in_layer or (is_computed and (self._first is not None or not variable.trainable)):
+            return assign(variable, value)
+        if is_computed:
+            raise ModelError(
+                f"build() assigns a computed value to the trainable variable {variable.path}, which would happen in "
+                "every step; assign a NumPy array, which is taken over once, or change it in a callback or in the "
+                "trainer's train_step"
+            )
+        if self._first is None:
             return value
-        if variable.trainable:
-            raise _assigns_in_every_step(variable.path)
-        return make()
+        with keeping_changes():
+            assigned = assign(variable, value)
+        _, before = self._first
+        for part in components(variable.value):
+            before.forget(part)
+        return assigned
 
     # -- losses and seeds ---------------------------------------------------------------------------------------------
-
-    def note_losses(self, losses: list[Any]) -> None:
-        """A layer has added losses."""
-        self.losses += losses
 
     def note_taken(self, layer: Any, losses: list[Any]) -> None:
         """The losses of a layer were read: if `build` did it, `build` takes care of them."""
         if not self._in_layer:
-            self.taken |= {id(loss) for loss in losses} | {id(weight) for weight in layer.trainable_weights}
+            self._taken |= {id(loss) for loss in losses} | {id(weight) for weight in layer.trainable_weights}
+
+    def losses_left(self, weights: list[Any]) -> list[Any]:
+        """The losses of layers, and of the regularizers of these weights, that `build` does not take care of."""
+        found = [loss for loss in self.losses if id(loss) not in self._taken]
+        return found + [w.regularizer(w) for w in weights if w.regularizer is not None and id(w) not in self._taken]
+
+    def take_losses(self) -> list[Any]:
+        """The losses of layers that `build` has called so far; `build` takes care of them from now on."""
+        weights = {id(w): w for layer in self.called.values() for w in layer.trainable_weights}
+        found = self.losses_left(list(weights.values()))
+        self._taken |= {*map(id, self.losses), *weights}
+        return found
 
     def trainable_variables(self) -> list[Any]:
         """The trainable variables of layers that `build` has called so far, and those that it has made itself."""
@@ -514,54 +463,9 @@ class BuildCall:
         found |= {id(made): made for made in self.variables if made.trainable and id(made) not in of_layers}
         return list(found.values())
 
-    def take_losses(self) -> list[Any]:
-        """The losses of layers that `build` has called so far; `build` takes care of them from now on."""
-        weights = {id(w): w for layer in self.called.values() for w in layer.trainable_weights}
-        found = [loss for loss in self.losses if id(loss) not in self.taken]
-        found += [w.regularizer(w) for w in weights.values() if w.regularizer is not None and id(w) not in self.taken]
-        self.taken |= {*map(id, self.losses), *weights}
-        return found
-
     def seed_state(self, state: Any) -> Any:
         """The variable that the present tower uses instead of the state of a `SeedGenerator`, or None."""
         return self._seeds.get(base_name(state)) if self._seeds else None
-
-
-class _GivenVariables:
-    """A variable creator that returns the variables of the first call, by name and order.
-
-    Args:
-        variables: in the order of creation.
-        call: the later call.
-    """
-
-    def __init__(self, variables: list[tf.Variable], call: BuildCall) -> None:
-        self._call = call
-        self._rest: dict[str, list[tf.Variable]] = {}
-        self._used: set[str] = set()
-        for variable in variables:
-            self._rest.setdefault(base_name(variable), []).append(variable)
-
-    def __call__(self, make: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
-        name = "/".join(filter(None, (self._call.scope, arguments.get("name") or "Variable")))
-        wanted = _kind_of(arguments)
-        rest = self._rest.get(name, [])
-        if rest and describe_variable(rest[0]) == wanted:
-            self._used.add(name)
-            self._call.variables.append(rest[0])
-            return rest.pop(0)
-        first = f"made it {describe_variable(rest[0])}" if rest else "made no such variable, or not in that place"
-        raise MissingVariableError(
-            name,
-            f"build() asked for {name} ({wanted}), but its first call {first}; it must make the same layers, with the "
-            "same arguments, and the same variables in every call, for training and not",
-        )
-
-    def check_left_out(self) -> None:
-        """Raise a ModelError if a variable was left out that only the order tells from a used one."""
-        for name in self._used:
-            if self._rest[name]:
-                raise _left_out(base_name(self._rest[name][-1]))
 
 
 def base_name(variable: Any) -> str:
@@ -577,42 +481,41 @@ def _unique(name: str, taken: Mapping[str, Any]) -> str:
     return unique
 
 
-def _kind_of(arguments: dict[str, Any]) -> str:
-    """Dtype and shape of a variable to be made, as `describe_variable` writes them."""
-    value, dtype = arguments.get("initial_value"), arguments.get("dtype")
-    if callable(value):
-        with passing_graph("initial_value").as_default():  # only for the shape: nothing is computed
-            value = tf.convert_to_tensor(value(), dtype=dtype)
-    else:
-        value = tf.convert_to_tensor(value, dtype=dtype)
-    shape = arguments.get("shape")
-    return f"{value.dtype.name}[{','.join(map(str, value.shape if shape is None else tf.TensorShape(shape)))}]"
+def _model_names(models: list[Any]) -> dict[int, str]:
+    """The names of the functional models that a variable is in, by its id, with slashes.
+
+    Keras makes these variables when a layer is called, before there is a model. A layer of several models gets the
+    name of the first.
+    """
+    found: dict[int, str] = {}
+
+    def walk(model: Any, path: str) -> None:
+        for layer in model.layers:
+            longer = f"{path}/{layer.name}" if id(layer) in mine else path
+            if isinstance(layer, functional_kinds()):
+                walk(layer, longer)
+            else:
+                for weight in layer.variables:
+                    found.setdefault(id(weight.value), path)
+
+    mine = set(map(id, models))
+    inner = {id(layer) for model in models for layer in model.layers}
+    for model in models:
+        if id(model) not in inner:
+            walk(model, model.name)
+    return found
 
 
-def _assigns_in_every_step(name: str) -> ModelError:
-    return ModelError(
-        f"build() assigns a computed value to the trainable variable {name}, which would happen in every step; "
-        "assign a NumPy array, which is taken over once, or change it in a callback or in the trainer's train_step"
-    )
+def _floating(made: Any) -> list[str]:
+    """The names of an object's variables of floats."""
+    held: list[Any] = [made] if isinstance(made, (KerasVariable, tf.Variable)) else getattr(made, "variables", [])
+    return [getattr(v, "path", None) or base_name(v) for v in held if tf.as_dtype(v.dtype).is_floating]
 
 
-def _left_out(name: str) -> ModelError:
-    return ModelError(
-        f"build() left out {name}, which cannot be told from another variable of the same kind of layer; give every "
-        "layer and variable that is not in all calls, and those like it, a name of its own"
-    )
-
-
-def _has_name(key: Key) -> bool:
-    """Whether an object was given a name where it was made."""
-    return dict(key[-1]).get("name") is not None
-
-
-def _floating(made: Any) -> list[Any]:
-    if isinstance(made, KerasVariable):
-        return [made]
-    found = [] if isinstance(made, keras.random.SeedGenerator) else list(made.variables)
-    return [v for v in found if tf.as_dtype(v.dtype).is_floating]
+def _shape(arguments: Mapping[str, Any]) -> str | None:
+    """The shape of a variable to be made; None if only a call of its initializer would tell."""
+    value: Any = arguments.get("initial_value")
+    return None if callable(value) else str(tf.TensorShape(value.shape if hasattr(value, "shape") else np.shape(value)))
 
 
 def _outline(value: Any) -> Any:
@@ -623,8 +526,12 @@ def _outline(value: Any) -> Any:
         return tuple(map(_outline, value))
     if isinstance(value, Mapping):
         return tuple((key, _outline(item)) for key, item in value.items())
-    if isinstance(value, STATEFUL):
+    if isinstance(value, CACHED):
         return id(value)
     if isinstance(value, keras.KerasTensor):
         return _outline(made_by(value))
+    array = value if isinstance(value, np.ndarray) else tf.get_static_value(value) if tf.is_tensor(value) else None
+    if isinstance(array, np.ndarray):
+        contents = repr(array.tolist()) if array.size <= _MOST_ELEMENTS else ""
+        return str(array.dtype), array.shape, hashlib.sha256(contents.encode()).hexdigest()
     return getattr(value, "__qualname__", None) or type(value).__qualname__

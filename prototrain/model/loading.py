@@ -84,8 +84,8 @@ class Model:
         datasets: its function that returns the datasets.
         build: its function that builds one tower.
         source: the package's directory or the module's file, for the snapshot.
-        callbacks: its function that returns callbacks of its own, if it has one.
-        element_spec: what a training batch looks like, or a function that returns it, if it says so.
+        callbacks: its function that returns more callbacks, if it has one.
+        element_spec: describes a training batch, or a function that returns it, if it has one.
         serving: its function that makes a batch of new data, if it has one.
     """
 
@@ -99,7 +99,7 @@ class Model:
     serving: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
 
-_PARTS = {
+_HOMES = {
     "config": "config",
     "datasets": "datasets",
     "build": "definition",
@@ -107,7 +107,10 @@ _PARTS = {
     "element_spec": "datasets",
     "serving": "datasets",
 }
-_OPTIONAL = ("callbacks", "element_spec", "serving")
+"""The module of a package that each part of a model may be in."""
+
+_REQUIRED = ("config", "datasets", "build")
+_FUNCTIONS = ("datasets", "build", "callbacks", "serving")
 
 
 def check_model(model: Any) -> None:
@@ -118,7 +121,7 @@ def check_model(model: Any) -> None:
     """
     if isinstance(model, str):
         raise ModelError(f"a trainer takes the model itself: load_model({model!r})")
-    missing = [part for part in _PARTS if part not in _OPTIONAL and not hasattr(model, part)]
+    missing = [part for part in _REQUIRED if not hasattr(model, part)]
     if isinstance(model, type):
         raise ModelError(f"the model is the class {model.__name__}; write it with parentheses, {model.__name__}()")
     if missing:
@@ -126,7 +129,7 @@ def check_model(model: Any) -> None:
 
 
 def declared_spec(model: Any) -> Mapping[str, Any] | None:
-    """What a model says that a training batch looks like, with its `element_spec`; None if it has none.
+    """The `element_spec` of a model, which describes a training batch; None if it has none.
 
     Raises:
         ModelError: it is not a dict.
@@ -142,13 +145,12 @@ def load_model(name: str) -> Model:
     """Import a model package from the current directory or from any installed package.
 
     The package gives `config`, `datasets` and `build` itself, or has them in its modules ``config.py``, ``datasets.py``
-    and ``definition.py``. A function `callbacks`, there or in ``callbacks.py``, may add callbacks to those that the
-    config asks for, and `element_spec`, there or in ``datasets.py``, says what a training batch looks like, so that
-    none has to be read to build the model. A function `serving(inputs)`, there too, makes a batch of new data for
-    `predict` and `evaluate`.
+    and ``definition.py``. Optional, there too: `callbacks` (in ``callbacks.py``) adds callbacks to those that the
+    config asks for; `element_spec` (in ``datasets.py``) describes a training batch, so that none has to be read to
+    build the model; `serving(inputs)` (in ``datasets.py``) makes a batch of new data for `predict` and `evaluate`.
 
-    A model may be a class as well, with `config`, `datasets` and `build` as its attributes and methods: then `name` is
-    that of its module and its own, and it is made without arguments.
+    A model may be a class as well, with these as attributes and methods: then `name` is ``module:Class``, and it is
+    made without arguments.
 
     Args:
         name: a dotted module name such as ``models.simple``, or ``module:Class``.
@@ -157,7 +159,7 @@ def load_model(name: str) -> Model:
         the model; its config is the package's own object, so a change is seen by both.
 
     Raises:
-        ModelError: there is no such module or class, one of the three is missing, or the module itself fails to import
+        ModelError: there is no such module or class, a required part is missing, or the module itself fails to import
             (its own traceback is printed to stderr).
     """
     module_name, colon, attribute = name.partition(":")
@@ -165,34 +167,32 @@ def load_model(name: str) -> Model:
     if module is None:
         where = f"no such module in {Path.cwd()} or among the installed packages{_meant(module_name)}"
         raise ModelError(f"there is no model {module_name}: {where}")
-    thing = _made(module, attribute, name) if colon else None
-    parts: dict[str, Any] = {part: getattr(thing, part, None) if colon else _find_part(module, part) for part in _PARTS}
-    missing = [part for part, value in parts.items() if value is None and part not in _OPTIONAL]
-    if missing and colon:
-        raise ModelError(f"model {name} has no {' and no '.join(missing)}; define it in {attribute}")
-    if missing:
-        homes = [f"{_PARTS[part]}.py" for part in missing] if hasattr(module, "__path__") else []
-        file = getattr(module, "__file__", None)  # modules of the interpreter itself have none
-        where = " or in its ".join([Path(file or name).name, " and ".join(homes)][: 1 + bool(homes)])
-        raise ModelError(f"model {name} has no {' and no '.join(missing)}; define it in {where}")
+    if colon:
+        made, home = _made(module, attribute, name), attribute
+        parts: dict[str, Any] = {part: getattr(made, part, None) for part in _HOMES}
+    else:
+        parts = {part: _find_part(module, part) for part in _HOMES}
+        home = Path(getattr(module, "__file__", None) or name).name  # modules of the interpreter itself have no file
+    if missing := [part for part in _REQUIRED if parts[part] is None]:
+        if not colon and hasattr(module, "__path__"):
+            home += f" or in its {' and '.join(f'{_HOMES[part]}.py' for part in missing)}"
+        raise ModelError(f"model {name} has no {' and no '.join(missing)}; define it in {home}")
     config = parts["config"]
     if not isinstance(config, Mapping):
         raise ModelError(f"model {name}: config must be a Config or a dict, not {type(config).__name__}")
-    functions = ("datasets", "build", "callbacks", "serving")
-    for part in functions:
+    for part in _FUNCTIONS:
         if parts[part] is not None and not callable(parts[part]):
             raise ModelError(f"model {name}: {part} must be a function, not {type(parts[part]).__name__}")
     try:
-        config = config if isinstance(config, Config) else Config(config)
+        parts["config"] = config = config if isinstance(config, Config) else Config(config)
     except ConfigError as error:
         raise ConfigError(f"model {name}: {error}") from error
     config.keep_defaults()
-    datasets, build, callbacks, serving = (parts[part] for part in functions)
-    return Model(name, config, datasets, build, source_of(module), callbacks, parts["element_spec"], serving)
+    return Model(name, source=source_of(module), **parts)
 
 
 def _meant(name: str) -> str:
-    """Ask whether a module was meant that there is in the current directory."""
+    """Suggest a module of the current directory."""
     package = name.rpartition(".")[0]
     found = modules_here(package)
     return _meant(package) if package and not found else did_you_mean(name, found)
@@ -227,7 +227,7 @@ def _find_part(module: ModuleType, part: str) -> Any:
         return value
     if not hasattr(module, "__path__"):
         return None
-    return getattr(import_own(f"{module.__name__}.{_PARTS[part]}", what="model"), part, None)
+    return getattr(import_own(f"{module.__name__}.{_HOMES[part]}", what="model"), part, None)
 
 
 def import_own(name: str, *, what: str) -> ModuleType | None:

@@ -1,4 +1,4 @@
-"""How one batch, its gradients and the variables are divided among towers."""
+"""Placement of one batch, its gradients and the variables on towers."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Placement:
     """Towers as a TensorFlow strategy places them, each with its own copy of the variables.
 
     Args:
-        strategy: how towers are placed; one tower on the default device if None.
+        strategy: places the towers; one tower on the default device if None.
         first_tower: the index of this process's first tower among those of all processes.
-        own_towers: how many of them are this process's, if it reads what these work on and nothing else.
+        own_towers: the number of this process's towers, if it reads the data of these only.
         combines_by_copies: whether values of several towers are combined by ordinary ops, which may fail.
 
     Attributes:
-        towers: how many there are, in all processes.
-        parts: among how many towers what is read here is divided.
-        may_fail: whether a step can fail and the next one be run all the same: collective ops would still wait.
+        towers: the number of towers in all processes.
+        parts: the number of towers that a batch read here is divided among.
+        may_fail: whether the next step can run after a failed one: collective ops would still wait.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Placement:
     # -- building -----------------------------------------------------------------------------------------------------
 
     def scope(self) -> AbstractContextManager[Any]:
-        """What variables are made in."""
+        """The scope that variables are made in."""
         scope: AbstractContextManager[Any] = self.strategy.scope()
         return scope
 
     def declare_variable(self, **arguments: Any) -> dict[str, Any]:
-        """Change the arguments that a variable of the model is made with, where the strategy needs to know more."""
+        """The arguments of `tf.Variable` for a variable of the model, as the strategy needs them."""
         return arguments
 
     def tower_to_build(self) -> int | None:
@@ -64,14 +64,14 @@ class Placement:
         return None
 
     def adopt(self, variables: dict[str, tf.Variable], cache: LayerCache) -> dict[str, tf.Variable]:
-        """Take a model that was built: start the random layers of every tower elsewhere.
+        """Take a model that was built, and let the random layers of every tower draw other numbers.
 
         Args:
-            variables: the model's, by name; one that lies elsewhere from now on is replaced.
-            cache: hands them out.
+            variables: the model's, by name; one that another variable stands for from now on is replaced.
+            cache: the layers and variables of the model.
 
         Returns:
-            by name, for a checkpoint, what each tower has of its own.
+            by name, for a checkpoint, the variables that only one tower has.
         """
         self._variables, self._cache = variables, cache
         return self._separate(variables, cache)
@@ -106,7 +106,7 @@ class Placement:
         )
 
     def local_results(self, value: Any) -> Sequence[Any]:
-        """What each tower of this process has returned."""
+        """The results of the towers of this process."""
         results: Sequence[Any] = self.strategy.experimental_local_results(value)
         return results
 
@@ -121,17 +121,17 @@ class Placement:
         return [v for v in found if v.dtype.is_floating and is_local(v) and id(v) not in frozen]
 
     def own_variables(self) -> list[tf.Variable]:
-        """The variables that only one tower has, in place of one that all share."""
+        """The variables of single towers that stand for one that all share."""
         by_tower = {} if self._cache is None else self._cache.of_tower
         return [variable for own in by_tower.values() for variable in own.values()]
 
 
 class CentralPlacement(Placement):
-    """Towers that read one copy of the variables, on a device of its own or on that of the first tower.
+    """Towers that read one copy of the variables.
 
     Args:
         devices: of the towers, such as ``CPU:0``.
-        parameter_device: where the variables lie.
+        parameter_device: the device of the variables.
     """
 
     def __init__(self, devices: Sequence[str], parameter_device: str) -> None:
@@ -154,9 +154,9 @@ class CentralPlacement(Placement):
 
 
 class OwnPacePlacement(Placement):
-    """Towers that share one copy of the variables and wait for nobody; each sees a whole batch.
+    """Towers that share one copy of the variables and do not wait for each other; each sees a whole batch.
 
-    For TensorFlow's strategies this is one tower; which of them is being built is said by `on_tower`.
+    For TensorFlow's strategies this is one tower; `on_tower` sets which of them is being built.
 
     Args:
         devices: of the towers, such as ``CPU:0``.
@@ -185,7 +185,7 @@ class OwnPacePlacement(Placement):
 
 
 def seeds_of_towers(variables: Mapping[str, tf.Variable], cache: LayerCache, towers: range) -> dict[str, tf.Variable]:
-    """Give towers random seeds of their own where the variables lie in one place for all of them.
+    """Give each of several towers that share all variables a seed.
 
     Returns:
         by name, for a checkpoint, the new variables.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -70,12 +69,6 @@ def functional_kinds() -> tuple[type, ...]:
     return (Functional,)
 
 
-def snake_case(name: str) -> str:
-    """The name that Keras gives to an unnamed layer of a class: ``conv2d`` for `Conv2D`."""
-    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", name))
-    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
-
-
 @private
 def layers_within(layer: Any) -> list[Any]:
     """A layer and all layers inside it, at any depth."""
@@ -116,13 +109,6 @@ def hold(variable: Any, value: tf.Variable) -> None:
     """Give a Keras variable another `tf.Variable`."""
     variable._value  # noqa: B018  (a version without it keeps the value somewhere else)
     variable._value = value
-
-
-def stand_in(variable: Any, value: tf.Variable) -> Any:
-    """A copy of a Keras variable with another `tf.Variable`."""
-    other = object.__new__(type(variable))
-    vars(other).update(vars(variable), _value=value)
-    return other
 
 
 # -- optimizers -------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,6 @@ import tensorflow as tf
 from prototrain.private_api import private
 
 _INTERNAL = 13  # the error code
-_OF_FILE = ("_filename_arg", "_key_index", "_value_index", "_vocab_size", "_delimiter", "_offset")
 
 
 def _context() -> Any:
@@ -81,24 +79,6 @@ def tell_of_uses(use: Callable[[Any], None]) -> None:
 def raw_handle(variable: Any) -> Any:
     """A variable's handle, without a call of the function of `tell_of_uses`."""
     return variable._handle
-
-
-@private
-def table_contents(initializer: Any) -> str | None:
-    """A text that is equal for lookup tables with equal contents; None if they are not known."""
-    if type(initializer) is tf.lookup.KeyValueTensorInitializer:
-        given = [tf.get_static_value(part) for part in (initializer._keys, initializer._values)]
-        if any(part is None for part in given):
-            return None
-        return hashlib.sha256(repr([(part.dtype.str, part.tolist()) for part in given]).encode()).hexdigest()
-    if type(initializer) is tf.lookup.TextFileInitializer:
-        return str([repr(getattr(initializer, name)) for name in _OF_FILE])
-    return None
-
-
-def is_table_made(table: Any) -> bool:
-    """Whether a `StaticHashTable` has been initialised."""
-    return "_table_name" in vars(table)
 
 
 def owner(handle: Any) -> Any:

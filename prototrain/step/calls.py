@@ -13,10 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import NonFiniteError, StepError
-from prototrain.step.loop import CompiledLoop, StepPlan
+from prototrain.step.functions import ConcreteCall
+from prototrain.step.loop import Batch, CompiledLoop, StepPlan
+from prototrain.step.python_summaries import SummaryFile
 from prototrain.step.result import StepResult, failed_stage
+from prototrain.step.trace import recording
 from prototrain.step.variables import CALL_SECONDS, StopVariable
-from prototrain.step.watched import WatchedStep
 from prototrain.system.tracebacks import cause, source_line
 
 
@@ -117,7 +119,8 @@ class CompiledCalls(StepCalls):
         super().__init__(plan)
         self._loop = CompiledLoop(plan, stop)
         self._counted = -1  # the value of the loop's counter, where it is known
-        self._watched: WatchedStep | None = None
+        self._watched: ConcreteCall | None = None
+        self._file: SummaryFile | None = None
 
     def _run(self, iterator: Any, n: int, start: int) -> StepResult:
         self._count_from(start)
@@ -152,17 +155,30 @@ class CompiledCalls(StepCalls):
     def run_watched(self, start: int) -> StepResult:
         if not self._plan.watched_names and not self.calls_summaries:
             return self.run(start, 1)
-        if self._watched is None:
-            self._watched = WatchedStep(
-                self._plan.data, self._loop.run_watched, self._loop.on_host, self._plan.placement.towers
-            )
+        data = self._plan.data
+        if self._watched is None or self._file is None:
+            signature = (dict(data.element_spec), tf.TensorSpec([], tf.int64))
+            self._file = SummaryFile()
+            self._watched = ConcreteCall(self._trace_watched, signature, towers=self._plan.placement.towers)
         self._count_from(start)
         try:
-            result = self._watched(start)
+            batch = data.iterator.get_next_as_optional()
+            if batch.has_value():
+                found = self._watched(batch.get_value(), tf.constant(np.int64(start)))
+                state, tensors = self._watched.pack(found)
+                result = self._loop.on_host(**state)
+                result.watched, result.summary_events = tensors, self._file.take()
+            else:
+                result = StepResult(steps=0, data_ended=True)
         except tf.errors.OpError as error:
             return self._failed(error, start)
         self._counted = start + result.steps
         return self._checked(result, start)
+
+    def _trace_watched(self, inputs: Batch, start: tf.Tensor) -> Any:
+        assert self._file is not None
+        with recording(self._file, start + 1):
+            return self._loop.run_watched(inputs, start)
 
 
 def _non_finite(completed: int, values: Mapping[str, float]) -> NonFiniteError:

@@ -1,4 +1,4 @@
-"""What Python code beside the compiled steps gives to `tf.summary`: triggers of callbacks, a `run_step` in Python."""
+"""Recording of `tf.summary` calls outside of compiled steps: in triggers of callbacks and a `run_step` in Python."""
 
 from __future__ import annotations
 
@@ -22,57 +22,39 @@ if TYPE_CHECKING:
 _recording = threading.local()
 
 
-class PythonSummaries:
-    """Records the `tf.summary` calls of Python code that has no writer of its own.
+class PythonSummaries(ChangingWriter):
+    """Records the `tf.summary` calls of Python code that has no writer; costs nothing until something is written.
 
     Args:
         log: prints a line for the user.
     """
 
     def __init__(self, log: Callable[[str], None]) -> None:
-        self._writer = _LazyWriter(log)
+        self._log = log
+        self._file: SummaryFile | None = None
+        self._unseen: SummaryFile | None = None
+        self._is_asked = False
 
     @contextmanager
     def recording(self, step: int) -> Iterator[None]:
-        """Let `tf.summary` calls be recorded meanwhile, at a step unless they name one.
+        """Record `tf.summary` calls in the block, at this step unless they name one.
 
         Where the user has set a writer, they go there.
         """
         writer = default_writer()
-        if writer is not None and not isinstance(writer, _LazyWriter):
+        if writer is not None and not isinstance(writer, PythonSummaries):
             yield
             return
         outer = getattr(_recording, "active", False)
         _recording.active = True
         try:
-            with self._writer.as_default(step=step):
+            with self.as_default(step=step):
                 yield
                 set_by_user = default_writer()
-            if set_by_user is not None and set_by_user is not self._writer:  # such as by Keras's TensorBoard
+            if set_by_user is not None and set_by_user is not self:  # such as by Keras's TensorBoard
                 set_by_user.set_as_default(tf.summary.experimental.get_step())
         finally:
             _recording.active = outer
-
-    def take(self) -> list[Event]:
-        """What was recorded since the last time."""
-        return self._writer.take()
-
-
-def left_out_of_graphs() -> AbstractContextManager[Any]:
-    """What a model is built in beside its steps, such as to be evaluated: its `tf.summary` calls are for the steps."""
-    if tf.executing_eagerly() or not getattr(_recording, "active", False):
-        return nullcontext()
-    return noting_summaries()
-
-
-class _LazyWriter(ChangingWriter):
-    """A writer that costs nothing until something is written."""
-
-    def __init__(self, log: Callable[[str], None]) -> None:
-        self._log = log
-        self._file: SummaryFile | None = None
-        self._unseen: SummaryFile | None = None
-        self._is_asked = False
 
     def present(self) -> tf.summary.SummaryWriter:
         if tf.executing_eagerly():
@@ -90,15 +72,22 @@ class _LazyWriter(ChangingWriter):
         return self._unseen.writer
 
     def take(self) -> list[Event]:
-        """What was written since the last time, in eager code."""
+        """The events of eager code since the last time."""
         if not self._is_asked or self._file is None:
             return []
         self._is_asked = False
         return self._file.take()
 
 
+def left_out_of_graphs() -> AbstractContextManager[Any]:
+    """Leave `tf.summary` calls out of a model that is built for something else than a step, such as an evaluation."""
+    if tf.executing_eagerly() or not getattr(_recording, "active", False):
+        return nullcontext()
+    return noting_summaries()
+
+
 class SummaryFile:
-    """What `tf.summary` calls make. It goes through a file, since TensorFlow's summary writers know no other place.
+    """The events of `tf.summary` calls. They go through a file, since TensorFlow's writers know no other place.
 
     Attributes:
         writer: TensorFlow's.
@@ -126,30 +115,23 @@ class SummaryFile:
         return [event for event in events if event.HasField("summary")]
 
 
-class _NotingWriter(tf.summary.SummaryWriter):  # type: ignore[misc]
-    """Stands in for a summary writer while the long call is traced: nothing is written, that something was is
-    noted."""
+class _NotingWriter(ChangingWriter):
+    """Notes that something would be written while the long call is traced, and writes nothing."""
 
-    def __init__(self) -> None:
-        self.asked = False
+    asked = False
 
-    def init(self) -> None:
-        """Nothing to begin."""
-
-    def flush(self) -> None:
-        """Nothing is buffered."""
-
-    def close(self) -> None:
-        """Nothing is open."""
+    def present(self) -> tf.summary.SummaryWriter:
+        raise AssertionError("nothing is written")  # `note` keeps TensorFlow from asking
 
     def note(self) -> bool:
+        """Whether to record: never."""
         self.asked = True
         return False
 
 
 @contextmanager
 def noting_summaries() -> Iterator[Callable[[], bool]]:
-    """Leave `tf.summary` calls out of what is traced inside; yields a function that says whether there were any."""
+    """Leave `tf.summary` calls out of what is traced inside; yields a function that tells whether there were any."""
     writer = _NotingWriter()
     with writer.as_default(), tf.summary.record_if(writer.note):
         yield lambda: writer.asked

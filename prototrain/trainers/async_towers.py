@@ -16,8 +16,7 @@ from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
 from prototrain.model.placement import OwnPacePlacement
 from prototrain.step.calls import StepCalls
-from prototrain.step.iteration import Batch
-from prototrain.step.loop import CompiledLoop, StepPlan
+from prototrain.step.loop import Batch, CompiledLoop, StepPlan
 from prototrain.step.result import StepResult
 from prototrain.step.variables import StopVariable, VariableBackup
 from prototrain.towers import choose_devices, in_words

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from prototrain.checkpoint.state import variables_in
 from prototrain.step.calls import StepCalls
-from prototrain.step.guard import ConditionalGuard, FailingGuard, Guard, Unguarded
 from prototrain.step.loop import StepPlan
+from prototrain.step.nonfinite import AssertFinite, NoCheck, SkipNonFinite
 from prototrain.step.result import StepResult
 from prototrain.trainers.base import NOT_RECORDED
 
@@ -114,12 +114,12 @@ def step_plan(trainer: TowerTrainer, *, may_fail: bool = True, may_be_watched: b
     )
 
 
-def _guard(trainer: TowerTrainer, may_fail: bool) -> Guard:
+def _guard(trainer: TowerTrainer, may_fail: bool) -> NoCheck:
     if trainer.loss_scale is not None:
-        return ConditionalGuard(trainer.loss_scale, ends=trainer.check_finite)
+        return SkipNonFinite(trainer.loss_scale, ends=trainer.check_finite)
     if not trainer.check_finite:
-        return Unguarded()
-    return FailingGuard() if may_fail and trainer.placement.may_fail else ConditionalGuard()
+        return NoCheck()
+    return AssertFinite() if may_fail and trainer.placement.may_fail else SkipNonFinite()
 
 
 def _changed_early(trainer: TowerTrainer) -> list[Any]:

@@ -21,8 +21,7 @@ from prototrain.experiment import Experiment
 from prototrain.model.placement import Placement
 from prototrain.private_api.runtime import is_ready
 from prototrain.step.calls import StepCalls
-from prototrain.step.iteration import Iteration
-from prototrain.step.loop import StepPlan
+from prototrain.step.loop import Iteration, StepPlan
 from prototrain.step.result import ScalarPacker, StepResult
 from prototrain.step.variables import VariableBackup
 from prototrain.system.signals import LeavingAtOnce, ignore_save_signals

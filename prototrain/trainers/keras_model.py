@@ -22,6 +22,7 @@ from prototrain.model.keras_hooks import calling, present_call
 from prototrain.model.layer_cache import MissingVariableError
 from prototrain.model.net import LOSS_WEIGHT
 from prototrain.private_api.of_keras import mask_of
+from prototrain.step.nonfinite import Update
 from prototrain.step.trace import TowerTrace
 from prototrain.trainers.keras_data import Element, named
 from prototrain.trainers.optimization import optimizer_config
@@ -280,19 +281,19 @@ class _Guarded:
         gradients = [summed(gradient) for gradient in grads]
         variables = None if trainable_variables is None else list(trainable_variables)
         there = [tf.cast(gradient, tf.float32) for gradient in gradients if gradient is not None]
-        update = _Update(self._optimizer.learning_rate, lambda: self._apply(gradients, variables))
+        applying = _Applying(self._optimizer.learning_rate, lambda: self._apply(gradients, variables))
         norm = tf.linalg.global_norm(there) if there else tf.constant(0.0)
-        self._trace.guard.apply(self._trace, update, there, there, norm)
+        self._trace.guard.apply(self._trace, Update(applying, there, there, norm))
 
 
-class _Update:
-    """An update as a guard takes it: an optimizer whose gradients are known."""
+class _Applying:
+    """An optimizer as a guard takes it, whose gradients are known."""
 
     def __init__(self, learning_rate: Any, make: Callable[[], None]) -> None:
         self.learning_rate, self._make = learning_rate, make
 
     def apply_gradients(self, gradients_and_variables: Any) -> None:
-        """Make it."""
+        """Apply them."""
         self._make()
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from prototrain.experiment import Experiment
 from prototrain.model.placement import Placement
-from prototrain.step.micro_batches import divide
+from prototrain.step.arithmetic import divide
 from prototrain.trainers.tower import TowerTrainer
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from prototrain.data.shares import Share
 from prototrain.errors import CheckpointError, ConfigError, ModelError
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
-from prototrain.model import first_values
 from prototrain.model.built import BuiltModel, datasets_of
 from prototrain.model.loading import check_model
 from prototrain.model.net import check_names, check_net, loss_weight, scalars
@@ -24,9 +23,9 @@ from prototrain.model.placement import Placement
 from prototrain.optimizers import make_optimizer, processors_from_config
 from prototrain.step import update
 from prototrain.step.calls import CompiledCalls, StepCalls
-from prototrain.step.loss_scale import LossScale
-from prototrain.step.micro_batches import Computed, for_all_towers, over_micro_batches
+from prototrain.step.nonfinite import LossScale
 from prototrain.step.trace import tower_trace
+from prototrain.step.update import Computed, for_all_towers, over_micro_batches
 from prototrain.step.variables import StopVariable
 from prototrain.system.waiting import announcing
 from prototrain.towers import choose_devices, in_words
@@ -100,7 +99,7 @@ class TowerTrainer(Trainer):
     ) -> None:
         check_model(model)
         super().__init__(experiment=experiment)
-        self._made_at: int | None = first_values.now()  # None once it has begun to train
+        self._has_begun = False
         self._begun_anew: list[str] = []
         self._not_kept: list[str] = []
         self.model = model
@@ -458,10 +457,10 @@ class TowerTrainer(Trainer):
 
     def _begin_anew(self) -> None:
         """Begin where the first trainer of the same layers began; a checkpoint that is restored comes later."""
-        made_at, self._made_at = self._made_at, None
         self._begun_anew, self._not_kept = [], []
-        if made_at is not None and not self.continues_from_trained:
-            self._begun_anew, self._not_kept = self.built.begin_anew(made_at)
+        if not self._has_begun and not self.continues_from_trained:
+            self._begun_anew, self._not_kept = self.built.begin_anew()
+        self._has_begun = True
 
     def _check_begin(self) -> None:
         """Say, once it is known that no checkpoint was restored, which layers begin anew.

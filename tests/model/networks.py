@@ -159,10 +159,6 @@ def pictures(x: Any) -> Any:
     return tf.tile(tf.reshape(x, [-1, 1, 6, 1]), [1, 32, 6, 3])[:, :, :32]
 
 
-def applications(x: Any, training: bool) -> Any:
-    return L.Dense(3, name="head")(make_backbone()(pictures(x), training=training))
-
-
 class Applications:
     def __init__(self) -> None:
         self.backbone, self.head = make_backbone(), L.Dense(3, name="head")
@@ -212,22 +208,6 @@ class Tied:
         return tf.matmul(hidden, self.words.embeddings[:3], transpose_b=True)
 
 
-def gan(x: Any, training: bool) -> Any:
-    judge = keras.Sequential([L.Dense(5, "relu", name="judged"), L.Dense(1, name="verdict")], name="judge")
-    drawn = L.Dense(6, name="draw")(x[:, :2])
-    return tf.concat([judge(x), judge(drawn), drawn[:, :1]], 1)
-
-
-class GAN:
-    def __init__(self) -> None:
-        self.judge = keras.Sequential([L.Dense(5, "relu", name="judged"), L.Dense(1, name="verdict")], name="judge")
-        self.draw = L.Dense(6, name="draw")
-
-    def __call__(self, x: Any, training: bool) -> Any:
-        drawn = self.draw(x[:, :2])
-        return tf.concat([self.judge(x), self.judge(drawn), drawn[:, :1]], 1)
-
-
 def make_twin() -> keras.Model:
     given = keras.Input((3,))
     return keras.Model(given, L.Dense(4, "tanh", bias_regularizer="l2", name="look")(given), name="twin")
@@ -273,7 +253,7 @@ class Together:
 
 
 GROUPS: dict[str, dict[Network, Callable[[], Network]]] = {
-    "models": {functional: Functional, sequential: Sequential, nested: Nested, gan: GAN, siamese: Siamese},
+    "models": {functional: Functional, sequential: Sequential, nested: Nested, siamese: Siamese},
     "layers": {
         subclassed: Subclassed,
         shared: Shared,
@@ -282,6 +262,6 @@ GROUPS: dict[str, dict[Network, Callable[[], Network]]] = {
         tied: Tied,
     },
     "recurrent": {recurrent: Recurrent},
-    "applications": {applications: Applications},
+    "applications": {pictures: Applications},
     "dropout": {dropout: Dropout},
 }

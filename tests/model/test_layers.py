@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import tensorflow as tf
 from prototrain import SimpleTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import JSONWriter, SaveOnExit
 from prototrain.errors import ModelError
+from prototrain.model.built import BuiltModel
 from prototrain.trainers.parameter_server import SyncParameterServerTrainer
 from tests.tiny import tiny_arrays, tiny_model, tiny_trainer
 
@@ -99,13 +99,8 @@ def test_momentum_survives_a_time_without_training() -> None:
     assert moved(trainer, 2) >= HEAD | BODY
 
 
-OPTIMIZERS = ["Adafactor", "Lion", "AdamW", "Lamb", "Ftrl", "Nadam", "Adadelta", "Adamax", "Adagrad", "SGD"]
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "towers"), [("Muon", 1), ("Muon", 2), *zip(OPTIMIZERS, itertools.cycle([1, 2]), strict=False)]
-)
-def test_any_optimizer_trains_under_a_constraint(optimizer: str, towers: int) -> None:
+@pytest.mark.parametrize(("optimizer", "towers"), [("Muon", 1), ("Adafactor", 2)])
+def test_a_constraint_holds(optimizer: str, towers: int) -> None:
     def network(x: Any, training: bool) -> Any:
         return L.Dense(2, name="out")(L.Dense(6, "relu", kernel_constraint="non_neg", name="positive")(x))
 
@@ -189,12 +184,6 @@ def assigns_a_layer(x: Any, training: bool) -> Any:
     return logits
 
 
-def assigns_a_variable(x: Any, training: bool) -> Any:
-    scale = tf.Variable(tf.ones([2]), name="scale")
-    scale.assign(scale * 0.5)
-    return L.Dense(2, name="fc")(x) * scale
-
-
 def twice(x: Any, training: bool) -> Any:
     def judge(x: Any) -> Any:
         return L.Dense(2, name="line")(x)
@@ -219,7 +208,6 @@ def twice_a_layer_with_children(x: Any, training: bool) -> Any:
     ("network", "message"),
     [
         (assigns_a_layer, r"assigns a computed value to the trainable variable fc/kernel, .* in every step"),
-        (assigns_a_variable, r"assigns a computed value to the trainable variable scale, .* in every step"),
         (twice_a_layer_with_children, r"two layers named 'judge'"),
         (twice, r"two layers named 'line', .* make the layer once and call it twice, otherwise give .* another name"),
     ],
@@ -227,11 +215,6 @@ def twice_a_layer_with_children(x: Any, training: bool) -> Any:
 def test_what_would_go_wrong_without_a_word_is_an_error(network: Network, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         tiny_trainer(build=learning(network))
-
-
-def test_a_layer_may_assign_its_own_weights() -> None:
-    trainer = tiny_trainer(build=learning(lambda x, on: L.SpectralNormalization(L.Dense(2, name="fc"))(x, training=on)))
-    assert moved(trainer)
 
 
 def test_a_layer_made_before_is_as_it_was_after_construction() -> None:
@@ -277,14 +260,6 @@ def test_each_tower_draws_its_own_random_numbers(make: Any, inline: bool) -> Non
     trainer.train(max_steps=2)
     seen = trainer.outputs
     assert seen["mask_squared"] > seen["mask"] ** 2 + 1e-3, "the mean over towers that agree"
-
-
-def test_layers_by_name_and_their_summary(capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = tiny_trainer(build=learning(body_and_head))
-    assert {"body", "head"} <= set(trainer.keras_layers)
-    assert trainer.keras_layers["head"].kernel.value is trainer.variables["head/kernel"]
-    trainer.keras_layers["body"].summary(print_fn=print)
-    assert "fc (Dense)" in capsys.readouterr().out
 
 
 def test_the_network_can_be_saved_after_training(tmp_path: Path) -> None:
@@ -341,3 +316,22 @@ def test_weights_that_such_a_model_has_saved_are_found(tmp_path: Path) -> None:
     trainer = tiny_trainer(build=learning(lambda x, training: functional("d")(x)))
     trainer.load_weights(tmp_path / "d.weights.h5")
     np.testing.assert_array_equal(values(trainer)["d/fc/kernel"], model.get_weights()[0])
+
+
+def test_tables_are_made_once_and_told_apart_by_their_contents() -> None:
+    made: list[Any] = []
+
+    def build(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
+        found = []
+        for words in (["a", "b"], ["b", "a"]) if train_phase else (["b", "a"],):
+            contents = tf.lookup.KeyValueTensorInitializer(words, tf.constant([1.0, 2.0]))
+            table = tf.lookup.StaticHashTable(contents, 0.0)
+            made.append(table)
+            found.append(table.lookup(tf.constant("a")))
+        scale = tf.Variable(lambda: tf.ones([]), name="scale")
+        return {"loss": tf.reduce_mean(inputs["x"]) * scale * found[0], "of": found[-1]}
+
+    built = BuiltModel(tiny_model(build=build))
+    assert made[0] is made[2] and made[1] is made[3] and made[0] is not made[1]
+    batch = built.data.first_batch
+    assert float(built.build(batch, False)["of"]) == 2.0 and made[-1] is made[1]

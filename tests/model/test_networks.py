@@ -17,7 +17,7 @@ from tests.model.networks import GROUPS, Network, Together
 from tests.tiny import tiny_model
 
 L = keras.layers
-STEPS, BATCH = 10, 8
+STEPS, BATCH = 5, 8
 
 
 @functools.cache

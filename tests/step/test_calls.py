@@ -212,23 +212,6 @@ def test_a_failing_model_says_where_and_saves_aside(tmp_path: Path, capsys: pyte
     assert "{{node" in log and "Traceback" in log, "the whole text of TensorFlow's error is kept"
 
 
-def test_a_file_that_breaks_off_is_a_failure_of_the_data(tmp_path: Path) -> None:
-    file = tmp_path / "records"
-    with tf.io.TFRecordWriter(str(file)) as writer:
-        for number in range(40):
-            writer.write(bytes([number]))
-    file.write_bytes(file.read_bytes()[:-3])
-
-    def datasets() -> dict[str, tf.data.Dataset]:
-        x = tf.data.TFRecordDataset(str(file)).batch(8)
-        return {"trn": x.map(lambda batch: {"x": tf.zeros([8, 4]), "y": tf.zeros([8], tf.int32)})}
-
-    trainer = SimpleTrainer(tiny_model(datasets=datasets), experiment=tmp_path / "run")
-    with pytest.raises(StepError, match=r"step 5 failed in the data: truncated record"):
-        trainer.train([SaveOnExit()])
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-0000000004"]
-
-
 def test_failing_data_says_where_and_the_run_can_go_on_once_it_is_repaired(tmp_path: Path) -> None:
     file = tmp_path / "numbers.csv"
     good = [f"{x[0]},{x[1]},{x[2]},{x[3]},{y}" for x, y in zip(*tiny_arrays(160).values(), strict=True)]
@@ -318,20 +301,6 @@ def test_an_own_train_step_keeps_the_compiled_call_and_is_guarded() -> None:
     assert [values(trainer)] == good
 
 
-def test_an_own_run_step_is_called_for_every_step_in_python() -> None:
-    seen = []
-
-    class Stepwise(SimpleTrainer):
-        def run_step(self) -> Any:
-            batch = self.next_batch()
-            seen.append((self.global_step, int(batch["x"].shape[0])))
-            return {"loss": 1.0}
-
-    trainer = Stepwise(tiny_model())
-    trainer.train(max_steps=7)
-    assert seen == [(step, 8) for step in range(7)]
-
-
 def test_an_own_run_step_may_use_the_compiled_one() -> None:
     class Wrapped(SimpleTrainer):
         def run_step(self) -> Any:
@@ -367,27 +336,6 @@ def test_stop_training_in_a_traced_hook_is_no_accident() -> None:
     trainer = tiny_trainer()
     trainer.train([Stops()])
     assert trainer.global_step == 0
-
-
-def test_a_keras_optimizer_of_the_users_own() -> None:
-    trainer = SimpleTrainer(tiny_model(model__optimizer__method=lambda: keras.optimizers.Lion(1e-3)))
-    trainer.train(max_steps=3)
-    assert isinstance(trainer.optimizer, keras.optimizers.Lion)
-
-
-def test_only_chosen_variables_are_trained_and_decay() -> None:
-    trainer = tiny_trainer(
-        model__trainable_variables__filter_regex="logits",
-        model__weight_decay__value=0.1,
-        model__weight_decay__filter_regex=".*kernel",
-    )
-    before = values(trainer)
-    trainer.train(max_steps=3)
-    changed = {name for name, bits in values(trainer).items() if bits != before[name] and name in trainer.trainable}
-    frozen = {name for name, variable in trainer.variables.items() if variable.trainable and name not in changed}
-    assert changed == {"logits/kernel", "logits/bias"} == set(trainer.trainable)
-    assert frozen == {"fc0/kernel", "fc0/bias", "bn0/gamma", "bn0/beta"}
-    assert set(trainer.decayed) == {"logits/kernel"}
 
 
 class TwoOptimizers(SimpleTrainer):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -27,32 +26,6 @@ def test_it_does_what_the_function_does() -> None:
         assert call.pack(results)["total"].numpy() == total.numpy() == expected
     other = iter(tf.data.Dataset.range(100, 110))
     assert call.pack(call(other, tf.constant(1, tf.int64)))["total"].numpy() == 100 + 100 + 101
-
-
-def test_it_is_traced_once() -> None:
-    traces = []
-
-    def function(x: tf.Tensor) -> tf.Tensor:
-        traces.append(x.shape)
-        return x * 2
-
-    call = ConcreteCall(function, [tf.TensorSpec([None])])
-    assert call.graph is None
-    call.trace(tf.zeros([3]))
-    assert [len(call(tf.zeros([size]))[0]) for size in (3, 5)] == [3, 5]
-    assert len(traces) == 1 and "Mul" in [op.type for op in call.graph.get_operations()]
-
-
-def test_errors_come_through() -> None:
-    total = tf.Variable(0, dtype=tf.int64)
-    with pytest.raises(tf.errors.OutOfRangeError):
-        read_and_add(total)(iter(tf.data.Dataset.range(1)), tf.constant(1, tf.int64))
-
-
-def test_for_several_towers_tensorflow_calls_it() -> None:
-    call = ConcreteCall(lambda x: {"twice": x * 2}, towers=2)
-    results = call.pack(call(tf.constant([1.0, 2.0])))
-    np.testing.assert_array_equal(results["twice"], [2.0, 4.0])
 
 
 def test_tracings_are_counted_for_each_object(caplog: pytest.LogCaptureFixture) -> None:

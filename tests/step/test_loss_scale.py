@@ -11,7 +11,7 @@ import tensorflow as tf
 from prototrain import ModelDict, SimpleTrainer
 from prototrain.callbacks import SaveOnExit, StopOnNaN
 from prototrain.errors import ConfigError, NonFiniteError
-from prototrain.step.loss_scale import LossScale
+from prototrain.step.nonfinite import LossScale
 from prototrain.trainers.replicated import SyncReplicatedTrainer
 from prototrain.trainers.tower import TowerTrainer
 from tests.tiny import tiny_model
@@ -101,10 +101,6 @@ class TestMixedPrecision:
             part = SimpleTrainer(tiny_model(**keywords), experiment=experiment)
             part.train([SaveOnExit()], max_steps=steps)
         assert bits(part) == bits(whole)
-
-    def test_an_unknown_policy(self) -> None:
-        with pytest.raises(ConfigError, match=r"model.mixed_precision: expected mixed_bfloat16 or mixed_float16"):
-            make(1, model__mixed_precision="float8")
 
 
 def test_the_scale_grows_after_many_good_steps() -> None:

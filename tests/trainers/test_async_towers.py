@@ -10,7 +10,7 @@ import tensorflow as tf
 from prototrain import SimpleTrainer
 from prototrain.callbacks import LearningRate, SaveOnExit, StopOnNaN
 from prototrain.errors import NonFiniteError, StepError
-from prototrain.step.guard import ConditionalGuard
+from prototrain.step.nonfinite import SkipNonFinite
 from prototrain.trainers.async_towers import AsyncTrainer
 from tests.tiny import Losses, Recorder, tiny_datasets, tiny_model
 from tests.trainers.test_replicated import poisoned
@@ -56,7 +56,7 @@ def test_gradients_are_divided_by_the_number_of_towers() -> None:
 @pytest.mark.parametrize("puts_back", [True, False])
 def test_a_value_that_is_not_finite_ends_the_run(puts_back: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not puts_back:  # as if another tower had read moving statistics that were not finite, before they were put back
-        monkeypatch.setattr(ConditionalGuard, "begin", lambda self, variables, step: None)
+        monkeypatch.setattr(SkipNonFinite, "begin", lambda self, variables, step: None)
     trainer = AsyncTrainer(tiny_model(datasets=poisoned(4, 0)), 2)
     with pytest.raises(NonFiniteError):
         trainer.train([StopOnNaN()], max_steps=400)

@@ -93,19 +93,6 @@ def test_one_trainer_is_trained_further() -> None:
     assert all(not np.array_equal(values(trainer)[name], before[name]) for name in moved)
 
 
-def test_trainers_that_take_turns_go_on_from_each_other() -> None:
-    model = Net()
-    one, other = SimpleTrainer(model), SimpleTrainer(model)
-    one.train(max_steps=3)
-    between = values(one)
-    other.train(max_steps=0)
-    assert_same(between, values(other))
-    other.train(max_steps=3)
-    between = values(other)
-    one.train(max_steps=3)
-    assert_same(between, values(one))
-
-
 @pytest.mark.parametrize("how", ["into the layer", "into the trainer"])
 def test_weights_that_are_loaded_in_between_stay(how: str) -> None:
     model = Net()

@@ -1,27 +1,28 @@
-"""What becomes of a step whose loss, gradients or learning rate are not finite: all the same, or nothing and a word.
+"""Policies for steps whose loss, gradients or learning rate are not finite, and the loss scale of float16.
 
 A guard is asked three times in each traced iteration: `begin` before anything happens, `apply` for each update from
-inside a tower, `finish` behind all towers. What a step changes before it can be known to be finite, such as batch
-statistics and seeds, is copied in `begin` and put back where it proves not to be.
+inside a tower, `finish` behind all towers. What a step changes before it is known to be finite, such as batch
+statistics and seeds, is copied in `begin` and restored if it is not.
 """
 
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import keras
 import tensorflow as tf
 
 from prototrain.optimizers import update_if, update_with
+from prototrain.step.arithmetic import divide
 from prototrain.step.variables import scratch_variable
 
 if TYPE_CHECKING:
-    from prototrain.step.loss_scale import LossScale
     from prototrain.step.trace import TowerTrace
 
+_INITIAL = 2.0**15
+_GROWTH_STEPS = 2000
 _MARK = "prototrain: a value is not finite"
 _SHOWN = re.compile(re.escape(_MARK) + r"\] \[(\d+)\] \[([^\]]*)\]")
 
@@ -35,16 +36,38 @@ def all_finite(tensors: Sequence[Any]) -> tf.Tensor:
     return tf.math.is_finite(tf.add_n(sums)) if sums else tf.constant(True)
 
 
-class Guard(ABC):
-    """What becomes of a step that is not finite.
+@dataclass(frozen=True)
+class Update:
+    """An update of variables, from inside a tower.
 
     Attributes:
-        may_end: whether an iteration can say that it was not finite, which ends the call.
+        optimizer: a Keras optimizer, or anything with its `learning_rate` and `apply_gradients`.
+        gradients: the same in all towers.
+        variables: as many.
+        loss: the mean over all towers.
+        when: a scalar bool, the same in all towers: whether to update; always if None.
+    """
+
+    optimizer: Any
+    gradients: list[Any]
+    variables: list[Any]
+    loss: tf.Tensor
+    when: tf.Tensor | None = None
+
+    def make(self, when: tf.Tensor | None) -> None:
+        """Update, if `when` says so; traced."""
+        update_if(when, self.optimizer, self.gradients, self.variables)
+
+
+class NoCheck:
+    """Checks nothing; the base of the guards that do.
+
+    Attributes:
+        may_end: whether an iteration can report that it was not finite, which ends the call.
     """
 
     may_end = False
 
-    @abstractmethod
     def begin(self, variables: Sequence[tf.Variable], step: tf.Tensor) -> None:
         """A step begins that may change these variables before it is known to be finite; traced.
 
@@ -53,32 +76,19 @@ class Guard(ABC):
             step: the number of completed steps, a tensor of the iteration's own graph.
         """
 
-    @abstractmethod
-    def apply(
-        self,
-        trace: TowerTrace,
-        optimizer: keras.optimizers.Optimizer,
-        gradients: list[Any],
-        variables: list[Any],
-        loss: tf.Tensor,
-        when: tf.Tensor | None = None,
-    ) -> None:
+    def apply(self, trace: TowerTrace, update: Update) -> None:
         """Update variables from inside a tower; traced.
 
         Args:
             trace: the tower's.
-            optimizer: applies the gradients.
-            gradients: the same in all towers.
-            variables: as many.
-            loss: the mean over all towers.
-            when: a scalar bool, the same in all towers: whether to update; always if None.
+            update: what to do.
         """
+        update.make(update.when)
 
-    @abstractmethod
     def finish(
         self, outputs: Mapping[str, tf.Tensor], finite: tf.Tensor, after_run: Callable[[], None] | None
     ) -> tf.Tensor:
-        """All towers are done: let `after_run` follow, or put back what the step has changed; traced.
+        """All towers are done: call `after_run`, or restore what the step has changed; traced.
 
         Args:
             outputs: scalars that have to be finite as well.
@@ -88,42 +98,20 @@ class Guard(ABC):
         Returns:
             whether the step counts.
         """
-
-    def failed_with(self, error: tf.errors.OpError) -> Mapping[str, float] | None:
-        """What is to be shown of the values, by name, if the error comes from this guard, else None."""
-        return None
-
-    def put_back(self) -> None:  # noqa: B027 - only a guard that fails has something to do
-        """Undo what a failed step has changed, after `failed_with` has recognised it."""
-
-
-class Unguarded(Guard):
-    """Looks at nothing."""
-
-    def begin(self, variables: Sequence[tf.Variable], step: tf.Tensor) -> None:
-        pass
-
-    def apply(
-        self,
-        trace: TowerTrace,
-        optimizer: keras.optimizers.Optimizer,
-        gradients: list[Any],
-        variables: list[Any],
-        loss: tf.Tensor,
-        when: tf.Tensor | None = None,
-    ) -> None:
-        update_if(when, optimizer, gradients, variables)
-
-    def finish(
-        self, outputs: Mapping[str, tf.Tensor], finite: tf.Tensor, after_run: Callable[[], None] | None
-    ) -> tf.Tensor:
         if after_run is not None:
             after_run()
         return tf.constant(True)
 
+    def failed_with(self, error: tf.errors.OpError) -> Mapping[str, float] | None:
+        """The values to show, by name, if the error comes from this guard, else None."""
+        return None
 
-class FailingGuard(Guard):
-    """Lets the call itself fail at a step that is not finite, ahead of its update.
+    def put_back(self) -> None:
+        """Undo what a failed step has changed, after `failed_with` has recognised it."""
+
+
+class AssertFinite(NoCheck):
+    """Lets the call itself fail at a step that is not finite, before its update.
 
     A conditional around the update costs a tenth of a small model's step; an op that fails costs next to nothing. It
     is for towers whose steps may fail (`Placement.may_fail`). Each of several looks at the same averages, so that none
@@ -148,23 +136,14 @@ class FailingGuard(Guard):
             with tf.device(variable.device):
                 self._begun.append(self._shadows[id(variable)][1].assign(tf.identity(variable)))
 
-    def apply(
-        self,
-        trace: TowerTrace,
-        optimizer: keras.optimizers.Optimizer,
-        gradients: list[Any],
-        variables: list[Any],
-        loss: tf.Tensor,
-        when: tf.Tensor | None = None,
-    ) -> None:
-        rate = tf.convert_to_tensor(optimizer.learning_rate)
-        shown = {"loss": loss, "learning_rate": rate}
-        finite = all_finite([*gradients, loss, rate])
-        if when is not None:  # gradients that update nothing may be anything
-            finite |= ~when
-        with tf.control_dependencies([self._require(finite, shown)]):
+    def apply(self, trace: TowerTrace, update: Update) -> None:
+        rate = tf.convert_to_tensor(update.optimizer.learning_rate)
+        finite = all_finite([*update.gradients, update.loss, rate])
+        if update.when is not None:  # gradients that update nothing may be anything
+            finite |= ~update.when
+        with tf.control_dependencies([self._require(finite, {"loss": update.loss, "learning_rate": rate})]):
             # A copy, since an update between the towers knows of no control dependency of one of them.
-            update_if(None if when is None else tf.identity(when), optimizer, gradients, variables)
+            update.make(None if update.when is None else tf.identity(update.when))
 
     def finish(
         self, outputs: Mapping[str, tf.Tensor], finite: tf.Tensor, after_run: Callable[[], None] | None
@@ -173,9 +152,7 @@ class FailingGuard(Guard):
             self._require(all_finite(list(outputs.values())), outputs)
         # Those that stand in the iteration's own graph, not inside a loop of a user's own.
         with tf.control_dependencies([check for check in self._checks if check.graph is self._graph]):
-            if after_run is not None:
-                after_run()
-            return tf.constant(True)
+            return super().finish(outputs, finite, after_run)
 
     def _require(self, finite: tf.Tensor, shown: Mapping[str, tf.Tensor]) -> tf.Operation:
         """Make the op that fails unless the step is finite, with scalars to appear in its message."""
@@ -199,7 +176,7 @@ class FailingGuard(Guard):
             variable.assign(shadow)
 
 
-class ConditionalGuard(Guard):
+class SkipNonFinite(NoCheck):
     """Updates on condition that everything is finite; for any number of towers.
 
     Args:
@@ -215,22 +192,14 @@ class ConditionalGuard(Guard):
     def begin(self, variables: Sequence[tf.Variable], step: tf.Tensor) -> None:
         self._before = [(variable, _read(variable)) for variable in variables] if self.may_end else []
 
-    def apply(
-        self,
-        trace: TowerTrace,
-        optimizer: keras.optimizers.Optimizer,
-        gradients: list[Any],
-        variables: list[Any],
-        loss: tf.Tensor,
-        when: tf.Tensor | None = None,
-    ) -> None:
-        scale = self._loss_scale
+    def apply(self, trace: TowerTrace, update: Update) -> None:
+        scale, loss = self._loss_scale, update.loss
 
         def apply_everywhere(
             strategy: tf.distribute.Strategy, finite: Any, gradients: list[Any], loss: Any, wanted: Any
         ) -> tf.Tensor:
             def apply() -> tf.Tensor:
-                strategy.run(lambda given: update_with(optimizer, given, variables), args=(gradients,))
+                strategy.run(lambda given: update_with(update.optimizer, given, update.variables), args=(gradients,))
                 return tf.constant(True)
 
             # The condition stands between the towers: an update inside one tower cannot be conditional.
@@ -243,41 +212,76 @@ class ConditionalGuard(Guard):
                     scale.adjust(good)
                 return applied
 
-            if when is None:
+            if update.when is None:
                 return apply_if_good()
             # Gradients that update nothing may be anything.
             return tf.cond(strategy.experimental_local_results(wanted)[0], apply_if_good, lambda: tf.constant(True))
 
         if self.may_end:
             # Into the loss, since an overflow, which costs the update only, can come of the gradients alone.
-            rate = tf.convert_to_tensor(optimizer.learning_rate)
-            loss = tf.cast(loss, tf.float32) + tf.cast(rate, tf.float32)
-        tower = tf.distribute.get_replica_context()
-        arguments = (all_finite([*gradients, loss]), gradients, loss, tf.constant(True) if when is None else when)
-        trace.applied.append(tower.merge_call(apply_everywhere, args=arguments))
+            loss = tf.cast(loss, tf.float32) + tf.cast(tf.convert_to_tensor(update.optimizer.learning_rate), tf.float32)
+        wanted = tf.constant(True) if update.when is None else update.when
+        arguments = (all_finite([*update.gradients, loss]), update.gradients, loss, wanted)
+        trace.applied.append(tf.distribute.get_replica_context().merge_call(apply_everywhere, args=arguments))
 
     def finish(
         self, outputs: Mapping[str, tf.Tensor], finite: tf.Tensor, after_run: Callable[[], None] | None
     ) -> tf.Tensor:
         if not self.may_end:
-            if after_run is not None:
-                after_run()
-            return tf.constant(True)
+            return super().finish(outputs, finite, after_run)
         if outputs:
             finite &= all_finite(list(outputs.values()))
         before = self._before
-
-        def goes_on() -> tf.Tensor:
-            if after_run is not None:
-                after_run()
-            return tf.constant(True)
 
         def put_back() -> tf.Tensor:
             for variable, value in before:
                 variable.assign(value)
             return tf.constant(False)
 
-        return tf.cond(finite, goes_on, put_back) if before or after_run is not None else finite
+        if not before and after_run is None:
+            return finite
+        return tf.cond(finite, lambda: super(SkipNonFinite, self).finish(outputs, finite, after_run), put_back)
+
+
+class LossScale:
+    """A factor on the loss while gradients are computed; it adapts to what float16 can hold (arXiv:1710.03740).
+
+    It halves at an overflow, whose update is left out, and doubles after 2,000 updates without one.
+
+    Attributes:
+        scale: the factor, a float32 scalar variable, at least 1.
+        good_steps: updates since it last changed.
+    """
+
+    def __init__(self) -> None:
+        self.scale = tf.Variable(_INITIAL, trainable=False, name="loss_scale")
+        self.good_steps = tf.Variable(0, trainable=False, name="good_steps")
+
+    def variables(self) -> dict[str, tf.Variable]:
+        """What a checkpoint holds of it, by name."""
+        return {"loss_scale/scale": self.scale, "loss_scale/good_steps": self.good_steps}
+
+    def gradient_of(self, tape: tf.GradientTape) -> Callable[[tf.Tensor, list[Any]], list[Any]]:
+        """`tape.gradient` of the loss times the factor, which is taken out of the gradients again."""
+
+        def gradient(loss: tf.Tensor, variables: list[Any]) -> list[Any]:
+            scaled = tape.gradient(loss, variables, output_gradients=tf.cast(self.scale, loss.dtype))
+            return [divide(found, self.scale) for found in scaled]
+
+        return gradient
+
+    def is_overflow(self, loss: tf.Tensor) -> tf.Tensor:
+        """Whether gradients that are not finite may be so because of the factor alone; traced, before `adjust`."""
+        return tf.math.is_finite(tf.cast(loss, tf.float32)) & (self.scale > 1.0)
+
+    def adjust(self, finite: tf.Tensor) -> None:
+        """Take note of an update, or of one that was left out; traced, once for all towers."""
+        good = tf.where(finite, self.good_steps + 1, 0)
+        grows = good >= _GROWTH_STEPS
+        grown = tf.minimum(self.scale * 2.0, 2.0**60)
+        smaller = tf.maximum(self.scale / 2.0, 1.0)
+        self.scale.assign(tf.where(finite, tf.where(grows, grown, self.scale), smaller))
+        self.good_steps.assign(tf.where(grows, 0, good))
 
 
 def _read(variable: tf.Variable) -> tf.Tensor:
