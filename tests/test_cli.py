@@ -117,9 +117,7 @@ def test_a_fast_dev_run_keeps_nothing_and_values_without_effect_are_named(capfd:
         (["-s", "trainer.print_intervall=3"], "unknown key 'trainer.print_intervall'; .* trainer.print_interval$"),
         (["-s", "model.batch_size=abc"], "model.batch_size: expected int >= 1, got 'abc'$"),
         (["-s", "model.optimizer.method=adm"], "did you mean 'adam'"),
-        (["-s", "model.lr_schedule.method=cosin"], "did you mean 'cosine'"),
         (["-s", "trainer.experiment_name=../x"], "'../x' would leave the base directory"),
-        (["-s", "trainer.experiment_name=a/b"], "'a/b' would leave the base directory"),
         (
             ["-s", "model.trainable_variables.filter_regex=x"],
             "filter_regex: 'x' accepts none of the variables out/kernel",
@@ -145,14 +143,11 @@ def test_a_mistake_on_the_command_line_is_one_line(
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"model.batch_size": 4,', "", "model.batch_size is required; expected int >= 1"),
         ('{"trn": data, "vld": data}', '{"train": data}', "under 'trn'; it gave 'train'"),
         ('{"trn": data, "vld": data}', "[data]", "datasets() must return a dict"),
         ('{"trn": data, "vld": data}', '{"trn": data.map(lambda b: (b["x"], b["y"]))}', "must be a dict of batched"),
-        ('{"trn": data, "vld": data}', '{"trn": data.take(0)}', "dataset 'trn' is empty"),
         ('{"trn": data, "vld": data}', '{"trn": data, "vld": data.take(0)}', "dataset 'vld' is empty"),
         ('{"trn": data, "vld": data}', '{"trn": data.filter(lambda b: False)}', "dataset 'trn' is empty"),
-        ("data = ", 'data = tf.data.TextLineDataset("gone"); data2 =', "must be a dict of batched tensors"),
         (
             '{"trn": data, "vld": data}',
             '{"trn": data.map(lambda batch: {**batch, "z": tf.io.read_file("gone")})}',
@@ -176,7 +171,6 @@ def test_a_mistake_on_the_command_line_is_one_line(
             "write KerasCallback(TerminateOnNaN(...))",
         ),
         ("Dense(1,", "Dense(1 + (not tf.executing_eagerly()),", "build() asked for out/kernel (float32[3,2])"),
-        ("0.1,", "-1,", "model.lr_schedule.constant.value: expected float >= 0, got -1"),
         (
             '"constant"',
             '"custom", "model.lr_schedule.custom.fn": lambda step: tf.ones([2])',
@@ -463,33 +457,3 @@ def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert not Path("experiments").exists()
-
-
-def test_a_class_trains_on_the_command_line_as_its_program_did(capsys: pytest.CaptureFixture[str]) -> None:
-    """What the program gave to `train` counts as config."""
-    lines = MODEL.replace('    "model.num_steps": 4,\n', "").splitlines()
-    whole = lines.index("config = Config({")
-    body = "\n".join(f"    {line}" for line in lines[whole:]).replace("datasets()", "datasets(self)")
-    body = body.replace("build(inputs", "build(self, inputs")
-    run = "from prototrain import SimpleTrainer\nfrom prototrain.callbacks import SaveOnExit\n"
-    run += "if __name__ == '__main__':\n"
-    run += "    trainer = SimpleTrainer(Line(), experiment='experiments/e')\n"
-    run += "    trainer.train([SaveOnExit()], steps_per_epoch=2, max_epoch=3)\n"
-    Path("program.py").write_text("\n".join([*lines[:whole], "class Line:", body, run]), encoding="utf-8")
-    command = ["run", "program:Line"]
-    assert main(command) == 1
-    assert "model.num_steps is required" in capsys.readouterr().err
-    names = {"__name__": "__main__"}
-    exec(compile(Path("program.py").read_text(), "program.py", "exec"), names)
-    capsys.readouterr()
-    assert main(command) == 0
-    said = capsys.readouterr().out
-    assert "model.num_steps is 6, as in experiments/e" in said and "trainer.steps_per_epoch is 2" in said
-    del sys.modules["program"]  # with what its config has by now
-    assert main([*command, "-s", "model.num_steps=8"]) == 0
-    said = capsys.readouterr().out
-    assert "trainer.steps_per_epoch is 2" in said
-    assert "resumed at step 6" in said and "steps_per_epoch was" not in said
-    assert main(["action", "program:Line", "evaluate", "--checkpoint", "experiments/e"]) == 0
-    assert main(["run", "--from", "experiments/e"]) == 0
-    assert Experiment("experiments/e-repeat").metrics.exists()
