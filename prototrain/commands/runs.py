@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from prototrain.commands.arguments import option, real
+from prototrain.commands.arguments import option
 from prototrain.config.schema import SCHEMA, UNSET
 from prototrain.config.values import as_text, read_value
-from prototrain.errors import ConfigError, ExperimentError, PrototrainError
+from prototrain.errors import ExperimentError, PrototrainError
 from prototrain.experiment import Experiment
 from prototrain.runs import Range, Run, find_runs, read_run, settings
 from prototrain.system.tables import Table, console, show
@@ -26,7 +25,6 @@ from prototrain.system.wording import in_digits, in_words, matching
 LOSSES = ("trn/loss", "vld/loss")
 COLOURS = {"finished": "green", "failed": "red", "unreadable": "red", "running": "cyan", "interrupted": "yellow"}
 _NARROW = 100  # characters; a terminal that has fewer shows one loss only
-_WATCH_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -69,14 +67,6 @@ def add(commands: Any) -> None:
         default=[],
     )
     option(runs, "--scalar NAME", f"in place of {', '.join(LOSSES)}; may have * in it; repeatable", action="append")
-    option(
-        runs,
-        "--watch SECONDS",
-        "show it again and again, until Ctrl-C (default: every %(const)g seconds)",
-        type=real(1e-9, math.inf, "a time in seconds"),
-        nargs="?",
-        const=_WATCH_SECONDS,
-    )
     runs.set_defaults(command=_list)
 
 
@@ -88,19 +78,6 @@ def _condition(text: str) -> tuple[str, str]:
 
 
 def _list(options: argparse.Namespace) -> None:
-    if options.watch is None:
-        _show(options)
-        return
-    if options.json:
-        raise ConfigError("--watch shows a table; leave out --json")
-    while True:
-        if (terminal := console()) is not None:
-            terminal.clear()
-        _show(options)
-        time.sleep(options.watch)
-
-
-def _show(options: argparse.Namespace) -> None:
     where = Experiment(options.directory)  # which fails at a name that cannot be
     base = where.directory
     if not (base.is_dir() if where.remote is None else where.remote.top()):  # a storage has no empty directories

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
@@ -66,18 +65,6 @@ class MultiLabelHead(SingleHead):
         classes = ClassificationOutput(scores=found["probabilities"], classes=found["classes"])
         return {DEFAULT: classes, "classification": classes, "predict": PredictOutput(found)}
 
-    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> Metrics:
-        m = keras.metrics
-        found = super().metrics(regularization_losses)
-        found |= self._metric(m.AUC, "auc") | self._metric(m.AUC, "auc_precision_recall", curve="PR")
-        return found | self._metrics_at(self._thresholds)
-
-    def _update(self, metric: Callable[[str], Any], labels: Any, logits: Any, weights: Any) -> None:
-        chances = tf.sigmoid(logits)
-        of_scores = ["auc", "auc_precision_recall"]
-        for threshold in self._thresholds:
-            of_scores += [f"{name}/positive_threshold_{threshold:g}" for name in ("accuracy", "precision", "recall")]
+    def _metrics(self, labels: Any, logits: Any, weights: Any) -> Metrics:
         spread = None if weights is None else tf.broadcast_to(weights, tf.shape(labels))
-        for name in of_scores:
-            # A metric that takes the mean of each example has a weight for each, the others one for each class.
-            metric(name).update_state(labels, chances, sample_weight=weights if name.startswith("accuracy") else spread)
+        return self._of_scores(labels, tf.sigmoid(logits), weights, self._thresholds, spread)
