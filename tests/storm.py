@@ -161,7 +161,7 @@ def _results(directory: Path) -> dict[str, Any]:
         "rows of metrics.jsonl": {row["step"]: {k: v for k, v in row.items() if k != "time"} for row in rows},
         "the steps of metrics.jsonl": [row["step"] for row in rows],
         "the last steps": meta["step"],
-        "variables": meta["files"]["model.data-00000-of-00001"]["xxh3"] if "model.index" in meta["files"] else None,
+        "variables": meta["files"]["model.data-00000-of-00001"]["sha256"] if "model.index" in meta["files"] else None,
         "plain values": meta["values"],
         "the callbacks' states": meta["callbacks"],
         "the monitors' histories": meta["monitors"],

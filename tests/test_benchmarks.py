@@ -56,11 +56,3 @@ def test_peers_that_are_not_installed(monkeypatch: pytest.MonkeyPatch, capsys: p
         "Orbit, 50 steps per loop",
     ]
     assert capsys.readouterr().out == "left out: JAX by hand, jit: jax not installed\n"
-
-
-def test_peers_that_fail(tmp_path: Path) -> None:
-    options = ["--data", "nowhere.npz", "--workload", "mlp", "--steps", "1"]
-    process = compare.Process("Lightning", options, str(tmp_path))
-    with pytest.raises(compare.LeftOut, match="nowhere"):
-        process.reply()
-    process.end()

@@ -9,14 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from prototrain.actions import BUILT_IN
-from prototrain.commands.action import ACTIONS
 from prototrain.commands.completion import models, settings
 from tests.conftest import ROOT
-
-
-def test_the_command_line_knows_the_actions() -> None:
-    assert tuple(ACTIONS) == BUILT_IN
 
 
 def test_models_are_what_can_be_imported_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

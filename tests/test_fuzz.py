@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import math
 import os
@@ -17,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-import xxhash
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tensorflow.core.framework import graph_pb2, tensor_pb2
@@ -420,7 +420,7 @@ def test_a_graph_in_a_data_position_is_not_run(tmp_path: Path) -> None:
     def list_files(meta: dict[str, Any]) -> None:
         files = [file for file in path.iterdir() if file.name != META]
         meta["files"] = {
-            file.name: {"size": file.stat().st_size, "xxh3": xxhash.xxh3_128(file.read_bytes()).hexdigest()}
+            file.name: {"size": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
             for file in files
         }
 

@@ -141,12 +141,6 @@ def test_an_experiment_in_use_is_left_alone(model: Callable[..., Any], tmp_path:
         holder.unlock()
 
 
-def test_a_base_directory_that_is_a_file(model: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "experiments").write_text("a file")
-    with pytest.raises(ExperimentError, match=r"cannot use the experiment directory .*: Not a directory"):
-        launch(model())
-
-
 def test_weights_are_loaded_at_the_start_only(
     model: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

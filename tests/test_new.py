@@ -38,7 +38,6 @@ def test_its_own_test_passes(scratch: Path) -> None:
     [
         ("my-model", "'my-model' is not a module name"),
         ("class", "'class' is not a module name"),
-        ("", "'' is not a module name"),
         ("../mine", "'../mine' is not a module name"),
         ("json", "there is a module json already"),
         ("prototrain.mine", "there is a module prototrain already"),

@@ -1,6 +1,6 @@
 """prototrain and what people would use instead: the same model, data, Adam and number of steps, in turns.
 
-    pip install -e '.[bench]'
+    pip install -e '.[plot]'
     pip install torch lightning jax optax tensorpack       # what is not installed is left out
     pip install --no-deps tf-models-official tf_keras      # Orbit, and the layers for tensorpack
     python -m benchmarks.peers                             # some ten minutes

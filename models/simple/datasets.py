@@ -35,4 +35,9 @@ def read(name: str) -> tf.data.Dataset:
 
 def scale(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """One batch as `build` wants it. Mapping whole batches is much faster than mapping every digit."""
-    return {"examples": tf.cast(batch["example"], tf.float32) / 16.0, "labels": batch["label"]}
+    labels = {"labels": tf.cast(batch["label"], tf.int32)} if "label" in batch else {}
+    return {"examples": tf.cast(batch["example"], tf.float32) / 16.0, **labels}
+
+
+serving = scale
+"""For `prototrain action models.simple predict --files`: new digits, with or without labels."""

@@ -9,13 +9,10 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
-
-from prototrain.actions.new_data import NewData, add_files, new_data
+from prototrain.actions.new_data import add_data, data_of
 from prototrain.actions.restore import Restored, add_checkpoint, restore
-from prototrain.errors import DataError, ExperimentError, ModelError
+from prototrain.errors import ExperimentError, ModelError
 from prototrain.model import ModelProtocol
-from prototrain.model.evaluation import require_end
 from prototrain.system.files import write_atomic
 from prototrain.system.tables import Table, plain_table, show
 from prototrain.system.terminal import say
@@ -24,9 +21,7 @@ from prototrain.system.terminal import say
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare what the action takes."""
     add_checkpoint(parser)
-    of = parser.add_mutually_exclusive_group()
-    of.add_argument("--dataset", metavar="tst|vld|trn", help="default: tst, or vld if there is no tst")
-    add_files(parser, of)
+    add_data(parser)
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
@@ -34,7 +29,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
 
     Args:
         model: a trained one.
-        args: `checkpoint`, and `dataset` or `files` and `without`.
+        args: `checkpoint`, and `dataset` or `files`.
 
     Raises:
         CheckpointError: there is no checkpoint that fits.
@@ -43,38 +38,19 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     """
     restored = restore(model, args.checkpoint)
     built = restored.built
-    if args.files:
-        name = ", ".join(map(str, args.files))
-        new = new_data(built, args.files, args.without)
-    else:
-        name = choose_dataset(built.datasets, args.dataset)
-        new = NewData(built.datasets[name], "")
-    built.datasets[name] = new.dataset
+    data = data_of(built, args)
+    name = data.name
+    built.datasets[name] = data.dataset
     with built.stop:
         scalars = built.evaluate(name)
         built.stop.check()
     if not scalars:
         raise ModelError("build() returned no scalars without training, so there is nothing to evaluate")
     examples = built.evaluation(name).examples
-    new.check(examples)
     rows = {**restored.describe(), "dataset": f"{name}, {examples:,} examples"}
-    rows |= {"prepared": new.how} if new.how else {}
     show(plain_table(rows), end="\n\n")
     show(Table(list(scalars.items()), ["scalar", name], options={"floatfmt": ".6g"}), end="\n\n")
     say(f"written to {restored.experiment.keep(_keep(restored, name, examples, scalars))}")
-
-
-def choose_dataset(datasets: dict[str, tf.data.Dataset], wanted: str | None) -> str:
-    """The name of a finite dataset: the requested one, else "tst" or "vld".
-
-    Raises:
-        DataError: there is no such dataset, or it has no end.
-    """
-    name = wanted if wanted is not None else next((name for name in ("tst", "vld") if name in datasets), "tst")
-    if name not in datasets:
-        raise DataError(f"datasets() gives no {name!r}; name one of {', '.join(datasets)} with --dataset")
-    require_end(name, datasets[name])
-    return name
 
 
 def _keep(restored: Restored, dataset: str, examples: int, scalars: dict[str, float]) -> Path:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -13,12 +12,12 @@ import keras
 import numpy as np
 
 from prototrain.actions.compact import freeze
+from prototrain.actions.files import appearing
 from prototrain.actions.restore import add_checkpoint, restore
 from prototrain.actions.saved_model import ServedModel, compare
 from prototrain.errors import ConfigError, ExperimentError, ModelError
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel
-from prototrain.system.files import sync
 from prototrain.system.tables import plain_table
 from prototrain.system.terminal import say
 from prototrain.system.tracebacks import first_line
@@ -77,35 +76,6 @@ def _names(model: ModelProtocol, key: str) -> list[str]:
     if not found:
         raise ConfigError(f'{key} is not set; give names of the model\'s mapping, such as {key}=["logits"]')
     return found
-
-
-@contextmanager
-def appearing(final: Path) -> Iterator[Path]:
-    """A temporary path for a file or directory that becomes `final` if nothing fails.
-
-    Raises:
-        ExperimentError: it cannot be written.
-    """
-    temporary = final.with_name(f".tmp-{final.name}")
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        _remove(temporary)  # an export that was killed
-        yield temporary
-        for path in [*temporary.rglob("*"), temporary]:
-            sync(path)
-        temporary.rename(final)
-        sync(final.parent)
-    except OSError as error:
-        raise ExperimentError(f"cannot write {final}: {error.strerror}") from error
-    finally:
-        _remove(temporary)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def write_export(served: ServedModel, final: Path, extra: Mapping[str, Path] = MappingProxyType({})) -> str:

@@ -10,14 +10,15 @@ import gc
 import resource
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+import psutil
 import tensorflow as tf
 
-from prototrain.actions.plots import add_plot, write_plot
+from prototrain.actions.files import add_plot, write_plot
 from prototrain.callbacks import Callback, LearningRate
 from prototrain.data.batches import batch_size
 from prototrain.errors import ConfigError, DataError, OutOfMemoryError
@@ -99,9 +100,7 @@ def suggest(found: Sequence[Measured]) -> Measured:
     return next(one for one in found if one.speed >= ABOUT_AS_FAST * fastest)
 
 
-def measure(
-    model: ModelProtocol, start: int, largest: int, steps: int, *, free: Callable[[], int] | None = None
-) -> tuple[list[Measured], str]:
+def measure(model: ModelProtocol, start: int, largest: int, steps: int) -> tuple[list[Measured], str]:
     """Measure one batch size after the other; leaves the last one in ``model.batch_size``.
 
     Args:
@@ -109,7 +108,6 @@ def measure(
         start: the first size.
         largest: the last one at most.
         steps: to measure.
-        free: returns the bytes of free memory; by default of this machine.
 
     Returns:
         the measurements, and why they ended, in words.
@@ -117,7 +115,7 @@ def measure(
     found: list[Measured] = []
     size = start
     while size <= largest:
-        if (why := _too_large(found, free or _free_memory)) is not None:
+        if (why := _too_large(found)) is not None:
             return found, why
         model.config["model.batch_size"] = size
         try:
@@ -161,20 +159,14 @@ class _Stopwatch(Callback):
         self.times.append(time.perf_counter())
 
 
-def _too_large(found: Sequence[Measured], free: Callable[[], int]) -> str | None:
+def _too_large(found: Sequence[Measured]) -> str | None:
     """Why the next size is not tried; on a CPU the system kills a process that takes too much memory."""
     if len(found) < 2 or tf.config.list_physical_devices("GPU"):
         return None
-    wanted, there = 2 * (found[-1].memory - found[-2].memory), free()
-    if wanted < there:
+    wanted, free = 2 * (found[-1].memory - found[-2].memory), psutil.virtual_memory().available
+    if wanted < free:
         return None
-    return f"the next size would take some {wanted / _MIB:,.0f} MiB more, and {there / _MIB:,.0f} MiB are free"
-
-
-def _free_memory() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().available)
+    return f"the next size would take some {wanted / _MIB:,.0f} MiB more, and {free / _MIB:,.0f} MiB are free"
 
 
 def _peak() -> int:

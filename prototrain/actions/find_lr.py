@@ -14,7 +14,7 @@ from typing import Final
 
 import tensorflow as tf
 
-from prototrain.actions.plots import add_plot, write_plot
+from prototrain.actions.files import add_plot, write_plot
 from prototrain.callbacks import Callback, LearningRate
 from prototrain.errors import ConfigError, StopTraining
 from prototrain.model import ModelProtocol

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -22,19 +21,14 @@ from prototrain.checkpoint.state import describe_variable
 from prototrain.data.batches import at_path, by_path, from_paths, has_path
 from prototrain.errors import ExperimentError, ModelError
 from prototrain.model.built import BuiltModel
-from prototrain.model.layer_cache import base_name
-from prototrain.private_api.graphs import needed, needed_everywhere
 from prototrain.private_api.runtime import owner
 from prototrain.step.functions import compiled
 from prototrain.system.tracebacks import cause, first_line
-from prototrain.towers import is_seed
 
 Tensors = dict[str, tf.Tensor]
 
 DEFAULT = "serving_default"
 """The default signature."""
-
-_RANDOM = re.compile(r"(?!Stateless)\w*(Random|Multinomial|TruncatedNormal|StatefulUniform|StatefulStandardNormal|Rng)")
 
 
 class ServedModel:
@@ -52,8 +46,7 @@ class ServedModel:
         cases: inputs from the training data, with different numbers of examples.
 
     Raises:
-        ModelError: there is no such input or output, or it is not a dense tensor; or an output is not a function of the
-            inputs alone.
+        ModelError: there is no such input or output, or it is not a dense tensor.
     """
 
     def __init__(
@@ -69,7 +62,6 @@ class ServedModel:
         # The model is built once for all of them.
         whole = tf.function(self._serve, autograph=False, input_signature=[specs])
         self._graph = whole.get_concrete_function().graph
-        _require_certain(self._graph)
         self._functions = {
             name: tf.function(partial(_some, whole, name), autograph=False, input_signature=[specs])
             for name in signatures
@@ -110,8 +102,22 @@ class ServedModel:
         return 2e-2 if sixteen_bits else 1e-4
 
     def results(self) -> list[Tensors]:
-        """The model's outputs for the cases, by ``<signature>:<output>``."""
-        return [compiled(self._serve)(case) for case in self.cases]
+        """The model's outputs for the cases, by ``<signature>:<output>``.
+
+        Raises:
+            ModelError: a second call gives other outputs.
+        """
+        call = compiled(self._serve)
+        found = [call(case) for case in self.cases]
+        for first, case in zip(found, self.cases, strict=True):
+            second = call(case)
+            for name, value in first.items():
+                if not _difference(value.numpy(), second[name].numpy()) <= self.tolerance(value):
+                    raise ModelError(
+                        f"{name.removeprefix(f'{DEFAULT}:')!r} differs when it is computed twice, so it depends on "
+                        "random numbers; draw them in build() only where train_phase is True"
+                    )
+        return found
 
     def save(self, directory: Path) -> None:
         """Write a SavedModel with these signatures.
@@ -140,9 +146,10 @@ def compare(served: ServedModel, directory: Path) -> str:
     Raises:
         ModelError: it does not load, does not run, or gives other outputs.
     """
+    expected = served.results()
     found = _run_elsewhere(directory, served.cases)
     largest = 0.0
-    for case, results in enumerate(served.results()):
+    for case, results in enumerate(expected):
         for name, value in results.items():
             difference = _difference(value.numpy(), found[f"{case}/{name}"])
             if not difference <= served.tolerance(value):
@@ -242,22 +249,6 @@ def _of_two_sizes(inputs: Tensors) -> list[Tensors]:
 def _examples(inputs: Tensors) -> int:
     """How many examples there are; 0 if all inputs are scalars."""
     return max((int(value.shape[0]) for value in inputs.values() if value.shape.rank), default=0)
-
-
-def _require_certain(graph: Any) -> None:
-    """Check that a graph's outputs depend on its inputs and weights, and not on random numbers.
-
-    Raises:
-        ModelError: it names the operation.
-    """
-    seeds = {id(variable.handle) for variable in graph.variables if is_seed(base_name(variable), variable)}
-    states = {id(inside) for outside, inside in graph.captures if id(outside) in seeds}
-    found = [op.name for op in needed(graph) if any(id(tensor) in states for tensor in op.inputs)]
-    found += [op.name for op in needed_everywhere(graph) if _RANDOM.match(op.type)]
-    if found:
-        raise ModelError(
-            f"the outputs depend on random numbers ({found[0]}); draw them in build() only where train_phase is True"
-        )
 
 
 def _resources(graph: Any) -> list[Any]:

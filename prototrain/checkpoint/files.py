@@ -24,7 +24,6 @@ from urllib.parse import quote
 
 import numpy as np
 import tensorflow as tf
-import xxhash
 
 from prototrain.errors import CheckpointError
 from prototrain.experiment.names import META as META
@@ -38,10 +37,9 @@ BUNDLE = "model"
 READ_ERRORS = (OSError, ValueError, IndexError, KeyError, TypeError, RuntimeError, AssertionError, tf.errors.OpError)
 HOLDS_GRAPH = "it is an iterator that holds datasets, and a restore would have to run their graphs"
 NICENESS = 10  # of threads that write a large checkpoint during training: a tenth of a busy core
-_DIGEST = "xxh3"  # 128 bits: protects against damage, not against forgery
+_DIGEST = "sha256"  # protects against damage, not against forgery
 _THREADS = min(4, os.cpu_count() or 1)
 _FILE_BYTES = 2**28  # about the size of one file of a bundle
-_READ_BYTES = 2**22
 _META_TYPES = {"step": int, "variables": dict, "parts": dict, "files": dict}
 _BUNDLE_FILE = re.compile(r".*\.(index|data-\d+-of-\d+)")
 _GRAPH_WORD = b".is_dataset"
@@ -338,8 +336,5 @@ def checksum(meta: Any) -> str:
 
 
 def _digest(path: Path) -> str:
-    found = xxhash.xxh3_128()
     with open(path, "rb", buffering=0) as file:
-        while part := file.read(_READ_BYTES):
-            found.update(part)
-    return found.hexdigest()
+        return hashlib.file_digest(file, _DIGEST).hexdigest()

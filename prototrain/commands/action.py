@@ -6,7 +6,10 @@ import argparse
 from typing import Any, Final
 
 from prototrain.commands.arguments import Parser, add_model, add_overrides, load
+from prototrain.errors import ConfigError
+from prototrain.model import import_own
 from prototrain.system.quiet import import_tensorflow
+from prototrain.system.wording import did_you_mean
 
 ACTIONS: Final = {
     "evaluate": "measure every scalar of a trained model, on a dataset or on files",
@@ -21,11 +24,15 @@ ACTIONS: Final = {
 
 def add(commands: Any) -> None:
     """Declare the command's arguments."""
+    width = max(map(len, ACTIONS))
+    lines = [f"  {name:{width}}  {text}" for name, text in ACTIONS.items()]
     action = commands.add_parser(
         "action",
         help="evaluate, export or inspect a model, predict with it, or run a module over it",
         usage="prototrain action MODEL ACTION [-c FILE] [-s KEY=VALUE ...] [options of the action]",
-        description=_description(),
+        description="\n".join(
+            ["Run an action over a model:", "", *lines, "", "or a module that has run(model, args)."]
+        ),
         epilog="The options of an action: prototrain action MODEL ACTION --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -35,21 +42,31 @@ def add(commands: Any) -> None:
     action.set_defaults(command=_act)
 
 
-def _description() -> str:
-    width = max(map(len, ACTIONS))
-    lines = [f"  {name:{width}}  {text}" for name, text in ACTIONS.items()]
-    return "\n".join(["Run an action over a model:", "", *lines, "", "or your own module that has run(model, args)."])
-
-
 def _act(options: argparse.Namespace) -> None:
     import_tensorflow()
-    from prototrain.actions import load_action
-
-    action = load_action(options.action)
+    action = _module(options.action)
     name = f"prototrain action {options.model} {options.action}"
-    parser = Parser(prog=name, usage=f"{name} [options]", description=action.description)
+    parser = Parser(prog=name, usage=f"{name} [options]", description=action.__doc__)
     add_overrides(parser)
-    action.add_arguments(parser)
+    if hasattr(action, "add_arguments"):
+        action.add_arguments(parser)
     # What stands before the action's name is in the namespace already, and stays there.
     args = parser.parse_args(options.arguments, options)
     action.run(load(args, to_train=False), args)
+
+
+def _module(name: str) -> Any:
+    """The module of an action.
+
+    Raises:
+        ConfigError: there is none, or it has no `run`.
+    """
+    found = import_own(f"prototrain.actions.{name}" if name in ACTIONS else name, what="action")
+    if found is None:
+        meant = did_you_mean(name, ACTIONS)
+        raise ConfigError(
+            f"there is no action {name!r}: take {', '.join(ACTIONS)} or a module with run(model, args){meant}"
+        )
+    if not callable(getattr(found, "run", None)):
+        raise ConfigError(f"action {name}: the module has no run(model, args)")
+    return found

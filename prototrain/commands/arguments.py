@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 from prototrain.config import Config
-from prototrain.config.json_form import read_object
-from prototrain.config.schema import LENGTH_KEYS, SCHEMA
+from prototrain.config.schema import SCHEMA
 from prototrain.config.values import texts_of_file
 from prototrain.errors import ConfigError
-from prototrain.experiment import Experiment
 from prototrain.model import Model, load_model
 from prototrain.system.quiet import import_tensorflow
 
@@ -58,6 +57,22 @@ class Parser(argparse.ArgumentParser):
         return f"there is no option {option}; did you mean {meant}?"
 
 
+def option(command: Any, spec: str, help: str, **more: Any) -> None:
+    """Declare an option.
+
+    Args:
+        command: a parser or a group of one.
+        spec: its names and what the help calls its value, such as "-o --output FILE"; without that it is a flag.
+        help: its line of `--help`.
+        more: as `add_argument` takes it.
+    """
+    *flags, last = spec.split()
+    if last.startswith("-"):
+        command.add_argument(*flags, last, help=help, **{"action": "store_true", **more})
+    else:
+        command.add_argument(*flags, metavar=last, help=help, **more)
+
+
 def add_model(command: argparse.ArgumentParser, *, optional: bool = False) -> None:
     """Let a command take a model's module, and values for its config."""
     command.add_argument(
@@ -68,21 +83,37 @@ def add_model(command: argparse.ArgumentParser, *, optional: bool = False) -> No
 
 def add_overrides(command: argparse.ArgumentParser) -> None:
     """Let a command take values for a config."""
-    command.add_argument(
-        "-c",
-        "--config",
-        metavar="FILE",
-        help="set config keys from a JSON or YAML file, nested or with dots; what -s sets comes after it",
-    )
-    command.add_argument(
-        "-s",
-        "--set",
-        metavar="KEY=VALUE",
+    option(command, "-c --config FILE", "set config keys from a JSON or YAML file; what -s sets comes after it")
+    option(
+        command,
+        "-s --set KEY=VALUE",
+        "set a config key (VALUE is JSON, or such as False, None, .5 or 1e-3; else text; quotes force text)",
         type=_override,
         action="append",
         default=[],
-        help="set a config key (VALUE is JSON, or such as False, None, .5 or 1e-3; else text; quotes force text)",
     )
+
+
+def whole(text: str) -> int:
+    """Check a number of at least 1, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def real(low: float, high: float, what: str) -> Callable[[str], float]:
+    """A check of a number that is at least `low` and less than `high`, for argparse."""
+
+    def check(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not low <= number < high:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+        return number
+
+    return check
 
 
 def load(
@@ -93,18 +124,14 @@ def load(
     Args:
         options: the arguments.
         configure: called with the model's config before they count.
-        to_train: whether it is to be trained; its config must say for how long then, unless a program has begun the run
-            and said so.
+        to_train: whether it is to be trained, so that its config must say for how long.
     """
     import_tensorflow()
     model = load_model(options.model)
     if configure is not None:
         configure(model.config)
-    is_of_program = "model.num_steps" not in model.config
     values = given(options)
     model.config.override(values)
-    if to_train and is_of_program:
-        _add_length(model.config)
     model.config.validate(to_train=to_train)
     for key in (text.partition("=")[0].strip() for text in values):
         if (why := model.config.why_without_effect(key)) is not None:
@@ -119,22 +146,6 @@ def given(options: argparse.Namespace) -> list[str]:
         ConfigError: the file of them cannot be read.
     """
     return [*([] if options.config is None else texts_of_file(options.config)), *options.set]
-
-
-def _add_length(config: Config) -> None:
-    """Let the length that a program gave to `train` count where the config has none."""
-    if "trainer.experiment_name" not in config:
-        return
-    experiment = Experiment.from_config(config)
-    experiment.fetch()
-    if not (experiment.directory / "config.json").is_file():
-        return
-    experiment.check_inside()
-    then = read_object(experiment.directory / "config.json")
-    for key in LENGTH_KEYS:
-        if key not in config and then.get(key) is not None:
-            config[key] = then[key]
-            print(f"{key} is {config[key]}, as in {experiment}")
 
 
 def confirm(question: str) -> bool:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from prototrain.commands.arguments import option
 from prototrain.commands.runs import COLOURS, LOSSES, in_json, range_in_json, short_value, winner
 from prototrain.config import differing
 from prototrain.runs import Range, Run, flat, read_run, settings, short_names
@@ -29,7 +30,7 @@ def add(commands: Any) -> None:
     )
     compare.add_argument("first", metavar="A", help="an experiment's directory")
     compare.add_argument("others", metavar="B", nargs="+", help="another one's, or several")
-    compare.add_argument("--json", action="store_true", help="print a JSON object")
+    option(compare, "--json", "print a JSON object")
     compare.set_defaults(command=_compare)
 
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from prototrain.commands.arguments import option, real
 from prototrain.errors import ExperimentError
 from prototrain.runs import read_run
 from prototrain.runs.curves import FORMATS, Look, choose_scalars, draw, picture_path
@@ -21,42 +22,28 @@ def add(commands: Any) -> None:
         description="Draw curves of scalars. Those such as trn/loss and vld/loss share a chart.",
     )
     plot.add_argument("experiments", metavar="EXPERIMENT", nargs="+", help="an experiment's directory")
-    plot.add_argument(
-        "--scalar", metavar="NAME", action="append", required=True, help="such as vld/loss, or 'vld/*'; repeatable"
-    )
+    option(plot, "--scalar NAME", "such as vld/loss, or 'vld/*'; repeatable", action="append", required=True)
     add_look(plot)
-    plot.add_argument(
-        "-o", "--output", metavar="FILE", type=picture_path, required=True, help=f"ends in .{', .'.join(FORMATS)}"
-    )
+    option(plot, "-o --output FILE", f"ends in .{', .'.join(FORMATS)}", type=picture_path, required=True)
     plot.set_defaults(command=_plot)
 
 
 def add_look(parser: argparse.ArgumentParser) -> None:
     """Declare the options for the look of curves."""
-    parser.add_argument("--log", action="store_true", help="draw values on a logarithmic axis")
-    parser.add_argument(
-        "--smooth",
-        metavar="WEIGHT",
-        type=_weight,
+    option(parser, "--log", "draw values on a logarithmic axis")
+    option(
+        parser,
+        "--smooth WEIGHT",
+        "draw a moving average with this weight of the value before, 0 to 1, such as 0.9",
+        type=real(0, 1, "a number from 0 to below 1"),
         default=0.0,
-        help="draw a moving average with this weight of the value before, 0 to 1, such as 0.9",
     )
-    parser.add_argument("--time", action="store_true", help="draw over the time that the run took, not over the steps")
+    option(parser, "--time", "draw over the time that the run took, not over the steps")
 
 
 def look_of(options: argparse.Namespace) -> Look:
     """The values of the options of `add_look`."""
     return Look(log=options.log, smooth=options.smooth, over_time=options.time)
-
-
-def _weight(text: str) -> float:
-    try:
-        weight = float(text)
-    except ValueError:
-        weight = -1.0
-    if not 0 <= weight < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to below 1")
-    return weight
 
 
 def _plot(options: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from prototrain.commands.arguments import option
 from prototrain.commands.plot import add_look, look_of, write_result
 from prototrain.errors import ExperimentError
 from prototrain.experiment import Experiment
@@ -23,12 +24,8 @@ def add(commands: Any) -> None:
         "time, environment, log.",
     )
     report.add_argument("experiments", metavar="EXPERIMENT", nargs="+", help="an experiment's directory, or several")
-    report.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help="default: report.html in the experiment; of several, here"
-    )
-    report.add_argument(
-        "--scalar", metavar="NAME", action="append", help="draw only these, such as 'vld/*'; repeatable (default: all)"
-    )
+    option(report, "-o --output FILE", "default: report.html in the experiment; of several, here", type=Path)
+    option(report, "--scalar NAME", "draw only these, such as 'vld/*'; repeatable (default: all)", action="append")
     add_look(report)
     report.set_defaults(command=_report)
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
-from prototrain.commands.arguments import add_model, confirm, load
+from prototrain.commands.arguments import add_model, confirm, load, option, whole
 from prototrain.commands.workers import OPTIONS, check_trainer, start_workers
 from prototrain.config import Config
 from prototrain.config.schema import REFERENCE
@@ -47,50 +47,40 @@ def add(commands: Any) -> None:
         description="Train a model as its config says. The same command again continues from the newest checkpoint.",
     )
     add_model(run, optional=True)
-    run.add_argument(
-        "--from",
+    option(
+        run,
+        "--from EXPERIMENT",
+        "repeat the run in this directory, with its own config and source, as <name>-repeat",
         dest="repeats",
-        metavar="EXPERIMENT",
-        help="repeat the run in this directory, with its own config and source, as <name>-repeat",
     )
     start = run.add_argument_group("start")
-    start.add_argument("--fresh", action="store_true", help="delete the experiment first, after asking")
-    start.add_argument("--yes", action="store_true", help="do not ask")
-    start.add_argument("--debug", action="store_true", help="open IPython before the first step")
-    start.add_argument(
-        "--allow-changed-data", action="store_true", help="resume although the training data has changed"
-    )
+    option(start, "--fresh", "delete the experiment first, after asking")
+    option(start, "--yes", "do not ask")
+    option(start, "--debug", "open IPython before the first step")
+    option(start, "--allow-changed-data", "resume although the training data has changed")
     short = run.add_argument_group("short runs, to try a model out")
-    short.add_argument(
-        "--fast-dev-run",
-        action="store_true",
-        help="two steps and a validation, in a temporary directory",
-    )
-    short.add_argument("--limit-batches", metavar="N", help="train and validate on the first N batches of each pass")
-    short.add_argument("--overfit-batches", metavar="N", help="train and validate on the same N batches")
+    option(short, "--fast-dev-run", "two steps and a validation, in a temporary directory")
+    option(short, "--limit-batches N", "train and validate on the first N batches of each pass")
+    option(short, "--overfit-batches N", "train and validate on the same N batches")
     devices = run.add_argument_group("devices")
-    devices.add_argument(
-        "--towers",
-        metavar="N|NAMES",
-        help="N GPUs, named devices (GPU:0,GPU:1) or logical CPU devices (cpu:4); default: all GPUs",
+    option(
+        devices,
+        "--towers N|NAMES",
+        "N GPUs, named devices (GPU:0,GPU:1) or logical CPU devices (cpu:4); default: all GPUs",
     )
-    devices.add_argument(
-        "--trainer",
-        metavar="NAME",
+    option(
+        devices,
+        "--trainer NAME",
+        f"another trainer: {', '.join(TRAINERS)}, or MODULE:CLASS for your own",
         type=reference,
-        help=f"another trainer: {', '.join(TRAINERS)}, or MODULE:CLASS for your own",
     )
     workers = run.add_argument_group("several workers")
-    workers.add_argument("--workers", metavar="N", type=whole, help="start N processes that train together")
-    workers.add_argument("--min-workers", metavar="M", type=whole, help="continue with M if there is no room for N")
-    workers.add_argument("--cluster", metavar="ADDRESS", help="a Ray cluster (default: $RAY_ADDRESS, or this machine)")
-    workers.add_argument("--gpus-per-worker", metavar="G", type=int, help="give each worker G GPUs")
-    workers.add_argument(
-        "--max-restarts", metavar="R", type=int, help="restart at most R times after a worker is lost (default: 10)"
-    )
-    workers.add_argument(
-        "--stall-timeout", metavar="S", type=float, help="restart after S seconds without a step (default: 1800)"
-    )
+    option(workers, "--workers N", "start N processes that train together", type=whole)
+    option(workers, "--min-workers M", "continue with M if there is no room for N", type=whole)
+    option(workers, "--cluster ADDRESS", "a Ray cluster (default: $RAY_ADDRESS, or this machine)")
+    option(workers, "--gpus-per-worker G", "give each worker G GPUs", type=int)
+    option(workers, "--max-restarts R", "restart at most R times after a worker is lost (default: 10)", type=int)
+    option(workers, "--stall-timeout S", "restart after S seconds without a step (default: 1800)", type=float)
     run.add_argument("--report-to", type=int, help=argparse.SUPPRESS)  # the sweep that has started this process
     run.set_defaults(command=_run, wrong_usage=run.error, is_worker=False)
 
@@ -108,13 +98,6 @@ def reference(text: str) -> str:
             f"{text!r} is neither one of {known} nor MODULE:CLASS{did_you_mean(text, TRAINERS)}"
         )
     return text
-
-
-def whole(text: str) -> int:
-    """Check a number of at least 1, for argparse."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 def _run(options: argparse.Namespace) -> None:

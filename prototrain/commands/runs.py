@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from prototrain.commands.arguments import option
 from prototrain.config.schema import SCHEMA, UNSET
 from prototrain.config.values import as_text, read_value
-from prototrain.errors import ConfigError, ExperimentError, PrototrainError
+from prototrain.errors import ExperimentError, PrototrainError
 from prototrain.experiment import Experiment
 from prototrain.runs import Range, Run, find_runs, read_run, settings
 from prototrain.system.tables import Table, console, show
@@ -25,28 +25,25 @@ from prototrain.system.wording import in_digits, in_words, matching
 LOSSES = ("trn/loss", "vld/loss")
 COLOURS = {"finished": "green", "failed": "red", "unreadable": "red", "running": "cyan", "interrupted": "yellow"}
 _NARROW = 100  # characters; a terminal that has fewer shows one loss only
-_WATCH_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Unreadable:
-    """An experiment that is damaged."""
+    """An experiment that is damaged; of what a run has, only its name and its directory are known."""
 
     name: str
     directory: Path
     why: str
 
+    state = "unreadable"
+    step = started = seconds = checkpoint = changes = None
+    ranges: ClassVar[Mapping[str, Range]] = {}
+    attempts = ()
+
 
 Found = Run | Unreadable
 
-_FACTS: dict[str, Callable[[Found], Any]] = {
-    "name": lambda run: run.name,
-    "state": lambda run: run.state if isinstance(run, Run) else "unreadable",
-    "steps": lambda run: run.step if isinstance(run, Run) else None,
-    "started": lambda run: run.started if isinstance(run, Run) else None,
-    "time": lambda run: run.seconds if isinstance(run, Run) else None,
-    "checkpoint": lambda run: run.checkpoint if isinstance(run, Run) else None,
-}
+_FACTS = {"steps": "step", "time": "seconds"} | {name: name for name in ("name", "state", "started", "checkpoint")}
 _KEYS = f"{', '.join(_FACTS)}, a scalar (its last value), or a config key"
 
 
@@ -58,31 +55,18 @@ def add(commands: Any) -> None:
         description="List the experiments below a directory, the one that was started last at the end.",
     )
     runs.add_argument("directory", metavar="DIR", nargs="?", default="experiments", help="default: %(default)s")
-    runs.add_argument("--json", action="store_true", help="print a JSON list")
-    runs.add_argument("--sort", metavar="KEY", default="started", help=f"smallest first, by {_KEYS} (default: started)")
-    runs.add_argument("--reverse", action="store_true", help="the other way around")
-    runs.add_argument(
-        "--filter",
-        metavar="KEY=VALUE",
+    option(runs, "--json", "print a JSON list")
+    option(runs, "--sort KEY", f"smallest first, by {_KEYS} (default: started)", default="started")
+    option(runs, "--reverse", "the other way around")
+    option(
+        runs,
+        "--filter KEY=VALUE",
+        "only those of which this is so, with keys as for --sort; a text may have * in it; repeatable",
         type=_condition,
         action="append",
         default=[],
-        help="only those of which this is so, with keys as for --sort; a text may have * in it; repeatable",
     )
-    runs.add_argument(
-        "--scalar",
-        metavar="NAME",
-        action="append",
-        help=f"in place of {', '.join(LOSSES)}; may have * in it; repeatable",
-    )
-    runs.add_argument(
-        "--watch",
-        metavar="SECONDS",
-        type=_seconds,
-        nargs="?",
-        const=_WATCH_SECONDS,
-        help="show it again and again, until Ctrl-C (default: every %(const)g seconds)",
-    )
+    option(runs, "--scalar NAME", f"in place of {', '.join(LOSSES)}; may have * in it; repeatable", action="append")
     runs.set_defaults(command=_list)
 
 
@@ -93,30 +77,7 @@ def _condition(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds")
-    return seconds
-
-
 def _list(options: argparse.Namespace) -> None:
-    if options.watch is None:
-        _show(options)
-        return
-    if options.json:
-        raise ConfigError("--watch shows a table; leave out --json")
-    while True:
-        if (terminal := console()) is not None:
-            terminal.clear()
-        _show(options)
-        time.sleep(options.watch)
-
-
-def _show(options: argparse.Namespace) -> None:
     where = Experiment(options.directory)  # which fails at a name that cannot be
     base = where.directory
     if not (base.is_dir() if where.remote is None else where.remote.top()):  # a storage has no empty directories
@@ -152,11 +113,11 @@ def _complain(error: OSError) -> None:
 def fact(run: Found, key: str) -> Any:
     """What is known of a run under a name: a column's, a scalar's, or a key of the config; None if nothing is."""
     if key in _FACTS:
-        return _FACTS[key](run)
-    if isinstance(run, Unreadable):
-        return None
+        return getattr(run, _FACTS[key])
     if key in run.ranges:
         return run.ranges[key].last
+    if isinstance(run, Unreadable):
+        return None
     default = SCHEMA[key].default if key in SCHEMA else UNSET
     return settings(run).get(key, None if default is UNSET else default)
 
@@ -217,7 +178,7 @@ def table(runs: Sequence[Found], scalars: Sequence[str] | None = None, *, is_nar
         scalars: names and patterns of those to be shown; by default the losses, and the best value of the last one.
         is_narrow: whether to show the last loss only.
     """
-    is_known = [name for name in LOSSES if any(isinstance(run, Run) and name in run.ranges for run in runs)]
+    is_known = [name for name in LOSSES if any(name in run.ranges for run in runs)]
     names = is_known[-1 if is_narrow else 0 :] if scalars is None else _chosen(runs, scalars)
     columns: dict[str, Callable[[Run], str | None]] = {
         "experiment": lambda run: run.name,
@@ -229,12 +190,12 @@ def table(runs: Sequence[Found], scalars: Sequence[str] | None = None, *, is_nar
         columns[title] = partial(_scalar, name=name, both=scalars is not None)
     if scalars is None and names:
         columns["best"] = partial(_best, name=names[-1], winner=winner(runs, names[-1]))
-    if any(isinstance(run, Run) and run.checkpoint != run.step for run in runs):
+    if any(run.checkpoint != run.step for run in runs):
         columns["checkpoint"] = lambda run: None if run.checkpoint is None else str(run.checkpoint)
     columns["time"] = lambda run: in_words(run.seconds)
     if any(_repeated(run) for run in runs):
         columns["repeated"] = _repeated
-    short = shortened({key for run in runs if isinstance(run, Run) for key, _, _ in run.changes or ()})
+    short = shortened({key for run in runs for key, _, _ in run.changes or ()})
     columns["changed"] = partial(_changed, short=short)
     nothing = [""] * (len(columns) - 2)
     rows = [
@@ -281,11 +242,11 @@ def short_value(value: Any) -> str:
 
 def winner(runs: Sequence[Found], name: str) -> Found | None:
     """The run in which a loss was lowest; None if there is only one run that has it."""
-    known = [run for run in runs if isinstance(run, Run) and math.isfinite(_lowest(run, name))]
+    known = [run for run in runs if math.isfinite(_lowest(run, name))]
     return min(known, key=lambda run: _lowest(run, name)) if len(known) > 1 else None
 
 
-def _lowest(run: Run, name: str) -> float:
+def _lowest(run: Found, name: str) -> float:
     return run.ranges[name].lowest[0] if name in run.ranges else math.nan
 
 
@@ -295,7 +256,7 @@ def _best(run: Run, name: str, winner: Found | None) -> str | None:
 
 
 def _chosen(runs: Sequence[Found], patterns: Sequence[str]) -> list[str]:
-    known = list(dict.fromkeys(name for run in runs if isinstance(run, Run) for name in run.ranges))
+    known = list(dict.fromkeys(name for run in runs for name in run.ranges))
     found = matching(known, patterns)
     for pattern in patterns:
         if not matching(known, [pattern]):
@@ -305,7 +266,7 @@ def _chosen(runs: Sequence[Found], patterns: Sequence[str]) -> list[str]:
 
 def _repeated(run: Found) -> str | None:
     """Whether steps that were made again after a kill gave the same values, in one word."""
-    found = [attempt.repeated for attempt in run.attempts] if isinstance(run, Run) else []
+    found = [attempt.repeated for attempt in run.attempts]
     return "differs" if False in found else "same" if True in found else None
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from prototrain.commands.arguments import add_model, given
-from prototrain.commands.run import reference, trainer_class, whole
+from prototrain.commands.arguments import add_model, given, option, whole
+from prototrain.commands.run import reference, trainer_class
 from prototrain.errors import SweepError
 from prototrain.sweeps.space import FORMS, parse_grid, parse_search
 from prototrain.system.quiet import import_tensorflow
@@ -22,33 +22,27 @@ def add(commands: Any) -> None:
     )
     add_model(sweep)
     space = sweep.add_mutually_exclusive_group(required=True)
-    space.add_argument("--grid", metavar="KEY=V1,V2", nargs="+", action="extend", help="run every combination")
-    space.add_argument("--search", metavar="KEY=SPACE", nargs="+", action="extend", help=f"sample from {FORMS}")
-    sweep.add_argument("--trials", metavar="N", type=whole, help="how many to sample in all, with --search")
-    sweep.add_argument(
-        "--objective", metavar="SCALAR", default="vld/loss", help="how good a trial is (default: %(default)s)"
-    )
+    option(space, "--grid KEY=V1,V2", "run every combination", nargs="+", action="extend")
+    option(space, "--search KEY=SPACE", f"sample from {FORMS}", nargs="+", action="extend")
+    option(sweep, "--trials N", "how many to sample in all, with --search", type=whole)
+    option(sweep, "--objective SCALAR", "how good a trial is (default: %(default)s)", default="vld/loss")
     sweep.add_argument("--mode", choices=("min", "max"), default="min", help="which is better (default: %(default)s)")
-    sweep.add_argument("--jobs", metavar="J", type=whole, default=1, help="trials at the same time (default: 1)")
-    sweep.add_argument(
-        "--storage",
-        metavar="URL",
-        help="a database that machines share, or the path of a journal file (default: NAME.sweep.db, of SQLite)",
+    option(sweep, "--jobs J", "trials at the same time (default: 1)", type=whole, default=1)
+    option(
+        sweep,
+        "--storage URL",
+        "a database that machines share, or the path of a journal file (default: NAME.sweep.db, of SQLite)",
     )
     sweep.add_argument(
         "--pruner",
         choices=("none", "median", "halving", "hyperband"),
         help="ends bad trials early (default: median with --search, none with --grid)",
     )
-    sweep.add_argument(
-        "--cluster",
-        metavar="ADDRESS",
-        help="run the trials on this Ray cluster, J at a time (needs the extra ray)",
-    )
-    sweep.add_argument("--cpus-per-trial", metavar="C", type=float, help="of the cluster's account (default: 1)")
-    sweep.add_argument("--gpus-per-trial", metavar="G", type=float, help="also a part of one, such as 0.5 (default: 0)")
-    sweep.add_argument("--trainer", metavar="MODULE:CLASS", type=reference, help="as for prototrain run")
-    sweep.add_argument("--towers", metavar="N|NAMES", help="as for prototrain run, of each trial")
+    option(sweep, "--cluster ADDRESS", "run the trials on this Ray cluster, J at a time (needs the extra ray)")
+    option(sweep, "--cpus-per-trial C", "of the cluster's account (default: 1)", type=float)
+    option(sweep, "--gpus-per-trial G", "also a part of one, such as 0.5 (default: 0)", type=float)
+    option(sweep, "--trainer MODULE:CLASS", "as for prototrain run", type=reference)
+    option(sweep, "--towers N|NAMES", "as for prototrain run, of each trial")
     sweep.set_defaults(command=_sweep)
 
 
@@ -63,21 +57,8 @@ def _sweep(options: argparse.Namespace) -> None:
         trainer_class(options.trainer)  # a mistake is better found before the first trial
     from prototrain.sweeps.api import sweep
 
-    result = sweep(
-        options.model,
-        space,
-        trials=options.trials,
-        objective=options.objective,
-        mode=options.mode,
-        jobs=options.jobs,
-        storage=options.storage,
-        pruner=options.pruner,
-        overrides=given(options),
-        trainer=options.trainer,
-        towers=options.towers,
-        cluster=options.cluster,
-        cpus_per_trial=options.cpus_per_trial,
-        gpus_per_trial=options.gpus_per_trial,
-    )
+    names = ("trials", "objective", "mode", "jobs", "storage", "pruner", "trainer", "towers", "cluster")
+    chosen = {name: getattr(options, name) for name in (*names, "cpus_per_trial", "gpus_per_trial")}
+    result = sweep(options.model, space, overrides=given(options), **chosen)
     if failed := [str(trial.number) for trial in result.trials if trial.state == "failed"]:
         raise SweepError(f"{len(failed)} of {len(result.trials)} trials failed: {', '.join(failed)}; see above")

@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from typing import Any
 
 from prototrain.commands import run
-from prototrain.commands.arguments import Parser
+from prototrain.commands.arguments import Parser, option, whole
 from prototrain.errors import ConfigError
 from prototrain.system.terminal import printable
 from prototrain.verify import ProgramError, run_command, verify
 
 _FAILED = 3
-_LINE_SECONDS = 10.0  # between lines where there is no terminal
 _DESCRIPTION = """
 Find out by trial whether a program repeats itself, and whether it resumes exactly after it was killed. It trains N
 steps twice, and once more with K interruptions (SIGKILL, and SIGTERM the last time), each followed by the same command;
@@ -43,15 +41,11 @@ def add(commands: Any) -> None:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     # Of those behind MODEL only the ones that are given count.
     unset: dict[str, Any] = {"default": argparse.SUPPRESS}
-    parser.add_argument("--steps", metavar="N", type=run.whole, help="how many steps to train (default: 60)", **unset)
-    parser.add_argument(
-        "--interruptions", metavar="K", type=run.whole, help="how often to interrupt the run (default: 3)", **unset
-    )
-    parser.add_argument(
-        "--seed", metavar="S", type=int, help="of the steps that are saved and interrupted (default: 0)", **unset
-    )
-    parser.add_argument("--keep", metavar="DIR", help="keep the records, experiments and output in DIR", **unset)
-    parser.add_argument("--json", action="store_true", help="print the result as JSON", **unset)
+    option(parser, "--steps N", "how many steps to train (default: 60)", type=whole, **unset)
+    option(parser, "--interruptions K", "how often to interrupt the run (default: 3)", type=whole, **unset)
+    option(parser, "--seed S", "of the steps that are saved and interrupted (default: 0)", type=int, **unset)
+    option(parser, "--keep DIR", "keep the records, experiments and output in DIR", **unset)
+    option(parser, "--json", "print the result as JSON", **unset)
 
 
 def _verify(options: argparse.Namespace) -> None:
@@ -103,33 +97,23 @@ def _check_run_options(options: argparse.Namespace, arguments: list[str]) -> Non
 
 
 class _Progress:
-    """Shows a line in place on a terminal, elsewhere one from time to time; on the error stream."""
+    """Shows a line in place on a terminal, elsewhere a line for each part; on the error stream."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
-        self._shown = ""
         self._label = ""
-        self._at = time.monotonic()
 
     def __call__(self, text: str) -> None:
-        if self._is_terminal:
-            if text != self._shown:
-                sys.stderr.write(f"\r\x1b[K{text}")
-                sys.stderr.flush()
-            self._shown = text
-            return
         label = text.partition(":")[0]
-        if label != self._label and self._shown:
-            print(self._shown, file=sys.stderr, flush=True)
-        elif time.monotonic() - self._at > _LINE_SECONDS:
-            print(text, file=sys.stderr, flush=True)
-            self._at = time.monotonic()
-        self._shown, self._label = text, label
+        if self._is_terminal:
+            sys.stderr.write(f"\r\x1b[K{text}")
+        elif label != self._label:
+            sys.stderr.write(f"{label}\n")
+        sys.stderr.flush()
+        self._label = label
 
     def end(self) -> None:
-        """Leave the line."""
+        """Clear the line."""
         if self._is_terminal:
             sys.stderr.write("\r\x1b[K")
-        elif self._shown:
-            print(self._shown, file=sys.stderr)
-        sys.stderr.flush()
+            sys.stderr.flush()

@@ -39,10 +39,6 @@ LOCATION_KEYS: Final = ("trainer.experiment_base_dir", "trainer.experiment_name"
 """The keys that say where a run lies, and nothing of what it does."""
 
 
-LENGTH_KEYS: Final = ("model.num_steps", "trainer.steps_per_epoch")
-"""The keys that say how long a run is, which a program may give to `train` in their place."""
-
-
 @runtime_checkable
 class HasConfig(Protocol):
     """An object that describes itself, as Keras optimizers, layers and schedules do."""

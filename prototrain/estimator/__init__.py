@@ -14,8 +14,10 @@ from typing import NoReturn
 from prototrain.errors import ModelError
 from prototrain.estimator import export, feature_column
 from prototrain.estimator.base_head import Head
-from prototrain.estimator.baseline import BaselineClassifier, BaselineEstimator, BaselineRegressor
 from prototrain.estimator.canned import (
+    BaselineClassifier,
+    BaselineEstimator,
+    BaselineRegressor,
     DNNClassifier,
     DNNEstimator,
     DNNLinearCombinedClassifier,
@@ -27,7 +29,14 @@ from prototrain.estimator.canned import (
     LinearRegressor,
 )
 from prototrain.estimator.estimator import Estimator, add_metrics, train_and_evaluate
-from prototrain.estimator.export import ClassificationOutput, PredictOutput, RegressionOutput
+from prototrain.estimator.export import (
+    ClassificationOutput,
+    PredictOutput,
+    RegressionOutput,
+    ServingInputReceiver,
+    build_parsing_serving_input_receiver_fn,
+    build_raw_serving_input_receiver_fn,
+)
 from prototrain.estimator.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
 from prototrain.estimator.heads import (
     BinaryClassHead,
@@ -37,7 +46,6 @@ from prototrain.estimator.heads import (
     RegressionHead,
 )
 from prototrain.estimator.hooks import (
-    SecondOrStepTimer,
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
@@ -46,11 +54,6 @@ from prototrain.estimator.hooks import (
 from prototrain.estimator.logging_hook import LoggingTensorHook
 from prototrain.estimator.multi_head import MultiHead
 from prototrain.estimator.multi_label_head import MultiLabelHead
-from prototrain.estimator.serving import (
-    ServingInputReceiver,
-    build_parsing_serving_input_receiver_fn,
-    build_raw_serving_input_receiver_fn,
-)
 from prototrain.estimator.specs import (
     EstimatorSpec,
     EvalSpec,
@@ -58,7 +61,6 @@ from prototrain.estimator.specs import (
     OptimizerSpec,
     RunConfig,
     TrainSpec,
-    VocabInfo,
     WarmStartSettings,
 )
 
@@ -97,14 +99,12 @@ __all__ = [
     "RegressionHead",
     "RegressionOutput",
     "RunConfig",
-    "SecondOrStepTimer",
     "ServingInputReceiver",
     "SessionRunArgs",
     "SessionRunContext",
     "SessionRunHook",
     "SessionRunValues",
     "TrainSpec",
-    "VocabInfo",
     "WarmStartSettings",
     "add_metrics",
     "build_parsing_serving_input_receiver_fn",
@@ -114,42 +114,20 @@ __all__ = [
     "train_and_evaluate",
 ]
 
-_TREES = "train XGBoost or Decision Forests by a run_step of your own; the guide to boosted trees has one"
-_MODEL_FN = "write its network as a model_fn; the guide from tf.estimator has one"
-_OF_HOOKS = "use the callback that the table in the guide from tf.estimator names; the usual ones are there already"
-_PARSE_SPEC = (
-    "add the label to feature_column.make_parse_example_spec(columns): {**spec, key: tf.io.FixedLenFeature(...)}"
-)
+_GUIDE = "the guide from tf.estimator says what takes its place"
 _INSTEAD = {
     "inputs": "return a tf.data.Dataset: tf.data.Dataset.from_tensor_slices((x, y)).shuffle(n).repeat().batch(32)",
     "experimental": 'EarlyStopping("eval/loss", mode="min", patience=3).every(steps=n) takes the place of its hooks',
     "tpu": "there is no TPU; see the page on several devices for what there is",
-    "BoostedTreesClassifier": _TREES,
-    "BoostedTreesEstimator": _TREES,
-    "BoostedTreesRegressor": _TREES,
-    "NanLossDuringTrainingError": "prototrain.errors.NonFiniteError is what a loss that is not finite raises",
-    "NanTensorHook": "StopOnNaN is in every run, and ends it at the step whose loss or gradient is not finite",
-    "StopAtStepHook": "give train() its max_steps",
-    "CheckpointSaverHook": "RunConfig(save_checkpoints_steps=..., save_checkpoints_secs=...) says when; for more "
-    "give train() the hook ModelSaver(keep_every_n_hours=...).every(seconds=...)",
+    "VocabInfo": "rows are not taken over by words; load arrays in their new order with load_weights()",
+    "SecondOrStepTimer": "make the hook a callback and give it .every(steps=..., seconds=...)",
     "CheckpointSaverListener": "give train() a callback as a hook, with priority = Priority.SAVE + 1",
-    "SummarySaverHook": "RunConfig(save_summary_steps=...) says when",
-    "StepCounterHook": "use the callback ThroughputTracker()",
-    "ProfilerHook": "use the callback GraphProfiler()",
-    "FeedFnHook": "let input_fn give the values: a step cannot be fed",
-    "FinalOpsHook": "read what you want after train(): get_variable_value(name), or evaluate()",
-    "GlobalStepWaiterHook": "workers begin together: see the page on several devices",
-    "classifier_parse_example_spec": _PARSE_SPEC,
-    "regressor_parse_example_spec": _PARSE_SPEC,
+    "NanLossDuringTrainingError": "prototrain.errors.NonFiniteError is what a loss that is not finite raises",
 }
 
 
 def __getattr__(name: str) -> NoReturn:
-    instead = _INSTEAD.get(name)
-    if instead is None and name.endswith(("Classifier", "Regressor", "Estimator", "Head")):
-        instead = _MODEL_FN
-    if instead is None and name.endswith("Hook"):
-        instead = _OF_HOOKS
-    if instead is None:
+    is_known = name.endswith(("Classifier", "Regressor", "Estimator", "Head", "Hook", "parse_example_spec"))
+    if name not in _INSTEAD and not is_known:
         raise AttributeError(f"module 'prototrain.estimator' has no attribute {name!r}")
-    raise ModelError(f"prototrain.estimator has no {name}: {instead}")
+    raise ModelError(f"prototrain.estimator has no {name}: {_INSTEAD.get(name, _GUIDE)}")

@@ -47,19 +47,10 @@ class Head:
         """What there is to predict, by name; all of it if there are no `keys`."""
         raise NotImplementedError
 
-    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> Metrics:
-        """New metrics by name."""
-        raise NotImplementedError
-
-    def update_metrics(
-        self,
-        eval_metrics: Metrics,
-        features: Any,
-        logits: Any,
-        labels: Any,
-        regularization_losses: Sequence[Any] | None = None,
+    def metrics(
+        self, features: Any, logits: Any, labels: Any, regularization_losses: Sequence[Any] | None = None
     ) -> Metrics:
-        """Add a batch to the metrics, and return them."""
+        """Metrics of a batch, by name."""
         raise NotImplementedError
 
     def export_outputs(self, logits: Any) -> dict[str, Any]:
@@ -98,8 +89,7 @@ class Head:
         loss = self.loss(labels, logits, features, mode, regularization_losses)
         weight = self.loss_weight(labels, logits, features)
         if mode == ModeKeys.EVAL:
-            metrics = self.metrics(regularization_losses)
-            metrics = self.update_metrics(metrics, features, logits, labels, regularization_losses)
+            metrics = self.metrics(features, logits, labels, regularization_losses)
             return EstimatorSpec(mode, self.predictions(logits), loss, eval_metric_ops=metrics, loss_weight=weight)
         if (optimizer is None) == (train_op_fn is None):
             raise ModelError(f"{type(self).__name__}.create_estimator_spec: give it an optimizer=, a Keras optimizer")
@@ -125,20 +115,36 @@ class SingleHead(Head):
     def _key(self, name: str) -> str:
         return f"{name}/{self.name}" if self.name else name
 
-    def _metric(self, kind: type, name: str, **options: Any) -> dict[str, Any]:
+    def _metric(self, kind: type, name: str, *values: Any, weights: Any = None, **options: Any) -> Metrics:
+        """A new metric of the values of a batch."""
         key = self._key(name)
         if issubclass(kind, keras.metrics.Mean):
             options["dtype"] = "float64"  # float32 loses the digits of a mean over many batches
-        return {key: kind(name=key.replace("/", "_"), **options)}
+        metric = kind(name=key.replace("/", "_"), **options)
+        metric.update_state(*values, sample_weight=weights)
+        return {key: metric}
 
-    def _metrics_at(self, thresholds: Sequence[float]) -> dict[str, Any]:
-        """Accuracy, precision and recall at each of the thresholds."""
-        m = keras.metrics
-        found: dict[str, Any] = {}
-        for threshold in thresholds:
-            found |= self._metric(m.BinaryAccuracy, f"accuracy/positive_threshold_{threshold:g}", threshold=threshold)
+    def _of_scores(
+        self, labels: Any, scores: Any, weights: Any, thresholds: Sequence[float], spread: Any = None
+    ) -> Metrics:
+        """The areas under the curves, and accuracy, precision and recall at each of the thresholds.
+
+        Args:
+            labels: 0 or 1.
+            scores: from 0 to 1.
+            weights: of the examples.
+            thresholds: between 0 and 1.
+            spread: weights for each of the scores, where an example has several.
+        """
+        m, spread = keras.metrics, weights if spread is None else spread
+        found = self._metric(m.AUC, "auc", labels, scores, weights=spread)
+        found |= self._metric(m.AUC, "auc_precision_recall", labels, scores, weights=spread, curve="PR")
+        for at in thresholds:
+            end = f"positive_threshold_{at:g}"
+            # This one takes the mean of each example.
+            found |= self._metric(m.BinaryAccuracy, f"accuracy/{end}", labels, scores, weights=weights, threshold=at)
             for name, kind in (("precision", m.Precision), ("recall", m.Recall)):
-                found |= self._metric(kind, f"{name}/positive_threshold_{threshold:g}", thresholds=threshold)
+                found |= self._metric(kind, f"{name}/{end}", labels, scores, weights=spread, thresholds=at)
         return found
 
     def _logits(self, logits: Any) -> tf.Tensor:
@@ -188,28 +194,17 @@ class SingleHead(Head):
         _, _, losses, weights = self._measured(labels, logits, features)
         return None if weights is None else tf.reduce_sum(weights * tf.ones_like(losses))
 
-    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> Metrics:
-        found = self._metric(keras.metrics.Mean, "average_loss")
-        if regularization_losses is not None:
-            found |= self._metric(keras.metrics.Mean, "regularization_loss")
-        return found
-
-    def update_metrics(
-        self,
-        eval_metrics: Metrics,
-        features: Any,
-        logits: Any,
-        labels: Any,
-        regularization_losses: Sequence[Any] | None = None,
+    def metrics(
+        self, features: Any, logits: Any, labels: Any, regularization_losses: Sequence[Any] | None = None
     ) -> Metrics:
         logits, labels, losses, weights = self._measured(labels, logits, features)
-        eval_metrics[self._key("average_loss")].update_state(losses, sample_weight=weights)
+        found = self._metric(keras.metrics.Mean, "average_loss", losses, weights=weights)
         if regularization_losses is not None:
-            eval_metrics[self._key("regularization_loss")].update_state(tf.add_n(list(regularization_losses)))
-        self._update(lambda name: eval_metrics[self._key(name)], labels, logits, weights)
-        return eval_metrics
+            total = tf.add_n(list(regularization_losses))
+            found |= self._metric(keras.metrics.Mean, "regularization_loss", total)
+        return found | self._metrics(labels, logits, weights)
 
-    def _update(self, metric: Callable[[str], Any], labels: Any, logits: Any, weights: Any) -> None:
+    def _metrics(self, labels: Any, logits: Any, weights: Any) -> Metrics:
         raise NotImplementedError
 
     def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> Tensors:

@@ -1,4 +1,4 @@
-"""Ready-made estimators: linear models, networks of dense layers, and both together, on feature columns.
+"""Ready-made estimators: linear models, networks of dense layers, both together, and what only looks at the labels.
 
 Their defaults are those of `tf.estimator` (``canned/linear.py``, ``dnn.py`` and ``dnn_linear_combined.py`` of
 tensorflow/estimator).
@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from prototrain.errors import ModelError
 from prototrain.estimator.base_head import Head
-from prototrain.estimator.columns import check_combiner, input_layer, linear_model, ordered
+from prototrain.estimator.columns.base import check_combiner
+from prototrain.estimator.columns.layers import input_layer, linear_model, ordered
 from prototrain.estimator.estimator import Estimator
 from prototrain.estimator.heads import BinaryClassHead, MultiClassHead, RegressionHead
 from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec, RunConfig, WarmStartSettings
@@ -163,7 +164,12 @@ class DNNLinearCombinedEstimator(Estimator):
 
 
 class LinearClassifier(LinearEstimator):
-    """A linear model of classes; for the arguments see `LinearEstimator` and `BinaryClassHead`."""
+    """A linear model of classes.
+
+    Args:
+        feature_columns, model_dir, options: see `LinearEstimator`.
+        n_classes, weight_column, label_vocabulary, loss_reduction: see `BinaryClassHead` and `MultiClassHead`.
+    """
 
     def __init__(
         self,
@@ -172,18 +178,21 @@ class LinearClassifier(LinearEstimator):
         n_classes: int = 2,
         weight_column: Any = None,
         label_vocabulary: Sequence[str] | None = None,
-        optimizer: Any = "Ftrl",
-        config: RunConfig | None = None,
-        warm_start_from: Start = None,
+        *,
         loss_reduction: Any = _MEAN,
-        sparse_combiner: str = "sum",
+        **options: Any,
     ) -> None:
         head = class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
-        super().__init__(head, feature_columns, model_dir, optimizer, config, sparse_combiner, warm_start_from)
+        super().__init__(head, feature_columns, model_dir, **options)
 
 
 class LinearRegressor(LinearEstimator):
-    """A linear model of numbers; for the arguments see `LinearEstimator` and `RegressionHead`."""
+    """A linear model of numbers.
+
+    Args:
+        feature_columns, model_dir, options: see `LinearEstimator`.
+        label_dimension, weight_column, loss_reduction: see `RegressionHead`.
+    """
 
     def __init__(
         self,
@@ -191,18 +200,17 @@ class LinearRegressor(LinearEstimator):
         model_dir: str | Path | None = None,
         label_dimension: int = 1,
         weight_column: Any = None,
-        optimizer: Any = "Ftrl",
-        config: RunConfig | None = None,
-        warm_start_from: Start = None,
+        *,
         loss_reduction: Any = _MEAN,
-        sparse_combiner: str = "sum",
+        **options: Any,
     ) -> None:
-        head = RegressionHead(label_dimension, weight_column, loss_reduction)
-        super().__init__(head, feature_columns, model_dir, optimizer, config, sparse_combiner, warm_start_from)
+        super().__init__(
+            RegressionHead(label_dimension, weight_column, loss_reduction), feature_columns, model_dir, **options
+        )
 
 
 class DNNClassifier(DNNEstimator):
-    """A network of dense layers for classes; for the arguments see `DNNEstimator` and `BinaryClassHead`."""
+    """A network of dense layers for classes; for the arguments see `DNNEstimator` and `LinearClassifier`."""
 
     def __init__(
         self,
@@ -212,21 +220,16 @@ class DNNClassifier(DNNEstimator):
         n_classes: int = 2,
         weight_column: Any = None,
         label_vocabulary: Sequence[str] | None = None,
-        optimizer: Any = "Adagrad",
-        activation_fn: Any = tf.nn.relu,
-        dropout: float | None = None,
-        config: RunConfig | None = None,
-        warm_start_from: Start = None,
+        *,
         loss_reduction: Any = _MEAN,
-        batch_norm: bool = False,
+        **options: Any,
     ) -> None:
         head = class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
-        more = (activation_fn, dropout, config, warm_start_from, batch_norm)
-        super().__init__(head, hidden_units, feature_columns, model_dir, optimizer, *more)
+        super().__init__(head, hidden_units, feature_columns, model_dir, **options)
 
 
 class DNNRegressor(DNNEstimator):
-    """A network of dense layers for numbers; for the arguments see `DNNEstimator` and `RegressionHead`."""
+    """A network of dense layers for numbers; for the arguments see `DNNEstimator` and `LinearRegressor`."""
 
     def __init__(
         self,
@@ -235,72 +238,103 @@ class DNNRegressor(DNNEstimator):
         model_dir: str | Path | None = None,
         label_dimension: int = 1,
         weight_column: Any = None,
-        optimizer: Any = "Adagrad",
-        activation_fn: Any = tf.nn.relu,
-        dropout: float | None = None,
-        config: RunConfig | None = None,
-        warm_start_from: Start = None,
+        *,
         loss_reduction: Any = _MEAN,
-        batch_norm: bool = False,
+        **options: Any,
     ) -> None:
         head = RegressionHead(label_dimension, weight_column, loss_reduction)
-        more = (activation_fn, dropout, config, warm_start_from, batch_norm)
-        super().__init__(head, hidden_units, feature_columns, model_dir, optimizer, *more)
+        super().__init__(head, hidden_units, feature_columns, model_dir, **options)
 
 
 class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
-    """Both together, for classes; for the arguments see `DNNLinearCombinedEstimator` and `BinaryClassHead`."""
+    """Both together, for classes; for the arguments see `DNNLinearCombinedEstimator` and `LinearClassifier`."""
 
     def __init__(
         self,
         model_dir: str | Path | None = None,
-        linear_feature_columns: Columns | None = None,
-        linear_optimizer: Any = "Ftrl",
-        dnn_feature_columns: Columns | None = None,
-        dnn_optimizer: Any = "Adagrad",
-        dnn_hidden_units: Sequence[int] | None = None,
-        dnn_activation_fn: Any = tf.nn.relu,
-        dnn_dropout: float | None = None,
+        *columns: Any,
         n_classes: int = 2,
         weight_column: Any = None,
         label_vocabulary: Sequence[str] | None = None,
-        config: RunConfig | None = None,
-        warm_start_from: Start = None,
         loss_reduction: Any = _MEAN,
-        batch_norm: bool = False,
-        linear_sparse_combiner: str = "sum",
+        **options: Any,
     ) -> None:
-        head = class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
-        deep = (dnn_feature_columns, dnn_optimizer, dnn_hidden_units, dnn_activation_fn, dnn_dropout)
-        more = (config, warm_start_from, batch_norm, linear_sparse_combiner)
-        super().__init__(head, model_dir, linear_feature_columns, linear_optimizer, *deep, *more)
+        super().__init__(
+            class_head(n_classes, weight_column, label_vocabulary, loss_reduction), model_dir, *columns, **options
+        )
 
 
 class DNNLinearCombinedRegressor(DNNLinearCombinedEstimator):
-    """Both together, for numbers; for the arguments see `DNNLinearCombinedEstimator` and `RegressionHead`."""
+    """Both together, for numbers; for the arguments see `DNNLinearCombinedEstimator` and `LinearRegressor`."""
 
     def __init__(
         self,
         model_dir: str | Path | None = None,
-        linear_feature_columns: Columns | None = None,
-        linear_optimizer: Any = "Ftrl",
-        dnn_feature_columns: Columns | None = None,
-        dnn_optimizer: Any = "Adagrad",
-        dnn_hidden_units: Sequence[int] | None = None,
-        dnn_activation_fn: Any = tf.nn.relu,
-        dnn_dropout: float | None = None,
+        *columns: Any,
         label_dimension: int = 1,
         weight_column: Any = None,
+        loss_reduction: Any = _MEAN,
+        **options: Any,
+    ) -> None:
+        super().__init__(RegressionHead(label_dimension, weight_column, loss_reduction), model_dir, *columns, **options)
+
+
+class BaselineEstimator(Estimator):
+    """The same logits for all examples, whatever their features: it learns how frequent the labels are.
+
+    Args:
+        head: see `prototrain.estimator.heads`.
+        model_dir, config, warm_start_from: see `Estimator`.
+        optimizer: see `LinearEstimator`; one that is given by its name has a learning rate of 0.3.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        model_dir: str | Path | None = None,
+        optimizer: Any = "Ftrl",
         config: RunConfig | None = None,
         warm_start_from: Start = None,
-        loss_reduction: Any = _MEAN,
-        batch_norm: bool = False,
-        linear_sparse_combiner: str = "sum",
     ) -> None:
-        head = RegressionHead(label_dimension, weight_column, loss_reduction)
-        deep = (dnn_feature_columns, dnn_optimizer, dnn_hidden_units, dnn_activation_fn, dnn_dropout)
-        more = (config, warm_start_from, batch_norm, linear_sparse_combiner)
-        super().__init__(head, model_dir, linear_feature_columns, linear_optimizer, *deep, *more)
+        def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+            with tf.name_scope("baseline"):
+                bias = tf.Variable(lambda: tf.zeros([head.logits_dimension]), name="bias")
+            logits = tf.tile(bias[tf.newaxis], [_examples(features), 1])
+            chosen = chosen_optimizer(optimizer, 0.3) if mode == ModeKeys.TRAIN else None
+            return head.create_estimator_spec(features, mode, logits, labels, chosen)
+
+        super().__init__(model_fn, model_dir, config, warm_start_from=warm_start_from)
+
+
+class BaselineClassifier(BaselineEstimator):
+    """The share of each class in the labels; for the arguments see `BaselineEstimator` and `LinearClassifier`."""
+
+    def __init__(
+        self,
+        model_dir: str | Path | None = None,
+        n_classes: int = 2,
+        weight_column: Any = None,
+        label_vocabulary: Sequence[str] | None = None,
+        *,
+        loss_reduction: Any = _MEAN,
+        **options: Any,
+    ) -> None:
+        super().__init__(class_head(n_classes, weight_column, label_vocabulary, loss_reduction), model_dir, **options)
+
+
+class BaselineRegressor(BaselineEstimator):
+    """The mean of the labels; for the arguments see `BaselineEstimator` and `LinearRegressor`."""
+
+    def __init__(
+        self,
+        model_dir: str | Path | None = None,
+        label_dimension: int = 1,
+        weight_column: Any = None,
+        *,
+        loss_reduction: Any = _MEAN,
+        **options: Any,
+    ) -> None:
+        super().__init__(RegressionHead(label_dimension, weight_column, loss_reduction), model_dir, **options)
 
 
 def chosen_optimizer(given: Any, learning_rate: float, scope: str | None = None) -> OptimizerSpec:
@@ -357,3 +391,14 @@ def _network(
             return keras.layers.Dense(units, name="logits")(net)
 
     return logits
+
+
+def _examples(features: Any) -> tf.Tensor:
+    """How many examples there are."""
+    leaves = keras.tree.flatten(features)
+    if not leaves:
+        raise ModelError("a Baseline estimator needs some feature, to know how many examples there are")
+    first = leaves[0]
+    if isinstance(first, tf.SparseTensor):
+        return tf.cast(first.dense_shape[0], tf.int32)
+    return tf.cast(first.nrows(), tf.int32) if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]

@@ -17,6 +17,7 @@ from prototrain.checkpoint import BUNDLE
 from prototrain.checkpoint.random import global_random_kept
 from prototrain.config import Config
 from prototrain.errors import CheckpointError, ConfigError
+from prototrain.estimator.export import ServingInputReceiver
 from prototrain.estimator.exporters import Exports, export_all
 from prototrain.estimator.exporting import export_built, receiver_of, trying
 from prototrain.estimator.hooks import as_callbacks
@@ -24,7 +25,6 @@ from prototrain.estimator.logging_hook import wanted
 from prototrain.estimator.model_directory import ModelDirectory
 from prototrain.estimator.predicting import predictions_of
 from prototrain.estimator.program import Program, calling
-from prototrain.estimator.serving import ServingInputReceiver
 from prototrain.estimator.specs import (
     EstimatorSpec,
     EvalSpec,

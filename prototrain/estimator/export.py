@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from prototrain.errors import ModelError
-from prototrain.estimator.serving import (
-    ServingInputReceiver,
-    build_parsing_serving_input_receiver_fn,
-    build_raw_serving_input_receiver_fn,
-)
 
 __all__ = [
     "ClassificationOutput",
@@ -111,3 +109,110 @@ def signatures(outputs: Mapping[str, Any] | None, predictions: Any) -> dict[str,
             "is named"
         )
     return found
+
+
+# -- what an exported model is fed with -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ServingInputReceiver:
+    """The inputs of an exported model.
+
+    Attributes:
+        features: from the received tensors by name to the features that `model_fn` takes; anything that is not a
+            function stands for the received tensors themselves.
+        receiver_tensors: a `tf.TensorSpec` for each input by name; the first dimension is that of the examples.
+        example: a batch to try the model on; zeros, and empty texts, if None.
+    """
+
+    features: Any
+    receiver_tensors: Mapping[str, tf.TensorSpec]
+    example: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        specs = self.receiver_tensors
+        if not isinstance(specs, Mapping) or not all(isinstance(spec, tf.TensorSpec) for spec in specs.values()):
+            raise ModelError(
+                "ServingInputReceiver takes receiver_tensors={name: tf.TensorSpec(shape, dtype)}, no placeholders"
+            )
+
+    def receive(self, inputs: dict[str, tf.Tensor]) -> Any:
+        """The features that `model_fn` takes, from what was received."""
+        if callable(self.features):
+            return self.features(inputs)
+        single = not isinstance(self.features, Mapping) and len(inputs) == 1
+        return next(iter(inputs.values())) if single else inputs
+
+    def dataset(self) -> tf.data.Dataset:
+        """One batch to try the model on, with the shapes that are declared."""
+        specs = dict(self.receiver_tensors)
+        example = self.example if self.example is not None else {name: _zeros(spec) for name, spec in specs.items()}
+        return tf.data.Dataset.from_generator(lambda: [dict(example)], output_signature=specs)
+
+
+def build_raw_serving_input_receiver_fn(
+    features: Mapping[str, Any], default_batch_size: int | None = None, *, example: Mapping[str, Any] | None = None
+) -> Callable[[], ServingInputReceiver]:
+    """A `serving_input_receiver_fn` for a model that is fed with the features themselves.
+
+    Args:
+        features: a `tf.TensorSpec` for each feature by name, or a tensor that is like a batch of it.
+        default_batch_size: must be None: an export takes any number of examples.
+        example: see `ServingInputReceiver`.
+    """
+    _check_any_size(default_batch_size)
+    specs = {name: value if isinstance(value, tf.TensorSpec) else _like(value) for name, value in features.items()}
+    return lambda: ServingInputReceiver(specs, specs, example)
+
+
+def build_parsing_serving_input_receiver_fn(
+    feature_spec: Mapping[str, Any], default_batch_size: int | None = None, *, example: Mapping[str, Any] | None = None
+) -> Callable[[], ServingInputReceiver]:
+    """A `serving_input_receiver_fn` for a model that is fed with serialized `tf.train.Example`.
+
+    Args:
+        feature_spec: as `tf.io.parse_example` takes it.
+        default_batch_size: must be None: an export takes any number of examples.
+        example: the features of one example, to try the model on; zeros, and empty texts, if None.
+    """
+    _check_any_size(default_batch_size)
+    tried = tf.train.Example(features=tf.train.Features(feature=_features(feature_spec, example or {})))
+    return lambda: ServingInputReceiver(
+        lambda inputs: tf.io.parse_example(inputs["examples"], dict(feature_spec)),
+        {"examples": tf.TensorSpec([None], tf.string)},
+        example={"examples": [tried.SerializeToString()]},
+    )
+
+
+def _check_any_size(default_batch_size: int | None) -> None:
+    if default_batch_size is not None:
+        raise ModelError("default_batch_size: leave it out; an export takes any number of examples")
+
+
+def _like(value: Any) -> tf.TensorSpec:
+    found = tf.convert_to_tensor(value)
+    return tf.TensorSpec([None, *found.shape[1:]], found.dtype)
+
+
+def _features(feature_spec: Mapping[str, Any], example: Mapping[str, Any]) -> dict[str, tf.train.Feature]:
+    """One example for `tf.io.parse_example`; what is not given is zeros where it has to be there."""
+    found = {}
+    for name, spec in feature_spec.items():
+        if name in example:
+            values = np.reshape(np.asarray(example[name]), -1).tolist()
+        elif isinstance(spec, tf.io.FixedLenFeature):
+            values = [b"" if spec.dtype == tf.string else 0] * int(np.prod(spec.shape, dtype=int))
+        else:
+            continue
+        if spec.dtype == tf.string:
+            texts = [value.encode() if isinstance(value, str) else value for value in values]
+            found[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=texts))
+        elif spec.dtype.is_floating:
+            found[name] = tf.train.Feature(float_list=tf.train.FloatList(value=values))
+        else:
+            found[name] = tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+    return found
+
+
+def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
+    return tf.zeros([1 if size is None else size for size in spec.shape], spec.dtype)

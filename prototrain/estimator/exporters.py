@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import shutil
@@ -57,19 +56,30 @@ class Exporter:
         raise NotImplementedError
 
 
-class _SavedModelExporter(Exporter):
-    """Writes a SavedModel, and beside its directory a note of what it was: ``export/<name>.json``.
+class LatestExporter(Exporter):
+    """Exports a SavedModel after each evaluation.
 
-    A run that was killed and goes on comes to some of its evaluations again; the note tells which it has exported.
+    Beside the exports lies a note of the last one, ``export/<name>.json``: a run that was killed comes to some of its
+    evaluations again, and the note tells which it has exported.
+
+    Args:
+        name: see `Exporter`.
+        serving_input_receiver_fn: see `Estimator.export_saved_model`.
+        assets_extra: files to go along, by their places in the export's ``assets.extra``.
+        as_text: must be False.
+        exports_to_keep: older exports are deleted; None keeps all.
+
+    Raises:
+        ConfigError: an argument is out of its range.
     """
 
     def __init__(
         self,
         name: str,
         serving_input_receiver_fn: Callable[[], Any] | None,
-        assets_extra: Mapping[str, str] | None,
-        as_text: bool,
-        exports_to_keep: int | None,
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        exports_to_keep: int | None = 5,
     ) -> None:
         who = type(self).__name__
         if not isinstance(name, str) or not name or Path(name).name != name:
@@ -124,32 +134,7 @@ class _SavedModelExporter(Exporter):
         return place
 
 
-class LatestExporter(_SavedModelExporter):
-    """Exports after each evaluation.
-
-    Args:
-        name: see `Exporter`.
-        serving_input_receiver_fn: see `Estimator.export_saved_model`.
-        assets_extra: files to go along, by their places in the export's ``assets.extra``.
-        as_text: must be False.
-        exports_to_keep: older exports are deleted; None keeps all.
-
-    Raises:
-        ConfigError: an argument is out of its range.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        serving_input_receiver_fn: Callable[[], Any],
-        assets_extra: Mapping[str, str] | None = None,
-        as_text: bool = False,
-        exports_to_keep: int | None = 5,
-    ) -> None:
-        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
-
-
-class FinalExporter(_SavedModelExporter):
+class FinalExporter(LatestExporter):
     """Exports once, when the training is over. For its arguments see `LatestExporter`."""
 
     def __init__(
@@ -169,7 +154,7 @@ def _loss_smaller(best_eval_result: Results, current_eval_result: Results) -> bo
     return bool(current_eval_result["loss"] < best_eval_result["loss"])
 
 
-class BestExporter(_SavedModelExporter):
+class BestExporter(LatestExporter):
     """Exports after each evaluation that is better than all before, also those of an earlier part of the run.
 
     Args:
@@ -193,8 +178,6 @@ class BestExporter(_SavedModelExporter):
         exports_to_keep: int | None = 5,
     ) -> None:
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
-        if set(inspect.signature(compare_fn).parameters) != {"best_eval_result", "current_eval_result"}:
-            raise ConfigError("BestExporter: compare_fn must take best_eval_result and current_eval_result")
         self._compare = compare_fn
 
     def is_due(self, best: Results | None, eval_result: Results, is_the_final_export: bool) -> bool:

@@ -15,8 +15,8 @@ import tensorflow as tf
 from prototrain.actions.export import write_export
 from prototrain.actions.saved_model import ServedModel
 from prototrain.errors import ModelError
+from prototrain.estimator.export import ServingInputReceiver
 from prototrain.estimator.program import calling
-from prototrain.estimator.serving import ServingInputReceiver
 from prototrain.estimator.trainers import BuiltProgram
 from prototrain.experiment import Experiment
 from prototrain.system.storage import Storage

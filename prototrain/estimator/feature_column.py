@@ -6,35 +6,21 @@ text or -1, as there; sparse and ragged tensors will do too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from prototrain.errors import ModelError
-from prototrain.estimator import columns
-from prototrain.estimator.columns import (
-    Bucketized,
-    Categorical,
-    Column,
-    Crossed,
-    Embedded,
-    Hashed,
-    Identity,
-    Indicator,
-    Numeric,
-    SequenceCategorical,
-    SequenceNumeric,
-    SharedEmbedded,
-    Table,
-    Vocabulary,
-    Weighted,
-    input_layer,
-    sequence_input_layer,
-)
-from prototrain.estimator.vocabulary import UNREADABLE, read_vocabulary
+from prototrain.errors import ModelError, StorageError
+from prototrain.estimator.columns.base import Categorical, Column, as_layer_name, check_combiner
+from prototrain.estimator.columns.dense import Embedded, Indicator, SharedEmbedded, Table
+from prototrain.estimator.columns.layers import adopted, categorical, input_layer
+from prototrain.estimator.columns.several import Crossed, Weighted
+from prototrain.estimator.columns.single import Bucketized, Hashed, Identity, Numeric, Vocabulary
+from prototrain.system.downloads import downloaded
 from prototrain.system.tracebacks import first_line
+from prototrain.system.urls import local_path, url_of
 
 __all__ = [
     "bucketized_column",
@@ -48,12 +34,6 @@ __all__ = [
     "input_layer",
     "make_parse_example_spec",
     "numeric_column",
-    "sequence_categorical_column_with_hash_bucket",
-    "sequence_categorical_column_with_identity",
-    "sequence_categorical_column_with_vocabulary_file",
-    "sequence_categorical_column_with_vocabulary_list",
-    "sequence_input_layer",
-    "sequence_numeric_column",
     "shared_embedding_columns",
     "shared_embeddings",
     "weighted_categorical_column",
@@ -90,7 +70,7 @@ def bucketized_column(source_column: Numeric, boundaries: Sequence[float]) -> Bu
     Raises:
         ModelError: they are not, or the column is of another kind.
     """
-    source = columns.adopted(source_column)
+    source = adopted(source_column)
     if not isinstance(source, Numeric):
         raise ModelError(f"bucketized_column takes a numeric_column, not {type(source).__name__}")
     if list(boundaries) != sorted(set(boundaries)) or not boundaries:
@@ -146,8 +126,9 @@ def categorical_column_with_vocabulary_file(
         ModelError: the file cannot be read, or has fewer words.
     """
     try:
-        lines = read_vocabulary(vocabulary_file)
-    except UNREADABLE as error:
+        file = local_path(vocabulary_file) if url_of(vocabulary_file) is None else downloaded(str(vocabulary_file))
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError, StorageError) as error:
         raise ModelError(
             f"the vocabulary of the column {key!r} cannot be read from {vocabulary_file}: {first_line(error)}"
         ) from error
@@ -192,7 +173,7 @@ def crossed_column(keys: Sequence[Any], hash_bucket_size: int, hash_key: int | N
     Raises:
         ModelError: there is only one, or one that is of another kind.
     """
-    parts = tuple(key if isinstance(key, str) else columns.adopted(key) for key in keys)
+    parts = tuple(key if isinstance(key, str) else adopted(key) for key in keys)
     if isinstance(keys, str) or len(parts) < 2:
         raise ModelError(f"crossed_column needs at least two keys, not {keys!r}")
     for part in parts:
@@ -206,7 +187,7 @@ def crossed_column(keys: Sequence[Any], hash_bucket_size: int, hash_key: int | N
 
 def indicator_column(categorical_column: Any) -> Indicator:
     """A categorical column as one number for each value: how often it is there."""
-    return Indicator(columns.categorical(categorical_column, "indicator_column", of_sequences=True))
+    return Indicator(categorical(categorical_column, "indicator_column"))
 
 
 def embedding_column(
@@ -230,8 +211,8 @@ def embedding_column(
     Raises:
         ModelError: the column is of another kind, or there is no such combiner.
     """
-    columns.check_combiner(combiner)
-    source = columns.categorical(categorical_column, "embedding_column", of_sequences=True)
+    check_combiner(combiner)
+    source = categorical(categorical_column, "embedding_column")
     return Embedded(source, dimension, combiner, initializer, max_norm, trainable)
 
 
@@ -257,13 +238,13 @@ def shared_embeddings(
     Raises:
         ModelError: there are none, a column is of another kind, their sizes differ, or there is no such combiner.
     """
-    columns.check_combiner(combiner)
-    sources = [columns.categorical(one, "shared_embeddings", of_sequences=True) for one in categorical_columns]
+    check_combiner(combiner)
+    sources = [categorical(one, "shared_embeddings") for one in categorical_columns]
     sizes = {f"{source.name} {source.size}" for source in sources}
     if len({source.size for source in sources}) != 1:
         raise ModelError(f"shared_embeddings takes columns of one size, not {', '.join(sorted(sizes)) or 'none'}")
     name = shared_embedding_collection_name or "_".join(sorted(source.name for source in sources)) + "_shared_embedding"
-    table = Table(columns.as_layer_name(name), sources[0].size, dimension, initializer, trainable)
+    table = Table(as_layer_name(name), sources[0].size, dimension, initializer, trainable)
     return [SharedEmbedded(source, table, combiner, max_norm) for source in sources]
 
 
@@ -286,55 +267,8 @@ def weighted_categorical_column(
     """
     if dtype == tf.string:
         raise ModelError(f"weighted_categorical_column: the weights {weight_feature_key!r} must be numbers")
-    source = columns.categorical(categorical_column, "weighted_categorical_column")
+    source = categorical(categorical_column, "weighted_categorical_column")
     return Weighted(source, weight_feature_key, dtype)
-
-
-# -- sequences --------------------------------------------------------------------------------------------------------
-
-
-def sequence_numeric_column(
-    key: str,
-    shape: int | Sequence[int] = (1,),
-    default_value: float = 0.0,
-    dtype: tf.DType = tf.float32,
-    normalizer_fn: Callable[[tf.Tensor], tf.Tensor] | None = None,
-) -> SequenceNumeric:
-    """Sequences of numbers, for `sequence_input_layer`.
-
-    Args:
-        key: of the feature, sparse or ragged. In a dense one every example has all steps.
-        shape: of one step.
-        default_value: behind the end of an example.
-        dtype: of the feature in a serialized `tf.train.Example`.
-        normalizer_fn: from the padded batch of numbers to another one of the same shape.
-    """
-    dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
-    return SequenceNumeric(key, dimensions, default_value, dtype, normalizer_fn)
-
-
-def sequence_categorical_column_with_identity(
-    key: str, num_buckets: int, default_value: int | None = None
-) -> SequenceCategorical:
-    """Sequences of what `categorical_column_with_identity` takes; -1 is behind the end of an example."""
-    return SequenceCategorical(categorical_column_with_identity(key, num_buckets, default_value))
-
-
-def sequence_categorical_column_with_hash_bucket(
-    key: str, hash_bucket_size: int, dtype: tf.DType = tf.string
-) -> SequenceCategorical:
-    """Sequences of what `categorical_column_with_hash_bucket` takes."""
-    return SequenceCategorical(categorical_column_with_hash_bucket(key, hash_bucket_size, dtype))
-
-
-def sequence_categorical_column_with_vocabulary_list(key: str, *args: Any, **options: Any) -> SequenceCategorical:
-    """Sequences of what `categorical_column_with_vocabulary_list` takes, with its arguments."""
-    return SequenceCategorical(categorical_column_with_vocabulary_list(key, *args, **options))
-
-
-def sequence_categorical_column_with_vocabulary_file(key: str, *args: Any, **options: Any) -> SequenceCategorical:
-    """Sequences of what `categorical_column_with_vocabulary_file` takes, with its arguments."""
-    return SequenceCategorical(categorical_column_with_vocabulary_file(key, *args, **options))
 
 
 def make_parse_example_spec(feature_columns: Iterable[Column]) -> dict[str, Any]:
@@ -344,21 +278,19 @@ def make_parse_example_spec(feature_columns: Iterable[Column]) -> dict[str, Any]
         ModelError: two columns read one feature in different ways.
     """
     spec: dict[str, Any] = {}
-    for column in map(columns.adopted, feature_columns):
+    for column in map(adopted, feature_columns):
         for key, feature in column.parse_spec.items():
             if spec.setdefault(key, feature) != feature:
                 raise ModelError(f"two columns read the feature {key!r} in different ways: {spec[key]} and {feature}")
     return spec
 
 
-_INSTEAD: Mapping[str, str] = {
-    "linear_model": "LinearClassifier and LinearRegressor take the columns",
-    "SequenceFeatures": "sequence_input_layer(features, columns) gives what it gave",
-    "DenseFeatures": "input_layer(features, columns) gives what it gave",
-}
-
-
 def __getattr__(name: str) -> Any:
-    if name not in _INSTEAD:
-        raise AttributeError(f"module 'prototrain.estimator.feature_column' has no attribute {name!r}")
-    raise ModelError(f"prototrain.estimator.feature_column has no {name}: {_INSTEAD[name]}")
+    if name == "linear_model":
+        raise ModelError("feature_column has no linear_model: LinearClassifier and LinearRegressor take the columns")
+    if name in ("DenseFeatures", "SequenceFeatures") or name.startswith("sequence_"):
+        raise ModelError(
+            f"feature_column has no {name}: input_layer(features, columns) gives what DenseFeatures gave; sequences "
+            "are ragged features for keras.layers.StringLookup, Embedding and a recurrent layer"
+        )
+    raise AttributeError(f"module 'prototrain.estimator.feature_column' has no attribute {name!r}")

@@ -88,28 +88,19 @@ class BinaryClassHead(_ClassHead):
         found = {"logits": logits, "logistic": tf.sigmoid(logits), "probabilities": tf.nn.softmax(both)}
         return {**found, **self._classes(both)}
 
-    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> Metrics:
-        m = keras.metrics
-        found = super().metrics(regularization_losses)
+    def _metrics(self, labels: Any, logits: Any, weights: Any) -> Metrics:
+        m, found = keras.metrics, self._predictions(logits)
+        classes, chances = tf.cast(found["class_ids"], tf.float32), found["logistic"]
+        metrics = self._of_scores(labels, chances, weights, self._thresholds)
         for name, kind in (("accuracy", m.Accuracy), ("precision", m.Precision), ("recall", m.Recall)):
-            found |= self._metric(kind, name)
-        for name in ("prediction/mean", "label/mean"):
-            found |= self._metric(m.Mean, name)
-        found |= self._metric(_Baseline, "accuracy_baseline")
-        found |= self._metric(m.AUC, "auc") | self._metric(m.AUC, "auc_precision_recall", curve="PR")
-        return found | self._metrics_at(self._thresholds)
-
-    def _update(self, metric: Callable[[str], Any], labels: Any, logits: Any, weights: Any) -> None:
-        found = self.predictions(logits)
-        of_classes, of_scores = ["accuracy", "precision", "recall"], ["auc", "auc_precision_recall"]
-        for threshold in self._thresholds:
-            of_scores += [f"{name}/positive_threshold_{threshold:g}" for name in of_classes]
-        for names, key in ((of_classes, "class_ids"), (of_scores, "logistic")):
-            for name in names:
-                metric(name).update_state(labels, tf.cast(found[key], tf.float32), sample_weight=weights)
-        metric("prediction/mean").update_state(found["logistic"], sample_weight=weights)
-        for name in ("label/mean", "accuracy_baseline"):
-            metric(name).update_state(labels, sample_weight=weights)
+            metrics |= self._metric(kind, name, labels, classes, weights=weights)
+        for name, kind, values in (
+            ("prediction/mean", m.Mean, chances),
+            ("label/mean", m.Mean, labels),
+            ("accuracy_baseline", _Baseline, labels),
+        ):
+            metrics |= self._metric(kind, name, values, weights=weights)
+        return metrics
 
 
 class MultiClassHead(_ClassHead):
@@ -151,11 +142,9 @@ class MultiClassHead(_ClassHead):
     def _predictions(self, logits: tf.Tensor) -> Tensors:
         return {"logits": logits, "probabilities": tf.nn.softmax(logits), **self._classes(logits)}
 
-    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> Metrics:
-        return super().metrics(regularization_losses) | self._metric(keras.metrics.Accuracy, "accuracy")
-
-    def _update(self, metric: Callable[[str], Any], labels: Any, logits: Any, weights: Any) -> None:
-        metric("accuracy").update_state(labels, self.predictions(logits)["class_ids"], sample_weight=weights)
+    def _metrics(self, labels: Any, logits: Any, weights: Any) -> Metrics:
+        classes = self._predictions(logits)["class_ids"]
+        return self._metric(keras.metrics.Accuracy, "accuracy", labels, classes, weights=weights)
 
 
 class RegressionHead(SingleHead):
@@ -203,17 +192,12 @@ class RegressionHead(SingleHead):
         value = RegressionOutput(found["predictions"])
         return {DEFAULT: value, "regression": value, "predict": PredictOutput(found)}
 
-    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> Metrics:
-        found = super().metrics(regularization_losses)
-        return (
-            found | self._metric(keras.metrics.Mean, "prediction/mean") | self._metric(keras.metrics.Mean, "label/mean")
-        )
-
-    def _update(self, metric: Callable[[str], Any], labels: Any, logits: Any, weights: Any) -> None:
+    def _metrics(self, labels: Any, logits: Any, weights: Any) -> Metrics:
         if weights is not None:
             weights = tf.broadcast_to(weights, tf.shape(labels))
-        metric("prediction/mean").update_state(self.predictions(logits)["predictions"], sample_weight=weights)
-        metric("label/mean").update_state(labels, sample_weight=weights)
+        mean, found = keras.metrics.Mean, self._predictions(logits)["predictions"]
+        metrics = self._metric(mean, "prediction/mean", found, weights=weights)
+        return metrics | self._metric(mean, "label/mean", labels, weights=weights)
 
 
 def LogisticRegressionHead(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple, NoReturn
 
 import tensorflow as tf
@@ -51,58 +50,6 @@ class SessionRunHook:
 
     def end(self, session: Any) -> None:
         """Called after the last step, unless something failed."""
-
-
-class SecondOrStepTimer:
-    """Says when something is due that happens at an interval of seconds or of steps, for hooks of your own.
-
-    Args:
-        every_secs: the interval in seconds.
-        every_steps: the interval in steps.
-        clock: returns the time in seconds.
-
-    Raises:
-        CallbackError: there is no interval, or there are two.
-    """
-
-    def __init__(
-        self,
-        every_secs: float | None = None,
-        every_steps: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        if (every_secs is None) == (every_steps is None):
-            raise CallbackError("SecondOrStepTimer: give every_secs or every_steps, one of the two")
-        self._secs, self._steps, self._clock = every_secs, every_steps, clock
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin anew: whatever step comes is due."""
-        self._last: tuple[float, int] | None = None
-
-    def should_trigger_for_step(self, step: int) -> bool:
-        """Whether it is due at a step; once for each step."""
-        if self._last is None:
-            return True
-        then, last = self._last
-        if step == last:
-            return False
-        if self._steps is not None:
-            return step >= last + self._steps
-        return self._clock() >= then + (self._secs or 0.0)
-
-    def update_last_triggered_step(self, step: int) -> tuple[float | None, int | None]:
-        """Take note that it happened at a step.
-
-        Returns:
-            the seconds and the steps since the time before; None and None the first time.
-        """
-        before, self._last = self._last, (self._clock(), step)
-        return (None, None) if before is None else (self._last[0] - before[0], step - before[1])
-
-    def last_triggered_step(self) -> int | None:
-        """The step at which it happened last."""
-        return None if self._last is None else self._last[1]
 
 
 class SessionRunContext:

@@ -79,27 +79,20 @@ class MultiHead(Head):
             for key, value in head.predictions(logits[name]).items()
         ]
 
-    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> Metrics:
-        found = {f"loss/{name}": keras.metrics.Mean(name=f"loss_{name}", dtype="float64") for name in self._heads}
-        if regularization_losses is not None:
-            found["regularization_loss"] = keras.metrics.Mean(name="regularization_loss", dtype="float64")
-        return found | {key: metric for head in self._heads.values() for key, metric in head.metrics().items()}
-
-    def update_metrics(
-        self,
-        eval_metrics: Metrics,
-        features: Any,
-        logits: Any,
-        labels: Any,
-        regularization_losses: Sequence[Any] | None = None,
+    def metrics(
+        self, features: Any, logits: Any, labels: Any, regularization_losses: Sequence[Any] | None = None
     ) -> Metrics:
         labels, logits = self._of_each("labels", labels), self._split(logits)
+        losses = {f"loss/{name}": head.loss(labels[name], logits[name], features) for name, head in self._heads.items()}
         if regularization_losses is not None:
-            eval_metrics["regularization_loss"].update_state(tf.add_n(list(regularization_losses)))
+            losses["regularization_loss"] = tf.add_n(list(regularization_losses))
+        found: Metrics = {}
+        for key, loss in losses.items():
+            found[key] = keras.metrics.Mean(name=key.replace("/", "_"), dtype="float64")
+            found[key].update_state(loss)
         for name, head in self._heads.items():
-            eval_metrics[f"loss/{name}"].update_state(head.loss(labels[name], logits[name], features))
-            head.update_metrics(eval_metrics, features, logits[name], labels[name])
-        return eval_metrics
+            found |= head.metrics(features, logits[name], labels[name])
+        return found
 
     def export_outputs(self, logits: Any) -> dict[str, Any]:
         logits = self._split(logits)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
@@ -24,7 +23,6 @@ class MultiLabelHead(SingleHead):
         n_classes: how many there are, at least two.
         thresholds: between 0 and 1, at which accuracy, precision and recall are measured.
         label_vocabulary: what the classes are called, in labels that are texts and in predictions.
-        classes_for_class_based_metrics: classes, by number or by name, whose mean probability and AUC are measured.
         weight_column, loss_reduction, loss_fn, name: see `BinaryClassHead`.
 
     Raises:
@@ -39,7 +37,6 @@ class MultiLabelHead(SingleHead):
         label_vocabulary: Sequence[str] | None = None,
         loss_reduction: Any = "sum_over_batch_size",
         loss_fn: Any = None,
-        classes_for_class_based_metrics: Sequence[int] | Sequence[str] | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(weight_column, loss_reduction, loss_fn, name)
@@ -48,14 +45,6 @@ class MultiLabelHead(SingleHead):
         self.n_classes = self.logits_dimension = n_classes
         self._thresholds = checked_thresholds(thresholds)
         self._vocabulary = checked_vocabulary(label_vocabulary, n_classes)
-        self._measured_classes = [self._number_of(one) for one in classes_for_class_based_metrics or ()]
-
-    def _number_of(self, given: int | str) -> int:
-        known = self._vocabulary if isinstance(given, str) else range(self.n_classes)
-        if known is None or given not in known:
-            classes = self._vocabulary or f"0 to {self.n_classes - 1}"
-            raise ModelError(f"classes_for_class_based_metrics: there is no class {given!r}; there are {classes}")
-        return list(known).index(given)
 
     def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
         found = as_rows(multi_hot(labels, self.n_classes, self._vocabulary), logits, self.n_classes)
@@ -76,32 +65,6 @@ class MultiLabelHead(SingleHead):
         classes = ClassificationOutput(scores=found["probabilities"], classes=found["classes"])
         return {DEFAULT: classes, "classification": classes, "predict": PredictOutput(found)}
 
-    def _of_classes(self) -> list[tuple[int, str]]:
-        """The classes that are measured, and what the names of their metrics end with."""
-        names = self._vocabulary
-        return [(number, f"class{number}" if names is None else names[number]) for number in self._measured_classes]
-
-    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> Metrics:
-        m = keras.metrics
-        found = super().metrics(regularization_losses)
-        found |= self._metric(m.AUC, "auc") | self._metric(m.AUC, "auc_precision_recall", curve="PR")
-        found |= self._metrics_at(self._thresholds)
-        for _, name in self._of_classes():
-            found |= self._metric(m.Mean, f"probability_mean/{name}") | self._metric(m.AUC, f"auc/{name}")
-            found |= self._metric(m.AUC, f"auc_precision_recall/{name}", curve="PR")
-        return found
-
-    def _update(self, metric: Callable[[str], Any], labels: Any, logits: Any, weights: Any) -> None:
-        chances = tf.sigmoid(logits)
-        of_scores = ["auc", "auc_precision_recall"]
-        for threshold in self._thresholds:
-            of_scores += [f"{name}/positive_threshold_{threshold:g}" for name in ("accuracy", "precision", "recall")]
+    def _metrics(self, labels: Any, logits: Any, weights: Any) -> Metrics:
         spread = None if weights is None else tf.broadcast_to(weights, tf.shape(labels))
-        for name in of_scores:
-            # A metric that takes the mean of each example has a weight for each, the others one for each class.
-            metric(name).update_state(labels, chances, sample_weight=weights if name.startswith("accuracy") else spread)
-        for number, name in self._of_classes():
-            one, label = chances[..., number, tf.newaxis], labels[..., number, tf.newaxis]
-            metric(f"probability_mean/{name}").update_state(one, sample_weight=weights)
-            for kind in ("auc", "auc_precision_recall"):
-                metric(f"{kind}/{name}").update_state(label, one, sample_weight=weights)
+        return self._of_scores(labels, tf.sigmoid(logits), weights, self._thresholds, spread)

@@ -24,6 +24,7 @@ _HINTS = {
     "evaluation_hooks": "an evaluation is one compiled call, which has no hooks",
     "prediction_hooks": "a prediction has no hooks",
     "ignore": "vars_to_warm_start says what is taken over: a regular expression such as '(?!logits)' leaves some out",
+    "var_name_to_vocab_info": "rows are not taken over by words; load arrays in their new order with load_weights()",
     "scaffold": "the engine makes, saves and restores the variables; use warm_start_from to begin with others",
 }
 
@@ -175,37 +176,6 @@ class OptimizerSpec:
         return found() if callable(found) and not tf.is_tensor(found) else found
 
 
-@dataclass(frozen=True)
-class VocabInfo:
-    """What a variable's rows, or columns, stand for, where a warm start takes them over by words.
-
-    Attributes:
-        new_vocab: the words here: a file with one in each line, or the words themselves.
-        new_vocab_size: how many of them count.
-        num_oov_buckets: how many rows there are behind those of the words.
-        old_vocab: the words there.
-        old_vocab_size: how many of them counted; all if -1.
-        backup_initializer: from a shape to the values of rows that are not there, those of the `num_oov_buckets` too;
-            zeros if None.
-        axis: 0 for rows, such as those of an embedding; 1 for columns, such as those of a layer of logits.
-
-    Raises:
-        ConfigError: the axis is another one.
-    """
-
-    new_vocab: str | Path | Sequence[str]
-    new_vocab_size: int
-    num_oov_buckets: int
-    old_vocab: str | Path | Sequence[str]
-    old_vocab_size: int = -1
-    backup_initializer: Callable[[Sequence[int]], Any] | None = None
-    axis: int = 0
-
-    def __post_init__(self) -> None:
-        if self.axis not in (0, 1):
-            raise ConfigError(f"VocabInfo: axis must be 0 or 1, not {self.axis!r}")
-
-
 @dataclass
 class WarmStartSettings(_Fields):
     """What a new run takes over from a checkpoint.
@@ -214,8 +184,6 @@ class WarmStartSettings(_Fields):
         ckpt_to_initialize_from: a checkpoint, the directory of a run, or the prefix of a TensorFlow checkpoint.
         vars_to_warm_start: regular expressions, one or a list; variables whose names one of them matches from their
             start are taken over, where they are of the same shape. All if None.
-        var_name_to_vocab_info: the words of a variable here and there, by its name here: a `VocabInfo`. It is taken
-            over row by row.
         var_name_to_prev_var_name: what variables are called there, by their names here, where that is something else;
             several may be taken from one.
 
@@ -225,7 +193,6 @@ class WarmStartSettings(_Fields):
 
     ckpt_to_initialize_from: str | Path
     vars_to_warm_start: str | Sequence[str] | None = ".*"
-    var_name_to_vocab_info: Mapping[str, VocabInfo] | None = None
     var_name_to_prev_var_name: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:

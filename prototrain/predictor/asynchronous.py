@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import atexit
-import os
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import ModelError
 
-
-class _Request(NamedTuple):
-    inputs: tuple[np.ndarray[Any, Any], ...]
-    future: Future[list[Any]]
-
-    @property
-    def form(self) -> tuple[Any, ...]:
-        """Shapes and types; requests of one form fit into one batch."""
-        return tuple((value.shape, value.dtype) for value in self.inputs)
+_Request = tuple[tuple[np.ndarray[Any, Any], ...], Future[list[Any]]]
 
 
 class AsyncPredictor:
@@ -51,7 +41,6 @@ class AsyncPredictor:
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._is_closed = False
-        self._process = os.getpid()
         # A thread that is inside TensorFlow when the interpreter ends could crash it.
         atexit.register(self.close, cancel=True)
         self._threads = [
@@ -71,16 +60,14 @@ class AsyncPredictor:
             the future's.
 
         Raises:
-            ModelError: it is closed, or this is a forked child, which has no threads.
+            ModelError: it is closed.
         """
-        if os.getpid() != self._process:
-            raise ModelError("an AsyncPredictor has no threads in a forked child; make one there")
-        request = _Request(tuple(map(np.asarray, inputs)), Future())
+        future: Future[list[Any]] = Future()
         with self._lock:
             if self._is_closed:
                 raise ModelError("the AsyncPredictor is closed")
-            self._requests.put(request)
-        return request.future
+            self._requests.put((tuple(map(np.asarray, inputs)), future))
+        return future
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Request one example's outputs, and wait for them; see `submit`."""
@@ -92,13 +79,10 @@ class AsyncPredictor:
         Args:
             cancel: cancel the waiting requests instead.
         """
-        if os.getpid() != self._process:
-            return
         with self._lock:
             self._is_closed = True
-            if cancel:
-                for request in self._waiting():
-                    request.future.cancel()
+            for _, future in self._waiting() if cancel else []:
+                future.cancel()
             for _ in self._threads:
                 self._requests.put(None)
         atexit.unregister(self.close)
@@ -109,13 +93,11 @@ class AsyncPredictor:
     def __enter__(self) -> AsyncPredictor:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close(cancel=error is not None)
 
     def _waiting(self, most: float = float("inf")) -> list[_Request]:
-        """Take requests from the queue without waiting, up to the one that ends a thread."""
+        """Take requests from the queue without waiting, up to the None that ends a thread."""
         found: list[_Request] = []
         with suppress(queue.Empty):
             while len(found) < most:
@@ -128,29 +110,26 @@ class AsyncPredictor:
 
     def _serve(self) -> None:
         while (first := self._requests.get()) is not None:
-            batch = [first, *self._waiting(self._batch_size - 1)]
-            batch = [request for request in batch if request.future.set_running_or_notify_cancel()]
-            for form in dict.fromkeys(request.form for request in batch):
-                self._answer([request for request in batch if request.form == form])
+            fitting: dict[Any, list[_Request]] = {}  # one batch has one shape and type
+            for inputs, future in [first, *self._waiting(self._batch_size - 1)]:
+                if future.set_running_or_notify_cancel():
+                    form = tuple((value.shape, value.dtype) for value in inputs)
+                    fitting.setdefault(form, []).append((inputs, future))
+            for requests in fitting.values():
+                self._answer(requests)
 
     def _answer(self, requests: list[_Request]) -> None:
+        rows, futures = zip(*requests, strict=True)
         try:
-            columns = zip(*(request.inputs for request in requests), strict=True)
-            outputs = self._predictor(*map(np.stack, columns))
-            rows = [_row(outputs, index, len(requests)) for index in range(len(requests))]
+            outputs = self._predictor(*map(np.stack, zip(*rows, strict=True)))
+            for output in tf.nest.flatten(outputs):
+                if (shape := np.shape(output))[:1] != (len(rows),):
+                    raise ModelError(
+                        f"an output for {len(rows)} requests has shape {shape}; it must have a row for each"
+                    )
+            for index, future in enumerate(futures):
+                future.set_result(list(tf.nest.map_structure(lambda output, at=index: output[at], outputs)))
         except BaseException as error:  # no caller may wait forever
-            for request in requests:
-                request.future.set_exception(error)
-            return
-        for request, row in zip(requests, rows, strict=True):
-            request.future.set_result(list(row))
-
-
-def _row(outputs: Any, index: int, count: int) -> Any:
-    def of(output: Any) -> Any:
-        shape = tuple(getattr(output, "shape", ()))
-        if not shape or shape[0] != count:
-            raise ModelError(f"an output for {count} requests has shape {shape}; it must have a row for each of them")
-        return output[index]
-
-    return tf.nest.map_structure(of, outputs)
+            for future in futures:
+                if not future.done():
+                    future.set_exception(error)

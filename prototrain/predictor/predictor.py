@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import suppress
 from typing import Any, Protocol
 
 import keras
@@ -14,7 +13,6 @@ from tqdm.auto import tqdm
 
 from prototrain.data.batches import at_path, by_path, from_paths, has_path
 from prototrain.errors import DataError, ModelError
-from prototrain.private_api.graphs import passing_graph
 from prototrain.system.terminal import in_notebook
 from prototrain.system.tracebacks import cause, in_one_line
 
@@ -40,9 +38,9 @@ class Predictor:
         (logits,) = predict(images)
 
     It shares the training variables, so its results change while training continues. Any number of threads may call it
-    at the same time. An input is anything that `build` reads from its inputs when it is not training: a part of a
-    training batch or something else, such as a state. Batches of different sizes share one trace, and so do other
-    shapes where `build` can be traced with an open size; elsewhere each shape is traced.
+    at the same time. An input is anything that `build` computes with when it is not training: a part of a training
+    batch or something else, such as a state. Batches of different sizes share one trace, and so do other shapes where
+    `build` can be traced with an open size; elsewhere each shape is traced.
 
     Args:
         built: whose `build` is called, not training.
@@ -84,7 +82,8 @@ class Predictor:
             raise ModelError(
                 f"the predictor takes {len(self.input_names)} inputs ({', '.join(self.input_names)}), got {len(inputs)}"
             )
-        values = [self._convert(name, value) for name, value in zip(self.input_names, inputs, strict=True)]
+        given = zip(self._specs.items(), inputs, strict=True)
+        values = [_as_tensors(value) if spec is None else _convert(name, spec, value) for (name, spec), value in given]
         try:
             outputs = self._call(values)
         except tf.errors.OpError as error:
@@ -94,7 +93,7 @@ class Predictor:
     def _call(self, values: list[Any]) -> Any:
         try:
             return self._function(values)
-        except (ModelError, TypeError, ValueError, tf.errors.InvalidArgumentError):
+        except (ModelError, tf.errors.InvalidArgumentError):
             outputs = self._of_each_shape(values)  # fails again, unless only the open size was wrong
             self._function = self._of_each_shape
             return outputs
@@ -109,8 +108,6 @@ class Predictor:
                 raise
             raise ModelError(f"build() asks for {name!r}; the predictor is given: {', '.join(inputs)}") from error
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
-            if not self._has_other_shapes(values):
-                raise
             seen = {name: spec for name, spec in self._specs.items() if spec is not None}
             trained = f" (a training batch has {_in_words(seen)})" if seen else ""
             raise ModelError(f"build() cannot handle {self._shown(values)}{trained}: {in_one_line(error)}") from error
@@ -118,25 +115,13 @@ class Predictor:
         if missing:
             raise ModelError(f"the model has no output {', '.join(map(repr, missing))}; it has: {', '.join(net)}")
         outputs = [net[name] for name in self.output_names]
-        self._check_read(values, outputs, inputs)
-        return outputs
-
-    def _check_read(self, values: list[Any], outputs: list[Any], inputs: dict[str, Any]) -> None:
-        """Fail if `build` does not ask for an input that is not part of a training batch: it may be misspelt."""
-        returned = {id(tensor) for tensor in _components(outputs)}
+        returned = set(map(id, _components(outputs)))
         for name, value in zip(self.input_names, values, strict=True):
-            used = any(tensor.consumers() or id(tensor) in returned for tensor in _components(value))
-            if used or self._specs[name] is not None:
-                continue
-            noting = _NotingDict(inputs)  # only its shape may count, which leaves no trace in the graph
-            with passing_graph("names").as_default(), suppress(TypeError, ValueError):
-                self._built.build(noting, False)
-            if name not in noting.asked:
-                raise ModelError(f"build() does not read the input {name!r}; it asks for: {', '.join(noting.asked)}")
-
-    def _has_other_shapes(self, values: list[Any]) -> bool:
-        given = zip(self._specs.values(), values, strict=True)
-        return any(spec is None or not all(map(_fits, _components(spec), _components(value))) for spec, value in given)
+            # A training batch may have what is not needed here; the name of anything else may be misspelt.
+            is_used = any(tensor.consumers() or id(tensor) in returned for tensor in _components(value))
+            if self._specs[name] is None and not is_used:
+                raise ModelError(f"build() does not use the input {name!r}; is the name right?")
+        return outputs
 
     def _spec(self, name: str) -> Any:
         specs = self._built.element_spec or {}
@@ -145,19 +130,6 @@ class Predictor:
         if isinstance(specs.get(name.partition("/")[0]), Mapping | tuple | list):
             raise ModelError(f"there is no input {name!r}; a training batch has: {', '.join(by_path(specs))}")
         return None
-
-    def _convert(self, name: str, value: Any) -> Any:
-        spec = self._specs[name]
-        if spec is None:
-            return _as_tensors(value)
-        if not isinstance(spec, Mapping | tuple | list):
-            return _convert_to(spec, value)
-        wanted = by_path(spec)
-        missing = [path for path in wanted if not has_path(value, path)]
-        if missing:
-            raise ModelError(f"input {name!r} must have {', '.join(wanted)}; there is no {', '.join(missing)} in it")
-        values = {f"it/{path}": _convert_to(one, at_path(value, path)) for path, one in wanted.items()}
-        return from_paths(values, {"it": spec}).get("it", {})
 
     def _shown(self, values: list[Any]) -> str:
         return _in_words(dict(zip(self.input_names, values, strict=True)))
@@ -184,19 +156,15 @@ class DatasetPredictor:
         self._bar = bar
 
     def __iter__(self) -> Iterator[list[Any]]:
-        """The predictor's outputs for each batch, in order.
-
-        Raises:
-            DataError: the data cannot be read, or a batch does not have the predictor's inputs.
-            ModelError: see `Predictor`.
-        """
+        """The predictor's outputs for each batch, in order; raises what `pairs` does."""
         return (outputs for _, outputs in self.pairs())
 
     def pairs(self) -> Iterator[tuple[Any, list[Any]]]:
         """Each batch with the predictor's outputs, in order.
 
         Raises:
-            DataError, ModelError: as above.
+            DataError: the data cannot be read, or a batch does not have the predictor's inputs.
+            ModelError: see `Predictor`.
         """
         is_hidden = not self._bar or not (sys.stderr.isatty() or in_notebook())
         with tqdm(total=self._length(), unit=" batches", dynamic_ncols=True, disable=is_hidden) as bar:
@@ -248,30 +216,6 @@ class DatasetPredictor:
         return len(self._dataset) if isinstance(self._dataset, Sized) else None
 
 
-class _NotingDict(dict[str, Any]):
-    """A dict that notes which names are asked for, in `asked`."""
-
-    def __init__(self, items: Mapping[str, Any]) -> None:
-        super().__init__(items)
-        self.asked: dict[Any, None] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        self.asked[name] = None
-        return super().__getitem__(name)
-
-    def __contains__(self, name: object) -> bool:
-        self.asked[name] = None
-        return super().__contains__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.asked[name] = None
-        return super().get(name, default)
-
-    def __iter__(self) -> Iterator[str]:
-        self.asked.update(dict.fromkeys(self.keys()))
-        return super().__iter__()
-
-
 def _names(names: Sequence[str], what: str) -> list[str]:
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise ModelError(f"{what} must be a list of names, such as ['images'], not {names!r}")
@@ -280,12 +224,6 @@ def _names(names: Sequence[str], what: str) -> list[str]:
 
 def _components(value: Any) -> list[Any]:
     return list(tf.nest.flatten(value, expand_composites=True))
-
-
-def _fits(spec: Any, value: Any) -> bool:
-    """Whether a tensor has the shape of a training batch's, for any batch size."""
-    wanted, got = spec.shape, value.shape
-    return bool(wanted.rank == got.rank and wanted[1:].is_compatible_with(got[1:]))
 
 
 def _in_words(values: Mapping[str, Any]) -> str:
@@ -306,7 +244,15 @@ def _as_array(value: Any) -> Any:
     return value.numpy() if isinstance(value, tf.Tensor) else value
 
 
-def _convert_to(spec: Any, value: Any) -> Any:
+def _convert(name: str, spec: Any, value: Any) -> Any:
+    """Convert an input to the types that it has in a training batch."""
+    if isinstance(spec, Mapping | tuple | list):
+        items = list(spec.items() if isinstance(spec, Mapping) else enumerate(spec))
+        missing = [str(key) for key, _ in items if not has_path(value, str(key))]
+        if missing:
+            raise ModelError(f"input {name!r} must be a structure as in a training batch; it has no {missing[0]!r}")
+        inside = {key: _convert(f"{name}/{key}", one, at_path(value, str(key))) for key, one in items}
+        return inside if isinstance(spec, Mapping) else tuple(inside.values())
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         return value
     if tf.is_tensor(value):

@@ -27,18 +27,6 @@ def nested_functions(graph: Any) -> list[Any]:
     return [function for function in found if function is not None]
 
 
-def needed(graph: Any) -> list[Any]:
-    """The operations that a graph's outputs are computed from, without those that only have effects."""
-    found: dict[int, Any] = {}
-    waiting = [tensor.op for tensor in graph.outputs]
-    while waiting:
-        op = waiting.pop()
-        if id(op) not in found:
-            found[id(op)] = op
-            waiting += [tensor.op for tensor in op.inputs]
-    return list(found.values())
-
-
 def called(op: Any) -> list[Any]:
     """The graphs of the functions that an operation calls: branches, a loop's condition and body, a nested function."""
     definition = op.graph.op_def_for_type(op.type)  # faster than the op's own attributes
@@ -50,14 +38,6 @@ def called(op: Any) -> list[Any]:
         names += [function.name for function in attribute.list.func]
     functions = [called_function(op.graph, name) for name in names]
     return [function.graph for function in functions if function is not None]
-
-
-def needed_everywhere(graph: Any) -> Iterator[Any]:
-    """The operations that a graph's outputs are computed from, and those of the functions that they call."""
-    for op in needed(graph):
-        yield op
-        for function in called(op):
-            yield from needed_everywhere(function)
 
 
 def all_operations(graph: Any) -> Iterator[Any]:

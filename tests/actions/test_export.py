@@ -1,4 +1,4 @@
-"""A SavedModel that gives what the model gives, or nothing at all."""
+"""An export in each format gives what the model gives, or it is not there."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain.actions import export, restore, saved_model
+from prototrain import SimpleTrainer
+from prototrain.actions import export, load_compact, restore, saved_model
+from prototrain.actions.files import appearing
 from prototrain.actions.saved_model import ServedModel
+from prototrain.callbacks import ModelSaver
 from prototrain.errors import ConfigError, ExperimentError, ModelError
 from prototrain.model.built import BuiltModel
-from prototrain.trainers.tower import SimpleTrainer
 from tests.actions.conftest import model_in
 from tests.tiny import tiny_arrays, tiny_build, tiny_model
 
@@ -30,22 +32,32 @@ def table() -> tf.lookup.StaticHashTable:
     return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0, 1], ["left", "right"]), "neither")
 
 
-def build_with_classes(inputs: Any, train_phase: bool) -> Any:
-    """The tiny model with a text as output, from a lookup table."""
+def build_more(inputs: Any, train_phase: bool) -> Any:
+    """The tiny model with a text from a lookup table."""
     net = tiny_build(inputs, train_phase)
     net.classes = table().lookup(tf.argmax(net.logits, 1, output_type=tf.int32))
     return net
 
 
-def run(base: Path, *, checkpoint: str | None = None, build: Any = build_with_classes, **model: Any) -> None:
-    export.run(model_in(base, build=build, **{**WHAT, **model}), Namespace(checkpoint=checkpoint, format="saved_model"))
+def build_loop(inputs: Any, train_phase: bool) -> Any:
+    """The tiny model with another dtype, and what a loop makes."""
+    net = tiny_build(inputs, train_phase)
+    net.best = tf.argmax(net.logits, 1)
+    net.looped = tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, x * 0.5 + 1.0), [0, net.logits])[1]
+    return net
 
 
-def left_behind(base: Path) -> list[str]:
-    return [path.name for path in (base / "tiny").glob("exported/*")]
+def run(
+    base: Path, kind: str = "saved_model", *, checkpoint: str | None = None, build: Any = build_more, **model: Any
+) -> None:
+    export.run(model_in(base, build=build, **{**WHAT, **model}), Namespace(checkpoint=checkpoint, format=kind))
 
 
-def test_an_export(trained: SimpleTrainer, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def left_behind(base: Path) -> set[str]:
+    return {path.name for path in (base / "tiny").glob("exported/*")}
+
+
+def test_a_saved_model(trained: SimpleTrainer, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With moving averages, batch normalisation, dropout, a lookup table and text, loaded without prototrain."""
     table()
     gc.freeze()  # as a run from the command line has done when it exports: the collector does not know the table
@@ -53,36 +65,102 @@ def test_an_export(trained: SimpleTrainer, base: Path, tmp_path: Path, capsys: p
     printed = capsys.readouterr().out
     for words in ("moving averages", "x float32[None,4]", "logits float32[None,2], classes string[None]"):
         assert words in printed
-    assert "on 8 and 1 examples, to the same bits" in printed and printed.endswith(
-        f"exported to {base}/tiny/exported/20\n"
-    )
-    assert left_behind(base) == ["20"]
+    assert "on 8 and 1 examples, to the same bits" in printed and f"exported to {base}/tiny/exported/20\n" in printed
 
     serve = tf.saved_model.load(str(base / "tiny/exported/20")).signatures["serving_default"]
     x = tiny_arrays(13)["x"]
     found = serve(x=tf.constant(x))
-    restored = restore(model_in(base, build=build_with_classes))
-    logits, classes = restored.built.get_predictor(["x"], ["logits", "classes"])(x)
+    logits, classes = restore(model_in(base, build=build_more)).built.get_predictor(["x"], ["logits", "classes"])(x)
     np.testing.assert_array_equal(found["logits"], logits)
     assert found["classes"].numpy().tolist() == classes.tolist()
-    average = trained.state["callbacks/ExponentialMovingAverage/logits/bias"].numpy()
-    assert not np.array_equal(average, trained.variables["logits/bias"])
-
     with pytest.raises(ExperimentError, match="exported/20 exists; delete it"):
         run(base)
 
 
-def test_what_gives_other_values_never_appears(
-    trained: SimpleTrainer, base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def gives_zeros(directory: Path, cases: list[dict[str, tf.Tensor]]) -> dict[str, Any]:
-        assert (directory / "saved_model.pb").is_file()
-        return {f"{case}/serving_default:logits": np.zeros([8, 2], np.float32) for case in range(2)}
+@pytest.mark.usefixtures("forked_exports")
+def test_a_compact_export(trained: SimpleTrainer, base: Path) -> None:
+    outputs = ["logits", "best", "looped"]
+    run(base, "compact", build=build_loop, actions__export__inputs=["x", "y"], actions__export__outputs=outputs)
+    path = base / "tiny/exported/20.pb"
+    serve, x = load_compact(path), tiny_arrays(13)["x"]
+    found = serve(x=x, y=np.zeros(13, np.int32))  # y is there, though nothing needs it
+    expected = restore(model_in(base, build=build_loop)).built.get_predictor(["x"], outputs)(x)
+    for name, value in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(found[name], value, rtol=1e-6)
+    kinds = {node.op for node in tf.compat.v1.GraphDef.FromString(path.read_bytes()).node}
+    assert not kinds & {"VarHandleOp", "ReadVariableOp", "PartitionedCall", "RestoreV2"}
+    with pytest.raises(TypeError, match="the export takes x, y by name, not y"):
+        serve(y=x)
+    with pytest.raises(ModelError, match="such as a lookup table; export a SavedModel"):
+        run(base, "compact", checkpoint="15", actions__export__outputs=["classes"])
+    assert "15.pb" not in left_behind(base)
 
-    monkeypatch.setattr(saved_model, "_run_elsewhere", gives_zeros)
-    with pytest.raises(ModelError, match="what was exported is not the model: 'logits' differs by 1 of its largest"):
+
+def test_what_is_no_compact_export(tmp_path: Path) -> None:
+    (tmp_path / "a.pb").write_bytes(tf.Graph().as_graph_def().SerializeToString())
+    (tmp_path / "b.pb").write_bytes(b"nothing of the kind")
+    for name, words in (("a.pb", "it is not one"), ("b.pb", "cannot load"), ("c.pb", "No such file")):
+        with pytest.raises(ExperimentError, match=words):
+            load_compact(tmp_path / name)
+
+
+def test_a_keras_file_of_a_network_that_is_one_model(trained: SimpleTrainer, base: Path, tmp_path: Path) -> None:
+    def build(inputs: Any, train_phase: bool) -> Any:
+        layers = [keras.layers.Dense(6, "relu"), keras.layers.Dropout(0.2), keras.layers.Dense(2)]
+        logits = keras.Sequential(layers, name="net")(inputs["x"], training=train_phase)
+        return {"logits": logits, "loss": tf.reduce_mean(logits**2)}
+
+    trainer = SimpleTrainer(model_in(tmp_path, build=build), experiment=tmp_path / "tiny")
+    trainer.train([ModelSaver()], max_steps=5)
+    run(tmp_path, "keras", build=build)
+    x = tiny_arrays()["x"]
+    loaded = keras.models.load_model(tmp_path / "tiny/exported/5.keras")
+    np.testing.assert_allclose(loaded(x), trainer.keras_layers["net"](x), rtol=1e-6)
+    with pytest.raises(ModelError, match=r"not one Keras model: build\(\) uses fc0, bn0, dropout, logits; put all"):
+        run(base, "keras", build=tiny_build)
+
+
+def test_an_export_appears_whole(tmp_path: Path) -> None:
+    left = tmp_path / "a/.tmp-20"
+    left.mkdir(parents=True)
+    (left / "half").write_bytes(b"of an export that was killed")
+    with appearing(tmp_path / "a/20") as temporary:
+        temporary.mkdir()
+        (temporary / "graph").write_bytes(b"graph")
+        assert not (tmp_path / "a/20").exists()
+    assert [path.name for path in (tmp_path / "a").rglob("*")] == ["20", "graph"]
+    with pytest.raises(ZeroDivisionError), appearing(tmp_path / "a/21") as temporary:
+        temporary.write_bytes(b"half")
+        raise ZeroDivisionError
+    with pytest.raises(ExperimentError, match="cannot write"), appearing(tmp_path / "a/20/graph/21"):
+        pass
+    assert [path.name for path in (tmp_path / "a").rglob("*")] == ["20", "graph"]
+
+
+# -- what does not appear ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr", "words"),
+    [
+        (9, "noise\nValueError: x\n", "does not run without prototrain: ValueError: x"),
+        (9, "", "does not run without prototrain: exit code 9"),
+        (0, "", "what was exported is not the model: 'logits' differs by 1 of its largest"),
+    ],
+)
+def test_what_fails_or_gives_other_values(
+    code: int, stderr: str, words: str, trained: SimpleTrainer, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        assert command[1] == "-I" and Path(command[3], "saved_model.pb").is_file()
+        return subprocess.CompletedProcess(command, code, "", stderr)
+
+    zeros = {f"{case}/serving_default:logits": np.zeros([8 if case == 0 else 1, 2], np.float32) for case in range(2)}
+    monkeypatch.setattr(subprocess, "run", ends)
+    monkeypatch.setattr(saved_model, "read_bundle", lambda path: zeros)
+    with pytest.raises(ModelError, match=words):
         run(base, checkpoint="15", build=tiny_build, actions__export__outputs=["logits"])
-    assert "15" not in left_behind(base) and not any(name.startswith(".") for name in left_behind(base))
+    assert not {name for name in left_behind(base) if name.startswith((".", "15"))}
 
 
 FLOATS = np.array([1.0, -4.0, np.nan, np.inf], np.float32)
@@ -97,7 +175,6 @@ FLOATS = np.array([1.0, -4.0, np.nan, np.inf], np.float32)
         (FLOATS, FLOATS[:3], np.inf),
         (FLOATS, FLOATS.astype(np.float64), np.inf),
         (np.zeros(2, np.float32), np.full(2, 1e-9, np.float32), 1e-3),
-        (np.array([1, 2]), np.array([1, 2]), 0.0),
         (np.array([1, 2]), np.array([1, 3]), np.inf),
         (np.array([b"a"], object), np.array([b"b"], object), np.inf),
         (FLOATS[:2], np.array([1.0, np.nan], np.float32), np.nan),
@@ -107,102 +184,70 @@ def test_a_difference(expected: Any, found: Any, difference: float) -> None:
     assert saved_model._difference(expected, found) == pytest.approx(difference, rel=1e-3, nan_ok=True)
 
 
-@pytest.mark.parametrize(("stderr", "words"), [("noise\nValueError: x\n", "ValueError: x"), ("", "exit code 9")])
-def test_what_does_not_load_never_appears(
-    stderr: str, words: str, trained: SimpleTrainer, base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        assert command[1] == "-I"
-        return subprocess.CompletedProcess(command, 9, "", stderr)
-
-    monkeypatch.setattr(subprocess, "run", fail)
-    with pytest.raises(ModelError, match=f"does not run without prototrain: {words}"):
-        run(base, checkpoint="15")
-    assert "15" not in left_behind(base)
-
-
-# -- what cannot be served --------------------------------------------------------------------------------------------
-
-
-def with_numpy(inputs: Any, train_phase: bool) -> Any:
-    net = tiny_build(inputs, train_phase)
-    net.shape = [1, 2]
-    net.ragged = tf.RaggedTensor.from_tensor(net.x)
-    return net
-
-
-def with_label(inputs: Any, train_phase: bool) -> Any:
-    net = tiny_build(inputs, train_phase)
-    net.hint = net.logits * tf.cast(inputs["y"], tf.float32)[:, None]
-    return net
-
-
-def with_own_error(inputs: Any, train_phase: bool) -> Any:
-    net = tiny_build(inputs, train_phase)
-    return net if "y" in inputs else {}["own"]
-
-
-def with_dropout(inputs: Any, train_phase: bool) -> Any:
-    net = tiny_build(inputs, train_phase)
-    net.noisy = keras.layers.Dropout(0.5, name="always")(net.logits, training=True)
-    return net
-
-
-def with_noise(inputs: Any, train_phase: bool) -> Any:
-    net = tiny_build(inputs, train_phase)
-    net.noisy = tf.cond(tf.shape(net.x)[0] > 0, lambda: tf.random.normal([2]), lambda: tf.zeros([2]))
-    net.random_but_not_used = tf.random.uniform([2])
-    return net
-
-
-def names(inputs: list[str], outputs: list[str]) -> dict[str, Any]:
-    return {"inputs": inputs, "outputs": outputs}
-
-
-@pytest.mark.parametrize(
-    ("build", "what", "words"),
-    [
-        (tiny_build, names(["z"], ["logits"]), "no 'z'; a batch and the model's mapping have x, fc0, bn0"),
-        (tiny_build, names(["x"], ["nix", "loss"]), "from x the model makes no 'nix', 'loss'; it makes x, fc0, bn0"),
-        (with_label, names(["x"], ["hint"]), "build() needs 'y' too when train_phase is False"),
-        (with_numpy, names(["x"], ["shape"]), "actions.export.outputs: 'shape' is a list; only dense tensors"),
-        (with_numpy, names(["ragged"], ["logits"]), "actions.export.inputs: 'ragged' is a RaggedTensor; only dense"),
-        (with_dropout, names(["x"], ["noisy"]), "the outputs depend on random numbers (always"),
-        (with_noise, names(["x"], ["noisy"]), "RandomStandardNormal); draw them in build() only where train_phase"),
-    ],
-)
-def test_what_cannot_be_exported(build: Any, what: dict[str, list[str]], words: str) -> None:
-    with pytest.raises(ModelError) as caught:
-        ServedModel(BuiltModel(tiny_model(build=build)), **what)
-    assert words in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_an_error_of_the_models_own_stays_one() -> None:
-    with pytest.raises(KeyError, match="own"):
-        ServedModel(BuiltModel(tiny_model(build=with_own_error)), ["x"], ["logits"])
-
-
-def test_a_name_that_no_argument_can_have() -> None:
-    def datasets() -> dict[str, tf.data.Dataset]:
-        data = tf.data.Dataset.from_tensor_slices({"a/b": [[1.0]]}).batch(1)
-        return {"trn": data}
-
-    def build(inputs: Any, train_phase: bool) -> Any:
-        weight = tf.Variable(2.0, name="weight")
-        return {"loss": tf.reduce_mean(inputs["a/b"] * weight)}
-
-    with pytest.raises(ModelError, match="'a/b' cannot be the name of an argument"):
-        ServedModel(BuiltModel(tiny_model(build=build, datasets=datasets)), ["a/b"], ["loss"])
-
-
 @pytest.mark.parametrize("missing", ["inputs", "outputs"])
 def test_a_config_that_does_not_say_what_to_export(missing: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"actions.export.{missing} is not set; give names of the model's mapping"):
         run(tmp_path, **{f"actions__export__{missing}": []})
 
 
-def test_random_numbers_that_no_output_needs_do_no_harm() -> None:
-    ServedModel(BuiltModel(tiny_model(build=with_noise)), ["x"], ["logits"])
+ROWS = iter(tf.data.Dataset.range(9))
+
+
+def build_odd(inputs: Any, train_phase: bool) -> Any:
+    """The tiny model with outputs that cannot be served."""
+    net = tiny_build(inputs, train_phase)
+    net.shape = [1, 2]
+    net.ragged = tf.RaggedTensor.from_tensor(net.x)
+    net.dropped = keras.layers.Dropout(0.5, name="always")(net.logits, training=True)
+    net.noisy = tf.cond(tf.shape(net.x)[0] > 0, lambda: tf.random.normal([2]), lambda: tf.zeros([2]))
+    return net
+
+
+def needs_label(inputs: Any, train_phase: bool) -> Any:
+    net = tiny_build(inputs, train_phase)
+    net.hint = net.logits * tf.cast(inputs["y"], tf.float32)[:, None]
+    return net
+
+
+def own_error(inputs: Any, train_phase: bool) -> Any:
+    return tiny_build(inputs, train_phase) if "y" in inputs else {}["own"]
+
+
+def own_iterator(inputs: Any, train_phase: bool) -> Any:
+    net = tiny_build(inputs, train_phase)
+    net.count = next(ROWS)
+    return net
+
+
+def slashes(inputs: Any, train_phase: bool) -> Any:
+    return {"loss": tf.reduce_mean(inputs["a/b"] * tf.Variable(2.0, name="weight"))}
+
+
+@pytest.mark.parametrize(
+    ("build", "inputs", "outputs", "error", "words"),
+    [
+        (tiny_build, ["z"], ["logits"], ModelError, "no 'z'; a batch and the model's mapping have x, fc0, bn0"),
+        (tiny_build, ["x"], ["nix", "loss"], ModelError, "from x the model makes no 'nix', 'loss'; it makes x, fc0"),
+        (needs_label, ["x"], ["hint"], ModelError, "build() needs 'y' too when train_phase is False"),
+        (build_odd, ["x"], ["shape"], ModelError, "actions.export.outputs: 'shape' is a list; only dense tensors"),
+        (build_odd, ["ragged"], ["logits"], ModelError, "actions.export.inputs: 'ragged' is a RaggedTensor; only"),
+        (build_odd, ["x"], ["dropped"], ModelError, "'dropped' differs when it is computed twice"),
+        (build_odd, ["x"], ["noisy"], ModelError, "random numbers; draw them in build() only where train_phase"),
+        (own_error, ["x"], ["logits"], KeyError, "own"),
+        (own_iterator, ["x"], ["count"], ModelError, "TensorFlow cannot save the model: "),
+        (slashes, ["a/b"], ["loss"], ModelError, "'a/b' cannot be the name of an argument"),
+    ],
+)
+def test_what_cannot_be_exported(
+    build: Any, inputs: list[str], outputs: list[str], error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    data = tf.data.Dataset.from_tensor_slices({"a/b": [[1.0]]}).batch(1)
+    model = tiny_model(build=build, **({"datasets": lambda: {"trn": data}} if build is slashes else {}))
+    with pytest.raises(error) as caught:
+        served = ServedModel(BuiltModel(model), inputs, outputs)
+        served.save(tmp_path / "model")
+        served.results()
+    assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_an_input_may_be_a_tensor_that_the_model_makes_for_a_batch() -> None:
@@ -224,17 +269,3 @@ def test_an_input_may_be_a_tensor_that_the_model_makes_for_a_batch() -> None:
     }
     assert [case["noise"].shape.as_list() for case in served.cases] == [[1, 3], [2, 3]]
     assert [result["serving_default:sample"].shape.as_list() for result in served.results()] == [[1, 2], [2, 2]]
-
-
-def test_what_tensorflow_cannot_save_is_one_line(tmp_path: Path) -> None:
-    rows = iter(tf.data.Dataset.range(9))
-
-    def build(inputs: Any, train_phase: bool) -> Any:
-        net = tiny_build(inputs, train_phase)
-        net.count = next(rows)
-        return net
-
-    served = ServedModel(BuiltModel(tiny_model(build=build)), ["x"], ["count"])
-    with pytest.raises(ModelError, match="TensorFlow cannot save the model: ") as caught:
-        served.save(tmp_path / "model")
-    assert "\n" not in str(caught.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from argparse import ArgumentParser
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,7 +77,8 @@ def test_the_next_size_is_not_tried_where_it_would_not_fit(monkeypatch: pytest.M
     monkeypatch.setattr(find_batch_size, "_speed", lambda trainer, size, steps: 1.0)
     model = tiny_model()
     model.datasets = lambda: tiny_datasets(model.config["model.batch_size"])
-    found, end = measure(model, 5, 4096, 1, free=lambda: 100 * 2**20)
+    monkeypatch.setattr(find_batch_size.psutil, "virtual_memory", lambda: SimpleNamespace(available=100 * 2**20))
+    found, end = measure(model, 5, 4096, 1)
     assert [one.size for one in found] == [5, 10, 20]
     assert end == "the next size would take some 160 MiB more, and 100 MiB are free"
 

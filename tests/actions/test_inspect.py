@@ -11,6 +11,21 @@ import keras
 import pytest
 
 from prototrain.actions import inspect
+from prototrain.callbacks import (
+    CheckNumerics,
+    EnableCallbackIf,
+    ExponentialMovingAverage,
+    JSONWriter,
+    LearningRate,
+    ModelSaver,
+    PeriodicTrigger,
+    SaveOnExit,
+    StatMonitorParamSetter,
+    StopAfter,
+    StopOnNaN,
+    Summaries,
+    Validation,
+)
 from tests.tiny import tiny_model
 
 
@@ -38,3 +53,39 @@ def test_a_model_without_a_loss(capsys: pytest.CaptureFixture[str]) -> None:
     found = printed(capsys, build=build)
     assert "parameters  10, 10 of them trained" in found
     assert re.search(r"^names/0 +str", found, re.MULTILINE)
+
+
+def test_callbacks_are_listed_in_the_order_of_running() -> None:
+    setter = StatMonitorParamSetter("learning_rate", "vld/loss", lambda rate: rate / 2, mode="min", last_k=2)
+    table = inspect.callback_table(
+        [
+            SaveOnExit(),
+            LearningRate(lambda step: 0.1),
+            PeriodicTrigger(Summaries(), every_k_epochs=2, every_k_steps=1),
+            setter,
+            EnableCallbackIf(CheckNumerics(), lambda trainer: True),
+            ExponentialMovingAverage(0.9),
+            StopAfter(hours=1),
+            StopOnNaN(),
+            JSONWriter(),
+            ModelSaver().every(seconds=60, before_train=True),
+            Validation().every(steps=100),
+        ],
+    )
+    rows = [line.split() for line in str(table).splitlines()]
+    stages = [row[0] for row in rows[2:]]
+    assert stages == [*["evaluate"] * 7, "decide", "write", "save", "save"]
+    by_name = {row[1]: " ".join(row[2:]) for row in rows[2:]}
+    assert by_name == {
+        "Validation": "every 100 steps and at the end",
+        "LearningRate": "before train before_run",
+        "Summaries": "after each step and every 2 epochs and at the end",
+        "StatMonitorParamSetter": "after each epoch yes",
+        "CheckNumerics": "after each epoch (EnableCallbackIf)",
+        "ExponentialMovingAverage": "before train after_run yes",
+        "StopAfter": "after steps it chooses yes",
+        "StopOnNaN": "after train",
+        "JSONWriter": "at each scalar",
+        "ModelSaver": "every 60 seconds and before training and at the end",
+        "SaveOnExit": "before train, after train",
+    }

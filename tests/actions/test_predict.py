@@ -12,12 +12,11 @@ import pytest
 import tensorflow as tf
 
 from prototrain.actions import predict
-from prototrain.actions.new_data import FileBatches
 from prototrain.errors import DataError, ExperimentError, ModelError, PrototrainError
 from prototrain.experiment import Experiment
 from prototrain.trainers.tower import SimpleTrainer
 from tests.actions.conftest import model_in
-from tests.tiny import tiny_arrays, tiny_datasets
+from tests.tiny import tiny_arrays, tiny_build, tiny_datasets
 
 
 def run(base: Path, *arguments: str, **model: Any) -> None:
@@ -33,7 +32,7 @@ def rows(path: Path) -> list[Any]:
 def test_each_example_has_its_row(
     trained: SimpleTrainer, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines, arrays, of_files = (tmp_path / name for name in ("a.jsonl", "b.npz", "c.jsonl"))
+    lines, arrays = tmp_path / "a.jsonl", tmp_path / "b.npz"
     for path in (lines, arrays):
         run(base, "--outputs", "logits", "--keep", "y", "-o", str(path))
     found = rows(lines)
@@ -41,9 +40,6 @@ def test_each_example_has_its_row(
         assert content["logits"].dtype == np.float32 and content["y"].tolist() == tiny_arrays(20)["y"].tolist()
         assert [row["logits"] for row in found] == [pytest.approx(row) for row in content["logits"].tolist()]
         assert [row["y"] for row in found] == content["y"].tolist()
-    np.savez(tmp_path / "in.npz", **tiny_arrays(20))
-    run(base, "--files", str(tmp_path / "in.npz"), "--outputs", "logits", "--keep", "y", "-o", str(of_files))
-    assert of_files.read_bytes() == lines.read_bytes()
     assert sorted(path.name for path in tmp_path.glob("a*")) == ["a.jsonl", "a.jsonl.about.json"]
     assert json.loads((tmp_path / "a.jsonl.about.json").read_text())["data"] == "vld"
     with pytest.raises(ExperimentError, match="exists; name another file with -o, or replace it with --overwrite"):
@@ -79,71 +75,29 @@ def test_a_failure_leaves_nothing(trained: SimpleTrainer, base: Path, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-BATCHES = [
-    {"text": np.array([b"a", "\u00e9".encode()], object), "n": np.array([1.0, np.nan], np.float16)},
-    {"text": np.array([b"longest"], object), "n": np.array([np.inf], np.float16)},
-]
+def special(inputs: Any, train_phase: bool) -> Any:
+    """The tiny model with outputs that not every format can hold."""
+    net, size = tiny_build(inputs, train_phase), tf.shape(inputs["x"])[0]
+    net.text = tf.repeat(tf.constant(["\u00e9"]), size)
+    net.bytes = tf.repeat(tf.constant([b"\xff"]), size)
+    net.odd = tf.cast(tf.fill([size], np.nan), tf.float16)
+    net.pair = tf.ones([size, 2])
+    net.ragged = tf.RaggedTensor.from_row_lengths(tf.range(size), tf.ones([size], tf.int32))
+    net.uneven = tf.ones([size, size])
+    net.complex = tf.cast(inputs["x"], tf.complex64)
+    return net
 
 
-def written(path: Path, batches: list[dict[str, Any]]) -> int:
-    with predict._written(path) as write:
-        return sum(map(write, batches))
-
-
-def test_texts_and_what_is_not_finite(tmp_path: Path) -> None:
-    lines, arrays = tmp_path / "out.jsonl", tmp_path / "out.npz"
-    assert [written(path, BATCHES) for path in (lines, arrays)] == [2, 2]
-    assert rows(lines) == [{"text": "a", "n": 1.0}, {"text": "\u00e9", "n": None}, {"text": "longest", "n": None}]
-    with np.load(arrays) as content:
-        assert content["text"].tolist() == [b"a", "\u00e9".encode(), b"longest"]
-        assert content["n"].dtype == np.float16 and np.isinf(content["n"][2])
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "words"),
-    [
-        ("a.npz", [np.ones([2, 3]), np.ones([2, 4])], r"rows of shape \(3,\) and of shape \(4,\)"),
-        ("a.npz", [np.array([b"a\0"], object)], "end in a NUL"),
-        ("a.npz", [tf.ragged.constant([[1], []])], "is ragged"),
-        ("a.jsonl", [np.array([b"\xff"], object)], "not UTF-8"),
-        ("a.jsonl", [np.ones(2, np.complex64)], "is complex"),
-    ],
-)
-def test_what_a_format_cannot_hold(name: str, values: list[Any], words: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=words):
-        written(tmp_path / name, [{"n": value} for value in values])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_lines_of_files_become_batches(tmp_path: Path) -> None:
-    lines = [{"user": {"age": age, "tags": [1] * age}, "name": "é", "id": age} for age in (1, 2, 3)]
-    file = tmp_path / "in.jsonl"
-    file.write_text("\n".join(map(json.dumps, lines)))
-    tags = tf.RaggedTensorSpec([None, None], tf.int64)
-    spec = {"user": {"age": tf.TensorSpec([None], tf.uint8), "tags": tags}, "name": tf.TensorSpec([None], tf.string)}
-    first, second = FileBatches([file], 2, spec)
-    assert first["user"]["age"].dtype == tf.uint8 and first["user"]["tags"].to_list() == [[1], [1, 1]]
-    assert first["name"].numpy()[0] == "é".encode() and second["id"].numpy().tolist() == [3]
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ('{"x": 300}', "rows 1 to 1: 'x': 300 does not fit into uint8"),
-        ('{"x": 1.5}', "1.5 does not fit into uint8"),
-        ('{"x": 1}\n{"y": 1}', "'x' is missing in some examples"),
-        ('{"x": [1]}\n{"x": [1, 2]}', "'x' is not of one shape"),
-        ('{"x": "a"}', "'x' is <U1, and in a training batch uint8"),
-        ("{", "one is not JSON"),
-        ("[1]", "one is not a JSON object"),
-        ("", "holds no examples"),
-    ],
-)
-def test_files_that_do_not_fit(content: str, words: str, tmp_path: Path) -> None:
-    file = tmp_path / "in.jsonl"
-    file.write_text(content)
-    with pytest.raises(DataError, match=words):
-        FileBatches([file], 8, {"x": tf.TensorSpec([None], tf.uint8)})
+def test_texts_vectors_and_what_is_not_finite(
+    trained: SimpleTrainer, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("out.jsonl", "out.csv", "out.npz"):
+        run(base, "--outputs", "text,odd,pair", "-o", str(tmp_path / name), build=special)
+        assert "20 examples (20 numbers are not finite)" in capsys.readouterr().out
+    assert rows(tmp_path / "out.jsonl")[0] == {"text": "\u00e9", "odd": None, "pair": [1.0, 1.0]}
+    assert (tmp_path / "out.csv").read_text().splitlines()[:2] == ["text,odd,pair.0,pair.1", "\u00e9,nan,1.0,1.0"]
+    with np.load(tmp_path / "out.npz") as content:
+        assert content["text"][19] == "\u00e9".encode() and content["odd"].dtype == np.float16
 
 
 @pytest.mark.parametrize(
@@ -152,11 +106,18 @@ def test_files_that_do_not_fit(content: str, words: str, tmp_path: Path) -> None
         ((), PrototrainError, "predict: name the outputs"),
         (("--outputs", "loss"), ModelError, r"'loss' of shape \(\) has not one row for each of 8 examples"),
         (("--outputs", "x", "--keep", "id"), DataError, "a batch has no 'id'; it has: x, y"),
+        (("--outputs", "uneven", ".npz"), ModelError, r"rows of shape \(8,\) and of shape \(4,\)"),
+        (("--outputs", "uneven", ".csv"), ModelError, "not all examples have the same number of values"),
+        (("--outputs", "ragged", ".npz"), ModelError, "is ragged"),
+        (("--outputs", "bytes"), ModelError, "not UTF-8"),
+        (("--outputs", "complex"), ModelError, "is complex"),
     ],
 )
 def test_what_cannot_be_written(
     arguments: tuple[str, ...], error: type[Exception], words: str, trained: SimpleTrainer, base: Path, tmp_path: Path
 ) -> None:
+    kind = arguments[-1] if arguments and arguments[-1].startswith(".") else ".jsonl"
+    options = [argument for argument in arguments if argument != kind]
     with pytest.raises(error, match=words):
-        run(base, *arguments, "-o", str(tmp_path / "out.jsonl"))
+        run(base, *options, "-o", str(tmp_path / f"out{kind}"), build=special)
     assert list(tmp_path.iterdir()) == []

@@ -53,20 +53,11 @@ def test_which_checkpoint(which: str, step: int, trained: SimpleTrainer, base: P
     assert restored.checkpoint.step == step and restored.experiment.directory == base / "tiny"
 
 
-def test_a_checkpoint_without_an_experiment(copied: Path, tmp_path: Path) -> None:
-    alone = (copied / "checkpoints" / "step-0000000020").rename(tmp_path / "mine")
-    restored = restore(model_in(tmp_path), str(alone))
-    assert restored.experiment.directory == tmp_path / "tiny" and restored.checkpoint.step == 20
+def test_a_run_without_averages_of_a_model_without_a_loss(tmp_path: Path) -> None:
+    class OwnTrainer(SimpleTrainer):
+        def train_step(self, inputs: dict[str, Any]) -> dict[str, Any]:
+            return {"mean": tf.reduce_mean(self.build(inputs, True)["logits"])}
 
-
-class OwnTrainer(SimpleTrainer):
-    """Trains a model that has no "loss"."""
-
-    def train_step(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        return {"mean": tf.reduce_mean(self.build(inputs, True)["logits"])}
-
-
-def test_what_a_trainer_of_ones_own_has_trained_without_averages(tmp_path: Path) -> None:
     def build(inputs: Any, train_phase: bool) -> Any:
         return {"logits": keras.layers.Dense(1, name="logits")(inputs["x"])}
 
@@ -74,16 +65,15 @@ def test_what_a_trainer_of_ones_own_has_trained_without_averages(tmp_path: Path)
     trainer = OwnTrainer(model, experiment=tmp_path / "tiny")
     trainer.train([SaveOnExit()], max_steps=1)
     restored = restore(model)
-    assert (
-        arrays(restored.built.variables)["logits/kernel"].tobytes()
-        == arrays(trainer.variables)["logits/kernel"].tobytes()
-    )
+    kernels = [arrays(variables)["logits/kernel"] for variables in (restored.built.variables, trainer.variables)]
+    np.testing.assert_array_equal(*kernels)
     assert restored.describe()["weights"] == "as trained"
-    assert not hasattr(restored.built, "train"), "what cannot train is no trainer"
 
 
-def test_what_has_changed_is_named(trained: SimpleTrainer, base: Path) -> None:
-    restored = restore(model_in(base, model__batch_size=4))
+def test_a_checkpoint_without_an_experiment_and_what_has_changed_since(copied: Path, tmp_path: Path) -> None:
+    alone = (copied / "checkpoints" / "step-0000000020").rename(tmp_path / "mine")
+    restored = restore(model_in(tmp_path, model__batch_size=4), str(alone))
+    assert restored.experiment.directory == tmp_path / "tiny" and restored.checkpoint.step == 20
     assert restored.describe()["changed since"] == "model.batch_size 8 -> 4"
 
 

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import estimator
-from prototrain.errors import CallbackError, ConfigError, ModelError
+from prototrain.errors import ConfigError, ModelError
 from prototrain.estimator import EvalSpec, OptimizerSpec, RunConfig, TrainSpec, feature_column
 from prototrain.estimator.canned import chosen_optimizer
 from prototrain.estimator.exporters import Exports, place_of
@@ -142,7 +142,6 @@ def test_which_evaluations_are_exported(tmp_path: Path) -> None:
         "the name must do": lambda: estimator.FinalExporter("a/b", receiver),
         "give it a serving_input_receiver_fn": lambda: estimator.BestExporter(),
         "exports_to_keep must be": lambda: estimator.LatestExporter("x", receiver, exports_to_keep=0),
-        "compare_fn must take": lambda: estimator.BestExporter("x", receiver, compare_fn=lambda a, b: True),
     }
     for message, make in wrong.items():
         with pytest.raises(ConfigError, match=message):
@@ -156,26 +155,6 @@ def test_optimizers_by_name() -> None:
     assert isinstance(chosen_optimizer(lambda: keras.optimizers.SGD(0.1), 0.25).optimizer, keras.optimizers.SGD)
     with pytest.raises(ModelError, match="no optimizer 'AdamW2'; there are Adagrad, Adam, Ftrl"):
         chosen_optimizer("AdamW2", 0.1)
-
-
-def test_a_timer_of_seconds_or_steps() -> None:
-    now = [0.0]
-    by_steps = estimator.SecondOrStepTimer(every_steps=3)
-    by_seconds = estimator.SecondOrStepTimer(every_secs=5, clock=lambda: now[0])
-    found = []
-    for step in range(1, 8):
-        now[0] += 2
-        for timer in (by_steps, by_seconds):
-            if timer.should_trigger_for_step(step):
-                found.append((timer is by_steps, step, timer.update_last_triggered_step(step)[1]))
-    assert found == [
-        *((True, 1, None), (False, 1, None), (True, 4, 3), (False, 4, 3), (True, 7, 3), (False, 7, 3)),
-    ]
-    assert by_steps.last_triggered_step() == 7
-    with pytest.raises(CallbackError, match="one of the two"):
-        estimator.SecondOrStepTimer()
-    with pytest.raises(CallbackError, match="one of the two"):
-        estimator.LoggingTensorHook(["loss"])
 
 
 def test_a_warm_start_chooses(tmp_path: Path) -> None:

@@ -105,10 +105,9 @@ def scalars(directory: Any) -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if name != "time"} for row in rows]
 
 
-@pytest.mark.parametrize("towers", [1, 2])
-def test_a_stopped_run_ends_in_the_same_bits(towers: int, tmp_path: Path) -> None:
-    """Also of a metric in the `model_fn`, which adds up while training."""
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if towers == 2 else None
+def test_a_stopped_run_ends_in_the_same_bits(tmp_path: Path) -> None:
+    """On several towers, also of a metric in the `model_fn`, which adds up while training."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     config = RunConfig(save_summary_steps=5, save_checkpoints_steps=20, train_distribute=strategy)
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     classifier(straight, config=config).train(endless, max_steps=20)
@@ -118,7 +117,7 @@ def test_a_stopped_run_ends_in_the_same_bits(towers: int, tmp_path: Path) -> Non
     classifier(stopped, config=config).train(endless, max_steps=20)
     assert "resumed at step 10; data: " in (stopped / "train.log").read_text()
     assert weights(stopped, 20) == weights(straight, 20)
-    assert "trn/accuracy" in scalars(straight)[-1] and scalars(stopped) == scalars(straight)
+    assert 0 <= scalars(straight)[-1]["trn/accuracy"] <= 1 and scalars(stopped) == scalars(straight)
 
 
 def test_steps_are_added_and_max_steps_are_reached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,27 +144,6 @@ def test_what_a_partial_was_given_stays() -> None:
         return mode, params
 
     assert calling(partial(input_fn, params=1), "input_fn", mode=None, params={})(mode="eval") == ("eval", 1)
-
-
-def test_two_towers_take_two_batches_at_a_step(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    Estimator(linear_fn, one).train(lambda: plain(20).repeat(), steps=3)
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    config = RunConfig(train_distribute=strategy)
-    for steps in (1, 2):  # and go on where they were in the data
-        Estimator(linear_fn, two, config).train(lambda: plain(10).repeat(), steps=steps)
-    kernels = [Estimator(linear_fn, place).get_variable_value("line/kernel") for place in (one, two)]
-    assert not np.allclose(kernels[0], 1.0)
-    np.testing.assert_allclose(kernels[0], kernels[1], rtol=1e-5)
-
-
-def test_metrics_are_no_hindrance_to_several_towers(tmp_path: Path) -> None:
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    config = RunConfig(train_distribute=strategy, save_summary_steps=1)
-    twins = classifier(tmp_path, config=config).train(endless, steps=2)
-    assert int(twins.get_variable_value("global_step")) == 2
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert all(0 <= row["trn/accuracy"] <= 1 for row in rows)
 
 
 def test_training_and_evaluating_is_one_run(tmp_path: Path) -> None:
@@ -246,13 +224,11 @@ def decaying(how: str) -> Callable[..., EstimatorSpec]:
         layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", kernel_regularizer=regularizer)
         loss = tf.reduce_mean((layer(features)[:, 0] - tf.cast(labels, tf.float32)) ** 2)
         if how == "sum":
-            loss += 0.5 * sum(tf.reduce_sum(v**2) for v in v1.trainable_variables() if "kernel" in v.name)
-        elif how == "add_n":
-            loss += tf.add_n([tf.nn.l2_loss(v) for v in v1.get_collection(v1.GraphKeys.TRAINABLE_VARIABLES)])
+            variables = v1.trainable_variables()
+            assert [v.name for v in v1.global_variables()] == [v.name for v in variables]
+            loss += 0.5 * sum(tf.reduce_sum(v**2) for v in variables if "kernel" in v.name)
         elif how == "regularization_loss":
             loss += v1.losses.get_regularization_loss()
-        elif how == "regularization_losses":
-            loss += tf.add_n(v1.get_collection(v1.GraphKeys.REGULARIZATION_LOSSES))
         return EstimatorSpec(mode, loss=loss, train_op=keras.optimizers.SGD(0.1))
 
     return model_fn
@@ -260,11 +236,11 @@ def decaying(how: str) -> Callable[..., EstimatorSpec]:
 
 def test_weight_decay_by_collections_of_tensorflow_1(tmp_path: Path) -> None:
     found = {}
-    for how in ("keras", "sum", "add_n", "regularization_loss", "regularization_losses"):
-        there = Estimator(decaying(how), tmp_path / how).train(plain, steps=3)
+    for how in ("keras", "sum", "regularization_loss"):
+        there = Estimator(decaying(how), tmp_path / how).train(plain, steps=2)
         found[how] = there.get_variable_value("dense/kernel").tolist()
     expected = np.ones(2, np.float64)
-    for start in (0, 10, 20):
+    for start in (0, 10):
         points, sides = POINTS[start : start + 10], SIDES[start : start + 10]
         expected -= 0.1 * (2 * (points @ expected - sides) @ points / 10 + expected)
     assert found == {how: pytest.approx(np.reshape(expected, (2, 1)), rel=1e-5) for how in found}

@@ -72,11 +72,13 @@ def test_weights_and_reductions() -> None:
 
 def test_long_sums_keep_their_digits() -> None:
     """In float32, 2**24 + 1 is 2**24."""
-    for metrics in (BinaryClassHead().metrics([0.0]), MultiHead([RegressionHead(name="a")]).metrics([0.0])):
+    heads = [RegressionHead(), MultiHead([RegressionHead(name="a")])]
+    for head, labels in zip(heads, ([0.0], {"a": [0.0]}), strict=True):
+        metrics = head.metrics({}, tf.constant([[2.0**12]]), labels, [tf.constant(2.0**24)])
         for name in metrics.keys() & {"average_loss", "regularization_loss", "loss/a", "average_loss/a"}:
-            for value in [2.0**24, *[1.0] * 7]:
+            for value in [1.0] * 7:
                 metrics[name].update_state(value)
-            assert float(metrics[name].result()) == 2**21 + 7 / 8
+            assert float(metrics[name].result()) == 2**21 + 7 / 8, name
 
 
 def test_several_classes() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from prototrain.errors import CallbackError
-from prototrain.estimator import SessionRunArgs, SessionRunHook
+from prototrain.estimator import LoggingTensorHook, SessionRunArgs, SessionRunHook
 from prototrain.estimator.hooks import as_callbacks
 from tests.tiny import CountingTrainer, Recorder
 
@@ -71,7 +71,7 @@ def test_a_hook_does_not_end_after_a_failure() -> None:
 
 class WithSession(SessionRunHook):
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        run_context.run.run("loss")
+        run_context.session.run("loss")
 
 
 class WithCoordinator(SessionRunHook):
@@ -101,3 +101,9 @@ class OfTensorFlow(SessionRunHook):
 def test_what_cannot_work_says_so(hook: Any, message: str) -> None:
     with pytest.raises(CallbackError, match=message):
         CountingTrainer().train(as_callbacks([hook]), max_steps=2)
+
+
+def test_a_logging_hook_needs_one_interval() -> None:
+    for arguments in ({}, {"every_n_iter": 1, "every_n_secs": 1.0}):
+        with pytest.raises(CallbackError, match="one of the two"):
+            LoggingTensorHook(["loss"], **arguments)

@@ -30,15 +30,10 @@ def test_loss_and_metrics() -> None:
     assert found == pytest.approx(
         {"loss": 8.75, "average_loss": 8.75, "auc": 0.1667, "auc_precision_recall": 0.6023}, abs=1e-3
     )
-    head = MultiLabelHead(
-        2, thresholds=[0.5], label_vocabulary=CLASSES, classes_for_class_based_metrics=["high", "low"]
-    )
-    found = measured(head, LABELS)
+    found = measured(MultiLabelHead(2, thresholds=[0.5], label_vocabulary=CLASSES), LABELS)
     assert found["accuracy/positive_threshold_0.5"] == 0.25 and found["recall/positive_threshold_0.5"] == pytest.approx(
         1 / 3
     )
-    assert found["probability_mean/high"] == pytest.approx(1.0, abs=1e-4) and "auc_precision_recall/low" in found
-    assert "auc/class1" in MultiLabelHead(2, classes_for_class_based_metrics=[1]).metrics()
     weighted = measured(MultiLabelHead(2, "w", thresholds=[0.5]), LABELS, {"w": tf.constant([[1.0], [2.0]])})
     # The losses are 10 and 7.5.
     assert weighted["loss"] == pytest.approx(12.5, abs=1e-3) and weighted["average_loss"] == pytest.approx(
@@ -59,10 +54,6 @@ def test_kinds_of_labels() -> None:
     assert set(head.export_outputs(LOGITS)) == {"serving_default", "classification", "predict"}
     wrong: dict[str, Any] = {
         "n_classes must be at least 2": lambda: MultiLabelHead(1),
-        "no class 'x'; there are": lambda: MultiLabelHead(
-            2, label_vocabulary=CLASSES, classes_for_class_based_metrics=["x"]
-        ),
-        "there is no class 2; there are 0 to 1": lambda: MultiLabelHead(2, classes_for_class_based_metrics=[2]),
         "labels must be from 0 to 1": lambda: MultiLabelHead(2).loss([[0, 2], [1, 1]], LOGITS),
         r"must be of shape \(examples, 2\)": lambda: MultiLabelHead(2).loss([0, 1], LOGITS),
         "as a tf.SparseTensor or a": lambda: head.loss([["low", "low"], ["low", "high"]], LOGITS),

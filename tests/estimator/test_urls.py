@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from prototrain import estimator
 from prototrain.errors import ModelError
-from prototrain.estimator import BestExporter, EvalSpec, FinalExporter, TrainSpec, feature_column
-from prototrain.experiment import Experiment
+from prototrain.estimator import BestExporter, EvalSpec, TrainSpec, feature_column
 from prototrain.system.storage import Storage
 from tests.estimator.programs import classifier, endless, linear_fn, named
 
@@ -34,54 +33,34 @@ def names(url: str, first: str) -> set[str]:
     return {name.split("/", 1)[0] for name in Storage(f"{url}/{first}").listing()}
 
 
+@pytest.mark.usefixtures("forked_exports")
 def test_all_of_a_run_is_there(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = f"{url}/run"
-    one = classifier(run)
-    estimator.train_and_evaluate(
-        one,
-        TrainSpec(endless, max_steps=40),
-        EvalSpec(named, start_delay_secs=0, throttle_secs=0, exporters=FinalExporter("last", RECEIVE)),
-    )
-    measured = one.evaluate(named, name="again")
-    inside = one.export_saved_model(f"{one.model_dir}/mine", RECEIVE)
-    outside = one.export_saved_model(f"{url}/exports", RECEIVE)
-    assert outside.startswith(f"{url}/exports/") and not list(tmp_path.glob("memory*")) and not Path("memory:").exists()
 
-    monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "second"))  # another machine
-    for path in (f"{run}/checkpoints/step-0000000040", f"{run}/checkpoints/step-0000000040/model", None):
-        assert classifier(run).evaluate(named, checkpoint_path=path) == measured
-    assert (
-        names(run, "summaries/eval_again") and names(run, "export/last") and names(run, "mine") == {Path(inside).name}
-    )
-    assert "saved_model.pb" in names(url, f"exports/{Path(outside).name}")
-
-    other = classifier(tmp_path / "other", warm_start_from=run).train(endless, steps=1)
-    kernel = classifier(run).get_variable_value("logits/kernel")
-    assert np.abs(other.get_variable_value("logits/kernel") - kernel).max() < 0.5
-
-
-def test_what_is_exported_behind_a_run_is_there_once(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = f"{url}/run"
-    classifier(run).train(endless, steps=20)
-
-    def evaluate_only() -> None:
+    def train() -> dict[str, float]:
         exporter = BestExporter("best", RECEIVE, exports_to_keep=1)
         spec = EvalSpec(named, start_delay_secs=0, throttle_secs=0, exporters=exporter)
-        estimator.train_and_evaluate(classifier(run), TrainSpec(endless, max_steps=20), spec)
+        measured, _ = estimator.train_and_evaluate(classifier(run), TrainSpec(endless, max_steps=20), spec)
+        return measured
 
     def exports() -> tuple[set[str], set[str]]:
         return {name.split("/")[0] for name in Storage(f"{run}/export").listing()}, names(run, "export/best")
 
-    evaluate_only()
-    there = exports()
+    measured, there = train(), exports()
     assert there[0] == {"best", "best.json"} and len(there[1]) == 1
+    outside = classifier(run).export_saved_model(f"{url}/exports", RECEIVE)
+    assert "saved_model.pb" in names(url, f"exports/{Path(outside).name}")
+    assert outside.startswith(f"{url}/exports/") and not list(tmp_path.glob("memory*")) and not Path("memory:").exists()
+
     monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / "second"))  # another machine
-    evaluate_only()
-    assert exports() == there  # it was not better than it had been
-    Path(f"{Experiment(run).directory}/export/best.json").unlink()
-    Storage(f"{run}/export").delete(["best.json"])
-    evaluate_only()
-    assert len(exports()[1]) == 1 and exports() != there
+    train()
+    assert exports() == there  # what it measures is no better than it was
+    for path in (f"{run}/checkpoints/step-0000000020", f"{run}/checkpoints/step-0000000020/model"):
+        assert classifier(run).evaluate(named, name="again", checkpoint_path=path) == measured
+    assert names(run, "summaries/eval_again")
+    other = classifier(tmp_path / "other", warm_start_from=run).train(endless, steps=1)
+    kernel = classifier(run).get_variable_value("logits/kernel")
+    assert np.abs(other.get_variable_value("logits/kernel") - kernel).max() < 0.5
 
 
 def test_two_names_of_one_model_directory(url: str) -> None:

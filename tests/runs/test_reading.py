@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -247,23 +246,6 @@ def test_choosing_and_sorting(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     said = says(capsys, "runs", tmp_path, "--scalar", "*/loss", "--sort", "name").splitlines()
     assert re.split("  +", said[0])[3:5] == ["trn/loss (lowest, highest)", "vld/loss (lowest, highest)"]
     assert "0.125 (0.125, 0.5)" in said[3]
-
-
-def test_watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    make(tmp_path / "a")
-    waited = []
-
-    def wait(seconds: float) -> None:
-        waited.append(seconds)
-        if len(waited) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(time, "sleep", wait)
-    assert main(["runs", str(tmp_path), "--watch"]) == 130
-    assert waited == [2.0, 2.0] and capsys.readouterr().out.count("finished") == 2
-    assert "leave out --json" in fails(capsys, "runs", tmp_path, "--watch", "3", "--json")
-    with pytest.raises(SystemExit):
-        main(["runs", "--watch", "0"])
 
 
 def test_an_experiment_itself_and_none_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

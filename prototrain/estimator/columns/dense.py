@@ -9,9 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from prototrain.errors import ModelError
-from prototrain.estimator.columns.base import Categorical, Column, Dense, combined, layer_name
-from prototrain.estimator.columns.sequences import SequenceCategorical
+from prototrain.estimator.columns.base import Categorical, Dense, combined, layer_name
 from prototrain.model.keras_hooks import present_call
 
 
@@ -19,7 +17,7 @@ from prototrain.model.keras_hooks import present_call
 class Indicator(Dense):
     """See `indicator_column`."""
 
-    categorical_column: Categorical | SequenceCategorical
+    categorical_column: Categorical
 
     @property
     def name(self) -> str:
@@ -30,13 +28,7 @@ class Indicator(Dense):
         return self.categorical_column.parse_spec
 
     def dense(self, features: Mapping[str, Any]) -> tf.Tensor:
-        return self._counted(one_value(self, self.categorical_column), features)
-
-    def sequence(self, features: Mapping[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
-        source = a_sequence(self, self.categorical_column)
-        return self._counted(source, features), source.lengths(features)
-
-    def _counted(self, source: Categorical | SequenceCategorical, features: Mapping[str, Any]) -> tf.Tensor:
+        source = self.categorical_column
         chosen, weights = tf.one_hot(source.ids(features), source.size), source.weights(features)
         return tf.reduce_sum(chosen if weights is None else chosen * weights[..., tf.newaxis], axis=-2)
 
@@ -72,7 +64,7 @@ class Table:
 class _Vectors(Dense):
     """Base of columns of vectors, for the fields that both kinds have."""
 
-    categorical_column: Categorical | SequenceCategorical
+    categorical_column: Categorical
     combiner: str
     max_norm: float | None
 
@@ -85,13 +77,7 @@ class _Vectors(Dense):
         raise NotImplementedError
 
     def dense(self, features: Mapping[str, Any]) -> tf.Tensor:
-        return self._combined(one_value(self, self.categorical_column), features)
-
-    def sequence(self, features: Mapping[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
-        source = a_sequence(self, self.categorical_column)
-        return self._combined(source, features), source.lengths(features)
-
-    def _combined(self, source: Categorical | SequenceCategorical, features: Mapping[str, Any]) -> tf.Tensor:
+        source = self.categorical_column
         ids, weights = source.ids(features), source.weights(features)
         return combined(self._layer(), ids, self.combiner, self.max_norm, weights)
 
@@ -100,7 +86,7 @@ class _Vectors(Dense):
 class Embedded(_Vectors):
     """See `embedding_column`."""
 
-    categorical_column: Categorical | SequenceCategorical
+    categorical_column: Categorical
     dimension: int
     combiner: str = "mean"
     initializer: Any = None
@@ -120,7 +106,7 @@ class Embedded(_Vectors):
 class SharedEmbedded(_Vectors):
     """See `shared_embeddings`."""
 
-    categorical_column: Categorical | SequenceCategorical
+    categorical_column: Categorical
     table: Table
     combiner: str = "mean"
     max_norm: float | None = None
@@ -140,31 +126,3 @@ class SharedEmbedded(_Vectors):
 
 _outside: dict[Any, Any] = {}
 """The layers of shared tables where no model is built."""
-
-
-def one_value(column: Column, source: Categorical | SequenceCategorical) -> Categorical:
-    """The source of a column whose examples are to be no sequences.
-
-    Raises:
-        ModelError: they are.
-    """
-    if isinstance(source, Categorical):
-        return source
-    raise ModelError(
-        f"the column {column.name!r} is of sequences: feature_column.sequence_input_layer(features, columns) gives "
-        "them and their lengths, for a recurrent layer"
-    )
-
-
-def a_sequence(column: Column, source: Categorical | SequenceCategorical) -> SequenceCategorical:
-    """The source of a column whose examples are to be sequences.
-
-    Raises:
-        ModelError: they are not.
-    """
-    if isinstance(source, SequenceCategorical):
-        return source
-    raise ModelError(
-        f"the column {column.name!r} is of no sequences; make it of a feature_column.sequence_categorical_column_..., "
-        "or give it to input_layer"
-    )

@@ -10,10 +10,10 @@ import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.estimator.columns.adoption import adopted
-from prototrain.estimator.columns.base import Categorical, Dense, combined, layer_name
-from prototrain.estimator.columns.dense import Embedded, Indicator, SharedEmbedded
-from prototrain.estimator.columns.sequences import SequenceCategorical, SequenceNumeric
+from prototrain.estimator.columns.base import Categorical, Column, Dense, combined, layer_name
+from prototrain.estimator.columns.dense import Embedded, Indicator
+from prototrain.estimator.columns.several import Crossed, Weighted
+from prototrain.estimator.columns.single import Bucketized, Hashed, Identity, Numeric, Vocabulary
 
 
 def input_layer(features: Mapping[str, Any], feature_columns: Iterable[Any]) -> tf.Tensor:
@@ -25,44 +25,13 @@ def input_layer(features: Mapping[str, Any], feature_columns: Iterable[Any]) -> 
     return tf.concat([_numbers(column, features) for column in ordered(feature_columns)], axis=1)
 
 
-def sequence_input_layer(features: Mapping[str, Any], feature_columns: Iterable[Any]) -> tuple[tf.Tensor, tf.Tensor]:
-    """The numbers of all columns of sequences side by side, in the order of their names, for a recurrent layer.
-
-    Returns:
-        the numbers, of shape (examples, steps, width), and how many steps each example has, int64. They have to be the
-        same in all columns. ``mask=tf.sequence_mask(lengths)`` tells a recurrent layer.
-
-    Raises:
-        ModelError: there are no columns, or one is of no sequences.
-    """
-    found = [_sequence(column, features) for column in ordered(feature_columns)]
-    lengths = found[0][1]
-    checks = [
-        tf.debugging.assert_equal(lengths, other, "the columns of sequences have examples of different lengths")
-        for _, other in found[1:]
-    ]
-    with tf.control_dependencies([check for check in checks if check is not None]):
-        return tf.concat([numbers for numbers, _ in found], axis=-1), tf.identity(lengths)
-
-
-def _sequence(column: Any, features: Mapping[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
-    if isinstance(column, SequenceNumeric | Indicator | Embedded | SharedEmbedded):
-        return column.sequence(features)
-    raise ModelError(
-        f"sequence_input_layer cannot take the column {column.name!r}; give it a sequence_numeric_column, or an "
-        "indicator_column or embedding_column of a sequence_categorical_column"
-    )
-
-
 def _numbers(column: Any, features: Mapping[str, Any]) -> tf.Tensor:
     if isinstance(column, Dense):
         return column.dense(features)
-    if isinstance(column, Categorical | SequenceCategorical):
-        raise ModelError(
-            f"the column {column.name!r} is categorical: a network of layers takes numbers, so give it an "
-            "indicator_column or an embedding_column of it"
-        )
-    raise ModelError(f"the column {column.name!r} is of sequences: give it to feature_column.sequence_input_layer")
+    raise ModelError(
+        f"the column {column.name!r} is categorical: a network of layers takes numbers, so give it an "
+        "indicator_column or an embedding_column of it"
+    )
 
 
 def linear_model(features: Mapping[str, Any], feature_columns: Iterable[Any], units: int, combiner: str) -> tf.Tensor:
@@ -93,3 +62,55 @@ def ordered(feature_columns: Iterable[Any]) -> list[Any]:
     if not found:
         raise ModelError("feature_columns is empty")
     return found
+
+
+# -- columns that `tf.feature_column` has made ----------------------------------------------------------------------
+
+
+def adopted(column: Any) -> Any:
+    """A column of this package; one of `tf.feature_column` is taken over by its fields.
+
+    Raises:
+        ModelError: it is neither.
+    """
+    if isinstance(column, Column):
+        return column
+    fields: dict[str, Any] = getattr(column, "_asdict", dict)()  # those of TensorFlow are named tuples
+    kind = _OF_TENSORFLOW.get(type(column).__name__)
+    if not fields or kind is None:
+        raise ModelError(
+            f"feature_columns: {type(column).__name__} is no column; prototrain.estimator.feature_column makes them"
+        )
+    known = {name: value for name, value in fields.items() if name in kind.__dataclass_fields__}
+    if "vocabulary_file" in fields:
+        from prototrain.estimator.feature_column import categorical_column_with_vocabulary_file  # which imports this
+
+        given = {name: value for name, value in fields.items() if name not in ("num_oov_buckets", "file_format")}
+        return categorical_column_with_vocabulary_file(**given, num_oov_buckets=fields["num_oov_buckets"] or 0)
+    for name in known.keys() & {"source_column", "categorical_column"}:
+        known[name] = adopted(known[name])
+    if "keys" in known:
+        known["keys"] = tuple(key if isinstance(key, str) else adopted(key) for key in known["keys"])
+    return kind(**known)
+
+
+_OF_TENSORFLOW: dict[str, Any] = {
+    "NumericColumn": Numeric,
+    "BucketizedColumn": Bucketized,
+    "VocabularyListCategoricalColumn": Vocabulary,
+    "VocabularyFileCategoricalColumn": Vocabulary,
+    "HashedCategoricalColumn": Hashed,
+    "IdentityCategoricalColumn": Identity,
+    "CrossedColumn": Crossed,
+    "WeightedCategoricalColumn": Weighted,
+    "IndicatorColumn": Indicator,
+    "EmbeddingColumn": Embedded,
+}
+
+
+def categorical(column: Any, who: str) -> Categorical:
+    """A categorical column; a ModelError says who asks for one if it is of another kind."""
+    found = adopted(column)
+    if isinstance(found, Categorical):
+        return found
+    raise ModelError(f"{who} takes a categorical column, not {type(found).__name__}")

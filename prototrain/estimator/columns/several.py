@@ -9,8 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.estimator.columns.base import Categorical
-from prototrain.estimator.columns.reading import discrete, is_missing, raw
+from prototrain.estimator.columns.base import Categorical, discrete, is_missing, raw
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.estimator.columns.base import Categorical, Dense
-from prototrain.estimator.columns.reading import discrete, is_missing, raw
+from prototrain.estimator.columns.base import Categorical, Dense, discrete, is_missing, raw
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,49 @@
-"""A curve with a mark on it, drawn with matplotlib (the extra `plot`)."""
+"""Files that actions write: results that appear whole, and a curve with a mark on it."""
 
 from __future__ import annotations
 
 import io
+import shutil
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from prototrain.errors import ExperimentError
 from prototrain.runs.curves import FORMATS, picture_path
-from prototrain.system.files import write_atomic
+from prototrain.system.files import sync, write_atomic
 from prototrain.system.terminal import say
+
+
+@contextmanager
+def appearing(final: Path) -> Iterator[Path]:
+    """A temporary path for a file or directory that becomes `final` if nothing fails.
+
+    Raises:
+        ExperimentError: it cannot be written.
+    """
+    temporary = final.with_name(f".tmp-{final.name}")
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        _remove(temporary)  # of a process that was killed
+        yield temporary
+        for path in [*temporary.rglob("*"), temporary]:
+            sync(path)
+        temporary.rename(final)
+        sync(final.parent)
+    except OSError as error:
+        raise ExperimentError(f"cannot write {final}: {error.strerror or error}") from error
+    finally:
+        _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def add_plot(parser: ArgumentParser, default: str) -> None:
