@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prototrain.errors import StorageError
-from prototrain.system.downloads import downloaded
+from prototrain.system.storage import downloaded
 from prototrain.system.urls import PathLike, local_path, url_of
 
 UNREADABLE = (OSError, UnicodeDecodeError, StorageError)

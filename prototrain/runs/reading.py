@@ -17,7 +17,7 @@ from prototrain.config.json_form import read_object
 from prototrain.config.schema import LOCATION_KEYS
 from prototrain.errors import ExperimentError
 from prototrain.experiment import Experiment, checkpoint_steps
-from prototrain.experiment.fetching import experiments_below
+from prototrain.experiment.remote import experiments_below
 from prototrain.experiment.record import Attempt, Outcome, State, read_attempts
 from prototrain.runs.metrics import Column, Metrics, Range, read_columns, read_metrics
 
