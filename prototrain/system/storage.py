@@ -22,7 +22,7 @@ from prototrain.system.terminal import printable
 from prototrain.system.urls import cache_home
 from prototrain.system.waiting import announcing
 
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 30.0
 """How long an operation on one small object may take."""
 TRANSFER_SECONDS = 300.0
 """How long a transfer of files may be without progress; large files on a slow line report it rarely."""
