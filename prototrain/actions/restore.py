@@ -11,7 +11,7 @@ from prototrain.checkpoint.weights import best_checkpoint
 from prototrain.errors import CheckpointError
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import changes as changes_since
-from prototrain.experiment.fetching import fetched
+from prototrain.experiment.remote import fetched
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel
 

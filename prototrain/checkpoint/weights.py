@@ -25,7 +25,7 @@ from prototrain.checkpoint.state import OF_CALLBACKS, describe_variable
 from prototrain.checkpoint.store import Checkpoints
 from prototrain.errors import CheckpointError
 from prototrain.experiment import STEP, Experiment
-from prototrain.experiment.fetching import fetched
+from prototrain.experiment.remote import fetched
 from prototrain.private_api.graphs import names_in_checkpoint
 from prototrain.system.contained import special
 from prototrain.system.files import write_atomic

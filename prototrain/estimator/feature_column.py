@@ -18,7 +18,7 @@ from prototrain.estimator.columns.dense import Embedded, Indicator, SharedEmbedd
 from prototrain.estimator.columns.layers import adopted, categorical, input_layer
 from prototrain.estimator.columns.several import Crossed, Weighted
 from prototrain.estimator.columns.single import Bucketized, Hashed, Identity, Numeric, Vocabulary
-from prototrain.system.downloads import downloaded
+from prototrain.system.storage import downloaded
 from prototrain.system.tracebacks import first_line
 from prototrain.system.urls import local_path, url_of
 

@@ -9,7 +9,7 @@ from prototrain.checkpoint import BUNDLE, Checkpoint, Checkpoints, verify
 from prototrain.checkpoint.weights import best_checkpoint
 from prototrain.errors import CheckpointError, ConfigError, ExperimentError
 from prototrain.experiment import Experiment
-from prototrain.experiment.fetching import fetched
+from prototrain.experiment.remote import fetched
 from prototrain.system.terminal import say
 
 

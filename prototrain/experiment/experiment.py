@@ -54,7 +54,7 @@ class Experiment:
         self.summaries = self.directory / "summaries"
         self.metrics = self.directory / "metrics.jsonl"
         self.log = self.directory / "train.log"
-        self._lock = DirectoryLock(self.directory)
+        self._lock = DirectoryLock(self.directory, name=str(self))
 
     @classmethod
     def from_config(cls, config: Config) -> Experiment:
@@ -153,7 +153,7 @@ class Experiment:
         """
         if self.remote is None:
             return str(path)
-        self.remote.keep(path)
+        self.remote.keep()
         return f"{self.remote}/{path.relative_to(self.directory).as_posix()}"
 
     def is_gone(self) -> bool:
@@ -171,8 +171,6 @@ class Experiment:
             ExperimentError: another run has it, or something in it leads elsewhere.
         """
         self.check_own()
-        if self.remote is not None:
-            self.remote.check_free()
         try:
             self._lock.check_free()
         except OSError as error:

@@ -31,11 +31,13 @@ class DirectoryLock:
     """The lock of an experiment's directory, from the side of one run.
 
     Args:
-        directory: what is locked, as messages name it.
+        directory: what is locked.
+        name: of the directory in messages, if another one.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, name: str | None = None) -> None:
         self._directory = directory
+        self._name = name or str(directory)
         self._file: IO[bytes] | None = None
         tell_of_forks(self)
 
@@ -124,7 +126,7 @@ class DirectoryLock:
             without = f"WARNING: no lock on {self._directory} can be had ({error.strerror})"
         if without is None or _lives(holder):
             raise ExperimentError(
-                f"{self._directory} is in use by another run ({holder or 'unknown process'}); "
+                f"{self._name} is in use by another run ({holder or 'unknown process'}); "
                 "wait for it, stop it, or choose another trainer.experiment_name"
             )
         return f"{without}: see to it yourself that no other machine has a run there"

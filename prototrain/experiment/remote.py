@@ -1,36 +1,47 @@
-"""An experiment at a URL: it has a directory on this machine, in which everything works, and is uploaded from there.
+"""An experiment at a URL. A run works in the local copy of it, and a thread uploads what the run makes.
 
-A run takes the lease, downloads what it goes on from, and has what it makes uploaded by threads.
+A run takes the lease, downloads what it continues from, and uploads checkpoints as they are finished and other files at
+intervals. If the storage fails or hangs, training continues and the upload is tried again.
 """
 
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from prototrain.errors import StorageError
-from prototrain.experiment.downloading import download
-from prototrain.experiment.lease import Lease
+from prototrain.errors import ExperimentError, StorageError
+from prototrain.experiment import lease
 from prototrain.experiment.lock import LOCK, is_locked, is_locked_here
-from prototrain.experiment.mirror import Mirror, local_copy
-from prototrain.experiment.uploading import clear, upload_changes
-from prototrain.experiment.uploads import Say, Uploads
-from prototrain.system.forks import tell_of_forks
-from prototrain.system.storage import Storage
+from prototrain.experiment.mirror import Mirror, local_copy, step_of
+from prototrain.system.storage import Storage, downloaded
 from prototrain.system.terminal import say
+from prototrain.system.urls import PathLike, local_path, url_of
 from prototrain.system.waiting import announcing
+
+UPLOAD_SECONDS = 30.0
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+LAST_SECONDS = 60.0
+"""How long the end of a run tries again while the storage fails."""
+_SHARE = 10  # uploads at intervals take at most a tenth of the time
+_CHECKPOINT = re.compile(r"(.+)(/checkpoints/[^/]+(?:/[^/]+)?)")
+_WEIGHTS = (".h5", ".hdf5", ".keras", ".npy", ".npz")
+
+Say = Callable[[str], object]
 
 
 class Remote:
-    """What lies at one URL, from the side of this process.
+    """The experiment at one URL, from the side of this process.
 
     Args:
-        url: of the experiment, as `url_of` gives it.
+        url: as `url_of` returns it.
 
     Attributes:
-        directory: where it lies on this machine.
+        directory: of the local copy.
     """
 
     def __init__(self, url: str) -> None:
@@ -38,33 +49,30 @@ class Remote:
         self.storage = Storage(url)
         self.directory = local_copy(url)
         self._mirror = Mirror(self.storage, self.directory)
-        self._lease = Lease(self.storage)
-        self._forget()
-        tell_of_forks(self)
+        self._lease = lease.Lease(self.storage)
+        self._uploading = threading.Lock()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._is_open = False
-        self._uploads = Uploads(self._mirror, self._lease)
-        self._next = ""  # the attempt that this one is
+        self._lost: ExperimentError | None = None
+        self._ending, self._woken = threading.Event(), threading.Event()
+        self._threads: list[threading.Thread] = []
 
     def __str__(self) -> str:
         return self.url
 
-    def after_fork(self) -> None:
-        """Leave the lease and the uploads to the parent."""
-        self._forget()
-
-    # -- for those that look at it ------------------------------------------------------------------------------------
+    # -- for commands that read ---------------------------------------------------------------------------------------
 
     def fetch(self, *, whole: bool = False) -> None:
-        """Bring the directory up to date, unless a run on this machine works in it.
+        """Update the local copy, unless a run on this machine works in it or was the last one.
 
         Args:
-            whole: whether checkpoints are wanted, too; else only directories that say which there are.
+            whole: download checkpoints as well; else only their meta.json.
 
         Raises:
-            StorageError: the storage cannot be reached, or refuses.
-            ExperimentError: what is there cannot be files of a directory.
+            StorageError: the storage fails.
+            ExperimentError: the URL is not that of an experiment.
         """
         if self._is_open:
             return
@@ -72,30 +80,31 @@ class Remote:
             if is_locked(self.directory / LOCK):
                 return
             self._mirror.recall()
-            _, holder = self._lease.last()
-            if not self._is_newest("" if holder is None else holder.attempt):
-                download(self._mirror, whole=whole, announce=_to_stderr)
-
-    def check_free(self) -> None:
-        """Fail early if another process of this machine has it; see `Lease.check_free`."""
-        if not self._is_open:
-            self._lease.check_free()
+            if not self._is_newest(self._lease.last()):
+                self._mirror.download(_to_stderr, whole=whole)
 
     def is_running(self) -> bool:
         """Whether a run seems to be under way."""
         return self._is_open or self._lease.seems_held()
 
     def top(self) -> list[str]:
-        """The names of what lies right there, but for leases."""
-        return [name for name in self.storage.top() if not name.startswith(".lease-")]
+        """The names right below the URL, without leases."""
+        return [name for name in self.storage.top() if name != lease.LEASE]
 
-    def _is_newest(self, attempt: str) -> bool:
-        """Whether the directory is no older than what is there: the attempt that has written last has worked in it."""
-        return bool(attempt) and attempt in self._mirror.attempts
+    def keep(self) -> None:
+        """Upload what was written into the local copy outside of a run; a run of this process uploads it itself."""
+        if is_locked_here(self.directory / LOCK):
+            return
+        with self._alone(), announcing(f"uploading to {self}"):
+            self._mirror.recall()
+            self._mirror.upload()
+
+    def _is_newest(self, last: lease.Holder | None) -> bool:
+        return last is not None and last.copy == self._mirror.copy and self._mirror.is_whole
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep others on this machine from changing the directory at the same time."""
+        """Keep other processes of this machine from changing the local copy."""
         path = self._mirror.note.with_suffix(".lock")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,121 +120,214 @@ class Remote:
     # -- for a run ----------------------------------------------------------------------------------------------------
 
     def open(self, announce: Say = print, *, to_clear: bool = False) -> str | None:
-        """Take the lease and bring the directory, which this process has locked, up to date.
+        """Take the lease and update the local copy, whose lock this process has.
 
         Args:
             announce: called with a line of text about what is waited for.
-            to_clear: whether what is there will be deleted at once, and is not to be downloaded first.
+            to_clear: what is there will be deleted at once, and is not downloaded.
 
         Returns:
             a line about a run that died with the lease, or None.
 
         Raises:
-            ExperimentError: another run has it, or what is there cannot be files of a directory.
-            StorageError: the storage cannot be reached, or refuses.
+            ExperimentError: another run has the lease, or the URL is not that of an experiment.
+            StorageError: the storage fails.
         """
         if self._is_open:
             return None
-        is_newest = False
-
-        def note(last: str, own: str) -> None:
-            nonlocal is_newest
-            is_newest = self._is_newest(last)
-            self._next = own
-            if is_newest:  # should this process be killed in between, either may be the last one
-                self._mirror.attempts = [last, own]
-                self._mirror.remember()
-
         with self._alone():
+            self._reset()
             self._mirror.recall()
-            self._forget()
-            died = self._lease.take(note, announce)
-            self._uploads.keep_lease()
+            last = self._lease.wait_until_free(self._mirror.copy, announce)
+            # A process that is killed before it has downloaded everything must not leave the newest copy.
+            self._mirror.remember(is_whole=self._is_newest(last) and not to_clear)
+            self._lease.take(self._mirror.copy)
+            self._start(self._beat)
             try:
-                if not is_newest and not to_clear:
-                    with announcing(f"downloading what the run goes on from, {self}", announce):
-                        leftovers = download(self._mirror, whole=True, announce=announce)
-                        self.storage.delete(leftovers)
-                self._mirror.attempts = [] if to_clear else [self._next]
-                self._mirror.remember()
+                if not self._mirror.is_whole and not to_clear:
+                    with announcing(f"downloading what the run continues from, {self}", announce):
+                        self._download(announce)
             except BaseException:
-                self._uploads.stop()
-                self._lease.give_back()
+                self._stop()
+                self._lease.beat(held=False)
                 raise
         self._is_open = True
-        return died
+        return f"took over the lease of {last}, which ended without giving it back" if last and last.held else None
+
+    def _download(self, announce: Say) -> None:
+        cut = self._mirror.download(announce, whole=True)
+        for step in sorted({step_of(name) or 0 for name in cut}):
+            announce(f"{self} has only parts of the checkpoint of step {step}, whose upload was cut short; they are deleted")
+        self.storage.delete(cut)
+        self._mirror.remember(is_whole=True)
+
+    def clear(self) -> None:
+        """Delete everything at the URL but the leases."""
+        with self._uploading:
+            self._mirror.clear()
 
     def begin(self, announce: Say) -> None:
-        """Upload what there is ahead of the first step, and from now on by a thread.
+        """Upload what there is before the first step, and from then on in a thread.
 
         Args:
             announce: called with a line of text, also from the thread.
 
         Raises:
-            StorageError: the storage cannot be reached, or refuses.
+            StorageError: the storage fails.
         """
         if self._is_open:
-            self._uploads.begin(announce)
+            with announcing(f"uploading the beginning of the run to {self}", announce):
+                self._upload()
+            self._start(lambda: self._upload_changes(announce))
 
     def wake(self) -> None:
-        """Have what is new uploaded soon; in any thread."""
-        self._uploads.wake()
+        """Have the thread upload what is new; may be called in any thread."""
+        self._woken.set()
 
     def check(self) -> None:
-        """Check that no other run has taken over.
+        """Check that no other run has taken over, as of the last sign of life.
 
         Raises:
             ExperimentError: one has.
         """
-        self._uploads.check()
+        if self._lost is not None:
+            raise self._lost
 
     def finish(self, announce: Say, *, patience: float | None = None) -> None:
         """Upload all that is left, and wait for it.
 
         Args:
             announce: called with a line of text.
-            patience: for how many seconds it is tried again where the storage fails; `uploads.LAST_SECONDS` if None.
+            patience: for how many seconds a failed upload is tried again; `LAST_SECONDS` if None.
 
         Raises:
-            StorageError: it has failed for so long; the message says where everything is.
+            StorageError: it has failed for so long; the message names the local copy.
             ExperimentError: another run has taken over.
         """
-        if self._is_open:
-            self._uploads.finish(announce, patience)
-
-    def close(self, announce: Say) -> None:
-        """Give the lease back; what is not uploaded by now is not."""
         if not self._is_open:
             return
-        self._uploads.stop()
+        end, pause = time.monotonic() + (LAST_SECONDS if patience is None else patience), FIRST_PAUSE
+        while True:
+            self.check()
+            try:
+                with announcing(f"uploading what is left to {self}", announce):
+                    while self._upload():
+                        pass
+                return
+            except StorageError as error:
+                if time.monotonic() + pause > end:
+                    raise StorageError(
+                        f"{error}; everything of the run lies whole in {self.directory}: the same "
+                        "command on this machine uploads it once the storage answers"
+                    ) from error
+                announce(f"WARNING: {error}; trying again for {end - time.monotonic():.0f} s")
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+    def close(self, announce: Say) -> None:
+        """Give the lease back; what is not uploaded by now is not uploaded."""
+        if not self._is_open:
+            return
+        self._stop()
         self._is_open = False
-        if self._uploads.lost is not None:
-            return
+        if self._lost is None:
+            try:
+                self._lease.beat(held=False)
+            except StorageError as error:
+                announce(f"WARNING: {error}; others have to wait until the lease has expired")
+
+    # -- threads ------------------------------------------------------------------------------------------------------
+
+    def _start(self, work: Callable[[], None]) -> None:
+        self._threads.append(threading.Thread(target=work, name="upload", daemon=True))
+        self._threads[-1].start()
+
+    def _stop(self) -> None:
+        self._ending.set()
+        self._woken.set()
+        for thread in self._threads:
+            thread.join(lease.LOOK_SECONDS)  # one that waits for a storage that hangs is left behind
+
+    def _upload(self) -> bool:
+        """Upload what is new; returns whether there is more."""
+        with self._uploading:
+            try:
+                self._check_lease()
+                return self._mirror.upload(self._check_lease)
+            except OSError as error:
+                raise StorageError(f"cannot copy {error.filename}: {error.strerror}") from error
+
+    def _check_lease(self) -> None:
         try:
-            self._lease.give_back()
-        except StorageError as error:
-            announce(f"WARNING: {error}; others have to wait until the lease has expired")
+            self._lease.check()
+        except ExperimentError as error:
+            self._lost = error
+            raise
 
-    def clear(self) -> None:
-        """Delete everything there but the leases."""
-        with self._uploads.uploading:
-            clear(self._mirror)
-            self._mirror.attempts = [self._next]
-            self._mirror.remember()
+    def _beat(self) -> None:
+        while not self._ending.wait(lease.BEAT_SECONDS) and self._lost is None:
+            try:
+                self._lease.beat()
+            except ExperimentError as error:
+                self._lost = error
+            except StorageError:
+                pass  # the thread that uploads reports it
 
-    def keep(self, path: Path) -> None:
-        """Upload what was changed in the directory beside a run: a file or a directory of files.
+    def _upload_changes(self, announce: Say) -> None:
+        wait, pause = UPLOAD_SECONDS, 0.0  # a pause, in seconds, follows a failure
+        while True:
+            (self._ending if pause else self._woken).wait(pause or wait)
+            if self._ending.is_set() or self._lost is not None:
+                return
+            self._woken.clear()
+            began = time.monotonic()
+            try:
+                if self._upload():
+                    self._woken.set()
+            except ExperimentError:
+                return  # `check` raises it
+            except StorageError as error:
+                if not pause:
+                    announce(f"WARNING: {error}; training continues, and the upload is tried again")
+                pause = min(max(2 * pause, FIRST_PAUSE), LONGEST_PAUSE)
+                continue
+            if pause:
+                announce(f"uploads to {self} work again, nothing is missing")
+            wait, pause = max(UPLOAD_SECONDS, _SHARE * (time.monotonic() - began)), 0.0
 
-        A run of this process that works in it uploads that itself, and goes on where the storage fails.
 
-        Raises:
-            StorageError: the storage cannot be reached, or refuses.
-        """
-        if is_locked_here(self.directory / LOCK):
-            return
-        with self._alone(), announcing(f"uploading to {self}"):
-            self._mirror.recall()
-            upload_changes(self._mirror, path)
+def fetched(path: PathLike) -> Path:
+    """A path on this machine; for a URL that of the local copy, which is updated first.
+
+    Args:
+        path: of an experiment, a checkpoint in it, or a file with weights.
+
+    Raises:
+        StorageError: the storage fails, or has no such file.
+    """
+    url = url_of(path)
+    if url is None:
+        return local_path(path)
+    if url.endswith(_WEIGHTS):
+        return downloaded(url)
+    inside = _CHECKPOINT.fullmatch(url)
+    remote = Remote(inside[1] if inside else url)
+    remote.fetch(whole=True)
+    return remote.directory / inside[2].lstrip("/") if inside else remote.directory
+
+
+def experiments_below(url: str) -> list[Path]:
+    """The local copies of the experiments at and below a URL, in the order of their names.
+
+    Raises:
+        StorageError: the storage fails.
+    """
+    folders: list[str] = []
+    for name in sorted(Storage(url).listing()):
+        folder, _, last = name.rpartition("/")
+        if last == "environment.json" and not any(not one or f"{folder}/".startswith(f"{one}/") for one in folders):
+            folders.append(folder)
+    return [local_copy(url) / folder for folder in sorted(folders)]
 
 
 def _to_stderr(text: str) -> None:

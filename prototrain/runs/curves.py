@@ -79,9 +79,10 @@ def lines(run: Run, names: Sequence[str], look: Look = _PLAIN) -> dict[str, Line
     """
     found = {}
     for name, column in run.columns([name for name in names if name in run.ranges]).items():
-        xs = _seconds(run, column.times) if look.over_time else column.steps
-        smoothed = _picked(xs, list(moving_average(column.values, look.smooth))) if look.smooth else None
-        found[name] = Line(*_picked(xs, column.values), smoothed)
+        xs = _seconds(run, column.times.tolist()) if look.over_time else column.steps.tolist()
+        values = column.values.tolist()
+        smoothed = _picked(xs, list(moving_average(values, look.smooth))) if look.smooth else None
+        found[name] = Line(*_picked(xs, values), smoothed)
     return found
 
 

@@ -1,10 +1,9 @@
-"""What a metrics.jsonl holds: ranges of scalars in little memory, and columns of single scalars."""
+"""Summaries and columns of a metrics.jsonl."""
 
 from __future__ import annotations
 
 import math
 import sys
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -14,19 +13,19 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-import orjson
+import numpy as np
 
 from prototrain.experiment.rows import Row, blocks, read_rows
 from prototrain.system.waiting import announcing
 
 _LARGE_BYTES = 1 << 26  # a file that may take seconds to read
-_NOT_SCALARS = ("step", "time")
-_SCALAR = (float, int, NoneType)
+_SCALAR = {float, int, bool, NoneType}
+_MISSING = object()
 
 
 @dataclass(frozen=True)
 class Range:
-    """A scalar over a run; NaN counts only where there is nothing else.
+    """A scalar over a run; NaN counts only if there is nothing else.
 
     Attributes:
         last: its newest value.
@@ -53,9 +52,9 @@ class Metrics:
     latest_before: dict[float, float] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Column:
-    """All values of a scalar.
+    """Values of a scalar.
 
     Attributes:
         steps: the step of each value.
@@ -63,13 +62,13 @@ class Column:
         values: NaN where the file has null.
     """
 
-    steps: list[int] = field(default_factory=list)
-    times: array[float] = field(default_factory=lambda: array("d"))
-    values: array[float] = field(default_factory=lambda: array("d"))
+    steps: np.ndarray
+    times: np.ndarray
+    values: np.ndarray
 
 
 def read_metrics(path: Path, moments: Iterable[float] = ()) -> Metrics:
-    """Summarise a file of metrics; a million rows take about a second.
+    """Summarise a file of metrics; a million rows take about two seconds.
 
     Args:
         path: of metrics.jsonl, which need not exist.
@@ -80,27 +79,17 @@ def read_metrics(path: Path, moments: Iterable[float] = ()) -> Metrics:
     """
     metrics = Metrics(latest_before=dict.fromkeys((*moments, math.inf), -math.inf))
     for rows in _row_blocks(path):
-        # Rows with the same scalars are handled column by column, which is several times as fast as row by row.
-        groups: dict[tuple[str, ...], list[Row]] = {}
-        places: dict[tuple[str, ...], int] = {}  # of the last row of each group
-        for place, row in enumerate(rows):
-            names = tuple(row)
-            if names in groups:
-                groups[names].append(row)
-            else:
-                groups[names] = [row]
-            places[names] = place
-        found: dict[str, int] = {}  # the place of each scalar's last row so far
-        for names, of_group in groups.items():
-            place = places[names]
-            columns = dict(zip(names, zip(*map(dict.values, of_group), strict=True), strict=True))
-            _add_times(metrics.latest_before, columns.pop("time", ()))
-            steps = columns.pop("step")
-            for name, column in columns.items():
-                _add_values(metrics.ranges, name, *_numbers(steps, column), is_last=place >= found.get(name, 0))
-                found[name] = max(place, found.get(name, 0))
-        if rows:
-            metrics.last_step = rows[-1]["step"]
+        metrics.last_step = rows[-1]["step"]
+        for name, column in _columns(rows).items():
+            pairs = [_pair(column, place) for place in _extremes(column.values)]
+            if (old := metrics.ranges.get(name)) is not None:  # before the new pairs: of equal values the first counts
+                pairs = [old.lowest, old.highest, *pairs]
+            lowest = min(pairs, key=lambda pair: (math.isnan(pair[0]), pair[0]))
+            highest = max(pairs, key=lambda pair: (not math.isnan(pair[0]), pair[0], -pair[1]))
+            metrics.ranges[name] = Range(float(column.values[-1]), lowest, highest)
+        times = _numbers([row.get("time") for row in rows])[0]
+        for moment, latest in metrics.latest_before.items():
+            metrics.latest_before[moment] = float(np.max(times[times < moment], initial=latest))
     return metrics
 
 
@@ -111,29 +100,19 @@ def read_columns(path: Path, names: Iterable[str] | None = None) -> dict[str, Co
         OSError: the file cannot be read.
     """
     wanted = None if names is None else list(names)
-    columns = {name: Column() for name in wanted or ()}
+    parts: dict[str, list[Column]] = {name: [] for name in wanted or ()}
     for rows in _row_blocks(path):
-        for name in dict.fromkeys(chain.from_iterable(rows)) if wanted is None else wanted:
-            found = [row for row in rows if isinstance(row.get(name, ""), _SCALAR)]
-            if name in _NOT_SCALARS or not found:
-                continue
-            column = columns.setdefault(name, Column())
-            column.steps += [row["step"] for row in found]
-            column.times.extend(map(as_float, [row.get("time") for row in found]))
-            column.values.extend(map(as_float, [row[name] for row in found]))
-    return columns
-
-
-def as_float(value: Any) -> float:
-    """A value of a row as a number; NaN for null, which JSON has for what is not finite, and for anything else."""
-    if type(value) is float:
-        return value
-    if not isinstance(value, int):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:  # a whole number of more than 308 digits
-        return math.inf if value > 0 else -math.inf
+        for name, column in _columns(rows, wanted).items():
+            parts.setdefault(name, []).append(column)
+    none = Column(np.empty(0, np.int64), np.empty(0), np.empty(0))
+    return {
+        name: Column(
+            np.concatenate([none.steps, *(part.steps for part in found)]),
+            np.concatenate([none.times, *(part.times for part in found)]),
+            np.concatenate([none.values, *(part.values for part in found)]),
+        )
+        for name, found in parts.items()
+    }
 
 
 def _row_blocks(path: Path) -> Iterator[list[Row]]:
@@ -144,57 +123,42 @@ def _row_blocks(path: Path) -> Iterator[list[Row]]:
     large = announcing(f"reading {path}, {size / 1e6:,.0f} MB", partial(print, file=sys.stderr, flush=True))
     with open(path, "rb") as file, large if size > _LARGE_BYTES else nullcontext():
         for block in blocks(file):
-            yield _rows(block)
+            if rows := read_rows(block):
+                yield rows
             if file.tell() >= size:  # a run may be writing to it
                 return
 
 
-def _rows(block: bytes) -> list[Row]:
-    """All rows of some lines; read as one JSON array, which is fast, unless a line is not a row."""
-    try:
-        rows = orjson.loads(b"[%b]" % block.removesuffix(b"\n").replace(b"\n", b","))
-        if b"\r" not in block and len(rows) == block.count(b"\n") and all(type(row["step"]) is int for row in rows):
-            return list(rows)
-    except (ValueError, TypeError, LookupError):
-        pass
-    return list(read_rows(block))
+def _columns(rows: Sequence[Row], names: Iterable[str] | None = None) -> dict[str, Column]:
+    """The scalars of some rows, or some of them."""
+    steps = np.array([row["step"] for row in rows])
+    times = np.full(len(rows), math.nan)
+    found, places = _numbers([row.get("time") for row in rows])
+    times[places] = found
+    columns = {}
+    for name in dict.fromkeys(chain.from_iterable(rows)) if names is None else names:
+        if name not in ("step", "time"):
+            values, places = _numbers([row.get(name, _MISSING) for row in rows])
+            if len(values):
+                columns[name] = Column(steps[places], times[places], values)
+    return columns
 
 
-def _numbers(steps: Sequence[int], column: Sequence[Any]) -> tuple[Sequence[int], Sequence[float]]:
-    """The numbers of a column, with their steps."""
-    if set(map(type, column)) == {float}:
-        return steps, column
-    pairs = [(step, as_float(value)) for step, value in zip(steps, column, strict=True) if isinstance(value, _SCALAR)]
-    return [step for step, _ in pairs], [value for _, value in pairs]
+def _numbers(values: Sequence[Any]) -> tuple[np.ndarray, np.ndarray | slice]:
+    """The numbers of a list, with null as NaN, and their places in it."""
+    kinds = set(map(type, values))
+    if kinds <= _SCALAR:
+        return np.array(values, np.float64), slice(None)
+    places = [place for place, value in enumerate(values) if type(value) in _SCALAR]
+    return np.array([values[place] for place in places], np.float64), np.array(places, np.int64)
 
 
-def _add_values(
-    ranges: dict[str, Range], name: str, steps: Sequence[int], values: Sequence[float], *, is_last: bool
-) -> None:
-    """Extend a scalar's range by further values."""
-    if not values:
-        return
-    found = Range(values[-1], *_extremes(steps, values))
-    if (old := ranges.get(name)) is not None:
-        # NaN compares with nothing, so the place of an old NaN is taken and a new one is ignored.
-        extremes = [pair for pair in (old.lowest, old.highest, found.lowest, found.highest) if not math.isnan(pair[0])]
-        low = min(extremes, default=found.lowest)
-        high = max(extremes, key=lambda pair: (pair[0], -pair[1]), default=found.highest)
-        found = Range(found.last if is_last else old.last, low, high)
-    ranges[name] = found
+def _extremes(values: np.ndarray) -> tuple[int, int]:
+    """The places of the lowest and the highest value; of equal values the first one."""
+    if np.isnan(values).all():
+        return len(values) - 1, len(values) - 1
+    return int(np.nanargmin(values)), int(np.nanargmax(values))
 
 
-def _extremes(steps: Sequence[int], values: Sequence[float]) -> tuple[tuple[float, int], tuple[float, int]]:
-    numbers = [value for value in values if not math.isnan(value)] if math.isnan(sum(values)) else values
-    if not numbers:
-        return (math.nan, steps[-1]), (math.nan, steps[-1])
-    low, high = min(numbers), max(numbers)
-    return (low, steps[values.index(low)]), (high, steps[values.index(high)])
-
-
-def _add_times(latest_before: dict[float, float], column: Sequence[Any]) -> None:
-    times = [time for time in column if isinstance(time, int | float) and not math.isnan(time)]
-    newest = max(times, default=-math.inf)
-    for moment, latest in latest_before.items():
-        before = newest if newest < moment else max((time for time in times if time < moment), default=latest)
-        latest_before[moment] = max(latest, before)
+def _pair(column: Column, place: int) -> tuple[float, int]:
+    return float(column.values[place]), int(column.steps[place])

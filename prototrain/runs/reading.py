@@ -17,8 +17,8 @@ from prototrain.config.json_form import read_object
 from prototrain.config.schema import LOCATION_KEYS
 from prototrain.errors import ExperimentError
 from prototrain.experiment import Experiment, checkpoint_steps
-from prototrain.experiment.fetching import experiments_below
 from prototrain.experiment.record import Attempt, Outcome, State, read_attempts
+from prototrain.experiment.remote import experiments_below
 from prototrain.runs.metrics import Column, Metrics, Range, read_columns, read_metrics
 
 _NO_END = "killed, no end was recorded"
@@ -66,9 +66,8 @@ class Run:
     @cached_property
     def scalars(self) -> dict[str, list[tuple[int, float]]]:
         """All (step, value) pairs by name, as they are in the file now."""
-        return {
-            name: list(zip(column.steps, column.values, strict=True)) for name, column in self.columns(None).items()
-        }
+        columns = self.columns(None).items()
+        return {name: list(zip(column.steps.tolist(), column.values.tolist(), strict=True)) for name, column in columns}
 
     def columns(self, names: Iterable[str] | None) -> dict[str, Column]:
         """The steps, times and values of some scalars, or of all if None, as they are in the file now.

@@ -1,41 +1,45 @@
-"""What lies below a URL, through fsspec: listed, read, written, deleted. Whatever goes wrong is one clear line."""
+"""Objects below a URL, through fsspec, and files that are downloaded from there once and kept.
+
+Every failure is a `StorageError` with one line. So is a storage that hangs: each operation runs in a thread, which is
+given up when it makes no progress.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+import hashlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from prototrain.errors import StorageError
 from prototrain.system.terminal import printable
+from prototrain.system.urls import cache_home
+from prototrain.system.waiting import announcing
 
-# What a listing may say of an object that changes when it is written again; each kind of storage has its own words.
+ANSWER_SECONDS = 30.0
+"""How long an operation on one small object may take."""
+TRANSFER_SECONDS = 300.0
+"""How long a transfer of files may be without progress; large files on a slow line report it rarely."""
+_AT_ONCE = 64  # files of one download; they are kept if a later one fails
+# What a listing may tell about an object that changes when it is written again; each storage has its own words.
 _MARKS = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "updated", "mtime", "created")
 
-
-@dataclass(frozen=True)
-class Found:
-    """An object in a listing.
-
-    Attributes:
-        size: in bytes; -1 if the storage does not say.
-        mark: a text that is another one once the object is written again, as far as the storage tells.
-    """
-
-    size: int
-    mark: str
+T = TypeVar("T")
 
 
 class Storage:
-    """The objects below a URL, by their names relative to it. Nothing is connected before it is used.
+    """The objects below a URL, by their names relative to it. The first operation connects.
 
-    All that is done raises a `StorageError` where the storage cannot be reached, refuses, or fails.
+    Every method raises a `StorageError` if the storage cannot be reached, refuses, fails or hangs.
 
     Args:
-        url: as `url_of` gives it.
+        url: as `url_of` returns it.
     """
 
     def __init__(self, url: str) -> None:
@@ -44,129 +48,209 @@ class Storage:
     def __str__(self) -> str:
         return self.url
 
-    @cached_property
-    def _place(self) -> tuple[Any, str]:
-        import fsspec
+    def listing(self, folder: str = "") -> dict[str, str]:
+        """Every object, or those in one folder, with a mark that changes when the object does ("" if unknown)."""
 
-        # Listings are looked up anew each time: others write there as well. To connect takes a second, so that fsspec
-        # has one connection for all that is looked at.
-        fs, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
-        return fs, root.rstrip("/")
-
-    def listing(self, folder: str = "") -> dict[str, Found]:
-        """Every object, or those in one folder, by its name; none if there is nothing."""
-        with self._reaching("look into"):
-            fs, root = self._place
-            try:
-                entries = fs.find(f"{root}/{folder}".rstrip("/"), detail=True)
-            except FileNotFoundError:
-                entries = {}
+        def look(fs: Any, root: str) -> dict[str, str]:
+            entries = fs.find(f"{root}/{folder}".rstrip("/"), detail=True)
             found = {path[len(root) + 1 :]: info for path, info in entries.items() if info.get("type") != "directory"}
-        return {
-            name: Found(-1 if (size := info.get("size")) is None else int(size), _mark(info))
-            for name, info in found.items()
-            if name and not name.endswith("/")
-        }
+            return {name: _mark(info) for name, info in found.items() if name and not name.endswith("/")}
 
-    def find(self, name: str) -> Found | None:
-        """One object; None if there is none."""
-        with self._reaching("look into"):
-            fs, root = self._place
-            try:
-                info = fs.info(f"{root}/{name}")
-            except FileNotFoundError:
-                return None
-        if info.get("type") == "directory":
-            return None
-        return Found(-1 if (size := info.get("size")) is None else int(size), _mark(info))
+        return self._do("look into", look, {}, seconds=TRANSFER_SECONDS)
+
+    def find(self, name: str) -> str | None:
+        """The mark of one object; None if there is none."""
+
+        def look(fs: Any, root: str) -> str | None:
+            info = fs.info(f"{root}/{name}")
+            return None if info.get("type") == "directory" else _mark(info)
+
+        return self._do("look into", look, None)
 
     def top(self) -> list[str]:
-        """The names right below the URL, of objects and of folders."""
-        with self._reaching("look into"):
-            fs, root = self._place
-            try:
-                names = [path.rstrip("/") for path in fs.ls(root, detail=False)]
-            except FileNotFoundError:
-                names = []
-        return sorted(name[len(root) + 1 :] for name in names if len(name) > len(root) + 1)
+        """The names right below the URL, of objects and folders."""
+
+        def look(fs: Any, root: str) -> list[str]:
+            names = [path.rstrip("/")[len(root) + 1 :] for path in fs.ls(root, detail=False)]
+            return sorted(name for name in names if name)
+
+        return self._do("look into", look, [])
 
     def read(self, name: str) -> bytes | None:
         """The content of an object; None if there is none."""
-        with self._reaching("read from"):
-            fs, root = self._place
-            try:
-                return bytes(fs.cat_file(f"{root}/{name}"))
-            except FileNotFoundError:
-                return None
+        return self._do("read from", lambda fs, root: bytes(fs.cat_file(f"{root}/{name}")), None)
 
     def write(self, name: str, content: bytes) -> None:
         """Write an object, over what is there."""
-        with self._reaching("write to"):
-            fs, root = self._place
-            fs.pipe_file(f"{root}/{name}", content)
+        self._do("write to", lambda fs, root: fs.pipe_file(f"{root}/{name}", content))
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write an object unless there is one; False if there is.
+        """Write an object unless there is one already; False if there is.
 
-        Where the storage has no such operation, two that do it at the very same moment may both succeed.
+        On a storage without conditional writes, two that do it at the same moment may both succeed.
         """
-        with self._reaching("write to"):
-            fs, root = self._place
+
+        def put(fs: Any, root: str) -> bool:
             try:
                 fs.pipe_file(f"{root}/{name}", content, mode="create")
             except FileExistsError:
                 return False
-        return True
+            return True
+
+        return self._do("write to", put)
 
     def upload(self, paths: Mapping[str, Path]) -> None:
-        """Write files into objects, several at the same time where the storage allows it."""
-        with self._reaching("write to"):
-            fs, root = self._place
-            for path in paths.values():
-                path.stat()  # fsspec passes over files that are not there
-            fs.put([str(path) for path in paths.values()], [f"{root}/{name}" for name in paths])
+        """Write files to objects, several at once where the storage allows it."""
+        here, names = [str(path) for path in paths.values()], list(paths)
+        for path in here:
+            os.stat(path)  # fsspec passes over files that do not exist
+        if names:
+            self._transfer("write to", lambda fs, there, **more: fs.put(here, there, **more), names)
 
     def download(self, paths: Mapping[str, Path]) -> None:
-        """Write objects into files, several at the same time where the storage allows it."""
-        with self._reaching("read from"):
-            fs, root = self._place
-            for path in paths.values():
-                path.parent.mkdir(parents=True, exist_ok=True)
-            fs.get([f"{root}/{name}" for name in paths], [str(path) for path in paths.values()])
+        """Write objects to files, several at once where the storage allows it."""
+        here, names = [str(path) for path in paths.values()], list(paths)
+        for path in paths.values():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if names:
+            self._transfer("read from", lambda fs, there, **more: fs.get(there, here, **more), names)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects; those that are not there are no mistake."""
-        with self._reaching("delete in"):
-            fs, root = self._place
-            paths = [f"{root}/{name}" for name in names]
-            # `rm` takes a path for a pattern, and then others that match it are deleted, or this one is not.
-            one_by_one = [path for path in paths if set("*?[") & set(path)]
-            try:
-                if rest := [path for path in paths if path not in one_by_one]:
-                    fs.rm(rest)
-            except FileNotFoundError:
-                one_by_one = paths
-            for path in one_by_one:
-                if fs.exists(path):
-                    fs.rm_file(path)
+        """Delete objects; missing ones are ignored."""
+        for name in names:  # `fs.rm` of many would take names with * or [ for patterns
+            self._do("delete in", partial(_delete, name), None)
 
-    @contextmanager
-    def _reaching(self, what: str) -> Iterator[None]:
+    # -- fsspec -------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _place(self) -> tuple[Any, str]:
+        import fsspec
+
+        # Others write there as well, so no listing is kept. fsspec keeps one connection for each kind of storage.
+        fs, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
+        return fs, root.rstrip("/")
+
+    def _transfer(self, what: str, move: Callable[..., object], names: list[str]) -> None:
+        import fsspec
+
+        moved_at = time.monotonic()
+
+        class Progress(fsspec.Callback):  # type: ignore[misc]
+            def branched(self, path_1: str, path_2: str, **_: Any) -> Progress:
+                return self
+
+            def call(self, hook_name: str | None = None, **_: Any) -> None:
+                nonlocal moved_at
+                moved_at = time.monotonic()
+
+        self._do(
+            what,
+            lambda fs, root: move(fs, [f"{root}/{name}" for name in names], callback=Progress()),
+            seconds=TRANSFER_SECONDS,
+            since=lambda: moved_at,
+        )
+
+    def _do(
+        self,
+        what: str,
+        act: Callable[[Any, str], T],
+        *missing: T,
+        seconds: float = 0.0,
+        since: Callable[[], float] | None = None,
+    ) -> T:
+        """Run an operation in a thread.
+
+        Args:
+            what: it does, for messages.
+            act: called with fsspec's file system and the path of the URL in it.
+            missing: the result if the object does not exist.
+            seconds: after which it is given up; `ANSWER_SECONDS` by default.
+            since: returns the time of the last progress.
+        """
+        done: Future[T] = Future()
+        began = time.monotonic()
+
+        def run() -> None:
+            try:
+                done.set_result(act(*self._place))
+            except BaseException as error:
+                done.set_exception(error)
+
+        threading.Thread(target=run, name="storage", daemon=True).start()
+        limit = seconds or ANSWER_SECONDS
         try:
-            yield
+            while True:
+                left = (since() if since else began) + limit - time.monotonic()
+                try:
+                    return done.result(max(left, 0.0))
+                except TimeoutError:
+                    if done.done():
+                        raise  # of the library
+                    if left <= 0:
+                        raise StorageError(f"cannot {what} {self.url}: no answer for {limit:.0f} s") from None
         except StorageError:
             raise
-        except Exception as error:  # each library has exceptions of its own, with no base that they share
-            raise StorageError(f"cannot {what} {self.url}: {_reason(error)}") from error
+        except FileNotFoundError as error:
+            if missing:
+                return missing[0]
+            raise StorageError(f"cannot {what} {self.url}: there is no such bucket or folder ({error})") from error
+        except Exception as error:  # each library has its own exceptions, without a common base
+            text = str(getattr(error, "strerror", None) or error).strip().partition("\n")[0]
+            raise StorageError(f"cannot {what} {self.url}: {printable(text) or type(error).__name__}") from error
+
+
+def _delete(name: str, fs: Any, root: str) -> None:
+    fs.rm_file(f"{root}/{name}")
 
 
 def _mark(info: Mapping[str, Any]) -> str:
-    return " ".join(str(info[name]) for name in _MARKS if info.get(name) is not None)
+    marks = [str(info[name]) for name in _MARKS if info.get(name) is not None]
+    return " ".join([str(info.get("size")), *marks]) if marks else ""
 
 
-def _reason(error: BaseException) -> str:
-    """Why, in one line; a missing bucket is a file that is not found, to fsspec."""
-    text = str(getattr(error, "strerror", None) or error).strip()
-    if isinstance(error, FileNotFoundError):
-        text = f"there is no such bucket or folder ({text})"
-    return printable(next(iter(text.splitlines()), "") or type(error).__name__)
+def downloaded(url: str) -> Path:
+    """A file at a URL as a local file, which is kept and used again while the object is the same.
+
+    Raises:
+        StorageError: there is none, or the storage cannot be reached.
+    """
+    base, _, name = url.rpartition("/")
+    mark = Storage(base).find(name)
+    if mark is None:
+        raise StorageError(f"there is no file {url}")
+    return downloaded_all(base, {name: mark})[0]
+
+
+def downloaded_all(url: str, marks: Mapping[str, str]) -> list[Path]:
+    """Files below a URL as local files; see `downloaded`.
+
+    Args:
+        url: what the names are relative to.
+        marks: of the files, as `Storage.listing` returns them.
+
+    Raises:
+        StorageError: the storage cannot be reached.
+    """
+    home = cache_home() / "files"
+    digests = {name: hashlib.sha256(f"{url}/{name} {mark}".encode()).hexdigest()[:32] for name, mark in marks.items()}
+    paths = {name: home / digest / name.rpartition("/")[2] for name, digest in digests.items()}
+    lacking = [name for name, path in paths.items() if not marks[name] or not path.is_file()]
+    what = f"{url}/{lacking[0]}" if len(lacking) == 1 else f"{len(lacking)} files of {url}"
+    scratch = home / f".tmp-{os.getpid()}-{threading.get_ident()}"
+    try:
+        with announcing(f"downloading {what}"):
+            for start in range(0, len(lacking), _AT_ONCE):
+                _download(url, {name: paths[name] for name in lacking[start : start + _AT_ONCE]}, scratch)
+    except OSError as error:
+        raise StorageError(f"cannot keep a copy of {what} in {home}: {error.strerror}") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return list(paths.values())
+
+
+def _download(url: str, paths: Mapping[str, Path], scratch: Path) -> None:
+    parts = {name: scratch / path.parent.name for name, path in paths.items()}
+    Storage(url).download(parts)
+    for name, path in paths.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(parts[name], path)

@@ -8,25 +8,26 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 
-from prototrain.experiment import uploads
+from prototrain.experiment import remote
 from prototrain.system.storage import Storage
 from tests.experiment.test_s3 import train
 
 
 def main() -> None:
     url, steps, deadly = sys.argv[1:]
-    write, whole = Storage.write, []
+    upload, whole = Storage.upload, []
 
-    def write_or_die(self: Storage, name: str, content: bytes) -> None:
-        if name.endswith("/meta.json"):
-            whole.append(name)
+    def upload_or_die(self: Storage, paths: dict[str, Path]) -> None:
+        if any(name.endswith("/meta.json") for name in paths):
+            whole.append(paths)
             if len(whole) == int(deadly):
                 os.kill(os.getpid(), signal.SIGKILL)
-        write(self, name, content)
+        upload(self, paths)
 
-    Storage.write = write_or_die  # type: ignore[method-assign]
-    uploads.UPLOAD_SECONDS = 0.1
+    Storage.upload = upload_or_die  # type: ignore[method-assign,assignment]
+    remote.UPLOAD_SECONDS = 0.1
     train(url, int(steps))
 
 

@@ -1,25 +1,22 @@
-"""Who has an experiment at a URL, and what becomes of one that was killed."""
+"""Leases of experiments at URLs: which run has one, and how another run takes over from one that was killed."""
 
 from __future__ import annotations
 
 import json
-import os
+import platform
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
 
-import psutil
 import pytest
 
 from prototrain.errors import ExperimentError
-from prototrain.experiment.lease import Holder, Lease
+from prototrain.experiment.lease import LEASE, Holder, Lease
 from prototrain.system.storage import Storage
 
 NOW = 1_000_000.0
-HERE = Holder.here(NOW - 20)
-ALIVE = replace(HERE, process=os.getppid(), born=psutil.Process(os.getppid()).create_time())
-ELSEWHERE = replace(HERE, process=77, host="pod-7\x1b[2J", machine="another one")
+HERE = Holder(77, platform.node(), "this copy", "a run", True, NOW - 20)
+ELSEWHERE = replace(HERE, host="pod-7\x1b[2J", copy="another copy")
 
 
 @pytest.fixture
@@ -27,12 +24,12 @@ def storage() -> Storage:
     return Storage(f"memory://{uuid.uuid4().hex}/x")
 
 
-def write(storage: Storage, holder: Holder, number: int = 3) -> None:
-    storage.write(f".lease-{number:010d}", json.dumps(asdict(holder)).encode())
+def write(storage: Storage, holder: Holder) -> None:
+    storage.write(LEASE, json.dumps(asdict(holder)).encode())
 
 
 def lease(storage: Storage, *, later: Callable[[], object] = lambda: None) -> tuple[Lease, list[float]]:
-    """A lease, and how long it has slept; `later` happens while it sleeps for the third time."""
+    """A lease, and how long it has slept; `later` is called while it sleeps for the third time."""
     slept: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -44,86 +41,61 @@ def lease(storage: Storage, *, later: Callable[[], object] = lambda: None) -> tu
 
 
 @pytest.mark.parametrize(
-    ("holder", "later", "waits", "line", "error"),
+    ("holder", "later", "waits", "error"),
     [
-        (None, None, 0, None, None),
-        (replace(ELSEWHERE, held=False), None, 0, None, None),
-        (replace(ALIVE, held=False), None, 0, None, None),
-        (ALIVE, None, 0, None, f"is in use by another run .process {os.getppid()} on "),
-        (replace(ALIVE, born=1.0), None, 0, "took over the lease of process", None),  # another one of the same number
-        (replace(HERE, process=2**22 + 1), None, 0, "took over the lease of process", None),
-        (HERE, None, 0, "took over the lease of process", None),
-        (ELSEWHERE, None, 60, r"took over the lease of process 77 on pod-7\x1b[2J, which ended", None),
-        (replace(ELSEWHERE, beat=NOW - 1e4), None, 0, "took over the lease of process 77", None),
-        (replace(ELSEWHERE, beat=NOW + 1e4), None, 60, "took over the lease of process 77", None),
-        (ELSEWHERE, replace(ELSEWHERE, beat=1.0), 15, None, r"is in use by another run .process 77 on pod-7\\x1b"),
-        (ELSEWHERE, replace(ELSEWHERE, held=False), 15, None, None),
+        (None, None, 0, None),
+        (replace(ELSEWHERE, held=False), None, 0, None),
+        (replace(HERE, held=False), None, 0, None),
+        (HERE, None, 0, None),  # whoever has the lock of the local copy knows that it has ended
+        (replace(HERE, host="pod-8"), None, 60, None),  # a machine with a copy of the disk
+        (ELSEWHERE, None, 60, None),
+        (replace(ELSEWHERE, beat=NOW + 1e4), None, 60, None),
+        (ELSEWHERE, replace(ELSEWHERE, beat=1.0), 15, r"is in use by another run .process 77 on pod-7\\x1b"),
+        (ELSEWHERE, replace(ELSEWHERE, held=False), 15, None),
     ],
 )
-def test_taking(
-    holder: Holder | None, later: Holder | None, waits: float, line: str | None, error: str | None, storage: Storage
-) -> None:
+def test_taking(holder: Holder | None, later: Holder | None, waits: float, error: str | None, storage: Storage) -> None:
     if holder is not None:
         write(storage, holder)
     taken, slept = lease(storage, later=lambda: later and write(storage, later))
     said: list[str] = []
-    noted: list[tuple[str, str]] = []
-
-    def take() -> str | None:
-        return taken.take(lambda *attempts: noted.append(attempts), said.append)
-
     if error is not None:
         with pytest.raises(ExperimentError, match=error):
-            take()
-        assert not noted
+            taken.wait_until_free("this copy", said.append)
     else:
-        died = take()
-        assert died is None if line is None else str(died).startswith(line)
-        assert noted[0][0] == ("" if holder is None else holder.attempt)
-        assert storage.top() == [f".lease-{1 if holder is None else 4:010d}"]
-        _, own = taken.last()
-        assert own is not None and own.held and own.attempt == noted[0][1] and own.process == os.getpid()
-        taken.beat()
-        taken.give_back()
-        _, last = taken.last()
-        assert last is not None and not last.held and last.attempt == own.attempt
+        last = taken.wait_until_free("this copy", said.append)
+        assert (last and last.copy) == (holder and holder.copy)
+        taken.take("this copy")
+        assert taken.seems_held()
+        taken.beat(held=False)
+        now = taken.last()
+        assert now is not None and now.copy == "this copy" and not taken.seems_held()
     assert sum(slept) == waits and len(said) == (1 if waits else 0)
 
 
-def test_what_is_no_lease_is_waited_for(storage: Storage) -> None:
-    storage.write(".lease-0000000001", b"[]")
-    taken, slept = lease(storage)
-    assert "unknown machine" in str(taken.take(lambda *_: None, print)) and not slept  # its time is long ago
+def test_of_two_at_the_same_time_one_keeps_it(storage: Storage) -> None:
+    first, second = lease(storage)[0], lease(storage)[0]
+    for one in (first, second):
+        one.wait_until_free("this copy", print)
+    first.take("this copy")
+    second.take("another copy")
+    second.beat()
+    for use in (first.check, first.beat):
+        with pytest.raises(ExperimentError, match=r"another run \(process \d+ on .*\) has taken over memory://"):
+            use()
 
 
-def test_of_two_at_the_same_time_one_takes_it(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, _ = lease(storage)
-    second, _ = lease(storage)
-
-    def quicker(last: str, own: str) -> None:
-        second.take(lambda *_: None, print)
-
+def test_one_that_was_quicker_keeps_it(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = lease(storage)[0], lease(storage)[0]
+    monkeypatch.setattr(storage, "delete", lambda names: second.take("another copy"))
+    second._storage = Storage(storage.url)
     with pytest.raises(ExperimentError, match="is in use by another run"):
-        first.take(quicker, print)
+        first.take("this copy")
     second.beat()
 
 
-def test_one_that_was_taken_over_notices(storage: Storage) -> None:
-    first, _ = lease(storage)
-    first.take(lambda *_: None, print)
-    write(storage, ELSEWHERE, 2)
-    for use in (first.check, first.beat):
-        with pytest.raises(ExperimentError, match=r"another run \(process 77 on .*\) has taken over memory://"):
-            use()
-    assert first.seems_held()
-    write(storage, replace(ELSEWHERE, beat=NOW - 100), 2)
-    assert not first.seems_held()
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"\xff", b"{}", json.dumps({**asdict(HERE), "process": "x"}).encode(), b"[" * 100_000]
-)
-def test_damaged_leases(content: bytes, storage: Storage) -> None:
-    storage.write(".lease-0000000009", content)
-    found: Any = lease(storage)[0].last()
-    assert found[0] == 9 and found[1].process == 0
+@pytest.mark.parametrize("content", [b"", b"\xff", b"{}", b'{"process": "x"}', b"[]", b"[" * 100_000])
+def test_a_damaged_lease_is_taken_over_after_the_wait(content: bytes, storage: Storage) -> None:
+    storage.write(LEASE, content)
+    taken, slept = lease(storage)
+    assert "unknown machine" in str(taken.wait_until_free("this copy", print)) and sum(slept) == 60

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 import threading
 import uuid
@@ -19,14 +20,13 @@ from prototrain.checkpoint import Checkpoints
 from prototrain.checkpoint.weights import read_weights
 from prototrain.cli import main
 from prototrain.errors import ExperimentError, StorageError
-from prototrain.experiment import Experiment, checkpoint_steps, lease, uploads
-from prototrain.experiment.downloading import download
+from prototrain.experiment import Experiment, checkpoint_steps, lease, remote
 from prototrain.experiment.mirror import Mirror, local_copy, url_of_copy
 from prototrain.experiment.past import read_past
 from prototrain.experiment.rows import rows_of
-from prototrain.experiment.uploading import upload
 from prototrain.runs import find_runs, read_run
-from prototrain.system.storage import Found, Storage
+from prototrain.system import storage
+from prototrain.system.storage import Storage
 from tests.tiny import CountingTrainer
 
 
@@ -36,15 +36,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
 
     def at(machine: str) -> Path:
         monkeypatch.setenv("PROTOTRAIN_CACHE", str(tmp_path / machine))
-        monkeypatch.setattr(lease, "_machine", lambda: machine)
+        monkeypatch.setattr(platform, "node", lambda: machine)
         return tmp_path / machine
 
     at("first")
-    monkeypatch.setattr(uploads, "UPLOAD_SECONDS", 0.02)
-    monkeypatch.setattr(uploads, "_FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(uploads, "_LONGEST_PAUSE", 0.01)
-    monkeypatch.setattr(uploads, "LAST_SECONDS", 0.0)
-    monkeypatch.setattr(lease, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(remote, "UPLOAD_SECONDS", 0.02)
+    monkeypatch.setattr(remote, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(remote, "LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(remote, "LAST_SECONDS", 0.0)
+    monkeypatch.setattr(lease, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(lease, "SILENT_SECONDS", 0.02)
     return at
 
@@ -136,7 +136,7 @@ def test_commands_that_read(url: str, cache: Callable[[str], Path], capsys: pyte
     (directory,) = find_runs(base)
     assert url_of_copy(directory) == url and read_run(directory).state == "finished"
     # Only a run downloads checkpoints, and what was read here before does not keep it from that.
-    assert list((directory / "checkpoints" / "step-0000000005").iterdir()) == []
+    assert {path.name for path in directory.glob("checkpoints/*/*")} == {"meta.json"}
     assert train(url, 6).run.resume_line().startswith("resumed at step 5")
 
 
@@ -190,7 +190,7 @@ def test_a_run_that_is_under_way_is_known_everywhere(
 
     def lease_of_another() -> None:
         other = lease.Lease(Storage(url), sleep=lambda _: beat())
-        other.take(lambda *_: None, print)
+        other.wait_until_free("another copy", print)
 
     def beat() -> None:
         trainer.experiment.remote._lease.beat()
@@ -248,20 +248,19 @@ def test_an_upload_that_is_cut_short_anywhere(stages: list[Path], tmp_path: Path
         operations += 1
         try:
             # A run uploads its record before the first step, which says that nothing is saved.
-            mirror.storage.write("run.json", (stages[0] / "run.json").read_bytes())
+            mirror._storage.write("run.json", (stages[0] / "run.json").read_bytes())
             for stage in stages:
                 shutil.rmtree(tmp_path / "work", ignore_errors=True)
                 shutil.copytree(stage, tmp_path / "work")
-                while upload(mirror, lambda: None):
+                while mirror.upload():
                     pass
         except Cut:
             pass
         else:
             break
-        there = Mirror(Storage(url), local_copy(url))
         said: list[str] = []
-        there.storage.delete(download(there, whole=True, announce=said.append))
-        found = Experiment(there.directory)
+        Storage(url).delete(Mirror(Storage(url), local_copy(url)).download(said.append, whole=True))
+        found = Experiment(url)
         steps = checkpoint_steps(found.checkpoints)
         past = read_past(found.record, found.metrics)
         newest = Checkpoints(found.checkpoints, said.append).newest()
@@ -289,13 +288,13 @@ def test_the_last_whole_checkpoint_stays_until_another_one_is(url: str, tmp_path
     mirror = Mirror(Storage(url), tmp_path)
     write(4)
     for step in (4, 5, 6):  # each is deleted here by the time when it is whole there
-        upload(mirror, lambda step=step: overtake(step))
+        mirror.upload(lambda step=step: overtake(step))
         assert steps_at(url) == [step]
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "checkpoints/step-0000000001/..", "a//b"])
 def test_names_that_lead_elsewhere(name: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Storage, "listing", lambda self, folder="": {"meta.json": Found(1, ""), name: Found(1, "")})
+    monkeypatch.setattr(Storage, "listing", lambda self, folder="": {"meta.json": "", name: ""})
     with pytest.raises(ExperimentError, match="cannot be a file; no run writes that"):
         Experiment(url).fetch(whole=True)
 
@@ -306,14 +305,15 @@ def test_a_storage_that_fails(
     import fsspec.implementations.memory as memory
 
     broken, works, said = threading.Event(), threading.Event(), []
-    original = memory.MemoryFileSystem.pipe_file
+    for name in ("pipe_file", "put_file"):
+        original = getattr(memory.MemoryFileSystem, name)
 
-    def pipe_file(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        if broken.is_set():
-            raise OSError(5, "the server is on fire")
-        return original(self, *arguments, **keywords)
+        def write(*arguments: Any, original: Any = original, **keywords: Any) -> Any:
+            if broken.is_set():
+                raise OSError(5, "the server is on fire")
+            return original(*arguments, **keywords)
 
-    monkeypatch.setattr(memory.MemoryFileSystem, "pipe_file", pipe_file)
+        monkeypatch.setattr(memory.MemoryFileSystem, name, write)
 
     def fail() -> None:
         broken.set()
@@ -358,17 +358,49 @@ def test_a_storage_that_fails(
     assert train(url, 13).run.resume_line().startswith("resumed at step 12")
     warning = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING"))
     assert "the checkpoint of step 11, which was not uploaded, is kept in" in warning
-    assert checkpoint_steps(first / "unsaved/memory" / f"{url.partition('://')[2]}-1" / "checkpoints")[-1] == 11
+    (aside,) = (first / "unsaved").iterdir()
+    assert checkpoint_steps(aside / "checkpoints")[-1] == 11
+
+
+def test_a_storage_that_hangs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training continues, the WARNING comes at once, and the end is an error that names the local copy."""
+    import fsspec.implementations.memory as memory
+
+    hangs, go_on, warned = threading.Event(), threading.Event(), threading.Event()
+    cat_file = memory.MemoryFileSystem.cat_file
+
+    def hang(*arguments: Any, **keywords: Any) -> Any:
+        if hangs.is_set():
+            go_on.wait(20)
+        return cat_file(*arguments, **keywords)
+
+    class Listener(Callback):
+        def setup(self) -> None:
+            log = self.trainer.log
+            self.trainer.log = lambda text: (log(text), warned.set() if "no answer for" in text else None)  # type: ignore[method-assign,assignment]
+
+        def trigger_step(self) -> None:
+            if self.trainer.global_step == 2:
+                hangs.set()
+                assert warned.wait(20)
+
+    monkeypatch.setattr(memory.MemoryFileSystem, "cat_file", hang)
+    monkeypatch.setattr(storage, "ANSWER_SECONDS", 0.1)
+    trainer = CountingTrainer(experiment=url)
+    with pytest.raises(StorageError, match=r"no answer for .* everything of the run lies whole in"):
+        trainer.train([Listener(), SaveOnExit()], max_steps=6)
+    go_on.set()
+    assert trainer.global_step == 6 and checkpoint_steps(local_copy(url) / "checkpoints")[-1] == 6
 
 
 def test_one_that_was_taken_over_ends(url: str, cache: Callable[[str], Path]) -> None:
     def take_over() -> None:
         cache("second")
-        lease.Lease(Storage(url)).take(lambda *_: None, print)
+        lease.Lease(Storage(url)).take("another copy")
         trainer.run._looked_at = -1e9
         remote_one = trainer.experiment.remote
         remote_one.wake()
-        assert any(thread.join(20) is None for thread in remote_one._uploads._threads[1:])
+        assert any(thread.join(20) is None for thread in remote_one._threads[1:])
 
     trainer = CountingTrainer(experiment=url)
     with pytest.raises(ExperimentError, match="has taken over"):

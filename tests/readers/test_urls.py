@@ -78,7 +78,7 @@ def test_patterns_and_folders(url: str, tmp_path: Path) -> None:
     ("path", "said"),
     [
         ("memory://nothing/x.csv", "there is no file memory://nothing/x.csv"),
-        ("gx://bucket/x.csv", "nobody knows the scheme of gx://bucket/x.csv"),
+        ("gx://bucket/x.csv", "unknown scheme in gx://bucket/x.csv"),
     ],
 )
 def test_a_url_that_cannot_be_read(path: str, said: str, url: str) -> None:
