@@ -88,7 +88,7 @@ class TowerTrainer(Trainer):
     takes_other_optimizers = False  # whether a resume goes on with one for which there are other variables
     measures_xla = True  # whether it can find out what XLA is worth, for ``model.jit_compile = "auto"``
     repeats_data = True  # whether training data with an end begins anew there, or ends the training
-    may_set_trainable = True  # whether `set_trainable` can be called between two steps
+    may_set_trainable = True  # whether `_set_trainable` can be called between two steps
     continues_from_trained = False  # whether a new trainer keeps what an earlier one has trained
     share = Share()  # which of several workers reads the data
     config: Config
@@ -464,8 +464,8 @@ class TowerTrainer(Trainer):
             with self.placement.scope(), self._optimizers.renewed():
                 self.create_optimizers()
 
-    def weights_to_change(self, who: str, regex: str, value: bool) -> dict[str, Any]:
-        """The weights that `set_trainable` would change; see `BuiltModel.weights_to_change`.
+    def _weights_to_change(self, who: str, regex: str, value: bool) -> dict[str, Any]:
+        """The weights that `_set_trainable` would change; see `BuiltModel.weights_to_change`.
 
         Raises:
             CallbackError: there are none, or this trainer trains the same weights from the first step to the last.
@@ -477,7 +477,7 @@ class TowerTrainer(Trainer):
             )
         return self.built.weights_to_change(who, regex, value)
 
-    def set_trainable(self, regex: str, value: bool) -> tuple[int, int]:
+    def _set_trainable(self, regex: str, value: bool) -> tuple[int, int]:
         """Freeze or unfreeze weights from the next step to the end of the run; for `SetTrainable`.
 
         Args:

@@ -60,9 +60,9 @@ class SetTrainable(Callback):
         earlier = mine[mine.index(self) - 1] if mine[0] is not self else None
         if earlier is not None and earlier.step > self.step:
             raise CallbackError(f"{earlier!r} stands ahead of {self!r}; list them in the order of their steps")
-        if not hasattr(self.trainer, "weights_to_change"):
+        if not hasattr(self.trainer, "_weights_to_change"):
             raise CallbackError(f"{self!r}: {type(self.trainer).__name__} has no layers to freeze or unfreeze")
-        self.trainer.weights_to_change(repr(self), self.regex, self.trainable)
+        self.trainer._weights_to_change(repr(self), self.regex, self.trainable)
 
     def before_train(self) -> None:
         if self.step <= self.trainer.global_step:
@@ -78,7 +78,7 @@ class SetTrainable(Callback):
         pass  # `trigger_step` has run
 
     def trigger(self) -> None:
-        before, after = self.trainer.set_trainable(self.regex, self.trainable)  # type: ignore[attr-defined]
+        before, after = self.trainer._set_trainable(self.regex, self.trainable)  # type: ignore[attr-defined]
         self.trainer.log(
             f"{self!r}: {after} variables are trained from step {self.trainer.global_step + 1} on (before: {before})"
         )
