@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from prototrain import __version__
-from prototrain.commands import action, compare, new, plot, report, run, runs, sweep, verify
+from prototrain.commands import action, compare, config, new, plot, report, run, runs, sweep, verify
 from prototrain.commands.arguments import Parser
 from prototrain.system.tracebacks import for_terminal
 
@@ -17,6 +17,7 @@ _COMMANDS = {
     "new": new,
     "run": run,
     "verify": verify,
+    "config": config,
     "action": action,
     "runs": runs,
     "compare": compare,

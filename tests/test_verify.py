@@ -220,6 +220,7 @@ def _forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("tiny", None),
         ("towers", None),
         ("two trainers", None),
+        ("unfreezing", None),
         ("unregistered", "state"),
         ("unsaved callback", "randomness"),
         ("unseeded", "data"),

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain import Callback, KerasTrainer, SyncReplicatedTrainer, Trainer
-from prototrain.callbacks import SaveOnExit
+from prototrain.callbacks import SaveOnExit, SetTrainable
 from prototrain.trainers.tower import SimpleTrainer
 from tests.tiny import tiny_arrays, tiny_build, tiny_model
 
@@ -183,6 +183,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "tiny": tiny,
     "towers": towers,
     "two trainers": two_trainers,
+    "unfreezing": lambda: tiny(SetTrainable("fc0|bn0", False).at(step=5), SetTrainable("fc0", True).at(step=12)),
     "unregistered": lambda: Unregistered().train(max_steps=1000),
     "unsaved callback": lambda: tiny(Warmup()),
     "unseeded": lambda: tiny(datasets=unseeded),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from prototrain.callbacks.evaluation.validation import Validation
     from prototrain.callbacks.hyperparameters.hyper_param import HyperParam
     from prototrain.callbacks.hyperparameters.learning_rate import LearningRate
+    from prototrain.callbacks.hyperparameters.set_trainable import SetTrainable
     from prototrain.callbacks.hyperparameters.setters import (
         HumanHyperParamSetter,
         HyperParamSetter,
@@ -112,6 +113,7 @@ _HOMES = {
     "ScalarStats": "callbacks.evaluation.inferencer",
     "ScheduledHyperParamSetter": "callbacks.hyperparameters.setters",
     "SendMonitorData": "callbacks.writers.send_monitor_data",
+    "SetTrainable": "callbacks.hyperparameters.set_trainable",
     "StartProcOrThread": "callbacks.integrations.start_proc_or_thread",
     "StatJSON": "callbacks.writers.json_writer",
     "StatMonitorParamSetter": "callbacks.hyperparameters.setters",
@@ -177,6 +179,7 @@ __all__ = [
     "ScalarStats",
     "ScheduledHyperParamSetter",
     "SendMonitorData",
+    "SetTrainable",
     "StartProcOrThread",
     "StatJSON",
     "StatMonitorParamSetter",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,7 +22,7 @@ from prototrain.data.batches import first_dimensions, first_part, limited
 from prototrain.data.pipeline import named_files
 from prototrain.data.shares import Share, for_worker, own_spec
 from prototrain.data.stream import TrainingData
-from prototrain.errors import DataError, ModelError, OutOfMemoryError
+from prototrain.errors import CallbackError, DataError, ModelError, OutOfMemoryError
 from prototrain.experiment import home_of, source_of
 from prototrain.experiment.data_files import describe_files, noting_files
 from prototrain.experiment.facts import Facts, file_digests
@@ -190,6 +192,45 @@ class BuiltModel:
             decays = bool(self.config["model.weight_decay.value"] or self.config["model.weight_decay.l1"])
             self.decayed = select(self.trainable, self.config, "model.weight_decay") if decays else {}
         return True
+
+    def weights_to_change(self, who: str, regex: str, value: bool) -> dict[str, Any]:
+        """The weights that a regular expression matches, see `LayerCache.matching`, by name.
+
+        Args:
+            who: asks for them.
+            regex: the regular expression.
+            value: whether they are to be trained.
+
+        Raises:
+            CallbackError: there are none, or they cannot be trained.
+        """
+        try:
+            found = {name: self.variables[name] for name in self._cache.matching(regex)}
+        except re.error as error:
+            raise CallbackError(f"{who}: {regex!r} is not a regular expression: {error}") from error
+        weights = {name: variable for name, variable in found.items() if variable.trainable}
+        if not weights:
+            known = [name for name, variable in self.variables.items() if variable.trainable]
+            layers = [name.rpartition("/")[0] for name in known]
+            names = dict.fromkeys(filter(None, [*self.keras_layers, *layers, *known]))
+            near = difflib.get_close_matches(regex, names, n=3, cutoff=0.5) or list(names)[:3]
+            what = "nothing that could be trained" if found else "no layer and no variable"
+            raise CallbackError(f"{who}: {regex!r} is the name of {what}; there are {', '.join(near)}, ...")
+        allowed = select(self.variables, self.config, "model.trainable_variables") if value else weights
+        if left_out := [name for name in weights if name not in allowed]:
+            raise CallbackError(
+                f"{who}: model.trainable_variables leaves out {left_out[0]}, which is to be trained; freeze it with "
+                "SetTrainable(..., False).at(step=0), or in build(), instead"
+            )
+        return weights
+
+    def set_trainable(self, regex: str, value: bool) -> None:
+        """Freeze or unfreeze what a regular expression matches, see `LayerCache.matching`."""
+        self._cache.set_trainable(self._cache.matching(regex), value)
+
+    def reset_trainable(self) -> None:
+        """Undo every `set_trainable`."""
+        self._cache.reset_trainable()
 
     def separate_towers(self) -> dict[str, tf.Variable]:
         """Let the random layers of every tower draw other numbers; see `Placement.adopt`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,6 +91,8 @@ class LayerCache:
         self._created: list[tf.Variable] = []
         self._weights: dict[int, Any] = {}  # Keras variables by the id of the tf.Variable that each holds
         self._thread = threading.local()  # towers are traced in threads
+        self._held: set[str] = set()  # variables without a layer that are frozen for now
+        self._flags: list[tuple[Any, bool]] = []  # what was trainable before `set_trainable`, outer layers first
 
     @contextmanager
     def creating(
@@ -249,8 +251,43 @@ class LayerCache:
     @property
     def trainable(self) -> dict[str, tf.Variable]:
         """The variables that are trainable, as their layers say at present."""
-        found = self.variables.items()
+        found = [(name, v) for name, v in self.variables.items() if name not in self._held]
         return {name: v for name, v in found if v.trainable and self.keras_variable(v).trainable}
+
+    def matching(self, regex: str) -> list[str]:
+        """The names of the variables that a regular expression matches, or of whose layers it matches the name."""
+        pattern = re.compile(regex)
+        of_layers = {
+            id(v.value) for name, layer in self.layers.items() if pattern.fullmatch(name) for v in layer.variables
+        }
+
+        def matches(name: str) -> bool:
+            ends = [match.start() for match in re.finditer("/|$", name)]
+            return any(pattern.fullmatch(name[:end]) for end in ends)
+
+        return [name for name, variable in self.variables.items() if id(variable) in of_layers or matches(name)]
+
+    def set_trainable(self, names: Iterable[str], value: bool) -> None:
+        """Freeze or unfreeze variables, and the layers all of whose variables are among them."""
+        chosen = {id(self.variables[name]) for name in names}
+        layers = {id(layer): layer for root in self.layers.values() for layer in layers_within(root)}.values()
+        holders = list(self._weights.values())
+        if not self._flags:
+            self._flags = [(part, part.trainable) for part in (*layers, *holders)]
+        for layer in layers:
+            if layer.variables and chosen.issuperset(id(variable.value) for variable in layer.variables):
+                layer.trainable = value
+        for holder in holders:
+            if id(holder.value) in chosen and holder.value.trainable:
+                holder.trainable = value
+        free = {name for name in names if self.keras_variable(self.variables[name]) is self.variables[name]}
+        self._held = self._held - free if value else self._held | free
+
+    def reset_trainable(self) -> None:
+        """Undo every `set_trainable`."""
+        for part, flag in self._flags:
+            part.trainable = flag
+        self._flags, self._held = [], set()
 
     @property
     def frozen(self) -> set[int]:

@@ -71,6 +71,7 @@ class KerasTrainer(SimpleTrainer):
     model: CompiledModel
     takes_other_optimizers = True
     continues_from_trained = True  # as `fit` does
+    may_set_trainable = False  # the optimizer is the user's, built for what was trainable
 
     def __init__(
         self,

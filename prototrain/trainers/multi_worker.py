@@ -53,6 +53,7 @@ class MultiWorkerTrainer(SyncTrainer):
     """
 
     measures_xla = False  # each worker would measure something else
+    may_set_trainable = False
     stop: AgreedStop
 
     def __init__(

@@ -35,6 +35,7 @@ class OwnPaceTrainer(TowerTrainer):
     """
 
     measures_xla = False
+    may_set_trainable = False
 
     def __init__(
         self,

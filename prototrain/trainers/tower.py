@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import keras
 import tensorflow as tf
 
+from prototrain.callbacks.base import innermost
+from prototrain.callbacks.hyperparameters.set_trainable import SetTrainable
 from prototrain.checkpoint.weights import as_measured, averaged_weights, best_checkpoint, best_of
 from prototrain.data.batches import check_divides
 from prototrain.data.shares import Share
-from prototrain.errors import CheckpointError, ConfigError, ModelError
+from prototrain.errors import CallbackError, CheckpointError, ConfigError, ModelError
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
 from prototrain.model.built import BuiltModel, datasets_of
@@ -85,6 +87,7 @@ class TowerTrainer(Trainer):
     takes_other_optimizers = False  # whether a resume goes on with one for which there are other variables
     measures_xla = True  # whether it can find out what XLA is worth, for ``model.jit_compile = "auto"``
     repeats_data = True  # whether training data with an end begins anew there, or ends the training
+    may_set_trainable = True  # whether `_set_trainable` can be called between two steps
     continues_from_trained = False  # whether a new trainer keeps what an earlier one has trained
     share = Share()  # which of several workers reads the data
     config: Config
@@ -437,10 +440,7 @@ class TowerTrainer(Trainer):
 
     @contextmanager
     def _around_run(self) -> Iterator[None]:
-        if self.built.choose_trained():  # a layer was frozen or thawed since
-            self.trainable, self.decayed = self.built.trainable, self.built.decayed
-            with self.placement.scope(), self._optimizers.renewed():
-                self.create_optimizers()
+        self._choose_trained()
         self._begin_anew()
         self._optimizers.adopt(vars(self), self.trainable.values())
         self._steps.forget()  # traced callbacks belong to one list
@@ -454,6 +454,43 @@ class TowerTrainer(Trainer):
         finally:
             self.data.allow_changes = before
             self.built.note_trained()
+            self.built.reset_trainable()
+
+    def _choose_trained(self) -> None:
+        """Adopt what is trainable now: layers may have been frozen or unfrozen."""
+        if self.built.choose_trained():
+            self.trainable, self.decayed = self.built.trainable, self.built.decayed
+            with self.placement.scope(), self._optimizers.renewed():
+                self.create_optimizers()
+
+    def _weights_to_change(self, who: str, regex: str, value: bool) -> dict[str, Any]:
+        """The weights that `_set_trainable` would change; see `BuiltModel.weights_to_change`.
+
+        Raises:
+            CallbackError: there are none, or this trainer trains the same weights from the first step to the last.
+        """
+        if not self.may_set_trainable:
+            raise CallbackError(
+                f"{who}: {type(self).__name__} cannot change what it trains during a run; set `trainable` of the "
+                "layers between two runs"
+            )
+        return self.built.weights_to_change(who, regex, value)
+
+    def _set_trainable(self, regex: str, value: bool) -> tuple[int, int]:
+        """Freeze or unfreeze weights from the next step to the end of the run; for `SetTrainable`.
+
+        Args:
+            regex: matches names of layers or variables.
+            value: whether they are trained.
+
+        Returns:
+            how many variables were trained before, and how many are from now on.
+        """
+        before = len(self.trainable)
+        self.built.set_trainable(regex, value)
+        self._choose_trained()
+        self._steps.forget()  # the step is traced again
+        return before, len(self.trainable)
 
     def _begin_anew(self) -> None:
         """Begin where the first trainer of the same layers began; a checkpoint that is restored comes later."""
@@ -562,7 +599,9 @@ class TowerTrainer(Trainer):
 
     @property
     def trained_variables(self) -> dict[str, Any]:
-        return {name: self.variables[name] for name in self.trainable}
+        later = [cb for cb in map(innermost, self.callbacks) if isinstance(cb, SetTrainable) and cb.trainable]
+        names = set(self.trainable).union(*(self.built.weights_to_change(repr(cb), cb.regex, True) for cb in later))
+        return {name: variable for name, variable in self.variables.items() if name in names}
 
     @property
     def keras_layers(self) -> dict[str, keras.layers.Layer]:

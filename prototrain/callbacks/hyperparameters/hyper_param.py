@@ -41,7 +41,8 @@ class HyperParam:
             )
         own_name = str(target.name).split(":")[0] if is_variable else target if isinstance(target, str) else None
         self.name: str = name or attribute or own_name or ""
-        self._given = self._target = target
+        self._given = target
+        self._trainer: Trainer | None = None  # where what was given by name is looked up
         self._attribute = attribute
         self._values: tuple[float, float] | None = None  # before the first run, and set last
 
@@ -55,13 +56,19 @@ class HyperParam:
             CallbackError: there is no such variable or attribute.
         """
         if self._attribute is not None:
-            if not hasattr(self._target, self._attribute):
-                raise CallbackError(f"HyperParam: {type(self._target).__name__} has no attribute {self._attribute!r}")
+            if not hasattr(self._given, self._attribute):
+                raise CallbackError(f"HyperParam: {type(self._given).__name__} has no attribute {self._attribute!r}")
         elif isinstance(self._given, str):
-            self._target, self._values = self._find(self._given, trainer), None
+            self._find(self._given, trainer)
+            self._trainer, self._values = trainer, None
         if trainer.global_step == 0 and self._values is not None and self.get() == self._values[1]:
             self._put(self._values[0])
             self._values = None
+
+    @property
+    def _target(self) -> Any:
+        """What holds the value; a name is looked up each time, since unfreezing makes a new optimizer."""
+        return self._given if self._trainer is None else self._find(self._given, self._trainer)
 
     @staticmethod
     def _find(name: str, trainer: Trainer) -> Any:

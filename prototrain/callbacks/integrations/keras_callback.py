@@ -232,11 +232,12 @@ class _NoModel:
 
     def __init__(self, callback: str, trainer: Trainer) -> None:
         self._who, self._where = callback, type(trainer).__name__
+        self._trainer = trainer
         self.stop_training = False
-        if trainer.optimizer is not None:
-            self.optimizer = trainer.optimizer
 
     def __getattr__(self, name: str) -> Any:
+        if name == "optimizer" and self._trainer.optimizer is not None:
+            return self._trainer.optimizer  # another one once weights are frozen or unfrozen
         raise _NoModelError(
             f"{self._who} asks for the {name} of a Keras model, which {self._where} has not; train the model with "
             "KerasTrainer, or use one of prototrain's own callbacks"

@@ -166,7 +166,8 @@ class AssignVariables(Callback):
         self._variables = matching(self.name, self.trainer.trained_variables, self.regex)
 
     def after_run(self, outputs: dict[str, Any]) -> None:
-        for variable in self._variables.values():
+        trained = getattr(self.trainer, "trainable", self._variables)  # without those that are frozen for now
+        for variable in [variable for name, variable in self._variables.items() if name in trained]:
             value = self.function(variable)
             if value is not None:
                 variable.assign(value)

@@ -1,0 +1,85 @@
+"""`prototrain config`: the keys of a model's config with their values, defaults and types."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from shutil import get_terminal_size
+from typing import Any
+
+from prototrain.commands.arguments import add_model, given
+from prototrain.config import Config
+from prototrain.config.json_form import encode
+from prototrain.config.schema import SCHEMA, UNSET
+from prototrain.model import load_model
+from prototrain.system.quiet import import_tensorflow
+from prototrain.system.tables import Table, show
+from prototrain.system.terminal import one_line
+
+_HEADERS = ("key", "value", "default", "type")
+_LEAST = 12  # characters of a value or a default
+
+
+def add(commands: Any) -> None:
+    """Declare the command's arguments."""
+    config = commands.add_parser(
+        "config",
+        help="list a model's config keys",
+        description="List the config keys that count for a model: the value that a run would have with the same -s and "
+        "-c, the default, and the type. Arguments of optimizers and schedules that are not chosen are left out.",
+    )
+    add_model(config)
+    config.add_argument("--all", action="store_true", help="list the other optimizers' and schedules' arguments, too")
+    config.add_argument("--json", action="store_true", help="print one JSON object by key, for another program")
+    config.set_defaults(command=_config)
+
+
+def _config(options: argparse.Namespace) -> None:
+    import_tensorflow()
+    config = load_model(options.model).config
+    own = dict(config)
+    config.override(given(options))
+    found = {key: _facts(key, config, own) for key in dict.fromkeys([*SCHEMA, *config])}
+    shown = {key: facts for key, facts in found.items() if options.all or config.why_without_effect(key) is None}
+    if options.json:
+        print(json.dumps(shown, indent=2))
+    else:
+        show(_table(shown))
+
+
+def _facts(key: str, config: Config, own: Mapping[str, Any]) -> dict[str, Any]:
+    """What `--json` says of a key; "value" and "default" are left out where there is none.
+
+    The default of a model's own key is what the model's config has.
+    """
+    spec = SCHEMA.get(key)
+    default = own.get(key, UNSET) if spec is None else spec.default
+    value = config.get(key, default)
+    kind = spec.type if spec is not None else type(value if default is UNSET else default).__name__
+    facts = {"value": value, "default": default}
+    plain = {name: encode(fact, key, []) for name, fact in facts.items() if fact is not UNSET}
+    return {**plain, "type": kind, "required": spec is not None and spec.required}
+
+
+def _table(found: Mapping[str, Mapping[str, Any]]) -> Table:
+    rows = []
+    for key, facts in found.items():
+        value, default = (_text(facts[name]) if name in facts else "" for name in ("value", "default"))
+        rows.append([key, value, "required" if facts["required"] else default, facts["type"]])
+    if sys.stdout.isatty():
+        longest = [max(len(row[column]) for row in rows) for column in range(4)]
+        room = get_terminal_size().columns - longest[0] - longest[3] - 3 * 2
+        of_default = min(longest[2], max(_LEAST, room // 2))
+        of_value = max(_LEAST, room - of_default)  # names of keys are never folded where there is room for them
+        rows = [[key, _cut(value, of_value), _cut(default, of_default), kind] for key, value, default, kind in rows]
+    return Table(rows, _HEADERS, options={"disable_numparse": True})
+
+
+def _text(value: Any) -> str:
+    return one_line(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: room - 1]}\u2026"

@@ -1,0 +1,78 @@
+"""`prototrain config`: the keys of a model in a scratch directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from prototrain.cli import main
+from prototrain.system.terminal import one_line
+from tests.conftest import forget_models
+
+MODEL = """
+import tensorflow as tf
+from prototrain import Config
+
+config = Config({
+    "trainer.experiment_name": "e",
+    "model.num_steps": 4,
+    "model.optimizer.method": "sgd",
+    "model.weight_decay.filter_fn": lambda variable: True,
+    "model.units": [64, 32],
+    "model.words": "a very long text that no narrow terminal has the room for, whatever else is in its line",
+})
+
+def datasets():
+    raise AssertionError("not called")
+
+def build(inputs, train_phase):
+    raise AssertionError("not called")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _model(scratch: Path) -> None:
+    (scratch / "listed.py").write_text(MODEL)
+    forget_models()
+
+
+def test_json(capsys: pytest.CaptureFixture[str], scratch: Path) -> None:
+    (scratch / "more.yaml").write_text("model: {batch_size: 16}")
+    arguments = ["-s", "model.units=[8]", "-s", "trainer.print_interval=7", "-c", "more.yaml", "--json"]
+    assert main(["config", "listed", *arguments]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["model.units"] == {"value": [8], "default": [64, 32], "type": "list", "required": False}
+    assert found["trainer.print_interval"] == {"value": 7, "default": 100, "type": "int", "required": False}
+    assert found["model.batch_size"] == {"value": 16, "type": "int", "required": True}
+    assert found["model.optimizer.method"] == {"value": "sgd", "type": "optimizer", "required": False}
+    assert found["trainer.keep_best"]["value"] is None
+    assert "lambda" in found["model.weight_decay.filter_fn"]["value"]
+    assert "model.optimizer.adam.beta1" not in found
+    assert main(["config", "listed", "--all", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model.optimizer.adam.beta1"]["default"] == 0.9
+
+
+@pytest.mark.parametrize(("columns", "shortened"), [(80, True), (240, False), (None, False)])
+def test_table(
+    columns: int | None, shortened: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert main(["config", "listed"]) == 0
+    lines = [one_line(line) for line in capsys.readouterr().out.splitlines()]
+    rows = {line.split()[0]: line for line in lines if line.split()}
+    assert "model.trainable_variables.filter_regex" in rows and "required" in rows["model.batch_size"]
+    assert ("the room for" in rows["model.words"]) is not shortened
+    if columns is not None:
+        assert max(len(line.rstrip()) for line in lines[1:]) <= columns
+
+
+def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "listed", "-s", "trainer.print_intervall=7"]) == 1
+    assert "trainer.print_interval" in capsys.readouterr().err
+    assert main(["config", "listen"]) == 1
+    assert "listed" in capsys.readouterr().err
