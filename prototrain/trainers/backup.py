@@ -33,7 +33,7 @@ class Backup:
         """Copy the state, unless the last copy is young."""
         if time.monotonic() - self._taken < BACKUP_SECONDS:
             return
-        variables = variables_in(self._trainer.state)
+        variables = [*variables_in(self._trainer.state), *self._trainer.callbacks.variables]
         self._copies = [(copy, tf.identity(copy)) for variable in variables for copy in components(variable)]
         self._step, self._taken = self._trainer.global_step, time.monotonic()
 

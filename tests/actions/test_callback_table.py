@@ -42,7 +42,7 @@ def test_the_table_is_in_the_order_of_running() -> None:
     assert by_name == {
         "Validation": "every 100 steps and at the end",
         "LearningRate": "before train before_run",
-        "Summaries": "after each step and every 2 epochs and at the end",
+        "Summaries": "after each step and every 2 epochs and at the end after_run yes",
         "StatMonitorParamSetter": "after each epoch yes",
         "CheckNumerics": "after each epoch (EnableCallbackIf)",
         "ExponentialMovingAverage": "before train after_run yes",
