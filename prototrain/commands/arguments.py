@@ -18,7 +18,7 @@ from prototrain.model import Model, load_model
 from prototrain.system.quiet import import_tensorflow
 
 _KEYS_OF_OPTIONS: Final = {
-    "--epochs": "model.num_steps",
+    "--epochs": "model.num_epochs",
     "--learning-rate": "model.lr_schedule.constant.value",
     "--lr": "model.lr_schedule.constant.value",
     "--optimizer": "model.optimizer.method",
@@ -100,7 +100,7 @@ def load(
     model = load_model(options.model)
     if configure is not None:
         configure(model.config)
-    is_of_program = "model.num_steps" not in model.config
+    is_of_program = not {"model.num_steps", "model.num_epochs"} & model.config.keys()
     values = given(options)
     model.config.override(values)
     if to_train and is_of_program:

@@ -53,6 +53,9 @@ def add(commands: Any) -> None:
         metavar="EXPERIMENT",
         help="repeat the run in this directory, with its own config and source, as <name>-repeat",
     )
+    length = run.add_argument_group("length").add_mutually_exclusive_group()
+    length.add_argument("--steps", metavar="N", type=whole, help="train up to step N (model.num_steps)")
+    length.add_argument("--epochs", metavar="N", type=whole, help="train for N epochs (model.num_epochs)")
     start = run.add_argument_group("start")
     start.add_argument("--fresh", action="store_true", help="delete the experiment first, after asking")
     start.add_argument("--yes", action="store_true", help="do not ask")
@@ -118,6 +121,9 @@ def whole(text: str) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
+    for name in ("steps", "epochs"):
+        if (number := getattr(options, name)) is not None:
+            options.set.append(f"model.num_{name}={number}")
     if options.workers is not None:
         start_workers(options)
         return
