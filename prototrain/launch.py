@@ -25,6 +25,7 @@ from prototrain.callbacks import (
 from prototrain.callbacks.group import checked
 from prototrain.callbacks.integrations.shells import DebugShell
 from prototrain.config import Config
+from prototrain.config.schema import intervals
 from prototrain.errors import CallbackError, ConfigError
 from prototrain.experiment import Experiment
 from prototrain.model import ModelProtocol
@@ -41,11 +42,12 @@ def default_callbacks(model: ModelProtocol) -> list[Callback]:
     validation = Validation(
         batches=config["trainer.validation_batches"], rehearse=config["trainer.rehearse_validation"]
     )
+    printing = intervals(config["trainer.print_interval"])
     standard = standard_callbacks(
         schedule=from_config(config),
-        evaluation=[validation.every(steps=config["trainer.validation_step_interval"])],
-        summary_steps=config["trainer.summary_save_interval"],
-        print_steps=config["trainer.print_interval"],
+        evaluation=[validation.every(**intervals(config["trainer.validation_step_interval"]))],
+        summaries=intervals(config["trainer.summary_save_interval"]),
+        printing=printing if config["model.num_epochs"] is None else {"epochs": 1, **printing},
         save=_saves(config),
         keep=config["trainer.max_checkpoints_to_keep"],
         bar=ProgressBar(scalars=config["trainer.progress_scalars"]),
@@ -69,7 +71,7 @@ def _saves(config: Config) -> dict[str, Any]:
     steps = config["trainer.checkpoint_save_interval"]
     if steps == "auto":
         return {"interval": "auto", "failures_per_day": config["trainer.failures_per_day"]}
-    return {"steps": steps}
+    return intervals(steps)
 
 
 def _saver(keep: int, save: Mapping[str, Any]) -> Callback:
@@ -80,15 +82,15 @@ def _saver(keep: int, save: Mapping[str, Any]) -> Callback:
 
 def _for_the_best(config: Config) -> list[Callback]:
     """What keeps the best checkpoint and ends a run that gets no better, if the config asks for it."""
-    steps = config["trainer.validation_step_interval"]
+    often = intervals(config["trainer.validation_step_interval"])
     found: list[Callback] = []
     if (stat := config["trainer.keep_best"]) is not None:
         saver = MinSaver if config["trainer.keep_best.mode"] == "min" else MaxSaver
-        found.append(saver(stat).every(steps=steps))
+        found.append(saver(stat).every(**often))
     key = "trainer.early_stopping"
     if (stat := config[key]) is not None:
         names = ("mode", "patience", "min_delta", "restore_best")
-        found.append(EarlyStopping(stat, **{name: config[f"{key}.{name}"] for name in names}).every(steps=steps))
+        found.append(EarlyStopping(stat, **{name: config[f"{key}.{name}"] for name in names}).every(**often))
     return found
 
 
@@ -96,8 +98,8 @@ def standard_callbacks(
     *,
     schedule: Callable[[Any], Any] | None,
     evaluation: Iterable[Callback],
-    summary_steps: int | None,
-    print_steps: int | None,
+    summaries: Mapping[str, Any] | None,
+    printing: Mapping[str, Any] | None,
     save: Mapping[str, Any],
     keep: int,
     printer: ScalarPrinter | None = None,
@@ -108,9 +110,9 @@ def standard_callbacks(
     Args:
         schedule: of the learning rate, if the optimizer has none of its own.
         evaluation: the callbacks that measure held-out data, with their intervals.
-        summary_steps: steps between recorded scalars; None for none.
-        print_steps: steps between printed scalars; None for none.
-        save: when checkpoints are written, as `Callback.every` takes it, or `ModelSaver` its own interval.
+        summaries: when scalars are recorded, as `Callback.every` takes it; None for never.
+        printing: when they are printed; None for never.
+        save: when checkpoints are written, or `ModelSaver`'s own interval.
         keep: how many of them stay.
         printer: prints the scalars; by default all of them.
         bar: shows how far the run is; by default with the loss.
@@ -119,10 +121,10 @@ def standard_callbacks(
     return [
         *([] if schedule is None else [LearningRate(schedule)]),
         *evaluation,
-        *([Summaries().every(steps=summary_steps)] if summary_steps else []),
+        *([Summaries().every(**summaries)] if summaries else []),
         TensorBoardWriter(),
         JSONWriter(),
-        *([printer.every(steps=print_steps)] if print_steps else []),
+        *([printer.every(**printing)] if printing else []),
         ProgressBar() if bar is None else bar,
         _saver(keep, save),
         SaveOnExit(),

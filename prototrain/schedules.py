@@ -210,9 +210,12 @@ def _of_method(config: Config, method: str) -> Schedule:
     def values(*names: str) -> list[Any]:
         return [config[f"{prefix}.{name}"] for name in names]
 
-    def decay() -> list[Any]:
+    def decay(make: Callable[..., Schedule], *more: Any) -> Schedule:
         value, steps, final = values("value", "decay_steps", "final")
-        return [value, max(1, config["model.num_steps"]) if steps is None else steps, final]
+        if steps is not None or config.get("model.num_epochs") is None:
+            return make(value, max(1, config.total_steps()) if steps is None else steps, final, *more)
+        # How many steps an epoch has is known once a trainer has read the data.
+        return lambda step: make(value, config.total_steps(), final, *more)(step)
 
     match method:
         case "constant":
@@ -222,9 +225,9 @@ def _of_method(config: Config, method: str) -> Schedule:
         case "step":
             return piecewise(*values("boundaries", "values"))
         case "cosine":
-            return cosine(*decay())
+            return decay(cosine)
         case "polynomial":
-            return polynomial(*decay(), *values("power"))
+            return decay(polynomial, *values("power"))
         case "linear":
             return linear(list(zip(*values("steps", "values"), strict=True)))
     return _scalar(config[f"{prefix}.fn"], f"{prefix}.fn")

@@ -13,7 +13,7 @@ from prototrain.errors import CheckpointError, ConfigError, ExperimentError, Mod
 from prototrain.experiment import Experiment
 from prototrain.launch import launch
 from prototrain.trainers.tower import SimpleTrainer
-from tests.tiny import Losses, tiny_build, tiny_model
+from tests.tiny import Losses, tiny_build, tiny_datasets, tiny_model
 
 
 @pytest.fixture
@@ -62,6 +62,37 @@ def test_the_default_callbacks_are_what_the_config_asks_for(model: Callable[...,
     bare = model()
     del bare.config["model.lr_schedule.method"]
     assert not any(isinstance(callback, LearningRate) for callback in default_callbacks(bare))
+
+
+def test_a_length_and_intervals_in_epochs(
+    model: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = {"trainer__validation_step_interval": "2 epochs", "trainer__summary_save_interval": "1 epoch"}
+    rate = {"model__lr_schedule__method": "cosine", "model__lr_schedule__cosine__value": 0.01}
+    for epochs in (3, 4):  # the second run resumes the first and goes on
+        trainer = launch(model(model__num_epochs=epochs, **keys, **rate))
+        assert trainer.global_step == 5 * epochs
+        assert trainer.outputs["learning_rate"] > 0
+        assert float(trainer.optimizer.learning_rate) == pytest.approx(0.01 if epochs == 3 else 0.0, abs=0.01)
+    assert [step for step, _ in trainer.monitors.history("trn/loss")] == [5, 10, 15, 20]
+    assert [step for step, _ in trainer.monitors.history("vld/loss")] == [10, 15, 20]
+    assert len([line for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["trn"]]) == 4
+    # The one that is set last counts, in whatever way it is set.
+    config = trainer.model.config
+    config.override("model.num_steps=21")
+    assert "model.num_epochs" not in config and launch(trainer.model).global_step == 21
+    config.update({"model.num_epochs": 5})
+    assert "model.num_steps" not in config and config.total_steps() == 25
+
+
+def test_epochs_of_an_unknown_length_are_refused(model: Callable[..., Any]) -> None:
+    def endless() -> Any:
+        return {"trn": tiny_datasets()["trn"].repeat()}
+
+    with pytest.raises(ConfigError, match=r"model\.num_epochs: .* set trainer\.steps_per_epoch"):
+        launch(model(model__num_epochs=3, datasets=endless))
+    trainer = launch(model(model__num_epochs=3, trainer__steps_per_epoch=2, datasets=endless))
+    assert trainer.global_step == 6 and trainer.epoch_num == 3
 
 
 def test_a_run_ends_is_resumed_and_starts_afresh_if_that_is_meant(model: Callable[..., Any], tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ class CallbackGroup:
         failure: the error that ended the run, for callbacks in `after_train`.
         late_failure: the first error of an `after_train`.
         seconds: the time that each callback has taken.
+        variables: those that callbacks change along with the iterations and save in their own state.
 
     Raises:
         CallbackError: something in the list is not a callback, or two callbacks would share their saved state.
@@ -80,6 +81,7 @@ class CallbackGroup:
         self.late_failure: BaseException | None = None
         self.failure: BaseException | None = None
         self.seconds: dict[Callback, float] = dict.fromkeys(self.callbacks, 0.0)
+        self.variables: list[Any] = []
         tell_of_forks(self)
 
     def __iter__(self) -> Iterator[Callback]:

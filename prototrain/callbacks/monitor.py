@@ -276,7 +276,7 @@ class Monitors:
 
     def state_dict(self) -> dict[str, Any]:
         """The history, for a checkpoint."""
-        return {name: [[step, _encode(value)] for step, value in pairs] for name, pairs in self._history.items()}
+        return {name: [[step, as_json(value)] for step, value in pairs] for name, pairs in self._history.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the history of a checkpoint."""
@@ -347,6 +347,6 @@ def as_number(name: str, value: Any) -> float:
         raise CallbackError(f"scalar {name!r} must be a single number, got {value!r}") from error
 
 
-def _encode(value: float) -> float | str:
-    # JSON has no word for these; float() reads them back from text.
+def as_json(value: float) -> float | str:
+    """A number as JSON can hold it: NaN and infinity, for which it has no word, as text, which `float` reads."""
     return value if math.isfinite(value) else repr(value)

@@ -17,7 +17,7 @@ from prototrain.model import Model, load_model
 from prototrain.system.quiet import import_tensorflow
 
 _KEYS_OF_OPTIONS: Final = {
-    "--epochs": "model.num_steps",
+    "--epochs": "model.num_epochs",
     "--learning-rate": "model.lr_schedule.constant.value",
     "--lr": "model.lr_schedule.constant.value",
     "--optimizer": "model.optimizer.method",

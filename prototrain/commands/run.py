@@ -53,6 +53,9 @@ def add(commands: Any) -> None:
         "repeat the run in this directory, with its own config and source, as <name>-repeat",
         dest="repeats",
     )
+    length = run.add_argument_group("length").add_mutually_exclusive_group()
+    length.add_argument("--steps", metavar="N", type=whole, help="train up to step N (model.num_steps)")
+    length.add_argument("--epochs", metavar="N", type=whole, help="train for N epochs (model.num_epochs)")
     start = run.add_argument_group("start")
     option(start, "--fresh", "delete the experiment first, after asking")
     option(start, "--yes", "do not ask")
@@ -101,6 +104,9 @@ def reference(text: str) -> str:
 
 
 def _run(options: argparse.Namespace) -> None:
+    for name in ("steps", "epochs"):
+        if (number := getattr(options, name)) is not None:
+            options.set.append(f"model.num_{name}={number}")
     if options.workers is not None:
         start_workers(options)
         return

@@ -32,6 +32,7 @@ from prototrain.config.values import read_value
 from prototrain.errors import ConfigError
 from prototrain.system.files import write_atomic
 
+_LENGTHS: Final = {"model.num_steps": "model.num_epochs", "model.num_epochs": "model.num_steps"}
 _KEY: Final = re.compile(r"[\w-]+(\.[\w-]+)*")
 
 
@@ -57,6 +58,9 @@ class Config(MutableMapping[str, Any]):
     Args:
         values: the first keys and values.
 
+    Attributes:
+        batches_per_epoch: steps in an epoch, as a trainer knows it from the data; None before that.
+
     Raises:
         ConfigError: a key is unknown in its namespace (the message names the nearest one), or a value is wrong.
     """
@@ -65,6 +69,7 @@ class Config(MutableMapping[str, Any]):
         self._values: dict[str, Any] = {}
         self._defaults: dict[str, Any] | None = None
         self._read: set[str] = set()
+        self.batches_per_epoch: int | None = None
         self.update(values)
 
     def __getitem__(self, key: str) -> Any:
@@ -82,7 +87,10 @@ class Config(MutableMapping[str, Any]):
             raise ConfigError(f"{key} is reserved for the saved form of a configuration")
         if key not in SCHEMA and is_strict(key):
             raise ConfigKeyError(f"unknown key {key!r}; the nearest known one is {nearest(key, SCHEMA)}")
-        self._values[key] = checked(key, value)
+        value = checked(key, value)
+        if key in _LENGTHS and value is not None:  # the one that is set last says how long the run is
+            self._values.pop(_LENGTHS[key], None)
+        self._values[key] = value
 
     def __delitem__(self, key: str) -> None:
         if key not in self._values:
@@ -128,10 +136,27 @@ class Config(MutableMapping[str, Any]):
         """Return a shallow copy."""
         new = Config()
         new._values = dict(self._values)
-        new._defaults = self._defaults
+        new._defaults, new.batches_per_epoch = self._defaults, self.batches_per_epoch
         return new
 
     __copy__ = copy
+
+    def total_steps(self) -> int:
+        """Return the length of the run in steps, by ``model.num_steps`` or ``model.num_epochs``.
+
+        Raises:
+            ConfigError: neither is set, or it is not known how long an epoch is.
+        """
+        epochs = self.get("model.num_epochs")
+        if epochs is None:
+            return int(self["model.num_steps"])
+        steps = self.batches_per_epoch or self["trainer.steps_per_epoch"]
+        if steps is None:
+            raise ConfigError(
+                "model.num_epochs: how long an epoch is cannot be known: the training data has no known end, or no "
+                "trainer has read it yet; set trainer.steps_per_epoch, or model.num_steps instead"
+            )
+        return int(epochs * steps)
 
     def validate(self, *, to_train: bool = True) -> None:
         """Check what no single assignment can: required keys, and values that must fit each other.
@@ -143,7 +168,8 @@ class Config(MutableMapping[str, Any]):
             ConfigError: names the key at fault.
         """
         for key, spec in SCHEMA.items():
-            if spec.required and key not in self and (to_train or key != "model.num_steps"):
+            has_length = not to_train or self.get("model.num_epochs") is not None
+            if spec.required and key not in self and not (key == "model.num_steps" and has_length):
                 raise ConfigError(f"{key} is required; expected {spec.expected}")
         if (method := self.get("model.lr_schedule.method")) is not None:
             for name in SCHEDULES[method]:
@@ -235,7 +261,7 @@ class Config(MutableMapping[str, Any]):
             # Keras counts names up by process, and a schedule changes the rate.
             kept = {key: value for key, value in method["config"].items() if key not in ("name", "learning_rate")}
             values["model.optimizer.method"] = {**method, "config": kept}
-        left_out = {*LOCATION_KEYS, FUNCTIONS_KEY, "model.num_steps", "model.weights_load_path"}
+        left_out = {*LOCATION_KEYS, FUNCTIONS_KEY, *_LENGTHS, "model.weights_load_path"}
         return {key: value for key, value in values.items() if key not in left_out and not key.startswith("actions.")}
 
     def to_text(self) -> str:

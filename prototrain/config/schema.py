@@ -39,6 +39,9 @@ LOCATION_KEYS: Final = ("trainer.experiment_base_dir", "trainer.experiment_name"
 """The keys that say where a run lies, and nothing of what it does."""
 
 
+_EPOCHS: Final = re.compile(r"([1-9]\d{0,17}) epochs?")
+
+
 @runtime_checkable
 class HasConfig(Protocol):
     """An object that describes itself, as Keras optimizers, layers and schedules do."""
@@ -52,7 +55,8 @@ class Key:
     """What one key accepts.
 
     Attributes:
-        type: "bool", "int", "float", "str", "function", "optimizer", or "list[...]" of one of them.
+        type: "bool", "int", "float", "str", "function", "optimizer", "interval" (steps, or a text such as
+            "2 epochs"), or "list[...]" of one of them.
         default: the value in force while the key is not set; None also means that None is accepted.
         required: `Config.validate` demands an explicit value.
         choices: the only accepted texts, if there are any.
@@ -71,7 +75,7 @@ class Key:
     complaint: Callable[[Any], str | None] | None = None
 
     def __post_init__(self) -> None:
-        if self.type in ("int", "list[int]") and self.maximum is None:
+        if self.type in ("int", "list[int]", "interval") and self.maximum is None:
             object.__setattr__(self, "maximum", _LARGEST_INT)
 
     @property
@@ -79,9 +83,10 @@ class Key:
         """The accepted values in words, for messages."""
         largest = None if self.maximum == _LARGEST_INT else self.maximum
         signs = ((">=", self.minimum), (">", self.above), ("<=", largest), ("<", self.below))
-        numbers = self.choices if self.type == "int" else ()
+        numbers = {"int": self.choices, "interval": ('"N epochs"', *self.choices)}.get(self.type, ())
         bounds = " and ".join(f"{sign} {bound}" for sign, bound in signs if bound is not None)
         words = {
+            "interval": "int",
             "bool": " or ".join(("bool", *self.choices)),
             "str": " or ".join(self.choices) or "str",
             "function": 'function or "module:name"',
@@ -131,11 +136,11 @@ SCHEDULES: Final = {
 SCHEMA: Final[dict[str, Key]] = {
     "trainer.experiment_base_dir": Key(type="str", default="experiments"),
     "trainer.experiment_name": Key(type="str", required=True, complaint=_leaves_base_directory),
-    "trainer.validation_step_interval": Key(type="int", default=100, minimum=1),
-    "trainer.summary_save_interval": Key(type="int", default=50, minimum=1),
-    "trainer.print_interval": Key(type="int", default=100, minimum=1),
+    "trainer.validation_step_interval": Key(type="interval", default=100, minimum=1),
+    "trainer.summary_save_interval": Key(type="interval", default=50, minimum=1),
+    "trainer.print_interval": Key(type="interval", default=100, minimum=1),
     "trainer.progress_scalars": Key(type="list[str]", default=["loss"]),
-    "trainer.checkpoint_save_interval": Key(type="int", default=1000, minimum=1, choices=("auto",)),
+    "trainer.checkpoint_save_interval": Key(type="interval", default=1000, minimum=1, choices=("auto",)),
     "trainer.failures_per_day": Key(type="float", default=0.03, above=0),
     "trainer.validation_batches": Key(type="int", default=1, minimum=0),
     "trainer.rehearse_validation": Key(type="bool", default=True),
@@ -157,6 +162,7 @@ SCHEMA: Final[dict[str, Key]] = {
     "model.weights_load_path": Key(type="str", default=None),
     "model.batch_size": Key(type="int", required=True, minimum=1),
     "model.num_steps": Key(type="int", required=True, minimum=0),
+    "model.num_epochs": Key(type="int", default=None, minimum=1),
     "model.data_sharding": Key(type="str", default="batch", choices=("batch", "files", "none")),
     "model.accumulate_steps": Key(type="int", default=1, minimum=1),
     "model.jit_compile": Key(type="bool", default=False, choices=("auto",)),
@@ -209,6 +215,15 @@ SCHEMA: Final[dict[str, Key]] = {
     "actions.export.inputs": Key(type="list[str]"),
     "actions.export.outputs": Key(type="list[str]"),
 }
+
+
+def intervals(value: int | str) -> dict[str, Any]:
+    """The value of an interval as `Callback.every` takes it.
+
+    >>> intervals(100), intervals("2 epochs")
+    ({'steps': 100}, {'epochs': 2})
+    """
+    return {"epochs": int(value.split()[0])} if isinstance(value, str) else {"steps": value}
 
 
 def show(value: Any) -> str:
@@ -264,8 +279,8 @@ def _convert(kind: str, spec: Key, value: Any) -> Any:
         return value if isinstance(value, bool) or (isinstance(value, str) and value in spec.choices) else UNSET
     if kind == "str":
         return value if isinstance(value, str) and (not spec.choices or value in spec.choices) else UNSET
-    if kind == "int":
-        if isinstance(value, str) and value in spec.choices:
+    if kind in ("int", "interval"):
+        if isinstance(value, str) and (value in spec.choices or (kind == "interval" and _EPOCHS.fullmatch(value))):
             return value
         right = isinstance(value, numbers.Integral) and not isinstance(value, bool) and spec.in_bounds(int(value))
         return int(value) if right else UNSET

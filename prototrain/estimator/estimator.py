@@ -144,8 +144,8 @@ class Estimator:
         callbacks = standard_callbacks(
             schedule=None,
             evaluation=more,
-            summary_steps=config.save_summary_steps,
-            print_steps=config.log_step_count_steps,
+            summaries={"steps": config.save_summary_steps} if config.save_summary_steps else None,
+            printing={"steps": config.log_step_count_steps} if config.log_step_count_steps else None,
             save=config.checkpoint_interval,
             keep=config.keep_checkpoint_max or ENDLESS,
             printer=ScalarPrinter(blacklist=["trn/loss_(l2|total)$"]),

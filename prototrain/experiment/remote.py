@@ -157,7 +157,7 @@ class Remote:
     def _download(self, announce: Say) -> None:
         cut = self._mirror.download(announce, whole=True)
         for step in sorted({step_of(name) or 0 for name in cut}):
-            announce(f"{self} has only parts of the checkpoint of step {step}, whose upload was cut short; they are deleted")
+            announce(f"{self} has only parts of the checkpoint of step {step}, which are deleted")
         self.storage.delete(cut)
         self._mirror.remember(is_whole=True)
 

@@ -8,6 +8,7 @@ new ones. The hooks of `keras_hooks` ask the `BuildCall` of the present thread.
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.config import Config
+from prototrain.config.schema import intervals
 from prototrain.errors import StopTraining
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class SweepReporter(Callback):
 
 def reporter(report: Callable[[Newest], bool], config: Config) -> Callback:
     """The callback of a trial, at the steps of the validation."""
-    return SweepReporter(report).every(steps=config["trainer.validation_step_interval"])
+    return SweepReporter(report).every(**intervals(config["trainer.validation_step_interval"]))
 
 
 class Link:

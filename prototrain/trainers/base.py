@@ -79,6 +79,7 @@ class Trainer:
         allow_changed_data: whether the present run goes on with other training data than its checkpoint was made with.
         check_finite: whether a scalar, update or variable that is not finite ends the run with an error.
         evaluation_scopes: functions that return a context manager; an evaluation takes place inside of them.
+        unaveraged: names of scalars in `outputs` of which `Summaries` records the last value and not the mean.
         config, optimizer, datasets, element_spec, keras_model: what a subclass has of it, else None.
     """
 
@@ -87,6 +88,7 @@ class Trainer:
     datasets: Mapping[str, Any] | None = None
     element_spec: Mapping[str, Any] | None = None
     keras_model: Any = None
+    unaveraged: Collection[str] = ("learning_rate", "loss_scale")
     workers = 1
 
     def __init__(self, *, experiment: Experiment | str | Path | None = None) -> None:

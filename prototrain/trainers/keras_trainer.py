@@ -287,7 +287,7 @@ class KerasTrainer(SimpleTrainer):
         steps = steps_per_epoch
         if steps is None:
             steps = self.config["trainer.steps_per_epoch"] or self.data.cardinality
-        if steps is None and max_epoch is not None:
+        if steps is None and (max_epoch is not None or self.config["model.num_epochs"] is not None):
             steps = self._passes = self._passes or self._count()
         return super()._length(steps, max_epoch, max_steps)
 
@@ -318,6 +318,15 @@ class KerasTrainer(SimpleTrainer):
         super().train([_EpochMetrics(), *callbacks], **length)
         if self.optimizer is not None and self.optimizer.use_ema:
             self.optimizer.finalize_variable_values(list(self.trainable.values()))
+
+    @property
+    def unaveraged(self) -> Collection[str]:  # type: ignore[override]
+        """Metrics too, which are means from the start of the epoch; "loss" is that of one step, unless it is a metric
+        in a `train_step` of the model's own."""
+        metrics = {name for name, _ in flat(self.keras_model.get_metrics_result())}
+        if not (self.has_own_train_step and set(self.model.logged) == metrics):
+            metrics.discard("loss")
+        return {*super().unaveraged, *metrics}
 
     def _fit_logs(self) -> dict[str, Any]:
         found = {name: _plain(value) for name, value in flat(self.keras_model.get_metrics_result())}

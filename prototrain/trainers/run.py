@@ -606,7 +606,9 @@ class Run:
         """A copy of the trainer's config, with the length that `train` was given."""
         trainer = self._trainer
         config = None if trainer.config is None else trainer.config.copy()
-        if config is not None and not trainer.is_endless:
+        epochs = None if config is None else config.get("model.num_epochs")
+        is_in_epochs = (epochs or 0) * trainer.steps_per_epoch == trainer.total_steps
+        if config is not None and not trainer.is_endless and not is_in_epochs:
             config["model.num_steps"] = trainer.total_steps
         if config is not None and trainer.given_steps_per_epoch is not None:
             config["trainer.steps_per_epoch"] = trainer.given_steps_per_epoch

@@ -124,6 +124,7 @@ class TowerTrainer(Trainer):
             log=self.log,
         )
         self.data, self.datasets = self.built.data, self.built.datasets
+        self.config.batches_per_epoch = self.config["trainer.steps_per_epoch"] or self.data.cardinality
         self.element_spec = self.built.element_spec
         self.variables, self.trainable, self.decayed = self.built.variables, self.built.trainable, self.built.decayed
         self.loss_scale = LossScale() if self.built.policy == "mixed_float16" else None
@@ -433,9 +434,13 @@ class TowerTrainer(Trainer):
         self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None
     ) -> tuple[int | None, int | None, int | None]:
         if max_steps is None and max_epoch is None:
-            max_steps = self.config["model.num_steps"]
+            max_epoch = self.config["model.num_epochs"]
+            max_steps = self.config["model.num_steps"] if max_epoch is None else None
+            if max_epoch is not None and steps_per_epoch is None:
+                self.config.total_steps()  # which raises an error if that is not known
         if steps_per_epoch is None:
             steps_per_epoch = self.config["trainer.steps_per_epoch"] or self.data.cardinality or max_steps or None
+        self.config.batches_per_epoch = steps_per_epoch
         return steps_per_epoch, max_epoch, max_steps
 
     @contextmanager

@@ -39,8 +39,8 @@ KERAS_ARGUMENTS = [
 CONTRACT: list[tuple[str, Any, Any, Any]] = [
     ("trainer.experiment_base_dir", "experiments", "runs", 1),
     ("trainer.experiment_name", UNSET, "a-{timestamp}", "a/b"),
-    ("trainer.validation_step_interval", 100, 1, 0),
-    ("trainer.summary_save_interval", 50, 7, -1),
+    ("trainer.validation_step_interval", 100, "1 epoch", "0 epochs"),
+    ("trainer.summary_save_interval", 50, "20 epochs", "epoch"),
     ("trainer.print_interval", 100, 7, 1.0),
     ("trainer.progress_scalars", ["loss"], ["loss", "vld/*"], "loss"),
     ("trainer.checkpoint_save_interval", 1000, 7, "7"),
@@ -65,6 +65,7 @@ CONTRACT: list[tuple[str, Any, Any, Any]] = [
     ("model.weights_load_path", None, "path", 3),
     ("model.batch_size", UNSET, 1, 0),
     ("model.num_steps", UNSET, 0, -1),
+    ("model.num_epochs", None, 3, 0),
     ("model.data_sharding", "batch", "files", "examples"),
     ("model.accumulate_steps", 1, 4, 0),
     ("model.jit_compile", False, True, 1),
@@ -143,7 +144,7 @@ LARGE = f"{2**63} has more than 64 bits"
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("trainer.print_interval", 0, "trainer.print_interval: expected int >= 1, got 0"),
+        ("trainer.print_interval", 0, 'trainer.print_interval: expected int >= 1 or "N epochs", got 0'),
         ("trainer.steps_per_epoch", "a", "trainer.steps_per_epoch: expected int >= 1 or None, got 'a'"),
         ("trainer.validation_batches", 1e23, "trainer.validation_batches: expected int >= 0, got 1e+23"),
         ("trainer.validation_batches", 2**63, f"trainer.validation_batches: {LARGE}"),

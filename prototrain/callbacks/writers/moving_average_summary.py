@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
+from prototrain.callbacks.monitor import as_json
 from prototrain.checkpoint.state import OF_CALLBACKS
 from prototrain.errors import CallbackError
 from prototrain.step.variables import scratch_variable
@@ -91,6 +91,7 @@ class MovingAverageSummary(Callback):
             self._sums = scratch_variable(np.transpose(pairs), name="averages", dtype=tf.float64)
         for copy in components(self._sums):
             copy.is_scratch = True
+        self.trainer.callbacks.variables.append(self._sums)
         self.names = found
 
     def trigger(self) -> None:
@@ -109,7 +110,7 @@ class MovingAverageSummary(Callback):
         if self._pattern is None:
             return {"names": list(self.names)}
         values = self._values().items()
-        return {"averages": {name: [x if math.isfinite(x) else repr(x) for x in pair] for name, pair in values}}
+        return {"averages": {name: list(map(as_json, pair)) for name, pair in values}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._pattern is not None:

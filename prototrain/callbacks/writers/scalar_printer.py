@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from prototrain.callbacks.base import innermost
 from prototrain.callbacks.monitor import Monitor, as_number
+from prototrain.callbacks.writers.summaries import Summaries
 from prototrain.errors import CallbackError
 from prototrain.system.wording import in_digits
 
@@ -14,7 +16,10 @@ NUMBER_WIDTH = 10  # the longest that a number gets, so that columns stay where 
 
 
 class ScalarPrinter(Monitor):
-    """Prints the last step's scalars, and what else was recorded since it printed last, as a small table.
+    """Prints the scalars of training, and what else was recorded since it printed last, as a small table.
+
+    Those of training are means over the steps since the last record of `Summaries`; without `Summaries` in the list
+    they are the last step's values.
 
         step 200, epoch 6    accuracy  learning_rate        loss
         trn                         1         0.0019      0.0714
@@ -42,8 +47,10 @@ class ScalarPrinter(Monitor):
     def trigger(self) -> None:
         step = self.trainer.global_step
         scalars = self._recorded
-        for name, value in self.trainer.outputs.items():
-            scalars[f"trn/{name}"] = (step, as_number(name, value))
+        summaries = next((one for one in map(innermost, self.trainer.callbacks) if isinstance(one, Summaries)), None)
+        prefix = "trn" if summaries is None else summaries.prefix
+        for name, value in (self.trainer.outputs if summaries is None else summaries.means()).items():
+            scalars[f"{prefix}/{name}"] = (step, as_number(name, value))
         self._recorded = {}
         rows: dict[str, dict[str, str]] = {}
         for name in filter(self._wanted, sorted(scalars)):

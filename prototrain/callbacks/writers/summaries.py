@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from statistics import fmean
+from typing import Any
 
-from prototrain.callbacks.base import Callback
-from prototrain.callbacks.monitor import as_number, scalar_in
+import numpy as np
+import tensorflow as tf
+
+from prototrain.callbacks.base import Callback, begins_anew
+from prototrain.callbacks.monitor import as_json, as_number, scalar_in
 from prototrain.errors import CallbackError
+from prototrain.step.variables import scratch_variable
+from prototrain.towers import components
 
 
 class Summaries(Callback):
-    """Sends the last step's scalars to the monitors, as ``trn/...``, and what the model gave to `tf.summary` in that
-    step.
+    """Records the means of the training scalars over the steps since the last record, as ``trn/...``, and what the
+    model gave to `tf.summary` in the last step.
+
+    Sums and counts are kept within the compiled step and are part of every checkpoint. A step whose value is NaN, or
+    that has no such scalar, is left out of the mean. Scalars that are no property of one batch, such as the learning
+    rate and the metrics of a `KerasTrainer`, are recorded as they are; see `Trainer.unaveraged`. The last step's values
+    are in `trainer.outputs`.
 
     `tf.summary.image`, `histogram`, `audio`, `text` and `scalar` may be called anywhere in a compiled step, such as in
     `build`, without a writer and without a step. They cost nothing in the steps that are not recorded. Of a scalar the
@@ -23,17 +35,78 @@ class Summaries(Callback):
         prefix: what the scalars' names start with.
     """
 
+    chief_only = False  # all workers trace the same step
+
     def __init__(self, *, prefix: str = "trn") -> None:
         self.prefix = prefix
+        self.state_key = f"Summaries/{prefix}"
+        self._forget()
+
+    def _forget(self) -> None:
+        self._names: tuple[str, ...] = ()
+        self._variable: tf.Variable | None = None  # of a compiled trainer: the sums, and below them the counts
+        self._totals: dict[str, list[float]] = {}  # the same elsewhere, and before the step is traced
+        self._last: tuple[int, dict[str, float]] = (-1, {})  # the step and the means of the last record
 
     def setup(self) -> None:
         self.trainer.monitors.announce(self, self.prefix, None)
+        if begins_anew(self):
+            self._forget()
+        self._totals, self._variable, self._names = self._sums_and_counts(), None, ()
 
     def watches(self) -> Collection[str] | None:
         return ()
 
+    def after_run(self, outputs: dict[str, Any]) -> None:
+        if tf.executing_eagerly():
+            for name, value in outputs.items():
+                number = as_number(f"{self.prefix}/{name}", value)
+                total = self._totals.setdefault(name, [0.0, 0])
+                if not math.isnan(number):
+                    total[0] += number
+                    total[1] += 1
+            return
+        scalars = {name: value for name, value in outputs.items() if value.shape.rank == 0}
+        if not scalars:
+            return
+        if self._variable is None:
+            self._names = tuple(scalars)
+            begin = [self._totals.get(name, [0.0, 0]) for name in self._names]
+            with tf.init_scope(), self.trainer._setup_scope():
+                self._variable = scratch_variable(np.transpose(begin), name="sums", dtype=tf.float64)
+            for copy in components(self._variable):
+                copy.is_scratch = True
+            self.trainer.callbacks.variables.append(self._variable)
+        values = [scalars[name] for name in self._names]
+        dtype = tf.float32 if all(value.dtype == tf.float32 for value in values) else tf.float64
+        row = tf.stack([tf.cast(value, dtype) for value in values])
+        is_nan = tf.math.is_nan(row)
+        new = tf.stack([tf.where(is_nan, tf.zeros([], dtype), row), tf.cast(~is_nan, dtype)])
+        self._variable.assign_add(tf.cast(new, tf.float64))
+
+    def _sums_and_counts(self) -> dict[str, list[float]]:
+        if self._variable is None:
+            return self._totals
+        pairs = tf.convert_to_tensor(self._variable).numpy().T.tolist()
+        return dict(zip(self._names, pairs, strict=True))
+
+    def means(self) -> dict[str, float]:
+        """The means over the steps since the last record; right after a record, its own."""
+        step, recorded = self._last
+        if step == self.trainer.global_step:
+            return recorded
+        outputs = self.trainer.outputs
+        found = {name: total / count if count else math.nan for name, (total, count) in self._sums_and_counts().items()}
+        own = {name: as_number(name, outputs[name]) for name in self.trainer.unaveraged if name in outputs}
+        return {name: own.get(name, mean) for name, mean in found.items()}
+
     def trigger(self) -> None:
-        self.trainer.monitors.put_scalars(self.trainer.outputs, self.prefix)
+        # A resumed run that has to finish a step records what that step has recorded before.
+        self._last = self.trainer.global_step, self.means()
+        self._totals = {}
+        if self._variable is not None:
+            self._variable.assign(tf.zeros_like(self._variable))
+        self.trainer.monitors.put_scalars(self._last[1], self.prefix)
         scalars: dict[str, list[float]] = {}
         for event in self.trainer.summary_events:
             numbers = {
@@ -46,6 +119,15 @@ class Summaries(Callback):
             if not numbers:
                 self.trainer.monitors.put_summary(event.summary, self.prefix)
         self.trainer.monitors.put_scalars({name: fmean(found) for name, found in scalars.items()}, self.prefix)
+
+    def state_dict(self) -> dict[str, Any]:
+        step, means = self._last
+        totals = {name: [as_json(total), count] for name, (total, count) in self._sums_and_counts().items()}
+        return {"totals": totals, "step": step, "means": {name: as_json(mean) for name, mean in means.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._totals = {name: [float(total), float(count)] for name, (total, count) in state["totals"].items()}
+        self._last = int(state["step"]), {name: float(mean) for name, mean in state["means"].items()}
 
 
 class GradientNorm(Callback):

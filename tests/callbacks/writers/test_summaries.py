@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
+from contextlib import nullcontext
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
-from prototrain import Callback, ModelDict
+from prototrain import Callback, ModelDict, SimpleTrainer
 from prototrain.callbacks import (
     JSONWriter,
     ProcessTensors,
@@ -23,7 +26,16 @@ from prototrain.callbacks import (
 )
 from prototrain.callbacks.base import Priority
 from prototrain.errors import CallbackError
-from tests.tiny import CountingTrainer, tiny_build, tiny_datasets, tiny_trainer, values
+from prototrain.trainers.replicated import SyncReplicatedTrainer
+from tests.tiny import (
+    CountingTrainer,
+    PressesCtrlC,
+    tiny_build,
+    tiny_datasets,
+    tiny_model,
+    tiny_trainer,
+    values,
+)
 
 
 def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
@@ -104,8 +116,75 @@ def test_a_model_without_summaries_is_traced_once() -> None:
 def test_it_records_at_its_steps_under_its_prefix() -> None:
     trainer = CountingTrainer()
     trainer.train([Summaries().every(steps=2), Summaries(prefix="own").every(steps=3)], max_steps=4)
-    assert trainer.monitors.history("trn/loss") == [(2, 1 / 2), (4, 1 / 4)]
-    assert trainer.monitors.history("own/loss") == [(3, 1 / 3), (4, 1 / 4)]
+    assert trainer.monitors.history("trn/loss") == [(2, (1 + 1 / 2) / 2), (4, (1 / 3 + 1 / 4) / 2)]
+    assert trainer.monitors.history("own/loss") == [(3, (1 + 1 / 2 + 1 / 3) / 3), (4, 1 / 4)]
+    assert trainer.outputs == {"loss": 1 / 4}
+
+
+class Gaps(CountingTrainer):
+    """Has a scalar in some steps only, and one that never has a value."""
+
+    def run_step(self) -> dict[str, float]:
+        step = self.global_step + 1
+        rare = {"rare": float(step)} if step % 3 == 0 else {}
+        return {**rare, "odd": math.nan if step % 2 else float(step), "never": math.nan, "learning_rate": float(step)}
+
+
+def test_a_step_without_a_value_is_left_out_of_the_mean(experiment: Path) -> None:
+    for stop in (7, 0):  # the second part begins within an interval
+        trainer = Gaps(experiment=experiment)
+        with pytest.raises(KeyboardInterrupt) if stop else nullcontext():
+            callbacks = [Summaries().every(steps=6), PressesCtrlC(stop), JSONWriter(), SaveOnExit()]
+            trainer.train(callbacks, max_steps=12)
+    means = {name: trainer.monitors.history(f"trn/{name}") for name in ("rare", "odd", "learning_rate")}
+    assert means["rare"] == [(6, 4.5), (12, 10.5)] and means["odd"] == [(6, 4.0), (12, 10.0)]
+    assert means["learning_rate"] == [(6, 6.0), (12, 12.0)]
+    assert all(math.isnan(value) for _, value in trainer.monitors.history("trn/never"))
+
+
+def sometimes(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
+    net = tiny_build(inputs, train_phase)
+    if train_phase:
+        net.positive = tf.where(net.loss > 0.7, net.loss, tf.constant(math.nan))
+        net.twice = tf.cast(net.loss, tf.float64) * 2.0
+    return net
+
+
+class EachStep(Callback):
+    """Notes the scalars of each step; every compiled call is one step then."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, float]] = []
+
+    def trigger_step(self) -> None:
+        self.seen.append(dict(self.trainer.outputs))
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+def test_means_of_a_compiled_trainer_do_not_depend_on_its_calls(towers: int, tmp_path: Path) -> None:
+    def trainer(name: str) -> Any:
+        model: Any = tiny_model(build=sometimes)
+        if towers == 1:
+            return SimpleTrainer(model, experiment=tmp_path / name)
+        return SyncReplicatedTrainer(model, experiment=tmp_path / name, towers=towers)
+
+    def rows(name: str) -> list[dict[str, float]]:
+        found = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        return [{key: value for key, value in row.items() if key != "time"} for row in found]
+
+    each = EachStep()
+    trainer("single").train([each, Summaries().every(steps=5), JSONWriter()], max_steps=20)
+    trainer("long").train([Summaries().every(steps=5), JSONWriter(), StopOnNaN()], max_steps=20)
+    for stop in (3, 10, 0):  # within an interval, and at the end of one
+        callbacks = [Summaries().every(steps=5), PressesCtrlC(stop), JSONWriter(), SaveOnExit()]
+        with pytest.raises(KeyboardInterrupt) if stop else nullcontext():
+            trainer("parts").train(callbacks, max_steps=20)
+    assert rows("long") == rows("single") == rows("parts")
+    for row in rows("long"):
+        steps = each.seen[int(row["step"]) - 5 : int(row["step"])]
+        for name in ("loss", "positive", "twice"):
+            values = [one[name] for one in steps if not math.isnan(one[name])]
+            assert row[f"trn/{name}"] == (pytest.approx(fmean(values), rel=1e-12) if values else None)
 
 
 def test_without_every_it_records_after_each_epoch() -> None:
@@ -150,7 +229,10 @@ def test_a_stop_between_two_callbacks_loses_no_row(experiment: Path) -> None:
     assert not (experiment / "metrics.jsonl").exists()
     CountingTrainer(experiment=experiment).train(callbacks(), max_steps=4)
     rows = [json.loads(line) for line in (experiment / "metrics.jsonl").read_text().splitlines()]
-    assert [(row["step"], row["vld/loss"], row["trn/loss"]) for row in rows] == [(2, 9.0, 1 / 2), (4, 9.0, 1 / 4)]
+    assert [(row["step"], row["vld/loss"], row["trn/loss"]) for row in rows] == [
+        (2, 9.0, (1 + 1 / 2) / 2),
+        (4, 9.0, (1 / 3 + 1 / 4) / 2),
+    ]
 
 
 class FailsAt(Callback):
