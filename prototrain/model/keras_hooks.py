@@ -26,15 +26,16 @@ if TYPE_CHECKING:
 
 Method = Callable[..., Any]
 
+TABLES = (tf.lookup.KeyValueTensorInitializer, tf.lookup.TextFileInitializer, tf.lookup.StaticHashTable)
+"""Lookup tables and their contents; a table of a traced call would be filled in every step."""
+
 CACHED = (
     keras.layers.Layer,
     keras.metrics.Metric,
     keras.optimizers.Optimizer,
     keras.random.SeedGenerator,
     KerasVariable,
-    tf.lookup.KeyValueTensorInitializer,
-    tf.lookup.TextFileInitializer,
-    tf.lookup.StaticHashTable,  # a table of a traced call would be filled in every step
+    *TABLES,
 )
 """The classes whose objects are made once."""
 

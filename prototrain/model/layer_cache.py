@@ -25,6 +25,7 @@ from prototrain.checkpoint.state import describe_variable
 from prototrain.errors import ModelError
 from prototrain.model.keras_hooks import (
     CACHED,
+    TABLES,
     VariableValues,
     asking,
     keeping_changes,
@@ -42,9 +43,6 @@ from prototrain.private_api.of_keras import (
 )
 from prototrain.step.variables import is_scratch
 from prototrain.towers import components, tower_index
-
-_MOST_ELEMENTS = 2**20
-"""Larger arrays are not told apart by their contents, which would take long."""
 
 Key = tuple[Any, ...]
 """What identifies an object: the id of the layer that makes it (0 for `build`), class, name, outline of arguments."""
@@ -375,7 +373,8 @@ class BuildCall:
 
     def obtain(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], make: Callable[[], Any]) -> Any:
         """The object of the first call that stands for a new one of this class, or else a new one of `make`."""
-        key = (f"{kind.__module__}.{kind.__qualname__}", kwargs.get("name"), _outline(args), _outline(kwargs))
+        outline = _outline((args, kwargs), contents=issubclass(kind, TABLES))
+        key = (f"{kind.__module__}.{kind.__qualname__}", kwargs.get("name"), outline)
         found, is_new = self._find_or_make(key, make)
         if is_new:
             self._new[id(found)] = found
@@ -556,20 +555,26 @@ def _shape(arguments: Mapping[str, Any]) -> str | None:
     return None if callable(value) else str(tf.TensorShape(value.shape if hasattr(value, "shape") else np.shape(value)))
 
 
-def _outline(value: Any) -> Any:
-    """The part of an argument that is the same in every call of `build`."""
+def _outline(value: Any, contents: bool) -> Any:
+    """The part of an argument that is the same in every call of `build`.
+
+    Args:
+        value: the argument.
+        contents: whether arrays are told apart by their contents. Those of a lookup table are; initial weights may be
+            drawn anew in each call.
+    """
     if value is None or isinstance(value, (bool, bytes, complex, float, int, str)):
         return value
     if isinstance(value, (list, tuple)):
-        return tuple(map(_outline, value))
+        return tuple(_outline(item, contents) for item in value)
     if isinstance(value, Mapping):
-        return tuple((key, _outline(item)) for key, item in value.items())
-    if isinstance(value, CACHED):
+        return tuple((key, _outline(item, contents)) for key, item in value.items())
+    if isinstance(value, (*CACHED, tf.Variable)):
         return id(value)
     if isinstance(value, keras.KerasTensor):
-        return _outline(made_by(value))
-    array = value if isinstance(value, np.ndarray) else tf.get_static_value(value) if tf.is_tensor(value) else None
-    if isinstance(array, np.ndarray):
-        contents = repr(array.tolist()) if array.size <= _MOST_ELEMENTS else ""
-        return str(array.dtype), array.shape, hashlib.sha256(contents.encode()).hexdigest()
+        return _outline(made_by(value), contents)
+    array = tf.get_static_value(value) if contents and isinstance(value, tf.Tensor) else value
+    if contents and isinstance(array, np.ndarray):
+        held = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
+        return str(array.dtype), array.shape, hashlib.sha256(held).hexdigest()
     return getattr(value, "__qualname__", None) or type(value).__qualname__
