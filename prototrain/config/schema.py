@@ -165,7 +165,7 @@ SCHEMA: Final[dict[str, Key]] = {
     "model.num_epochs": Key(type="int", default=None, minimum=1),
     "model.data_sharding": Key(type="str", default="batch", choices=("batch", "files", "none")),
     "model.accumulate_steps": Key(type="int", default=1, minimum=1),
-    "model.jit_compile": Key(type="bool", default=False, choices=("auto",)),
+    "model.jit_compile": Key(type="bool", default=False, choices=("loop", "auto")),
     "model.mixed_precision": Key(type="str", default=None, choices=("mixed_bfloat16", "mixed_float16")),
     "model.trainable_variables.filter_fn": _FUNCTION,
     "model.trainable_variables.filter_regex": _REGEX,

@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from prototrain.data.batches import by_path
 from prototrain.data.positions import Meta, Position
-from prototrain.data.reading_ahead import PREFETCH, prefetched
 from prototrain.data.source import Source
 from prototrain.errors import CheckpointError, DataError
 from prototrain.readers import dataflow
@@ -321,7 +320,7 @@ def _as_float(value: Any) -> Any:
     return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
 
 
-_KEPT_STATES = 64  # states; more than the batches that are ever read ahead of the training
+_KEPT_STATES = 1024  # states; more than the batches that are ever read ahead of the training
 _THREADS = 8  # that read a `MapDataset`
 _GRAIN = "grain_for_prototrain"  # on the Python object of a dataset
 
@@ -439,7 +438,7 @@ class GrainPosition(Position):
         self.iterator = None  # the old one first, which reads ahead
         spec = self._source.training.element_spec
         dataset = tf.data.Dataset.from_generator(reading.batches, output_signature=spec)
-        self.iterator = iter(prefetched(dataset, PREFETCH))
+        self.iterator = self._iterate(dataset)
         self._grain, self._reading = grain, reading
         self.number, self.offset, self.behind = number, offset, 0
 

@@ -345,7 +345,7 @@ def _in_memory(dataset: tf.data.Dataset, batches: int) -> tf.data.Dataset:
     return reduce(lambda one, other: one.concatenate(other), found) if found else dataset
 
 
-_KEPT_DIGESTS = 64  # more than are ever read ahead of the training
+_KEPT_DIGESTS = 1024  # more than are ever read ahead of the training
 
 
 class RollingDigest:

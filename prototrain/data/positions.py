@@ -7,6 +7,7 @@ has "replay" and `RestartedPosition` "restart".
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
@@ -16,7 +17,7 @@ import tensorflow as tf
 
 from prototrain.checkpoint import READ_ERRORS
 from prototrain.data.batches import RollingDigest, first_batch
-from prototrain.data.reading_ahead import PREFETCH, prefetched
+from prototrain.data.reading_ahead import PREFETCH, in_blocks, prefetched
 from prototrain.data.rule import is_function_of_element, is_python
 from prototrain.data.source import Source
 from prototrain.data.stages import name_of, sources
@@ -45,6 +46,9 @@ class Position:
         number: of the pass, from 0.
         offset: how many batches of the pass have been trained on.
         behind: how many of these have still to be read again from the iterator.
+        block: how many batches the iterator gives at a time, stacked; 0 if it gives single ones.
+        current: the block that is being trained on, if there is one.
+        row: of the next batch in it.
     """
 
     mode: ClassVar[str]
@@ -56,7 +60,8 @@ class Position:
         self._source = source
         self._announce = announce
         self.iterator: Any = None
-        self.number = self.offset = self.behind = 0
+        self.number = self.offset = self.behind = self.block = self.row = 0
+        self.current: Any = None
 
     def look(self) -> dict[str, Any]:
         """Read the first batch, and go back to before it.
@@ -71,8 +76,37 @@ class Position:
     def begin(self, number: int) -> None:
         """Go to the start of a pass."""
         self.iterator = None  # the old one may hold the lock of a cache's file
-        self.iterator = iterate(self._source.training_of(number))
+        self.iterator = self._iterate(self._source.training_of(number))
         self.number, self.offset, self.behind = number, 0, 0
+
+    def use_blocks(self, block: int) -> None:
+        """Have the iterator give so many batches at a time, before the first one is trained on."""
+        self.block = block
+        self.begin(self.number)
+
+    @property
+    def form(self) -> str:
+        """The mode, and what else must be the same for a place that was written to be read."""
+        return self.mode
+
+    @property
+    def rows(self) -> int:
+        """How many batches of the present block have still to be trained on."""
+        return 0 if self.current is None else int(tf.nest.flatten(self.current)[0].shape[0]) - self.row
+
+    def read_block(self) -> None:
+        """Read the next block.
+
+        Raises:
+            tf.errors.OutOfRangeError: the pass has ended.
+        """
+        self.current = None  # also if nothing can be read
+        self.current, self.row = self.iterator.get_next(), 0
+
+    def _iterate(self, dataset: tf.data.Dataset, *, endless: bool = False) -> Any:
+        """Begin reading a dataset; the present block is forgotten."""
+        self.current = None
+        return iterate(dataset, endless=endless, block=self.block)
 
     def rewind(self) -> None:
         """Go back to before the last batch that was trained on, after a step that read one and failed.
@@ -126,7 +160,7 @@ class RestartedPosition(Position):
     def __init__(self, source: Source, announce: Callable[[str], None], reason: str) -> None:
         super().__init__(source, announce)
         self._reason = reason
-        self.iterator = iterate(source.training)
+        self.iterator = self._iterate(source.training)
 
     def rewind(self) -> None:
         pass  # the batch of the failed step is lost, as is the rest of the pass with a resume
@@ -136,16 +170,17 @@ class RestartedPosition(Position):
         return f"the training data starts anew: {self._reason}"
 
 
-def iterate(dataset: tf.data.Dataset, *, endless: bool = False) -> Any:
+def iterate(dataset: tf.data.Dataset, *, endless: bool = False, block: int = 0) -> Any:
     """Begin reading a dataset, some batches ahead.
 
     Args:
         dataset: gives batches.
         endless: begin it anew at its end.
+        block: how many batches to stack; 0 for single ones.
     """
     if endless and int(dataset.cardinality()) != tf.data.INFINITE_CARDINALITY:
         dataset = dataset.repeat()
-    return iter(prefetched(dataset, PREFETCH))
+    return iter(in_blocks(dataset, block) if block else prefetched(dataset, PREFETCH))
 
 
 NOT_SAVABLE = (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError, tf.errors.InvalidArgumentError)
@@ -200,7 +235,7 @@ def size_of_state(prefix: str) -> int:
 
 
 LARGE_STATE = 100 * 2**20  # bytes
-FORGOTTEN = "TensorFlow had forgotten how the training data is shuffled in its next pass"
+SECONDS_BETWEEN_STATES = 5.0  # that are taken between blocks: so much at most is read again
 
 
 class _HeldState(NamedTuple):
@@ -220,7 +255,7 @@ class IteratorPosition(Position):
 
     Between two passes a state is not whole: TensorFlow has dropped the shuffle and not begun the next one, and would
     begin it in the order of the first pass. The last whole state is written instead, with more batches
-    to be read behind it.
+    to be read behind it; so it is within a block of batches.
 
     Args:
         source: see `Position`.
@@ -247,20 +282,33 @@ class IteratorPosition(Position):
         self._start(number)
 
     def _start(self, number: int) -> None:
-        self.iterator = iterate(self._dataset, endless=True)
+        self.iterator = self._iterate(self._dataset, endless=True)
         self.number, self.offset, self.behind = number, 0, 0
-        self._held = _HeldState(take_state(self.iterator), 0)
+        self._held = self._between = _HeldState(take_state(self.iterator), 0)
+        self._taken_at = time.monotonic()
+
+    @property
+    def form(self) -> str:
+        return f"{self.mode}, blocks of {self.block}" if self.block else self.mode
+
+    def read_block(self) -> None:
+        if self._between is self._held or time.monotonic() - self._taken_at > SECONDS_BETWEEN_STATES:
+            self._between = _HeldState(take_state(self.iterator), self.offset - self.behind)
+            self._taken_at = time.monotonic()
+        super().read_block()
 
     def rewind(self) -> None:
         # The old one first: it reads ahead, and iterators of one dataset share the generator of its shuffle.
         self.iterator = None
-        held, self.iterator = self._held, iterate(self._dataset, endless=True)
+        held, self.iterator = self._held, self._iterate(self._dataset, endless=True)
         restore_state(self.iterator, held.state)
+        self._between = held
         self.behind = self.offset - held.passed
 
     def write(self, prefix: str) -> Callable[[], Meta]:
         number, offset = self.number, self.offset
-        new = _HeldState(take_state(self.iterator), offset - self.behind)
+        # Within a block the iterator is ahead of the run: the state from between two blocks is written.
+        new = self._between if self.rows else _HeldState(take_state(self.iterator), offset - self.behind)
 
         def finish() -> Meta:
             write_state(prefix, new.state)
@@ -283,7 +331,7 @@ class IteratorPosition(Position):
         number, offset, behind = meta["pass"], meta["offset"], meta["behind"]
         # The iterators of one dataset share the generator of its shuffle, which the state resets.
         dataset = self._dataset if number == self.number else self._source.training_of(number)
-        iterator = iterate(dataset, endless=True)
+        iterator = self._iterate(dataset, endless=True)
         try:
             state = read_state(prefix)
             restore_state(iterator, state)
@@ -291,8 +339,8 @@ class IteratorPosition(Position):
             raise CheckpointError(f"the data position {prefix} cannot be restored: {first_line(error)}") from error
         self.iterator, self._dataset = iterator, dataset
         self.number, self.offset, self.behind = number, offset, behind
-        self._held = _HeldState(state, offset - behind)
-        return FORGOTTEN if meta.get("whole") is False else None  # as earlier versions wrote it
+        self._held = self._between = _HeldState(state, offset - behind)
+        return None
 
     def _warn_if_large(self, prefix: str) -> None:
         size = size_of_state(prefix)
@@ -354,7 +402,7 @@ class ReplayedPosition(Position):
             self._source.build_anew()
             for _ in range(number):
                 iter(self._source.training)  # a shuffle draws its seeds when a reading begins
-        self.iterator = iterate(self._digest.over(self._source.training_of(number)))
+        self.iterator = self._iterate(self._digest.over(self._source.training_of(number)))
         self._next = number + 1
         self.number, self.offset, self.behind = number, 0, 0
 
@@ -501,7 +549,7 @@ class IndexedPosition(Position):
         assert known is not None, "the datasets of all passes are made of the same stages"
         self.iterator = None  # the old one first, which reads ahead
         known.order.go_to(*known.place_of(offset))
-        self.iterator = iterate(self._dataset, endless=True)
+        self.iterator = self._iterate(self._dataset, endless=True)
         self.number, self.offset, self.behind = number, offset, 0
 
     def rewind(self) -> None:

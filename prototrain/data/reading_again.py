@@ -81,9 +81,13 @@ class _Reader:
     def read_behind(self) -> str | None:
         """Read all that is behind; returns why it is not what was trained on, or None."""
         position = self._position
+        each = position.block or 1
         try:
-            while position.behind and self._may_read():
-                position.behind -= self._read(position.behind)
+            while position.behind >= each and self._may_read():
+                position.behind -= each * self._read(position.behind // each)
+            if position.behind % each and position.behind < each and self._may_read():
+                position.read_block()
+                position.row, position.behind = position.behind, 0
         except tf.errors.OutOfRangeError:
             return FEWER_BATCHES
         return None if position.behind else position.caught_up()

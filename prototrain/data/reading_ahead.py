@@ -18,13 +18,17 @@ def prefetched(dataset: Any, batches: int) -> tf.data.Dataset:
 
     The buffer of ``prefetch(tf.data.AUTOTUNE)`` at the end is given a length: TensorFlow lets it grow by 2,048 batches
     each time that it was empty once, up to half of the memory, and all of it is in every checkpoint.
+
+    Args:
+        dataset: gives batches.
+        batches: how many are made ahead; 0 for none but those that the dataset makes ahead itself.
     """
     above, last = [], dataset
     while name_of(last) in ("_Options", "_Repeat") and stage_inputs(last):
         above.append(last)
         (last,) = stage_inputs(last)
     if name_of(last) != "_Prefetch":
-        return dataset.prefetch(batches)
+        return dataset.prefetch(batches) if batches else dataset
     if stage_number(last, "buffer_size") != tf.data.AUTOTUNE:
         return dataset
     (made,) = stage_inputs(last)
@@ -35,6 +39,11 @@ def prefetched(dataset: Any, batches: int) -> tf.data.Dataset:
             return dataset
         made = made.repeat(count) if name_of(stage) == "_Repeat" else made.with_options(stage.options())
     return made
+
+
+def in_blocks(dataset: Any, size: int) -> tf.data.Dataset:
+    """Blocks of batches, each stacked from `size` ones (the last of a pass from fewer), one made ahead of its use."""
+    return prefetched(dataset, 0).batch(size).prefetch(1)
 
 
 def _buffer_size(spec: Any) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from prototrain.data.batches import check_spec, digest_of, first_dimensions, made_up_batch
+from prototrain.data.batches import by_path, check_spec, digest_of, first_dimensions, made_up_batch
 from prototrain.data.changes import Changes, changes_of, other_first_batch
 from prototrain.data.choice import choose_position
 from prototrain.data.pipeline import describe_pipeline
@@ -194,6 +194,46 @@ class TrainingData:
             return True
         return read_again(self._position, stop_requested, self._take_caveat, announce=self._announce, clock=self._clock)
 
+    def fits_blocks(self) -> str | None:
+        """Why the batches cannot be stacked to blocks: they differ in shape, are no dense numbers, or are live."""
+        for path, spec in by_path(self.element_spec).items():
+            is_plain = isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() and spec.dtype != tf.string
+            if not is_plain:
+                return (
+                    f"{path!r} is {spec}, and not of numbers with one shape; .batch(..., drop_remainder=True) may help"
+                )
+        return "it is live" if self.is_made_up else None
+
+    def use_blocks(self, size: int) -> None:
+        """Read so many batches at a time, stacked, see `next_block`; before the first one is trained on.
+
+        Raises:
+            ConfigError: they cannot be stacked.
+        """
+        if (reason := self.fits_blocks()) is not None:
+            raise ConfigError(f'model.jit_compile: "loop" does not work with this training data: {reason}')
+        self._position.use_blocks(size)
+        self.fingerprint["mode"] = self._position.form
+
+    @property
+    def block(self) -> int:
+        """How many batches are read at a time; 0 for single ones."""
+        return self._position.block
+
+    def next_block(self) -> tuple[dict[str, Any], int, int] | None:
+        """The block that the next batch is in.
+
+        Returns:
+            the stacked batches, the row of the next one, and how many are left; or None at the end of the pass.
+        """
+        position = self._position
+        if not position.rows:
+            try:
+                position.read_block()
+            except tf.errors.OutOfRangeError:
+                return None
+        return position.current, position.row, position.rows
+
     def next_batch(self) -> dict[str, Any]:
         """Read one batch, for training on it.
 
@@ -224,6 +264,7 @@ class TrainingData:
             reads_ahead: whether more than these have been read, for a step that failed.
         """
         self._position.offset += batches
+        self._position.row += batches if self.block else 0
         self.total += batches
         self._reads_ahead |= reads_ahead
 

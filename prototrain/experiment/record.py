@@ -57,7 +57,7 @@ class Attempt:
         workers: how many processes trained together; None for one by itself.
         restarts: how often these were started again before, if something saw to that.
         cause: why they were started again the last time.
-        jit_compile: whether XLA was on, where the run has measured which is faster.
+        jit_compile: where XLA was used (False, True or "loop"), if the run has measured which is faster.
         repeated: whether steps that were made again after a kill gave the same scalars; None if there were none.
     """
 
@@ -76,7 +76,7 @@ class Attempt:
     workers: int | None = None
     restarts: int | None = None
     cause: str | None = None
-    jit_compile: bool | None = None
+    jit_compile: bool | str | None = None
     repeated: bool | None = None
 
 

@@ -454,7 +454,7 @@ class Trainer:
         """What a checkpoint records of what it was made with, as JSON can hold it, by name; see `experiment.facts`."""
         return self.run.facts()
 
-    def _measure(self) -> dict[str, bool]:
+    def _measure(self) -> dict[str, Any]:
         """Find out, before the first step, what the run goes by from here on; called where a resume has restored what
         an earlier part of it has found.
 

@@ -152,7 +152,7 @@ class Run:
             if stale:
                 trainer.log(stale)
 
-    def accept(self, measured: Mapping[str, bool]) -> None:
+    def accept(self, measured: Mapping[str, Any]) -> None:
         """Begin to write into the directory, first what has been said so far: the run may start or resume.
 
         Args:

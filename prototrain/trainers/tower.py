@@ -29,6 +29,7 @@ from prototrain.step.nonfinite import LossScale
 from prototrain.step.trace import tower_trace
 from prototrain.step.update import Computed, for_all_towers, over_micro_batches
 from prototrain.step.variables import StopVariable
+from prototrain.step.xla_loop import XlaLoop, block_size
 from prototrain.system.waiting import announcing
 from prototrain.towers import choose_devices, in_words
 from prototrain.trainers.base import Trainer
@@ -141,6 +142,11 @@ class TowerTrainer(Trainer):
         self._xla = XlaChoice(self.config["model.jit_compile"], self.log)
         if self._xla.is_measured and not self.measures_xla:
             raise ConfigError(f'model.jit_compile: {type(self).__name__} cannot measure for "auto"; say true or false')
+        if self._xla.in_loop and (self.towers > 1 or not self.measures_xla or not self.is_compiled):
+            raise ConfigError(
+                f'model.jit_compile: "loop" is for one tower and a compiled step; this {type(self).__name__} takes '
+                "true or false"
+            )
         self._stop_variable = StopVariable()
         self._notes = update.GradientNotes()
         self._used: set[str] = set()
@@ -182,7 +188,7 @@ class TowerTrainer(Trainer):
         """
         trace = tower_trace()
         self._uses("model.jit_compile")
-        found = self._compute(inputs, self._xla.is_on and not (trace is not None and trace.is_watched))
+        found = self._compute(inputs, self._xla.in_step and not (trace is not None and trace.is_watched))
         outputs, gradients = for_all_towers(found, self.placement)
         variables = self.trainable.values()
         total = outputs.get("loss_total", outputs["loss"])
@@ -221,21 +227,32 @@ class TowerTrainer(Trainer):
         self._uses("model.accumulate_steps")
         return over_micro_batches(compute, inputs, self.config["model.accumulate_steps"])
 
-    def _measure(self) -> dict[str, bool]:
+    def _measure(self) -> dict[str, Any]:
         """For ``model.jit_compile = "auto"``, find out whether XLA pays, unless an earlier part of the run has."""
         self._check_begin()
         if not self.is_compiled or self.has_own_train_step:
             self._xla.leave_off(f"{type(self).__name__} has a step of its own")
 
-        def form(with_xla: bool) -> Callable[[Any], Any]:
+        def step(with_xla: bool) -> Callable[[Any], list[Any]]:
             def one_tower(inputs: dict[str, Any]) -> Any:
                 found = self._compute(inputs, with_xla)
                 return [*filter(lambda gradient: gradient is not None, found.gradients), found.outputs["loss"]]
 
-            return lambda batch: self.placement.local_results(self.placement.run(one_tower, batch))
+            return lambda batch: next(iter(self.placement.local_results(self.placement.run(one_tower, batch))))
 
-        self._xla.measure(form, self.data.first_batch)
+        self._xla.measure(step, self.data.first_batch, with_loop=self._may_loop_in_xla())
+        self._read_blocks()
         return self._xla.recorded()
+
+    def _may_loop_in_xla(self) -> bool:
+        """Whether ``model.jit_compile = "loop"`` is possible, as far as that is known before the step is traced."""
+        is_at_start = not self.data.block and not self.data.total
+        return self.towers == 1 and is_at_start and self.data.fits_blocks() is None and not self.callbacks.watched_names
+
+    def _read_blocks(self) -> None:
+        """Have the data read in blocks, if whole calls are compiled."""
+        if self._xla.in_loop and not self.data.block:
+            self.data.use_blocks(block_size(self.data.element_spec))
 
     def run_step(self) -> Mapping[str, Any] | None:
         """Do one compiled step. An override is called for every step, in Python, in place of the compiled call."""
@@ -374,6 +391,8 @@ class TowerTrainer(Trainer):
 
     def make_calls(self) -> StepCalls:
         """Make the compiled calls for the callbacks of the present run."""
+        if self._xla.in_loop:
+            return XlaLoop(step_plan(self, may_fail=False, may_be_watched=False))
         return CompiledCalls(step_plan(self), self._stop_variable)
 
     @property
@@ -448,6 +467,7 @@ class TowerTrainer(Trainer):
         self._choose_trained()
         self._begin_anew()
         self._optimizers.adopt(vars(self), self.trainable.values())
+        self._read_blocks()
         self._steps.forget()  # traced callbacks belong to one list
         # A step in Python is a call of one step, which is as short as it can be.
         before, self.data.allow_changes = self.data.allow_changes, self.data.allow_changes or self.allow_changed_data
@@ -617,6 +637,7 @@ class TowerTrainer(Trainer):
         self, saved: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]
     ) -> AbstractContextManager[None]:
         self._xla.recall(facts)
+        self._read_blocks()
         made_with = facts.get("optimizers") or {}
         weights = self.built.frozen | dict.fromkeys(self.trainable, True)
         return self._optimizers.fitted_to(saved, weights, made_with, others=self.takes_other_optimizers)

@@ -1,8 +1,8 @@
-"""Whether the forward pass and the gradients go through XLA: as the config says, or whichever is measured to be faster.
+"""Where XLA is used: nowhere, in the forward pass and the gradients, or for whole calls.
 
 XLA pays on some models and costs on others, and on one machine other than on the next, so ``model.jit_compile =
-"auto"`` tries both forms on the first batch. The choice belongs to the run: its checkpoints and run.json have it, since
-random layers may draw other numbers in XLA and a resumed run must go on with the same ones.
+"auto"`` tries all forms on the first batch. The choice belongs to the run: its checkpoints and run.json have it, since
+random layers may draw other numbers in XLA, and a resumed run must draw the same ones.
 """
 
 from __future__ import annotations
@@ -19,15 +19,20 @@ from prototrain.model.evaluation import values_kept
 from prototrain.system.tracebacks import cause
 from prototrain.system.waiting import announcing
 
+Choice = bool | Literal["loop"]
+"""False: no XLA. True: the forward pass and the gradients. "loop": whole calls, see `XlaLoop`."""
+
 RECORDED_AS = "jit_compile"  # among the facts of a checkpoint
 MARGIN = 0.05  # a form that is faster by less is not worth the seconds that XLA compiles
+STEPS = 8  # in a timed call
 ROUNDS = 15  # calls of each form that are timed, in turns
 BUDGET = 4.0  # seconds after which slow models are not timed any longer
-Form = Callable[[Any], Any]
+_IN_WORDS = {False: "no XLA", True: "XLA for each step", "loop": "XLA for whole calls"}
+Step = Callable[[Any], list[Any]]
 
 
 class XlaChoice:
-    """Says whether XLA is on.
+    """Says where XLA is used.
 
     Args:
         setting: ``model.jit_compile``.
@@ -37,27 +42,32 @@ class XlaChoice:
 
     def __init__(
         self,
-        setting: bool | Literal["auto"],
+        setting: Choice | Literal["auto"],
         log: Callable[[str], None] = print,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.is_measured = setting == "auto"
-        self._chosen: bool | None = None if setting == "auto" else setting
+        self._chosen: Choice | None = None if setting == "auto" else setting
         self._log, self._clock = log, clock
 
     @property
-    def is_on(self) -> bool:
-        """The choice; off before there is one."""
-        return bool(self._chosen)
+    def in_step(self) -> bool:
+        """Whether the forward pass and the gradients are compiled by themselves."""
+        return self._chosen is True
 
-    def recorded(self) -> dict[str, bool]:
+    @property
+    def in_loop(self) -> bool:
+        """Whether whole calls are compiled."""
+        return self._chosen == "loop"
+
+    def recorded(self) -> dict[str, Choice]:
         """What a checkpoint records of a choice that was measured."""
-        return {RECORDED_AS: self.is_on} if self.is_measured and self._chosen is not None else {}
+        return {RECORDED_AS: self._chosen} if self.is_measured and self._chosen is not None else {}
 
     def recall(self, facts: Mapping[str, Any]) -> None:
-        """Go on with what an earlier part of the run has measured, if it has."""
+        """Take over what an earlier part of the run has measured, if it has."""
         then = facts.get(RECORDED_AS)
-        if self.is_measured and isinstance(then, bool):
+        if self.is_measured and then in (False, True, "loop"):
             self._chosen = then
 
     def leave_off(self, reason: str) -> None:
@@ -66,49 +76,74 @@ class XlaChoice:
             self._chosen = False
             self._log(f"model.jit_compile: auto leaves XLA off, because {reason}")
 
-    def measure(self, form: Callable[[bool], Form], batch: Any) -> None:
-        """Choose by what takes less time, if nothing is chosen yet, and say so. No variable is changed by it.
+    def measure(self, step: Callable[[bool], Step], batch: Any, *, with_loop: bool) -> None:
+        """Choose what takes the least time, if nothing is chosen yet, and print it. No variable is changed by it.
 
         Args:
-            form: makes the function to be timed, with XLA or without; traced.
+            step: makes the step to be timed, with XLA or without; from a batch to tensors; traced.
             batch: what it is called with.
+            with_loop: whether "loop" may be chosen.
         """
         if self._chosen is not None:
             return
-        plain, compiled = forms = [tf.function(form(with_xla), autograph=False) for with_xla in (False, True)]
+        choices: list[Choice] = [False, True, *(("loop",) if with_loop else ())]
+        steps = STEPS if with_loop else 1
+        forms = {choice: _form(step(choice is True), steps, with_xla=choice == "loop") for choice in choices}
         with random_state_kept(), announcing("trying the step with XLA and without", self._log):
-            graphs = [one.get_concrete_function(batch).graph for one in forms]
-            used = {id(variable): variable for graph in graphs for variable in graph.variables}
-            with values_kept(used.values()):
-                for one, why in ((plain, "the model fails on the first batch"), (compiled, "it cannot do this model")):
+            block = tf.nest.map_structure(lambda value: tf.stack([value] * steps), batch) if with_loop else batch
+            graph = forms[False].get_concrete_function(block).graph
+            with values_kept({id(variable): variable for variable in graph.variables}.values()):
+                for choice in choices:
                     try:
-                        _wait_for(one(batch))  # compiles
+                        _wait_for(forms[choice](block))  # compiles
                     except tf.errors.OpError as error:
-                        self.leave_off(f"{why}: {cause(error)}")
-                        return
-                without, with_xla = self._seconds(forms, batch)
-        self._chosen = with_xla < without * (1 - MARGIN)
+                        if not choice:
+                            self.leave_off(f"the model fails on the first batch: {cause(error)}")
+                            return
+                        del forms[choice]
+                        failed = cause(error)
+                if len(forms) == 1:
+                    self.leave_off(f"it cannot do this model: {failed}")
+                    return
+                seconds = self._seconds(forms, block)
+        best = min(seconds, key=lambda choice: seconds[choice])
+        self._chosen = best if seconds[best] < seconds[False] * (1 - MARGIN) else False
+        taken = ", ".join(f"{_IN_WORDS[choice]} {one / steps * 1e3:.3g} ms" for choice, one in seconds.items())
         self._log(
-            f"model.jit_compile: auto turns XLA {'on' if self._chosen else 'off'}: the forward pass and the gradients "
-            f"take {with_xla * 1e3:.3g} ms with it and {without * 1e3:.3g} ms without"
+            f"model.jit_compile: auto takes {_IN_WORDS[self._chosen]} (for a forward pass and gradients: {taken})"
         )
 
-    def _seconds(self, forms: list[Form], batch: Any) -> tuple[float, float]:
-        """The median of each form's times; of calls in turns, so that what slows the machine meets both."""
-        times: list[list[float]] = [[] for _ in forms]
+    def _seconds(self, forms: Mapping[Choice, Any], block: Any) -> dict[Choice, float]:
+        """The median of each form's times; of calls in turns, so that what slows the machine meets all of them."""
+        times: dict[Choice, list[float]] = {choice: [] for choice in forms}
         end = self._clock() + BUDGET
         for _ in range(ROUNDS):
-            for form, taken in zip(forms, times, strict=True):
+            for choice, form in forms.items():
                 begin = self._clock()
-                _wait_for(form(batch))
-                taken.append(self._clock() - begin)
+                _wait_for(form(block))
+                times[choice].append(self._clock() - begin)
             if self._clock() > end:
                 break
-        without, with_xla = map(statistics.median, times)
-        return without, with_xla
+        return {choice: statistics.median(taken) for choice, taken in times.items()}
 
 
-def _wait_for(results: Any) -> None:
+def _form(step: Step, steps: int, *, with_xla: bool) -> Any:
+    """A function that needs all results of a step on one batch, or of a step on each batch of a block."""
+
+    def sum_of(batch: Any) -> tf.Tensor:
+        found = [one.values if isinstance(one, tf.IndexedSlices) else one for one in step(batch)]
+        return tf.add_n([tf.reduce_sum(tf.cast(tensor, tf.float32)) for tensor in found])
+
+    def run(block: Any) -> tf.Tensor:
+        def body(number: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return number + 1, total + sum_of(tf.nest.map_structure(lambda stacked: stacked[number], block))
+
+        begin = (tf.constant(0), tf.zeros([]))
+        return tf.while_loop(lambda number, _: number < steps, body, begin, parallel_iterations=1)[1]
+
+    return tf.function(sum_of if steps == 1 else run, autograph=False, jit_compile=True if with_xla else None)
+
+
+def _wait_for(result: tf.Tensor) -> None:
     """Have what was computed, on whatever device, before the clock is read."""
-    for result in tf.nest.flatten(results)[-1:]:
-        result.numpy()
+    result.numpy()

@@ -1,0 +1,123 @@
+"""Steps as one XLA program per call, for ``model.jit_compile = "loop"``.
+
+The pipeline stacks batches into blocks. A call runs some rows of the present block, so that its length is free, and
+nothing but the scalars of the last step leaves the program.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from prototrain.errors import ConfigError
+from prototrain.step.calls import StepCalls
+from prototrain.step.functions import ConcreteCall
+from prototrain.step.loop import Batch, Iteration, State, StepPlan
+from prototrain.step.python_summaries import noting_summaries
+from prototrain.step.result import ScalarPacker, StepResult
+from prototrain.system.tracebacks import cause
+
+KEY = 'model.jit_compile: "loop"'
+_BLOCK_BYTES = 2**24
+_LONGEST_BLOCK = 128  # batches
+
+
+def block_size(spec: Mapping[str, Any]) -> int:
+    """How many batches of this form make a block: up to 128, and up to 16 MB."""
+    size: int = sum(part.shape.num_elements() * part.dtype.size for part in tf.nest.flatten(spec))
+    return max(1, min(_LONGEST_BLOCK, _BLOCK_BYTES // max(size, 1)))
+
+
+class XlaLoop(StepCalls):
+    """Runs the steps of one tower in one XLA program per call.
+
+    Args:
+        plan: what an iteration does; its data gives blocks, and its guard does not let the call fail.
+
+    Raises:
+        ConfigError: a callback watches tensors of the step, which the program does not return.
+    """
+
+    def __init__(self, plan: StepPlan) -> None:
+        super().__init__(plan)
+        if plan.watched_names:
+            raise ConfigError(
+                f"{KEY} returns scalars only, and a callback watches {', '.join(sorted(plan.watched_names))}; "
+                "use another value, or leave the callback out"
+            )
+        self._iteration = Iteration(plan)
+        self._packer = ScalarPacker()
+        self._programs: dict[int, ConcreteCall] = {}  # by the number of batches in the block
+        self._completed = 0
+
+    def completed(self) -> int:
+        return self._completed
+
+    @property
+    def graph(self) -> Any:
+        return next((program.graph for program in self._programs.values()), None)
+
+    def _run(self, iterator: Any, n: int, start: int) -> StepResult:
+        self._completed = start
+        begin = time.perf_counter()
+        found = self._plan.data.next_block()
+        waiting = time.perf_counter() - begin
+        if found is None:
+            return StepResult(steps=0, data_ended=True, waiting=waiting)
+        block, row, left = found
+        arguments = (block, *(tf.constant(np.int32(number)) for number in (row, min(n, left))), np.int64(start))
+        done, finite, single, double = self._call(row + left, arguments)
+        steps, is_finite = int(done), bool(finite)
+        self._completed = start + steps
+        return StepResult(
+            steps=steps,
+            outputs=self._packer.unpack((single, double)) if steps or not is_finite else {},
+            is_finite=is_finite,
+            waiting=waiting,
+        )
+
+    def _call(self, size: int, arguments: tuple[Any, ...]) -> Any:
+        if size in self._programs:
+            return self._programs[size](*arguments)
+        compiled = tf.function(self._program, autograph=False, jit_compile=True)
+        program = ConcreteCall(lambda *arguments: compiled(*arguments))  # XLA compiles what is called inside of a graph
+        try:
+            results = program(*arguments)
+        except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+            if "XLA" not in str(error) and "compil" not in str(error):
+                raise
+            raise ConfigError(f"{KEY}: XLA cannot compile the step: {cause(error)}; use true, or false") from error
+        self._programs[size] = program
+        return results
+
+    def _program(self, block: Batch, row: tf.Tensor, n: tf.Tensor, start: tf.Tensor) -> tuple[Any, ...]:
+        """The steps of a call; traced."""
+
+        def one_step(inputs: Batch, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            outputs, counts, _ = self._iteration(inputs, step)
+            return counts, *self._packer.pack(outputs)
+
+        # Traced first, by itself: the variables of an XLA loop have shapes, and the step says how many scalars it has.
+        step_function = tf.function(one_step, autograph=False)
+        specs = tf.nest.map_structure(lambda stacked: tf.TensorSpec(stacked.shape[1:], stacked.dtype), block)
+        with noting_summaries() as has_summaries:
+            traced = step_function.get_concrete_function(specs, tf.TensorSpec([], tf.int64))
+        if has_summaries():
+            raise ConfigError(f"{KEY} cannot record tf.summary, which the step calls; use another value")
+        _, *scalars = traced.structured_outputs
+        single, double = (tf.zeros(vector.shape, vector.dtype) for vector in scalars)
+        first = {"done": tf.constant(0), "finite": tf.constant(True), "single": single, "double": double}
+
+        def body(state: State) -> list[State]:
+            place = row + state["done"]
+            inputs = tf.nest.map_structure(lambda stacked: stacked[place], block)
+            counts, single, double = step_function(inputs, start + tf.cast(state["done"], tf.int64))
+            done = state["done"] + tf.cast(counts, tf.int32)
+            return [{"done": done, "finite": counts, "single": single, "double": double}]
+
+        (state,) = tf.while_loop(lambda state: (state["done"] < n) & state["finite"], body, [first])
+        return state["done"], state["finite"], state["single"], state["double"]

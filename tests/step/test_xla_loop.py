@@ -1,0 +1,183 @@
+"""``model.jit_compile = "loop"``: whole calls as one XLA program over blocks of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import Callback, ModelDict, SimpleTrainer, SyncReplicatedTrainer
+from prototrain.callbacks import DumpTensors, SaveOnExit, StopOnNaN
+from prototrain.errors import ConfigError, NonFiniteError
+from tests.tiny import Losses, tiny_arrays, tiny_datasets, tiny_model, values
+
+STEPS = 13
+
+
+def plain_build(inputs: Any, train_phase: bool, *, dropout: float = 0.0) -> ModelDict:
+    """One layer, which XLA compiles fast. Behind dropout it draws other numbers with XLA than without."""
+    net = ModelDict()
+    net.x = inputs["x"]
+    if dropout:
+        net.dropout = keras.layers.Dropout(dropout, name="dropout")(net.last, training=train_phase)
+    net.logits = keras.layers.Dense(2, name="logits")(net.last)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs["y"], logits=net.logits)
+    net.loss = tf.reduce_mean(losses)
+    return net
+
+
+small_build = partial(plain_build, dropout=0.2)
+
+
+def shuffled() -> dict[str, Any]:
+    arrays = tf.data.Dataset.from_tensor_slices(tiny_arrays())
+    return {"trn": arrays.shuffle(40).batch(8, drop_remainder=True)}
+
+
+def repeated() -> dict[str, Any]:
+    return {"trn": shuffled()["trn"].repeat().prefetch(tf.data.AUTOTUNE)}
+
+
+def generated() -> dict[str, Any]:
+    arrays = tiny_arrays()
+
+    def examples() -> Iterator[dict[str, Any]]:
+        return ({name: array[row] for name, array in arrays.items()} for row in range(40))
+
+    spec = {name: tf.TensorSpec(array.shape[1:], array.dtype) for name, array in arrays.items()}
+    return {"trn": tf.data.Dataset.from_generator(examples, output_signature=spec).batch(8, drop_remainder=True)}
+
+
+def twice_shuffled() -> dict[str, Any]:
+    return {"trn": shuffled()["trn"].shuffle(3)}
+
+
+def arrays() -> dict[str, Any]:
+    return {"trn": tiny_arrays()}
+
+
+DATA = [shuffled, repeated, generated, twice_shuffled, arrays]
+
+
+def trainer(experiment: Path | None = None, *, loop: Any = "loop", **model: Any) -> SimpleTrainer:
+    model = {"datasets": shuffled, "build": small_build, "model__jit_compile": loop, **model}
+    return SimpleTrainer(tiny_model(**model), experiment=experiment)
+
+
+class Every(Callback):
+    """Ends a call after every so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def next_step(self, step: int) -> int:
+        return step + self.steps
+
+    def trigger_step(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prototrain.trainers.tower.block_size", lambda spec: 3)
+
+
+@pytest.mark.parametrize("datasets", [shuffled, generated])
+def test_the_steps_are_those_of_the_plain_loop_however_long_the_calls_are(datasets: Any) -> None:
+    losses = []
+    for loop in (False, "loop"):
+        made = trainer(loop=loop, datasets=datasets, build=plain_build)
+        noted = Losses()
+        made.train([noted], max_steps=STEPS)
+        losses.append(list(noted.by_step.values()))
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
+    other = trainer(datasets=datasets, build=plain_build)
+    other.train([Every(5)], max_steps=STEPS)
+    assert values(other) == values(made) and other.data.block == 3
+
+
+@pytest.mark.parametrize("datasets", DATA)
+def test_a_resume_continues_within_a_block(datasets: Any, experiment: Path) -> None:
+    straight = trainer(datasets=datasets)
+    straight.train([], max_steps=STEPS)
+    for steps in (7, 8, STEPS):
+        part = trainer(experiment, datasets=datasets)
+        part.train([SaveOnExit()], max_steps=steps)
+    assert values(part) == values(straight)
+    assert part.data.caveat is None
+
+
+def test_a_change_of_the_form_begins_a_new_pass_where_the_iterator_is_saved(experiment: Path) -> None:
+    trainer(experiment, loop=False).train([SaveOnExit()], max_steps=7)
+    other = trainer(experiment)
+    other.train([], max_steps=8)
+    assert "blocks of 3" in str(other.data.caveat)
+
+
+def nan_at(step: int) -> Any:
+    def build(inputs: Any, train_phase: bool) -> Any:
+        net = small_build(inputs, train_phase)
+        bad = tf.reduce_all(inputs["x"][:, 0] == float(step))
+        net.loss = tf.where(bad, float("nan"), net.loss)
+        return net
+
+    return build
+
+
+def numbered() -> dict[str, Any]:
+    """The first feature is the number of the batch."""
+    found = tiny_arrays(96)
+    found["x"][:, 0] = np.repeat(np.arange(12), 8)
+    return {"trn": tf.data.Dataset.from_tensor_slices(found).batch(8, drop_remainder=True)}
+
+
+def test_nan_ends_the_run_at_its_step_without_the_update() -> None:
+    good = trainer(datasets=numbered, build=nan_at(-1))
+    good.train([StopOnNaN()], max_steps=7)
+    bad = trainer(datasets=numbered, build=nan_at(7))
+    with pytest.raises(NonFiniteError, match=r"in step 8 \(loss nan"):
+        bad.train([StopOnNaN()], max_steps=STEPS)
+    assert bad.global_step == 7 and values(bad) == values(good)
+
+
+def with_summary(inputs: Any, train_phase: bool) -> Any:
+    tf.summary.scalar("here", 1.0)
+    return small_build(inputs, train_phase)
+
+
+def with_strings(inputs: Any, train_phase: bool) -> Any:
+    length = tf.cast(tf.strings.length(tf.as_string(inputs["x"])), tf.float32)
+    return small_build({**inputs, "x": inputs["x"] + length}, train_phase)
+
+
+@pytest.mark.parametrize(
+    ("model", "callbacks", "said"),
+    [
+        ({"datasets": tiny_datasets}, [], "one shape.*drop_remainder"),
+        ({"build": with_summary}, [], "tf.summary"),
+        ({"build": with_strings}, [], "XLA cannot compile"),
+        ({}, [DumpTensors(["logits"]).every(steps=2)], "watches logits"),
+    ],
+)
+def test_what_cannot_be_one_program_is_refused(
+    model: Any, callbacks: list[Callback], said: str, experiment: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"loop.*{said}"):
+        trainer(experiment, **model).train(callbacks, max_steps=4)
+
+
+def test_several_towers_and_python_steps_are_refused() -> None:
+    class InPython(SimpleTrainer):
+        def run_step(self) -> None:
+            self.next_batch()
+
+    model = tiny_model(model__jit_compile="loop", datasets=shuffled)
+    for make in (lambda: SyncReplicatedTrainer(model, "cpu:2"), lambda: InPython(model)):
+        with pytest.raises(ConfigError, match=r"loop.*one tower"):
+            make()
