@@ -99,7 +99,7 @@ def sweep(
     for key in plan.space:
         why = config.why_without_effect(key)
         if why is not None and why.partition(" ")[0] not in plan.space:
-            _say(f"WARNING: {key} has no effect: {why}")
+            say(f"WARNING: {key} has no effect: {why}")
     command = None
     if isinstance(model, str):
         if callbacks is not None or not isinstance(trainer, str | None):
@@ -113,7 +113,7 @@ def sweep(
     stop: StopRequest | None = None
     with _quiet_optuna(), reporting_failures(where):
         study = Study(plan, storage=where, pruner=pruner or ("none" if trials is None else "median"))
-        _say(f"sweep {plan.name}: {plan.total} trials, {len(study.outcomes())} of them begun, in {shown(where)}")
+        say(f"sweep {plan.name}: {plan.total} trials, {len(study.outcomes())} of them begun, in {shown(where)}")
         with study:
             if command is None:
                 _run_here(study, found, callbacks, trainer=trainer, towers=towers)
@@ -142,7 +142,7 @@ def _run_here(
     from prototrain.launch import default_callbacks
     from prototrain.sweeps.here import run_here
 
-    run_here(study, model, callbacks=callbacks or default_callbacks, say=_say, options=options)
+    run_here(study, model, callbacks=callbacks or default_callbacks, say=say, options=options)
 
 
 def _run_elsewhere(
@@ -151,16 +151,16 @@ def _run_elsewhere(
     """Run the trials in processes, here or on a cluster; returns which stop was requested meanwhile."""
     from prototrain.sweeps.processes import fork, run_in_processes
 
-    stop = StopRequest(_say, saves=False)
+    stop = StopRequest(say, saves=False)
     with ExitStack() as stack:
         run: Any = fork
         if cluster is not None:
             from prototrain.sweeps.on_ray import OnRay
 
             sign = study.plan.directory / f".{study.plan.name}.sweep"
-            run = stack.enter_context(OnRay(cluster, jobs, cpus=cpus or 1.0, gpus=gpus or 0.0, sign=sign, say=_say))
+            run = stack.enter_context(OnRay(cluster, jobs, cpus=cpus or 1.0, gpus=gpus or 0.0, sign=sign, say=say))
         with stop, stop.waiting_for("the trials under way", when=AFTER_STEP):
-            run_in_processes(study, command, jobs=jobs, stop=stop, say=_say, run=run)
+            run_in_processes(study, command, jobs=jobs, stop=stop, say=say, run=run)
     return stop
 
 
@@ -202,10 +202,6 @@ def _check_end(result: SweepResult) -> None:
     if all(trial.state == "failed" for trial in result.trials):
         first = result.trials[0]
         raise SweepError(f"no trial has finished; trial {first.number} failed: {first.error}")
-
-
-def _say(text: str) -> None:
-    say(text)
 
 
 def _require_optuna() -> None:

@@ -18,9 +18,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from types import ModuleType
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 from prototrain.sweeps.space import as_options, as_settings
 from prototrain.sweeps.storage import FAILURES
@@ -30,24 +31,16 @@ from prototrain.system.signals import StopRequest
 
 TICK_SECONDS: Final = 0.2
 _OUTPUT_BYTES: Final = 4000
+_SIGNALS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1)
 _KILLS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM, signal.SIGXCPU)
 
 Ending = tuple[int, str]
 """The exit code of a process, or the negative number of the signal that killed it, and the end of its output."""
 
 
-class RunTrial(Protocol):
-    """Runs the process of a trial to its end. It is called in a thread."""
-
-    def __call__(self, trial: Trial, arguments: list[str], gpus: str | None, stop: threading.Event) -> Ending:
-        """Run `prototrain` with these arguments.
-
-        Args:
-            trial: takes the reports of the process.
-            arguments: of `prototrain`.
-            gpus: those that the process may use, if it is not all.
-            stop: once it is set, the process is asked to save and stop.
-        """
+RunTrial = Callable[[Trial, list[str], str | None, threading.Event], Ending]
+"""Runs `prototrain` to its end, in a thread: takes a trial for the reports of the process, the arguments, the GPUs that
+it may use if it is not all, and an event that is set once the process is to save and stop."""
 
 
 def run_in_processes(
@@ -149,6 +142,9 @@ def run_process(
         is_stopped: whether it is to save and stop.
         begun: called with its number.
     """
+    resource_tracker.ensure_running()  # it would unblock signals later
+    # The server that forks inherits this: Ctrl-C and a closed terminal reach it as well, and must not end it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     context: Any = multiprocessing.get_context(method)
     with tempfile.TemporaryDirectory(prefix="prototrain-trial-") as directory:
         output = os.path.join(directory, "output")
@@ -193,7 +189,7 @@ def _without_main() -> Iterator[None]:
 def _run_prototrain(arguments: list[str], environment: dict[str, str], link: Connection, output: str) -> None:
     """Be the command `prototrain`, in a process of `multiprocessing`."""
     os.setpgid(0, 0)  # Ctrl-C at the terminal reaches the sweep only, which passes it on once
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # Ray blocks them
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for path, flags, numbers in ((os.devnull, os.O_RDONLY, (0,)), (output, os.O_WRONLY | os.O_CREAT, (1, 2))):
         descriptor = os.open(path, flags | os.O_APPEND, 0o600)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -109,13 +108,8 @@ def check(space: Space, config: Config, *, every_combination: bool) -> None:
     for key, dimension in space.items():
         if key in _OF_EACH_TRIAL:
             raise SweepError(f"{key} cannot be swept: each trial has its own experiment, named by its number")
-        seen = []
-        for value in dimension.values:
-            tried = config.copy()
-            tried.override(f"{key}={as_text(value)}")
-            seen.append(json.dumps(tried.to_plain()[key]))  # 1 and 1.0 are one value of a key for floats
-            if seen[-1] in seen[:-1]:
-                raise SweepError(f"{key}: {as_text(value)} is given twice")
+        for text in dimension.texts:
+            config.copy().override(f"{key}={text}")
     for values in itertools.islice(combinations(space), None if every_combination else 1):
         tried = config.copy()
         tried.update(values)
@@ -185,5 +179,5 @@ def _choice(key: str, values: Iterable[Any]) -> Dimension:
 def _split(key: str, text: str, separator: str) -> list[Any]:
     parts = split_values(text, separator) if text else []
     if "" in parts:
-        raise SweepError(f"{key}: a value is missing beside {show(separator)}")
+        raise SweepError(f"{key}: a value is missing next to {show(separator)}")
     return [read_value(part) for part in parts]

@@ -174,3 +174,17 @@ def test_a_sweep_that_is_killed_goes_on_where_it_was() -> None:
         assert re.search(r"^start +resumed at step (\d+); data: ", log, re.MULTILINE)
         assert "SIGTERM: stopping after this step and saving" in log  # by itself, when its sweep was gone
         assert checkpoint_steps(directory)[-1] == 60
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_the_terminal_while_tensorflow_is_imported_stops_the_sweep() -> None:
+    Path("m.py").write_text(MODEL)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(sweep_command(), env=environment, start_new_session=True, **pipes) as sweep:
+        assert sweep.stdout is not None
+        while "trial 0 runs" not in sweep.stdout.readline():
+            assert sweep.poll() is None
+        os.killpg(sweep.pid, signal.SIGINT)  # it reaches the server that forks, too
+        said = sweep.stdout.read()
+    assert sweep.returncode == 130 and "trial 0 stopped" in said and "Traceback" not in said

@@ -57,8 +57,8 @@ def test_a_search(text: str, dimension: Dimension) -> None:
         (grid, ["k"], "'k': expected KEY=V1,V2"),
         (grid, ["=1"], "'=1': expected KEY=V1,V2"),
         (grid, ["k="], "k has no values to try"),
-        (grid, ["k=1,,2"], "k: a value is missing beside ','"),
-        (grid, ["k=1,"], "k: a value is missing beside ','"),
+        (grid, ["k=1,,2"], "k: a value is missing next to ','"),
+        (grid, ["k=1,"], "k: a value is missing next to ','"),
         (grid, ["k=1,2,1"], "k: 1 is given twice"),
         (grid, ["k=1", "k=2"], "k is given twice"),
         (search, ["k=1,2"], "k=1,2: expected k= and then log:1e-5..1e-1"),
@@ -71,7 +71,7 @@ def test_a_search(text: str, dimension: Dimension) -> None:
         (search, ["k=float:a..b"], "'a' is not a number"),
         (search, ["k=float:0..1e999"], "inf is not a number"),
         (search, ["k=choice:"], "k has no values to try"),
-        (search, ["k=choice:a||b"], "k: a value is missing beside '|'"),
+        (search, ["k=choice:a||b"], "k: a value is missing next to '|'"),
         (from_mapping, {"k": 3}, "k: expected a list of values, or a text such as log:1e-5..1e-1"),
         (from_mapping, {"k": []}, "k has no values to try"),
         (from_mapping, {"k": [len]}, "not JSON serializable; a function is given as a text, 'module:name'"),
@@ -130,7 +130,6 @@ def test_a_space_may_bring_what_the_config_lacks() -> None:
 @pytest.mark.parametrize(
     ("values", "error", "message"),
     [
-        ([0.5, 1, 1.0], SweepError, "model.own: 1.0 is given twice"),
         (["a"], ConfigError, "model.own: expected float, got 'a'"),
         ([True], ConfigError, "model.own: expected float, got True"),
     ],
