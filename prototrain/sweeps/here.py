@@ -1,4 +1,4 @@
-"""Trials in this process, one after the other: for a model that is an object and has no name to be imported by."""
+"""Trials in this process, one after the other: for a model that is an object."""
 
 from __future__ import annotations
 
