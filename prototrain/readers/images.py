@@ -12,8 +12,7 @@ import tensorflow as tf
 from prototrain.errors import DataError
 from prototrain.readers.order import Order, compare_labels, is_by_index, random_order
 from prototrain.readers.paths import OtherFiles, PathLike, note_reader, others_for, shown
-from prototrain.system.storage import downloaded_all
-from prototrain.system.storage import Storage
+from prototrain.system.storage import Storage, downloaded_all
 from prototrain.system.urls import local_path, url_of
 
 IMAGE_EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")

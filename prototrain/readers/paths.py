@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from prototrain.errors import DataError
-from prototrain.system.storage import downloaded, downloaded_all
-from prototrain.system.storage import Storage
+from prototrain.system.storage import Storage, downloaded, downloaded_all
 from prototrain.system.urls import cache_home, local_path, url_of
 
 if TYPE_CHECKING:
