@@ -98,7 +98,7 @@ def _parser(
     parsers: list[tuple[int, Callable[[str], Any]]] = []
     for field in fields:
         if field.name not in names and field.name in without_columns():
-            parsers.append((0, lambda _, zero=field.zero: zero))
+            parsers.append((0, partial(_zero, field)))
             continue
         if names.count(field.name) != 1:
             problem = "has several columns" if field.name in names else "has no column"
@@ -112,6 +112,10 @@ def _parser(
         return [parser(row[place]) for place, parser in parsers]
 
     return parse
+
+
+def _zero(field: Column, _: str) -> Any:
+    return field.zero
 
 
 def _value(field: Column, empty: Mapping[str, Any], text: str) -> Any:

@@ -60,10 +60,9 @@ def json_lines(
 
     def read(name: str, path: str) -> Iterator[Arrays]:
         with open(path, "rb") as file:
-            lines = (
-                (number, line.removeprefix(BOM_UTF8 if number == 1 else b"")) for number, line in enumerate(file, 1)
-            )
-            yield from arrays_of(name, ((number, line) for number, line in lines if line.strip()), columns, parse)
+            lines = (line.removeprefix(BOM_UTF8) for line in file)
+            filled = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
+            yield from arrays_of(name, filled, columns, parse)
 
     given = several(paths)
     return note_reader(dataset_of(given, columns, read, shuffle=shuffle, seed=seed), "json", given)

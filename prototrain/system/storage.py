@@ -67,15 +67,6 @@ class Storage:
 
         return self._do("look into", look, None)
 
-    def top(self) -> list[str]:
-        """The names right below the URL, of objects and folders."""
-
-        def look(fs: Any, root: str) -> list[str]:
-            names = [path.rstrip("/")[len(root) + 1 :] for path in fs.ls(root, detail=False)]
-            return sorted(name for name in names if name)
-
-        return self._do("look into", look, [])
-
     def read(self, name: str) -> bytes | None:
         """The content of an object; None if there is none."""
         return self._do("read from", lambda fs, root: bytes(fs.cat_file(f"{root}/{name}")), None)

@@ -10,6 +10,7 @@ import pytest
 from prototrain.cluster.shared_directory import require_shared
 from prototrain.errors import ExperimentError
 from prototrain.experiment import Experiment
+from prototrain.experiment.remote import Remote
 from prototrain.system.storage import Storage
 
 
@@ -81,7 +82,7 @@ def test_a_url_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for thread in threads:
         thread.join()
     experiments[0].unlock()
-    assert not errors and ".token" not in Storage(url).top()
+    assert not errors and ".token" not in Remote(url).top()
     for experiment in experiments:
         assert sorted(path.name for path in experiment.checkpoints.glob("*/*")) == ["meta.json", "model.index"]
 
