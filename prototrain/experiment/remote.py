@@ -235,8 +235,8 @@ class Remote:
         if self._lost is None:
             try:
                 self._lease.beat(held=False)
-            except StorageError as error:
-                announce(f"WARNING: {error}; others have to wait until the lease has expired")
+            except (StorageError, ExperimentError) as error:
+                announce(f"WARNING: {error}; other machines have to wait until the lease has expired")
 
     # -- threads ------------------------------------------------------------------------------------------------------
 
