@@ -56,7 +56,7 @@ class Storage:
             found = {path[len(root) + 1 :]: info for path, info in entries.items() if info.get("type") != "directory"}
             return {name: _mark(info) for name, info in found.items() if name and not name.endswith("/")}
 
-        return self._do("look into", look, {}, seconds=TRANSFER_SECONDS)
+        return self._do("look into", look, {}, seconds=0.0 if folder else TRANSFER_SECONDS)
 
     def find(self, name: str) -> str | None:
         """The mark of one object; None if there is none."""
