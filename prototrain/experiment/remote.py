@@ -88,8 +88,8 @@ class Remote:
         return self._is_open or self._lease.seems_held()
 
     def top(self) -> list[str]:
-        """The names right below the URL, without leases."""
-        return [name for name in self.storage.top() if name != lease.LEASE]
+        """The names right below the URL, without the lease."""
+        return sorted({name.partition("/")[0] for name in self.storage.listing()} - {lease.LEASE})
 
     def keep(self) -> None:
         """Upload what was written into the local copy outside of a run; a run of this process uploads it itself."""
@@ -157,7 +157,9 @@ class Remote:
     def _download(self, announce: Say) -> None:
         cut = self._mirror.download(announce, whole=True)
         for step in sorted({step_of(name) or 0 for name in cut}):
-            announce(f"{self} has only parts of the checkpoint of step {step}, which are deleted")
+            announce(
+                f"{self} has only parts of the checkpoint of step {step}, whose upload was cut short; they are deleted"
+            )
         self.storage.delete(cut)
         self._mirror.remember(is_whole=True)
 
@@ -233,8 +235,8 @@ class Remote:
         if self._lost is None:
             try:
                 self._lease.beat(held=False)
-            except StorageError as error:
-                announce(f"WARNING: {error}; others have to wait until the lease has expired")
+            except (StorageError, ExperimentError) as error:
+                announce(f"WARNING: {error}; other machines have to wait until the lease has expired")
 
     # -- threads ------------------------------------------------------------------------------------------------------
 
