@@ -83,7 +83,7 @@ def test_every_exported_name_is_in_the_api() -> None:
 
 
 def test_the_page_describes_run_json() -> None:
-    table = (DOCS / "experiments.md").read_text(encoding="utf-8").partition("## run.json")[2]
+    table = (DOCS / "reference" / "run-json.md").read_text(encoding="utf-8")
     names = re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines() if row.startswith("| `")))
     assert sorted(names) == sorted(attribute.name for attribute in fields(Attempt))
 
