@@ -220,7 +220,7 @@ SCHEMA: Final[dict[str, Key]] = {
 }
 
 
-def intervals(value: int | str) -> dict[str, int]:
+def intervals(value: int | str) -> dict[str, Any]:
     """The value of an interval as `Callback.every` takes it.
 
     >>> intervals(100), intervals("2 epochs")

@@ -89,9 +89,6 @@ class ProgramTrainer(TowerTrainer):
         with super()._around_run(), tensorflow_seeded(self.config["trainer.random_seed"]):
             yield
 
-    def describe_more(self) -> list[str]:
-        return [] if self.global_step else super().describe_more()
-
 
 @dataclass
 class Part:

@@ -218,9 +218,9 @@ class MultiWorkerTrainer(SyncTrainer):
         again = {"started again": f"restart {group.restarts}: {group.cause}"}
         return {"workers": rows["workers"], "start": rows["start"], **again}  # the rest has been said
 
-    def describe_more(self) -> list[str]:
+    def describe_variables(self) -> tuple[str, str] | None:
         is_again = self._supervision is not None and self._supervision.group.cause is not None
-        return [] if is_again else super().describe_more()
+        return None if is_again else super().describe_variables()
 
     def attempt_facts(self) -> dict[str, Any]:
         facts = {**super().attempt_facts(), "workers": self.worker.count}
