@@ -332,6 +332,7 @@ class BuildCall:
         taken: ids of the losses, and of the weights whose regularizers, `build` has read itself.
         used_by_layers: ids of the variables that were used inside of layers.
         shared: objects by keys, for code that makes something once in a call and uses it in several places.
+        updates_metrics: whether assignments to the variables of metrics count.
     """
 
     def __init__(
@@ -359,6 +360,7 @@ class BuildCall:
         self.taken: set[int] = set()
         self.used_by_layers: set[int] = set()
         self.shared: dict[Any, Any] = {}
+        self.updates_metrics = True
 
     @property
     def _in_layer(self) -> bool:
@@ -482,6 +484,8 @@ class BuildCall:
         Raises:
             ModelError: the assignment would happen in every step.
         """
+        if not self.updates_metrics and variable.value.synchronization == tf.VariableSynchronization.ON_READ:
+            return value
         is_once = not self._in_layer and not tf.is_tensor(value) and not isinstance(value, KerasVariable)
         if self._is_first and is_once:
             with self._before.keeping(*components(variable.value)):
