@@ -86,9 +86,6 @@ class ProgramTrainer(TowerTrainer):
         with super()._around_run(), tensorflow_seeded(self.config["trainer.random_seed"]):
             yield
 
-    def _describe_more(self) -> list[str]:
-        return [] if self.global_step else super()._describe_more()
-
 
 @dataclass
 class Part:

@@ -22,7 +22,7 @@ from prototrain.errors import DataError, ModelError
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
 from prototrain.model.built import BuiltModel
-from prototrain.model.variables import select, variable_table
+from prototrain.model.variables import layer_table, select, variable_table
 from prototrain.private_api.of_keras import compiled_parts
 from prototrain.step.trace import tower_trace
 from prototrain.system.waiting import announcing
@@ -359,9 +359,9 @@ class KerasTrainer(SimpleTrainer):
         data = self.datasets[dataset].map(self.model.as_given(dataset))
         return rehearsed(self.keras_model, dataset, data, batches, stop=self.stop)
 
-    def _describe_more(self) -> list[str]:
+    def _describe_variables(self) -> tuple[str, str] | None:
         shown = {name: variable for name, variable in self.variables.items() if name not in self._of_metrics()}
-        return [str(variable_table(shown, self.trainable, self.decayed))]
+        return layer_table(shown, self.trainable), str(variable_table(shown, self.trainable, self.decayed))
 
     def _facts(self) -> Facts:
         metrics = sorted({name.rpartition("/")[0] for name in self._of_metrics()})
