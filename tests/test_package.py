@@ -31,6 +31,7 @@ LAYERS = [
     ["callbacks", "cluster"],
     ["recorder"],
     ["trainers"],
+    ["keras"],
     ["launch", "runs"],
     ["sweeps"],
     ["actions"],
