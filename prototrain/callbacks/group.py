@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from prototrain.callbacks.base import Callback, Priority, ProxyCallback, innermost
+from prototrain.callbacks.base import Callback, Priority, ProxyCallback, chain, innermost
 from prototrain.callbacks.monitor import Monitor, runs_code_of_user
 from prototrain.callbacks.trigger import PeriodicTrigger
 from prototrain.errors import CallbackError, CheckpointError, StopTraining
@@ -20,21 +20,6 @@ if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
 _AFTER_STEP = "after this step and saving"
-_TENSORPACK = {
-    "_setup_graph": "setup",
-    "_before_train": "before_train",
-    "_after_train": "after_train",
-    "_before_epoch": "before_epoch",
-    "_after_epoch": "after_epoch",
-    "_before_run": "before_run",
-    "_after_run": "after_run",
-    "_trigger_step": "trigger_step",
-    "_trigger_epoch": "trigger_epoch",
-    "_trigger": "trigger",
-    "_chief_only": "chief_only",
-    "process_scalar": "put_scalar",
-}
-"""Names of hooks in tensorpack and their names here."""
 
 
 class CallbackGroup:
@@ -99,11 +84,6 @@ class CallbackGroup:
         return bool(self._watchers)
 
     @property
-    def has_still_to_see(self) -> bool:
-        """Whether callbacks that look at more of the present step than its scalars may have to run again."""
-        return self.unfinished and self.watching
-
-    @property
     def each_step(self) -> bool:
         """Whether a callback runs after every single step."""
         return any(map(_runs_each_step, self._scheduled))
@@ -130,17 +110,7 @@ class CallbackGroup:
 
     def before_train(self) -> None:
         """Call `before_train` of all, also where one of them finds that there is nothing more to train."""
-        stop: StopTraining | None = None
-        for callback in self.callbacks:
-            if callback.overrides("before_train"):
-                try:
-                    self._call(callback, "before_train", at_start=True)
-                except StopTraining as request:
-                    stop = stop or request
-                self._trainer.stop.check()
-        self._trainer.monitors.flush()
-        if stop is not None:
-            raise stop
+        self._run("before_train", [callback for callback in self.callbacks if callback.overrides("before_train")])
 
     def after_train(self) -> None:
         """Call `after_train` on every callback that was set up, whatever fails, then raise the first failure."""
@@ -286,23 +256,24 @@ class CallbackGroup:
                 behind it as done if they only save.
         """
         stop: StopTraining | None = None
+        at_start = hook == "before_train" or (hook == "before_epoch" and not self._stepped)
         savers = next((i for i, one in enumerate(callbacks[::-1]) if one.priority < Priority.SAVE), len(callbacks))
-        for index, callback in enumerate(callbacks):
-            if is_last:
-                self.unfinished = len(callbacks) - index - 1 > savers
-            try:
-                at_start = hook == "before_epoch" and not self._stepped
-                self._call(callback, hook, at_start=at_start)
+        try:
+            for index, callback in enumerate(callbacks):
+                if is_last:
+                    self.unfinished = len(callbacks) - index - 1 > savers
+                try:
+                    self._call(callback, hook, at_start=at_start)
+                except StopTraining as request:
+                    stop = stop or request
                 if at_start:
                     self._trainer.stop.check()
-            except StopTraining as request:
-                stop = stop or request
-            except BaseException:
-                if hook == "before_epoch":
-                    self._begun_at = -1
-                else:
-                    self.unfinished = True
-                raise
+        except BaseException:
+            if hook == "before_epoch":
+                self._begun_at = -1
+            elif not at_start:
+                self.unfinished = True
+            raise
         if is_last:
             self.unfinished = False
         self._trainer.monitors.flush()
@@ -386,21 +357,17 @@ class _Noting:
 
 
 def _runs_each_step(callback: Callback) -> bool:
-    while isinstance(callback, ProxyCallback):
-        if isinstance(callback, PeriodicTrigger):
-            return callback.every_k_steps == 1
-        if type(callback).next_step is not ProxyCallback.next_step:
-            return False  # has its own schedule
-        callback = callback.callback
-    return callback.overrides("trigger_step") and not callback.overrides("next_step")
+    for one in chain(callback):
+        if isinstance(one, PeriodicTrigger):
+            return one.every_k_steps == 1
+        if isinstance(one, ProxyCallback) and type(one).next_step is not ProxyCallback.next_step:
+            return False  # has a schedule
+    inner = innermost(callback)
+    return inner.overrides("trigger_step") and not inner.overrides("next_step")
 
 
 def _is_periodic(callback: Callback) -> bool:
-    while isinstance(callback, ProxyCallback):
-        if isinstance(callback, PeriodicTrigger):
-            return True
-        callback = callback.callback
-    return False
+    return any(isinstance(one, PeriodicTrigger) for one in chain(callback))
 
 
 def checked(callbacks: Iterable[Callback], of: str = "the callbacks must be a list") -> list[Callback]:
@@ -411,8 +378,7 @@ def checked(callbacks: Iterable[Callback], of: str = "the callbacks must be a li
         of: what an error says of something else than a list.
 
     Raises:
-        CallbackError: it is no list, something in it is not a callback, a callback has a hook under tensorpack's name,
-            or one is in it twice.
+        CallbackError: it is not a list, something in it is not a callback, or one is in it twice.
     """
     if isinstance(callbacks, Callback):
         raise CallbackError(f"{of}; write [{callbacks!r}]")
@@ -423,7 +389,6 @@ def checked(callbacks: Iterable[Callback], of: str = "the callbacks must be a li
     for callback in found:
         if not isinstance(callback, Callback):
             raise CallbackError(f"not a callback: {_not_one(callback)}")
-        _check_names(callback)
         if sum(other is callback for other in found) > 1:
             raise CallbackError(f"{callback!r} is in the list twice; make a second one")
     return found
@@ -440,17 +405,6 @@ def _not_one(value: Any) -> str:
     if callable(value):
         return f"{value!r} is a function; write CallbackFactory(trigger=...), or a subclass of Callback"
     return f"{value!r}{'; leave out the list around it' if isinstance(value, list | tuple) else ''}"
-
-
-def _check_names(callback: Callback) -> None:
-    """Raise a CallbackError if a class has a hook under tensorpack's name and none under its name here."""
-    callback = innermost(callback)
-    own = [kind for kind in type(callback).__mro__ if not kind.__module__.startswith(("prototrain.", "builtins"))]
-    for name, here in _TENSORPACK.items():
-        if any(name in vars(kind) for kind in own) and not any(here in vars(kind) for kind in own):
-            raise CallbackError(
-                f"{callback.name} has {name}, tensorpack's name, which is never used here; call it {here}"
-            )
 
 
 def _labels(callbacks: Iterable[Callback]) -> dict[Callback, str]:
