@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
 _AFTER_STEP = "after this step and saving"
+_HOOKS = ("check_run", "before_train", "before_epoch", "before_run", "after_run", "after_epoch")
 
 
 class CallbackGroup:
@@ -50,9 +51,10 @@ class CallbackGroup:
         self._labels = _labels(self.callbacks)
         self._of_user = set(filter(runs_code_of_user, self.callbacks))
         self._by_key = _by_state_key(self.callbacks)
+        self._overriding = {hook: [one for one in self.callbacks if one.overrides(hook)] for hook in _HOOKS}
         self._scheduled = [one for one in self.callbacks if one.overrides("trigger_step") or one.overrides("next_step")]
         self._by_epoch = [one for one in self.callbacks if one.overrides("trigger_epoch") or one.overrides("trigger")]
-        self._due: list[tuple[Callback, int]] = []  # who asked for which step
+        self._due: list[tuple[Callback, int]] = []  # with the step that each asked for
         self._watchers: dict[Callback, Collection[str]] = {}
         self._set_up: list[Callback] = []
         self._restored: set[Callback] = set()  # those whose state a checkpoint had
@@ -103,14 +105,13 @@ class CallbackGroup:
 
     def check(self) -> None:
         """Let callbacks check, after a restore and before the run writes anything, that they can do their work."""
-        for callback in self.callbacks:
-            if callback.overrides("check_run"):
-                self._call(callback, "check_run", at_start=True)
-                self._trainer.stop.check()
+        for callback in self._overriding["check_run"]:
+            self._call(callback, "check_run", at_start=True)
+            self._trainer.stop.check()
 
     def before_train(self) -> None:
         """Call `before_train` of all, also where one of them finds that there is nothing more to train."""
-        self._run("before_train", [callback for callback in self.callbacks if callback.overrides("before_train")])
+        self._run("before_train", self._overriding["before_train"])
 
     def after_train(self) -> None:
         """Call `after_train` on every callback that was set up, whatever fails, then raise the first failure."""
@@ -140,17 +141,15 @@ class CallbackGroup:
 
     def before_run(self) -> None:
         """Call `before_run` of all, while an iteration is traced or, in Python, before it."""
-        for callback in self.callbacks:
-            if callback.overrides("before_run"):
-                with _Noting(callback, "before_run"):
-                    callback.before_run()
+        for callback in self._overriding["before_run"]:
+            with _Noting(callback, "before_run"):
+                callback.before_run()
 
     def after_run(self, outputs: dict[str, Any]) -> None:
         """Call `after_run` of all, while an iteration is traced or, in Python, after it."""
-        for callback in self.callbacks:
-            if callback.overrides("after_run"):
-                with _Noting(callback, "after_run"):
-                    callback.after_run(outputs)
+        for callback in self._overriding["after_run"]:
+            with _Noting(callback, "after_run"):
+                callback.after_run(outputs)
 
     # -- epochs and steps ---------------------------------------------------------------------------------------------
 
@@ -160,7 +159,7 @@ class CallbackGroup:
         Where a run is resumed within an epoch, that was done before the checkpoint: this calls those of which the
         checkpoint has no state, and undoes what they change in the trainer's state.
         """
-        step, due = self._trainer.counter.step, [one for one in self.callbacks if one.overrides("before_epoch")]
+        step, due = self._trainer.counter.step, self._overriding["before_epoch"]
         self._in_epoch = True
         if self._trainer.local_step == 0 and step != self._begun_at:
             self._begun_at = step
@@ -217,8 +216,8 @@ class CallbackGroup:
         """Call `after_epoch`; where the end of the run cuts the epoch short, only of those that are due `at_end`."""
         if self._in_epoch:
             self._in_epoch = False
-            due = [callback for callback in self.callbacks if callback.overrides("after_epoch")]
-            self._run("after_epoch", [callback for callback in due if callback.at_end or not self._is_cut])
+            due = [one for one in self._overriding["after_epoch"] if one.at_end or not self._is_cut]
+            self._run("after_epoch", due)
 
     def trigger_epoch(self) -> None:
         """Run the callbacks that are due after an epoch, or at the end of the run."""
@@ -395,7 +394,7 @@ def checked(callbacks: Iterable[Callback], of: str = "the callbacks must be a li
 
 
 def _not_one(value: Any) -> str:
-    """What is in the list, and what to write there."""
+    """Say what is in the list, and what to write instead."""
     kind = value if isinstance(value, type) else type(value)
     keras = sys.modules.get("keras")
     if keras is not None and issubclass(kind, keras.callbacks.Callback):
