@@ -451,7 +451,7 @@ class Run:
         if late:
             self.say_once(f"WARNING: {late_words(late)}, or this run cannot be resumed")
         seen: dict[str, Any] = {}
-        if trainer.callbacks.has_still_to_see:
+        if trainer.callbacks.unfinished and trainer.callbacks.watching:
             events = [event.SerializeToString() for event in trainer.summary_events]
             seen = plain({"watched": dict(trainer.watched), "summaries": events}, "what was watched")
         meta = {

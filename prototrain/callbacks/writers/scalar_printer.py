@@ -166,9 +166,9 @@ class _NotebookTable:
         for row in self._rows:
             cells = [f"<b>{row.cells[one]}*</b>" if one in row.best else row.cells.get(one, "") for one in columns]
             lines.append("".join(f"<td>{cell}</td>" for cell in [*map(html.escape, row.lead), *cells]))
-        page = display.HTML(f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>")
+        page = display.HTML(f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>")  # type: ignore[no-untyped-call]
         if self._display is None:
-            self._display = display.display(page, display_id=True)
+            self._display = display.display(page, display_id=True)  # type: ignore[no-untyped-call]
         else:
             self._display.update(page)
 

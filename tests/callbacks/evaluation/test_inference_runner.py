@@ -20,7 +20,7 @@ from prototrain.callbacks import (
     Validation,
 )
 from prototrain.errors import CallbackError, DataError, ModelError, StepError
-from tests.tiny import CountingTrainer, tiny_arrays, tiny_build, tiny_datasets, tiny_trainer
+from tests.tiny import tiny_arrays, tiny_build, tiny_datasets, tiny_trainer
 
 
 def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:
@@ -136,12 +136,6 @@ def test_it_does_not_train() -> None:
     trainers[1].train([InferenceRunner("vld", inferencers()).every(steps=1)], max_steps=6)
     for name, variable in trainers[0].variables.items():
         assert np.array_equal(variable, trainers[1].variables[name]), name
-
-
-def test_a_trainer_without_a_model() -> None:
-    trainer = CountingTrainer()
-    with pytest.raises(NotImplementedError, match="CountingTrainer must define build"):
-        trainer.train([InferenceRunner(tf.data.Dataset.from_tensors({"x": [1.0]}), Largest())], max_steps=1)
 
 
 def test_data_that_fails() -> None:

@@ -18,7 +18,7 @@ from prototrain import Callback, ModelDict, SimpleTrainer, default_callbacks
 from prototrain.callbacks import CallbackFactory, JSONWriter, SaveOnExit, Validation
 from prototrain.callbacks.base import innermost
 from prototrain.checkpoint.random import random_state
-from prototrain.errors import CallbackError, DataError, ModelError, StepError
+from prototrain.errors import DataError, ModelError, StepError
 from tests.tiny import CountingTrainer, tiny_build, tiny_datasets, tiny_model, tiny_trainer, values
 
 LOSSES = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 100], np.float32)  # three batches of 4, 4 and 2
@@ -89,22 +89,6 @@ def test_a_trainer_with_evaluate_is_enough() -> None:
     trainer = Evaluates()
     trainer.train([Validation()], steps_per_epoch=2, max_epoch=2)
     assert trainer.monitors.history("vld/total") == [(2, 3.0), (4, 10.0)]
-
-
-def test_a_trainer_without_evaluate_is_refused() -> None:
-    with pytest.raises(CallbackError, match=r"CountingTrainer has not; define it, or give Validation\(evaluate=...\)"):
-        CountingTrainer().train([Validation()], max_steps=1)
-
-
-def test_an_evaluate_that_forgets_to_return_is_named() -> None:
-    with pytest.raises(CallbackError, match=r"evaluate\('vld', ...\) returned None"):
-        CountingTrainer().train([Validation(evaluate=lambda dataset, batches: None)], max_steps=1)
-
-
-@pytest.mark.parametrize("batches", [-1, 1.5, None, True])
-def test_wrong_numbers_of_batches_are_refused(batches: Any) -> None:
-    with pytest.raises(CallbackError, match="batches must be a whole number"):
-        Validation(batches=batches)
 
 
 def test_an_interrupted_validation_is_done_again_by_the_resumed_run(experiment: Path) -> None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from prototrain import Callback
 from prototrain.callbacks import LearningRate, SaveOnExit, ScheduledHyperParamSetter
-from prototrain.errors import CallbackError, ConfigError
+from prototrain.errors import ConfigError
 from prototrain.trainers.tower import SimpleTrainer
 from tests.tiny import CountingTrainer, tiny_model, tiny_trainer, values
 
@@ -86,26 +86,3 @@ def test_it_works_with_a_python_step() -> None:
     trainer.optimizer = keras.optimizers.SGD(1.0)
     trainer.train([LearningRate(halves)], max_steps=3)
     assert float(trainer.optimizer.learning_rate) == pytest.approx(0.005)
-
-
-def test_a_number_is_refused() -> None:
-    with pytest.raises(CallbackError, match="takes a function of the step"):
-        LearningRate(0.1)  # type: ignore[arg-type]
-
-
-def test_a_trainer_without_optimizer_is_refused() -> None:
-    with pytest.raises(CallbackError, match="CountingTrainer has none"):
-        CountingTrainer().train([LearningRate(halves)], max_steps=1)
-
-
-def test_an_optimizer_with_its_own_schedule_is_refused() -> None:
-    own = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
-    trainer = CountingTrainer()
-    trainer.optimizer = keras.optimizers.SGD(own)
-    with pytest.raises(CallbackError, match="made with a schedule"):
-        trainer.train([LearningRate(halves)], max_steps=1)
-
-
-def test_a_schedule_that_cannot_be_traced_is_explained() -> None:
-    with pytest.raises(CallbackError, match=r"tf.where instead of if"):
-        tiny_trainer().train([LearningRate(lambda step: 0.1 if step < 5 else 0.01)], max_steps=1)

@@ -24,7 +24,7 @@ from prototrain.callbacks import (
 )
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.checkpoint import verify
-from prototrain.errors import CallbackError, CheckpointError
+from prototrain.errors import CheckpointError
 from prototrain.model.built import BuiltModel
 from tests.tiny import CountingTrainer, tiny_model, tiny_trainer, values
 
@@ -70,11 +70,6 @@ def test_a_resumed_run_keeps_the_same(stop: int, order: int, experiment: Path) -
         trainer.train([measure(), *savers, SaveOnExit()], max_steps=max_steps)
         assert trainer.run.resume_line().startswith("resumed") or max_steps == stop
     assert checkpoints(experiment) == [5, 7, 8]
-
-
-def test_a_stale_value_is_an_error(experiment: Path) -> None:
-    with pytest.raises(CallbackError, match="no scalar 'vld/loss'"):
-        CountingTrainer(experiment=experiment).train([measure(), MinSaver("vld/loss")], max_steps=2)
 
 
 def best_note(experiment: Path) -> dict[str, Any]:

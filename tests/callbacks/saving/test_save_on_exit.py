@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from prototrain import Callback, ModelDict, StopTraining
 from prototrain.callbacks import ModelSaver, SaveOnExit, StopOnNaN
-from prototrain.errors import ExperimentError, NonFiniteError, StepError
+from prototrain.errors import NonFiniteError, StepError
 from tests.tiny import CountingTrainer, tiny_arrays, tiny_build, tiny_trainer, values
 
 
@@ -121,11 +121,6 @@ def test_nothing_is_saved_when_no_step_was_made(experiment: Path) -> None:
     with pytest.raises(RuntimeError):
         CountingTrainer(experiment=experiment).train([SaveOnExit(), RefusesToStart()], max_steps=6)
     assert not (experiment / "checkpoints").exists()
-
-
-def test_it_needs_an_experiment() -> None:
-    with pytest.raises(ExperimentError, match="SaveOnExit needs a directory"):
-        CountingTrainer().train([SaveOnExit()], max_steps=1)
 
 
 # The fourth batch of five holds one number that is not finite.
