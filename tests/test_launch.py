@@ -150,9 +150,7 @@ def test_weights_are_loaded_at_the_start_only(
     tuned = launch(model(**keywords), callbacks=[SaveOnExit()])
     assert "weights from" in capsys.readouterr().out and tuned.run.resume_line() == "fresh"
     resumed = launch(model(**keywords, model__num_steps=5), callbacks=[SaveOnExit()])
-    assert "weights from" not in capsys.readouterr().out and resumed.run.resume_line().startswith(
-        "resumed at step 4"
-    )
+    assert "weights from" not in capsys.readouterr().out and resumed.run.resume_line().startswith("resumed at step 4")
     # Also from the very run that a fresh start deletes.
     launch(model(model__weights_load_path=path), fresh=True, callbacks=[SaveOnExit()])
     assert "weights from" in capsys.readouterr().out
