@@ -222,7 +222,7 @@ def _forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ],
 )
 def test_programs(program: str, where: str | None, tmp_path: Path) -> None:
-    result = verify(PROGRAMS, program, steps=20, interruptions=2)
+    result = verify(PROGRAMS, program, steps=20, interruptions=1)
     assert result.where == where and bool(result) == (where is None), str(result)
     assert result.repeats == (program != "unseeded")
     assert not list(tmp_path.iterdir())  # the experiments were elsewhere
