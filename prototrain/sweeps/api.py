@@ -116,7 +116,9 @@ def sweep(
         say(f"sweep {plan.name}: {plan.total} trials, {len(study.outcomes())} of them begun, in {shown(where)}")
         with study:
             if command is None:
-                _run_here(study, found, callbacks, trainer=trainer, towers=towers)
+                from prototrain.sweeps.here import run_here
+
+                run_here(study, found, callbacks=callbacks, say=say, trainer=trainer, towers=towers)
             else:
                 stop = _run_elsewhere(study, command, jobs, cluster, cpus_per_trial, gpus_per_trial)
         result = summarise(plan, study.outcomes())
@@ -134,15 +136,6 @@ def _check_resources(cluster: str | None, cpus: float | None, gpus: float | None
         raise SweepError(f"cpus_per_trial must be positive, got {cpus:g}")
     if gpus is not None and (gpus < 0 or (gpus > 1 and gpus % 1)):
         raise SweepError(f"gpus_per_trial must be a part of one GPU, or a whole number of them, got {gpus:g}")
-
-
-def _run_here(
-    study: Study, model: ModelProtocol, callbacks: Callable[[ModelProtocol], Iterable[Callback]] | None, **options: Any
-) -> None:
-    from prototrain.launch import default_callbacks
-    from prototrain.sweeps.here import run_here
-
-    run_here(study, model, callbacks=callbacks or default_callbacks, say=say, options=options)
 
 
 def _run_elsewhere(
@@ -165,7 +158,7 @@ def _run_elsewhere(
 
 
 def _command(model: str, plan: Plan, options: Mapping[str, object]) -> list[str]:
-    """What stands behind `prototrain` to run the model with what all trials share."""
+    """The arguments of `prototrain` that all trials share."""
     settings = [setting for setting in _changes(plan.config) if setting.partition("=")[0] not in plan.space]
     words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
     return ["run", model, *as_options(settings), *words]

@@ -146,15 +146,13 @@ def run_process(
     # The server that forks inherits this: Ctrl-C and a closed terminal reach it as well, and must not end it.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     context: Any = multiprocessing.get_context(method)
-    with tempfile.TemporaryDirectory(prefix="prototrain-trial-") as directory:
-        output = os.path.join(directory, "output")
+    with tempfile.TemporaryFile() as output:
         link, theirs = context.Pipe()
-        process = context.Process(target=_run_prototrain, args=(arguments, dict(environment), theirs, output))
-        with _starting:
+        # A file's descriptor can be passed to the process as that of a connection.
+        with theirs, Connection(os.dup(output.fileno())) as prints, _starting, _without_main():
             context.set_forkserver_preload(["prototrain.sweeps.preloaded"])
-            with _without_main():
-                process.start()
-        theirs.close()
+            process = context.Process(target=_run_prototrain, args=(arguments, dict(environment), theirs, prints))
+            process.start()
         try:
             begun(process.pid)
             is_told = False
@@ -168,9 +166,8 @@ def run_process(
         finally:
             link.close()
             process.join()
-        with open(output, "ab+") as file:
-            file.seek(max(0, file.tell() - _OUTPUT_BYTES))
-            return process.exitcode or 0, file.read().decode("utf-8", "replace")
+        output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
+        return process.exitcode or 0, output.read().decode("utf-8", "replace")
 
 
 _starting = threading.Lock()
@@ -186,16 +183,15 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _run_prototrain(arguments: list[str], environment: dict[str, str], link: Connection, output: str) -> None:
+def _run_prototrain(arguments: list[str], environment: dict[str, str], link: Connection, output: Connection) -> None:
     """Be the command `prototrain`, in a process of `multiprocessing`."""
     os.setpgid(0, 0)  # Ctrl-C at the terminal reaches the sweep only, which passes it on once
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for path, flags, numbers in ((os.devnull, os.O_RDONLY, (0,)), (output, os.O_WRONLY | os.O_CREAT, (1, 2))):
-        descriptor = os.open(path, flags | os.O_APPEND, 0o600)
-        for number in numbers:
+    with open(os.devnull, "rb") as nothing:
+        for number, descriptor in enumerate((nothing.fileno(), output.fileno(), output.fileno())):
             os.dup2(descriptor, number)
-        os.close(descriptor)
+    output.close()
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["prototrain", *arguments, "--report-to", str(link.fileno())]

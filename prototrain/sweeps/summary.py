@@ -80,7 +80,7 @@ def describe(plan: Plan, result: SweepResult, command: Sequence[str] | None) -> 
     Args:
         plan: the sweep.
         result: its result.
-        command: what stands behind `prototrain` for the model, to which the best trial's values are added; None if the
+        command: the arguments of `prototrain` to which the best trial's values are added; None if the
             model has no name.
     """
     ranked = sorted(result.trials, key=lambda trial: (_ORDER.index(trial.state), _rank(plan, trial)))
