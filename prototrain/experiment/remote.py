@@ -16,7 +16,7 @@ from pathlib import Path
 
 from prototrain.errors import ExperimentError, StorageError
 from prototrain.experiment import lease
-from prototrain.experiment.lock import LOCK, is_locked, is_locked_here
+from prototrain.experiment.lock import LOCK, is_locked
 from prototrain.experiment.mirror import Mirror, local_copy, step_of
 from prototrain.system.storage import Storage, downloaded
 from prototrain.system.terminal import say
@@ -92,12 +92,11 @@ class Remote:
         return sorted({name.partition("/")[0] for name in self.storage.listing()} - {lease.LEASE})
 
     def keep(self) -> None:
-        """Upload what was written into the local copy outside of a run; a run of this process uploads it itself."""
-        if is_locked_here(self.directory / LOCK):
-            return
+        """Upload what was written into the local copy outside of a run; a run that works in it uploads it itself."""
         with self._alone(), announcing(f"uploading to {self}"):
-            self._mirror.recall()
-            self._mirror.upload()
+            if not is_locked(self.directory / LOCK):
+                self._mirror.recall()
+                self._mirror.upload()
 
     def _is_newest(self, last: lease.Holder | None) -> bool:
         return last is not None and last.copy == self._mirror.copy and self._mirror.is_whole

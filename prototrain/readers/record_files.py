@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -87,11 +88,11 @@ def _by_index(files: list[str], features: dict[str, Any], seed: int | None) -> t
     places = _places(files)
 
     def take(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        found, wanted = np.empty(len(rows), object), places[rows]
-        for number in np.unique(wanted[:, 0]):
-            with open(files[number], "rb") as file:
-                for row in np.flatnonzero(wanted[:, 0] == number):
-                    _, start, length = wanted[row].tolist()
+        found = np.empty(len(rows), object)
+        wanted = sorted(zip(places[rows].tolist(), range(len(rows)), strict=True))  # each file is opened once
+        for number, of_file in groupby(wanted, lambda one: one[0][0]):
+            with open(files[number], "rb", buffering=0) as file:
+                for (_, start, length), row in of_file:
                     found[row] = os.pread(file.fileno(), length, start)
                     if len(found[row]) != length:
                         raise DataError(f"{shown(files[number])}: has become shorter while it is read")
