@@ -21,7 +21,7 @@ _MEANING = re.compile(r"^\| `([\w.]+)` \|.*\| (.*?) \|$", re.MULTILINE)
 
 def table_of_keys(readme: str) -> str:
     """A row for each key of the schema; what they mean, which is written by hand, is taken from the README's table."""
-    meanings = dict(_MEANING.findall(readme))
+    meanings = dict(_MEANING.findall(readme.replace("](docs/", "](")))
     rows = ["| key | accepts | default | meaning |", "|---|---|---|---|"]
     return "\n".join(rows + [_row(key, spec, meanings.get(key, "")) for key, spec in SCHEMA.items()]) + "\n"
 
