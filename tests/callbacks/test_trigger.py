@@ -71,12 +71,12 @@ def test_it_runs_at_its_steps_and_at_the_last(length: tuple[int | None, int]) ->
     assert fired(None, length) == all_expected(length[0], 0, length[1])
 
 
-@pytest.mark.parametrize("stop", [1, 3, 4, 7, 8])
+@pytest.mark.parametrize("stop", [1, 4, 7])
 def test_an_early_stop_makes_its_step_the_last(stop: int) -> None:
     assert fired(None, (4, 10), Stops(stop)) == all_expected(4, 0, stop)
 
 
-@pytest.mark.parametrize("resume_at", [1, 3, 4, 7, 8])
+@pytest.mark.parametrize("resume_at", [1, 4, 7])
 def test_a_resumed_run_goes_on_at_the_same_steps(experiment: Path, resume_at: int) -> None:
     class Killed(Exception):
         pass

@@ -10,7 +10,9 @@ from prototrain.callbacks.base import Callback, Priority, begins_anew, innermost
 from prototrain.callbacks.best import Best, Mode
 from prototrain.callbacks.saving.model_saver import ModelSaver
 from prototrain.errors import CheckpointError, NonFiniteError
-from prototrain.system.files import write_atomic
+from prototrain.system.files import short_digest, write_atomic
+
+_LONGEST_NOTE = 200  # bytes of a file's name, which grows while it is written
 
 
 class BestSaver(Callback):
@@ -93,7 +95,10 @@ class BestSaver(Callback):
 
     @property
     def _note(self) -> Path:
-        return self._checkpoints / f"{self.mode}-{self.stat.replace('/', '-')}.json"
+        name = f"{self.mode}-{self.stat.replace('/', '-')}"
+        if len(name.encode()) > _LONGEST_NOTE:
+            name = f"{name.encode()[:_LONGEST_NOTE].decode(errors='ignore')}-{short_digest(name.encode())}"
+        return self._checkpoints / f"{name}.json"
 
     def _write_note(self) -> None:
         step, value = self.best.step, self.best.value

@@ -81,16 +81,6 @@ def test_a_custom_evaluate_needs_neither_dataset_nor_trainer() -> None:
     assert made.monitors.history("elsewhere/score") == [(2, 0.5)]
 
 
-def test_a_trainer_with_evaluate_is_enough() -> None:
-    class Evaluates(CountingTrainer):
-        def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float]:
-            return {"total": self.state["total"]}
-
-    trainer = Evaluates()
-    trainer.train([Validation()], steps_per_epoch=2, max_epoch=2)
-    assert trainer.monitors.history("vld/total") == [(2, 3.0), (4, 10.0)]
-
-
 def test_an_interrupted_validation_is_done_again_by_the_resumed_run(experiment: Path) -> None:
     asked: list[int] = []
 
@@ -140,13 +130,6 @@ def failing_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDi
     if not train_phase:
         net.loss = tf.debugging.check_numerics(net.loss / 0.0, "held-out loss")
     return net
-
-
-def test_a_mistake_shows_before_the_first_step(experiment: Path) -> None:
-    trainer = tiny_trainer(experiment, build=faulty_build)
-    with pytest.raises(ModelError, match="weight"):
-        trainer.train([Validation().every(steps=5), SaveOnExit()], max_steps=9)
-    assert trainer.global_step == 0 and trainer.run.checkpoints.steps() == []
 
 
 def test_a_mistake_shows_before_the_first_step_of_a_resumed_run(experiment: Path) -> None:
@@ -211,18 +194,6 @@ def test_trying_it_out_leaves_nothing_behind(resumed: bool, experiment: Path) ->
     late = Validation()  # not due before the run is over
     late.at_end = False
     assert state(late.every(steps=50), directory=directory) == state(directory=directory)
-
-
-def test_what_is_traced_for_the_trial_is_used() -> None:
-    phases: list[bool] = []
-
-    def counted_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
-        phases.append(train_phase)
-        return tiny_build(inputs, train_phase)
-
-    trainer = tiny_trainer(build=counted_build)
-    trainer.train([Validation(batches=1).every(steps=2), Validation(prefix="all").every(steps=2)], max_steps=4)
-    assert phases.count(False) == 1
 
 
 def test_the_order_of_shuffled_data_is_not_moved_on() -> None:

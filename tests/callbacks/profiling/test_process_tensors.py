@@ -42,13 +42,6 @@ def test_the_tensors_are_those_of_that_very_step() -> None:
     assert values(trainers[0]) == values(trainers[1]) == values(trainers[2])
 
 
-def test_a_function_after_each_epoch() -> None:
-    shapes: list[Any] = []
-    callback = ProcessTensors(["y"], lambda y: shapes.append(y.shape))
-    tiny_trainer().train([callback], steps_per_epoch=3, max_epoch=2)
-    assert shapes == [(8,), (8,)]
-
-
 class StopAt(Callback):
     def next_step(self, step: int) -> int | None:
         return 5 if step < 5 else None

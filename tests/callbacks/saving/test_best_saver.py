@@ -228,16 +228,3 @@ def test_the_best_weights_load_in_one_line(experiment: Path) -> None:
     for source in ({"a": np.zeros(1)}, trainer.run.checkpoints.path(4), experiment / "nothing"):
         with pytest.raises(CheckpointError, match=r"needs an experiment|has no best checkpoint"):
             trainer.load_weights(source, checkpoint="best")
-
-
-def test_the_best_checkpoint_outlives_a_second_training_in_the_process(experiment: Path) -> None:
-    measuring = CallbackFactory(
-        trigger=lambda self: self.trainer.monitors.put_scalar("vld/x", abs(self.trainer.global_step - 2)),
-        priority=Priority.EVALUATE,
-    ).every(steps=1)
-    best = MinSaver("vld/x").every(steps=1)
-    trainer = CountingTrainer(experiment=experiment)
-    trainer.train([measuring, best], max_steps=4)
-    assert trainer.run.checkpoints.steps() == [2]
-    trainer.train([measuring, best, ModelSaver(max_to_keep=1).every(steps=1)], max_steps=8)
-    assert trainer.run.checkpoints.steps() == [2, 8]

@@ -37,7 +37,7 @@ def test_when_it_stops(options: dict[str, Any], stops_at: int) -> None:
     assert trainer.global_step == stops_at
 
 
-@pytest.mark.parametrize("stop", range(1, 9))
+@pytest.mark.parametrize("stop", [1, 4, 7, 8])
 def test_patience_survives_a_resume(stop: int, experiment: Path) -> None:
     for max_steps in (stop, 10, 10):
         trainer = CountingTrainer(experiment=experiment)

@@ -166,21 +166,6 @@ def test_every_saver(
     assert said.count("StopOnNaN: best is infinite from the start and left alone") == 1
 
 
-def test_without_a_directory_and_on_the_way_out_by_another_error(capsys: pytest.CaptureFixture[str]) -> None:
-    ends(Watches(), [StopOnNaN()], "after step 10, w is NaN; there is no experiment directory")
-    with pytest.raises(ValueError, match="on purpose"):
-        Watches().train([StopOnNaN(), Raises()], max_steps=10)
-    assert "WARNING: after step 7, w is NaN" in capsys.readouterr().out
-
-
-class Raises(Callback):
-    def next_step(self, step: int) -> int | None:
-        return 7 if step < 7 else None
-
-    def trigger_step(self) -> None:
-        raise ValueError("on purpose")
-
-
 def test_a_trainer_that_has_stopped_goes_on_from_its_last_good_checkpoint(experiment: Path) -> None:
     class Once(Watches):
         def run_step(self) -> dict[str, float]:
