@@ -52,7 +52,7 @@ def layer_table(variables: Mapping[str, tf.Variable], trained: Mapping[str, Any]
     for layer, names in layers.items():
         size, changing = (sum(_size(variables[name]) for name in chosen) for chosen in (names, names & trained.keys()))
         kinds = ", ".join(dict.fromkeys(name.rpartition("/")[2] for name in variables if name in names))
-        rows.append((shortened(layer, 30), shortened(kinds, 22), size, changing))
+        rows.append((shortened(layer, 30), textwrap.shorten(kinds, 24, placeholder=" ..."), size, changing))
     rows.sort(key=lambda row: row[0] == _OTHERS)
     table = Table(rows, ["layer", "variables", "parameters", "trained"], options={"intfmt": ","})
     total, training = (sum(_size(variables[name]) for name in chosen) for chosen in (variables, trained))

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from prototrain import KerasTrainer
+from prototrain.callbacks import Summaries
 from prototrain.errors import ModelError
+from tests.tiny import Losses
 
 X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
 Y = np.eye(2, dtype=np.float32)[(X.sum(1) > 0).astype(int)]
@@ -172,3 +174,17 @@ def test_keys_without_effect_are_named(
     KerasTrainer(model, (X, Y), config={"model.weight_decay.value": 0.1, "trainer.print_interval": 3})
     said = f"WARNING: mine {why}: without effect are model.weight_decay.value\n"
     assert (said in capsys.readouterr().out) == (why is not None)
+
+
+@pytest.mark.parametrize("kind", [keras.Model, OwnStep])
+def test_recorded_metrics_count_from_the_epoch_s_start_and_the_loss_is_a_mean(kind: Any) -> None:
+    inputs = keras.Input((4,))
+    model = kind(inputs, keras.layers.Dense(2, activation="softmax")(inputs))
+    model.compile("sgd", "categorical_crossentropy", metrics=["accuracy"])
+    trainer, seen = KerasTrainer(model, (X, Y), batch_size=8), Losses()
+    trainer.train([seen, Summaries().every(steps=5)], max_epoch=2)
+    for step, loss in trainer.monitors.history("trn/loss"):
+        steps = [seen.by_step[number] for number in range(step - 4, step + 1)]
+        assert loss == pytest.approx(np.mean(steps) if kind is keras.Model else steps[-1])
+    accuracy = trainer.monitors.latest("trn/accuracy")
+    assert accuracy == pytest.approx(trainer.outputs["accuracy"]) and round(accuracy * 40, 3).is_integer()

@@ -185,7 +185,7 @@ def _room(column: str) -> int:
 
 def _that_fit(columns: list[str], width: int) -> list[str]:
     """The columns, at least one, that fit into so many characters."""
-    shown = []
+    shown: list[str] = []
     for column in columns:
         if _room(column) + 2 <= width or not shown:
             width -= _room(column) + 2
