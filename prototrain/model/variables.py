@@ -12,7 +12,7 @@ import tensorflow as tf
 from prototrain.config import Config
 from prototrain.errors import ConfigError
 from prototrain.system.tables import Table
-from prototrain.system.wording import in_bytes
+from prototrain.system.wording import in_bytes, shortened
 
 _MOST_ROWS = 20
 _OTHERS = "others"
@@ -52,7 +52,7 @@ def layer_table(variables: Mapping[str, tf.Variable], trained: Mapping[str, Any]
     for layer, names in layers.items():
         size, changing = (sum(_size(variables[name]) for name in chosen) for chosen in (names, names & trained.keys()))
         kinds = ", ".join(dict.fromkeys(name.rpartition("/")[2] for name in variables if name in names))
-        rows.append((layer, textwrap.shorten(kinds, 40, placeholder=" ..."), size, changing))
+        rows.append((shortened(layer, 30), textwrap.shorten(kinds, 24, placeholder=" ..."), size, changing))
     rows.sort(key=lambda row: row[0] == _OTHERS)
     table = Table(rows, ["layer", "variables", "parameters", "trained"], options={"intfmt": ","})
     total, training = (sum(_size(variables[name]) for name in chosen) for chosen in (variables, trained))

@@ -61,6 +61,16 @@ def in_digits(value: float) -> str:
     return str(int(value)) if value.is_integer() and abs(value) < 1e9 else f"{value:.4g}"
 
 
+def shortened(name: str, width: int) -> str:
+    """A name with an ellipsis in its middle if it is longer than so many characters.
+
+    >>> shortened("encoder/block_1/attention", 15)
+    'encoder…tention'
+    """
+    half = width // 2
+    return name if len(name) <= width else f"{name[:half]}\u2026{name[half + 1 - width :]}"
+
+
 def some_of(names: Sequence[str], most: int = 3) -> str:
     """The first of some names, and how many more there are.
 

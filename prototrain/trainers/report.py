@@ -78,7 +78,7 @@ def closing(trainer: Trainer) -> str | None:
     if experiment is None or not experiment.exists():
         return None
     best = [f"{name} {in_digits(value)} at step {step}" for name, (step, value) in trainer.monitors.best().items()]
-    rows = {"best": ", ".join(best)} if best else {}
+    rows = {"best": "\n".join(best)} if best else {}
     checkpoints = trainer.run.checkpoints
     steps = checkpoints.steps()
     if steps:
@@ -95,7 +95,7 @@ def closing(trainer: Trainer) -> str | None:
 
 
 NAMED_SHARE = 0.05
-NAMED_CALLBACKS = 2  # at most, so that it stays a line of a terminal; run.json has all of them
+NAMED_CALLBACKS = 1  # so that it stays a line of a terminal; run.json has all of them
 INPUT_SHARE = 0.25
 ADVICE_SECONDS = 180.0
 ADVICE = (
@@ -145,7 +145,7 @@ class RunTimes:
         total = max(self.clock() - self.began, 1e-9)
         steps = f"training {self.steps / total:.0%}"
         if self.input > NAMED_SHARE * total:
-            steps += f" (waiting for input {self.input / total:.0%})"
+            steps += f" (input {self.input / total:.0%})"
         others = {"compiling": self.tracing, **dict(islice(callbacks.items(), NAMED_CALLBACKS))}
         named = {name: taken for name, taken in others.items() if taken > NAMED_SHARE * total}
         shares = [f"{name} {taken / total:.0%}" for name, taken in named.items()]

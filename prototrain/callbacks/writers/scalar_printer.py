@@ -16,7 +16,7 @@ from prototrain.callbacks.monitor import Monitor, as_number
 from prototrain.callbacks.writers.summaries import Summaries
 from prototrain.errors import CallbackError
 from prototrain.system.terminal import in_notebook, one_line
-from prototrain.system.wording import in_clock, in_digits, some_of
+from prototrain.system.wording import in_clock, in_digits, shortened, some_of
 
 _WIDTH, _HEIGHT = 120, 40  # where there is no terminal
 _NUMBER = 10  # the longest that a number gets, so that columns stay where they are
@@ -70,7 +70,8 @@ class ScalarPrinter(Monitor):
     def setup(self) -> None:
         self._recorded = {}
         self._prefixes: dict[str, set[str]] = {}  # of each column
-        self._header: list[str] = []  # the columns of the last one
+        self._header: tuple[list[int], list[str]] = [], []  # widths and columns of the last one
+        self._has_left_out = False
         self._lines = 0  # since then
         self._notebook = _NotebookTable() if in_notebook() else None
 
@@ -95,11 +96,12 @@ class ScalarPrinter(Monitor):
         ]
         shown = _that_fit(columns, size.columns - sum(widths) - 2 * len(widths))
         lines: list[tuple[str, str]] = []  # plain, and as on a terminal
-        if shown != self._header or self._lines + len(rows) > size.lines - 3:
+        if (widths, shown) != self._header or self._lines + len(rows) > size.lines - 3:
             left_out = [column for column in columns if column not in shown]
-            if shown != self._header and left_out:
+            if left_out and not self._has_left_out:
+                self._has_left_out = True
                 self.trainer.log(f"not printed for lack of room: {some_of(left_out)}")
-            self._header, self._lines = shown, 0
+            self._header, self._lines = (widths, shown), 0
             header = _line(_Row(list(_LEAD), {name: _short(name) for name in shown}), widths, shown)
             lines.append((header, f"{_BOLD}{header}{_PLAIN}"))
         self._lines += len(rows)
@@ -174,9 +176,7 @@ class _NotebookTable:
 
 
 def _short(name: str) -> str:
-    name = one_line(name)
-    half = _LONGEST_NAME // 2
-    return name if len(name) <= _LONGEST_NAME else f"{name[: half - 1]}\u2026{name[-half:]}"
+    return shortened(one_line(name), _LONGEST_NAME)
 
 
 def _room(column: str) -> int:
@@ -184,14 +184,12 @@ def _room(column: str) -> int:
 
 
 def _that_fit(columns: list[str], width: int) -> list[str]:
-    """The first columns, at least one, that fit into so many characters."""
-    shown = columns[:1]
-    width -= _room(columns[0]) + 2
-    for column in columns[1:]:
-        width -= _room(column) + 2
-        if width < 0:
-            break
-        shown.append(column)
+    """The columns, at least one, that fit into so many characters."""
+    shown: list[str] = []
+    for column in columns:
+        if _room(column) + 2 <= width or not shown:
+            width -= _room(column) + 2
+            shown.append(column)
     return shown
 
 
