@@ -21,14 +21,16 @@ _MEANING = re.compile(r"^\| `([\w.]+)` \|.*\| (.*?) \|$", re.MULTILINE)
 
 def table_of_keys(readme: str) -> str:
     """A row for each key of the schema; what they mean, which is written by hand, is taken from the README's table."""
-    meanings = dict(_MEANING.findall(readme))
+    meanings = dict(_MEANING.findall(readme.replace("](docs/", "](")))
     rows = ["| key | accepts | default | meaning |", "|---|---|---|---|"]
-    return "\n".join(rows + [_row(key, spec, meanings.get(key, "")) for key, spec in SCHEMA.items()]) + "\n"
+    rows += [_row(key, spec, meanings.get(key, "")) for key, spec in SCHEMA.items()]
+    return '<div class="keys" markdown>\n\n' + "\n".join(rows) + "\n\n</div>\n"
 
 
 def _row(key: str, spec: Key, meaning: str) -> str:
     default = "required" if spec.required else "" if spec.default is UNSET else f"`{spec.default!r}`"
-    return f"| `{key}` | {spec.expected.replace('|', ' or ')} | {default} | {meaning or _of_keras(key)} |"
+    parted = key.replace(".", ".<wbr>")  # the only places where a narrow column may divide it
+    return f"| <code>{parted}</code> | {spec.expected.replace('|', ' or ')} | {default} | {meaning or _of_keras(key)} |"
 
 
 def _of_keras(key: str) -> str:

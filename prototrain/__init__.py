@@ -18,7 +18,7 @@ _HOMES = {
     "Config": "config",
     "DistributedAsyncTrainer": "trainers.distributed_async",
     "Experiment": "experiment",
-    "KerasTrainer": "trainers.keras_trainer",
+    "KerasTrainer": "keras.trainer",
     "ModelDict": "model",
     "MultiWorkerTrainer": "trainers.multi_worker",
     "NoOpTrainer": "trainers.base",
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from prototrain.config import Config
     from prototrain.errors import StopTraining
     from prototrain.experiment import Experiment
+    from prototrain.keras.trainer import KerasTrainer
     from prototrain.launch import default_callbacks
     from prototrain.model import ModelDict, load_model
     from prototrain.sweeps.api import sweep
@@ -69,7 +70,6 @@ if TYPE_CHECKING:
     from prototrain.trainers.async_towers import AsyncTrainer
     from prototrain.trainers.base import NoOpTrainer, Trainer
     from prototrain.trainers.distributed_async import DistributedAsyncTrainer
-    from prototrain.trainers.keras_trainer import KerasTrainer
     from prototrain.trainers.multi_worker import MultiWorkerTrainer
     from prototrain.trainers.parameter_server import SyncParameterServerTrainer
     from prototrain.trainers.replicated import SyncReplicatedTrainer

@@ -47,7 +47,6 @@ COMPATIBILITY = (
     "tests/checkpoint/",
     # Callbacks.
     "tests/callbacks/evaluation/test_validation.py::test_training_is_the_same_with_and_without",
-    "tests/callbacks/integrations/test_keras_callback.py",
     "tests/callbacks/hyperparameters/test_hyper_params.py",
     "tests/callbacks/hyperparameters/test_learning_rate.py::test_each_step_has_its_rate_also_after_a_resume[adam]",
     "tests/callbacks/writers/test_tensorboard_writer.py",
@@ -60,10 +59,11 @@ COMPATIBILITY = (
     "tests/trainers/test_replicated.py::TestTowers::test_a_tower_knows_itself_draws_for_itself_and_outputs_are_means",
     "tests/trainers/test_replicated.py::TestResume::test_the_same_towers_go_on_bit_for_bit",
     # Keras, the estimator, the command line, what is made of a model.
-    "tests/trainers/test_keras_trainer.py::test_a_model_trains_as_in_fit[mlp]",
-    "tests/trainers/test_keras_trainer.py::test_a_model_trains_as_in_fit[own_step]",
-    "tests/trainers/test_keras_trainer.py::test_a_resumed_run_is_exact_in_the_middle_of_an_epoch",
-    "tests/trainers/test_keras_trainer.py::test_the_seed_of_keras_is_that_of_the_run",
+    "tests/keras/test_callback.py",
+    "tests/keras/test_fit.py::test_a_model_trains_as_in_fit[class weights]",
+    "tests/keras/test_fit.py::test_a_model_trains_as_in_fit[train_step]",
+    "tests/keras/test_trainer.py::test_a_resumed_run_is_exact_in_the_middle_of_an_epoch",
+    "tests/keras/test_trainer.py::test_the_seed_of_keras_is_that_of_the_run",
     "tests/estimator/test_estimator.py::test_every_example_counts_once",
     "tests/estimator/test_estimator.py::test_a_stopped_run_ends_in_the_same_bits",
     "tests/estimator/test_messages.py",

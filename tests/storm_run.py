@@ -161,7 +161,7 @@ class Evolution(Trainer):
 
 def make_keras_trainer(directory: Path) -> Trainer:
     """The same layers as a Keras model."""
-    from prototrain.trainers.keras_trainer import KerasTrainer
+    from prototrain.keras.trainer import KerasTrainer
 
     keras.utils.set_random_seed(5)
     layers = [

@@ -100,6 +100,22 @@ def test_a_run_and_the_same_command_again(capfd: pytest.CaptureFixture[str]) -> 
     assert Path("experiments/e/checkpoints/step-0000000006").is_dir()
 
 
+def test_a_length_on_the_command_line(capfd: pytest.CaptureFixture[str]) -> None:
+    for length, said in (
+        (["--epochs", "2"], "2 of 4 steps"),
+        (["--steps", "9"], "resumed at step 8"),
+        (["--steps", "9"], "nothing to do: step 9 of 9 is done; raise model.num_steps or use --fresh"),
+        (["--epochs", "2", "-s", "trainer.print_interval=1 epoch", "--fresh", "--yes"], "2 of 4 steps"),
+    ):
+        main(["run", "m", *length])
+        captured = capfd.readouterr()
+        assert said in captured.out and "?" not in captured.err
+    assert len(re.findall(r"^ +\d+ +\d+ .* trn ", captured.out, re.MULTILINE)) == 2  # a line for each epoch
+    for wrong in (["--epochs", "0"], ["--epochs", "2", "--steps", "3"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(["run", "m", *wrong])
+
+
 def test_a_fast_dev_run_keeps_nothing_and_values_without_effect_are_named(capfd: pytest.CaptureFixture[str]) -> None:
     Path("c.json").write_text('{"model.optimizer.adam.beta1": 0.5}')
     assert main(["run", "m", "--fast-dev-run", "-c", "c.json", "--trainer", "simple", "--overfit-batches", "1"]) == 0

@@ -57,6 +57,12 @@ NAMES = {
         BatchQueueInput DummyConstantInput FeedInput FeedfreeInput InputSource PlaceholderInput QueueInput
         StagingInput TFDatasetInput TensorInput ZMQInput remap_input_source
     """,
+    "dataflow": """
+        BatchData BatchDataByShape CacheData ConcatData DataFlow DataFromGenerator DataFromList FakeData FixedSizeData
+        HDF5Data ImageFromFile JoinData LMDBData LocallyShuffleData MapData MapDataComponent MultiProcessMapData
+        MultiProcessRunner MultiProcessRunnerZMQ MultiThreadMapData PrintData RandomChooseData RandomMixData
+        RepeatedData RepeatedDataPoint SelectComponent TestDataSpeed TFRecordData
+    """,
     "graph_builder": """
         DataParallelBuilder LeastLoadedDeviceSetter allreduce_grads
     """,
@@ -65,7 +71,7 @@ NAMES = {
 
 @pytest.mark.parametrize("package", NAMES)
 def test_every_public_name_of_tensorpack_has_its_row(package: str) -> None:
-    text = (ROOT / "docs/migration/tensorpack.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/reference/tensorpack.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| ")]
     named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", " ".join(rows)))))
     assert set(NAMES[package].split()) - named == set()

@@ -31,6 +31,7 @@ LAYERS = [
     ["callbacks", "distributed"],
     ["recorder"],
     ["trainers"],
+    ["keras"],
     ["launch", "runs"],
     ["sweeps"],
     ["actions"],

@@ -45,7 +45,7 @@ def test_every_option_of_run_is_there() -> None:
 
 
 def test_what_a_run_prints_is_shown_as_it_is(scratch: Path) -> None:
-    shown = re.search(r"^model  .*?(?=\n\nstep 100)", TEXT, re.MULTILINE | re.DOTALL)
+    shown = re.search(r"^model  .*?(?=\n\n step )", TEXT, re.MULTILINE | re.DOTALL)
     assert shown is not None
     from prototrain import SimpleTrainer, load_model
     from prototrain.trainers.report import opening
@@ -53,5 +53,6 @@ def test_what_a_run_prints_is_shown_as_it_is(scratch: Path) -> None:
     trainer = SimpleTrainer(load_model("models.simple"), experiment="experiments/simple")
     trainer.max_steps = trainer.total_steps = trainer.config["model.num_steps"]
     trainer.steps_per_epoch = trainer.data.cardinality
-    printed = opening(trainer).splitlines()
+    layers, _ = trainer.describe_variables() or ("", "")
+    printed = ["", *opening(trainer).splitlines(), *layers.splitlines()]
     assert [line for line in shown[0].splitlines() if line not in printed and line != "..."] == []

@@ -24,7 +24,8 @@ def test_the_site_has_the_table_of_the_schema() -> None:
     spec.loader.exec_module(hooks)
     config = type("Config", (), {"repo_url": None, "config_file_path": str(ROOT / "mkdocs.yml")})()
     page = hooks.on_page_markdown((ROOT / "docs" / "configuration.md").read_text(encoding="utf-8"), config=config)
-    rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*) \|$", page, re.MULTILINE))
+    page = page.replace("<wbr>", "")
+    rows = dict(re.findall(r"^\| <code>([\w.]+)</code> \| (.*) \|$", page, re.MULTILINE))
     assert list(rows) == list(SCHEMA)
     assert rows["model.batch_size"] == "int >= 1 | required | examples per step, over all towers"
     assert rows["model.optimizer.lion.beta_1"].startswith("float | `0.9` | ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -56,18 +55,6 @@ class Unregistered(Weights):
         found = super().run_step()
         self.average.assign(0.9 * self.average + 0.1 * self.weight)
         return found
-
-
-class OwnIterator(Weights):
-    """Reads data that is not in its state."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers = iter(tf.data.Dataset.range(1000))
-
-    def run_step(self) -> dict[str, Any]:
-        self.weight.assign(self.weight * 0.9 + tf.cast(next(self.numbers), tf.float32))
-        return {"loss": self.weight.numpy()}
 
 
 class Warmup(Callback):
@@ -163,24 +150,15 @@ def two_trainers() -> None:
     Weights(experiment="experiments/second").train([SaveOnExit()], max_steps=20)
 
 
-def fails() -> None:
-    for number in itertools.count():
-        raise RuntimeError(f"broken at {number}")
-
-
 PROGRAMS: dict[str, Callable[[], Any]] = {
     "counter": lambda: Counting().train(max_steps=1000),
     "estimator": of_estimator,
-    "fails": fails,
     "forgetful callback": lambda: tiny(ForgetfulWarmup()),
     "fresh": lambda: Weights(experiment=EXPERIMENT).train(max_steps=1000, fresh=True),
     "generator": lambda: tiny(datasets=hidden_order),
-    "iterator": lambda: OwnIterator().train(max_steps=1000),
     "keras": of_keras,
     "noise": lambda: tiny(build=noisy_build),
-    "plain": lambda: Weights().train(max_steps=1000),
     "saved callback": lambda: tiny(SavedWarmup()),
-    "tiny": tiny,
     "towers": towers,
     "two trainers": two_trainers,
     "unfreezing": lambda: tiny(SetTrainable("fc0|bn0", False).at(step=5), SetTrainable("fc0", True).at(step=12)),

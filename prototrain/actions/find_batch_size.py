@@ -11,9 +11,8 @@ import resource
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import psutil
 import tensorflow as tf
@@ -33,19 +32,12 @@ _TIMES: Final = 3
 _MIB: Final = 2**20
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A measured batch size.
-
-    Attributes:
-        size: of the batches.
-        speed: examples per second.
-        memory: the peak so far of this process, or of the GPU, in bytes.
-    """
+class Measured(NamedTuple):
+    """A measured batch size."""
 
     size: int
-    speed: float
-    memory: int
+    speed: float  # examples per second
+    memory: int  # the peak so far of this process, or of the GPU, in bytes
 
 
 def add_arguments(parser: ArgumentParser) -> None:

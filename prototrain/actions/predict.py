@@ -39,12 +39,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--keep", metavar="NAME,...", type=_names, default=[], help="what of a batch to write as well")
     parser.add_argument(
-        "--inputs",
-        metavar="NAME,...",
-        type=_names,
-        help="what of a batch to give build(); default: what a training batch has as well",
-    )
-    parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
@@ -61,7 +55,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
 
     Args:
         model: a trained one.
-        args: `checkpoint`, `dataset` or `files`, `outputs`, `keep`, `inputs`, `output`, `overwrite`.
+        args: `checkpoint`, `dataset` or `files`, `outputs`, `keep`, `output`, `overwrite`.
 
     Raises:
         CheckpointError: there is no checkpoint that fits.
@@ -76,7 +70,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     restored = restore(model, args.checkpoint)
     built, experiment = restored.built, restored.experiment
     data = data_of(built, args)
-    inputs = args.inputs or [name for name in built.element_spec if name in data.dataset.element_spec]
+    inputs = [name for name in built.element_spec if name in data.dataset.element_spec]
     label = "files" if args.files else data.name
     path = args.output or experiment.directory / f"analysis/{restored.checkpoint.path.name}-predict-{label}.jsonl"
     if path.exists() and not args.overwrite:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         ScheduledHyperParamSetter,
         StatMonitorParamSetter,
     )
-    from prototrain.callbacks.integrations.keras_callback import KerasCallback
     from prototrain.callbacks.integrations.shells import InjectShell
     from prototrain.callbacks.integrations.start_proc_or_thread import StartProcOrThread
     from prototrain.callbacks.monitor import Monitor
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
     from prototrain.callbacks.writers.tensorboard_writer import TensorBoardWriter
     from prototrain.callbacks.writers.wandb_writer import WandbWriter
     from prototrain.checkpoint.weights import averaged_weights
+    from prototrain.keras.callback import KerasCallback
 
 _HOMES = {
     "ActivationSummary": "callbacks.writers.tensor_summaries",
@@ -91,7 +91,7 @@ _HOMES = {
     "Inferencer": "callbacks.evaluation.inferencer",
     "InjectShell": "callbacks.integrations.shells",
     "JSONWriter": "callbacks.writers.json_writer",
-    "KerasCallback": "callbacks.integrations.keras_callback",
+    "KerasCallback": "keras.callback",
     "KerasMetric": "callbacks.evaluation.inferencer",
     "LearningRate": "callbacks.hyperparameters.learning_rate",
     "MLflowWriter": "callbacks.writers.mlflow_writer",

@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
+
+from prototrain.errors import CallbackError
 
 if TYPE_CHECKING:
     from prototrain.callbacks.trigger import PeriodicTrigger
     from prototrain.trainers.base import Trainer
+
+
+_TENSORPACK = {
+    "_setup_graph": "setup",
+    "_before_train": "before_train",
+    "_after_train": "after_train",
+    "_before_epoch": "before_epoch",
+    "_after_epoch": "after_epoch",
+    "_before_run": "before_run",
+    "_after_run": "after_run",
+    "_trigger_step": "trigger_step",
+    "_trigger_epoch": "trigger_epoch",
+    "_trigger": "trigger",
+    "_chief_only": "chief_only",
+    "process_scalar": "put_scalar",
+}
+"""Names of hooks in tensorpack and their names here."""
 
 
 class Priority(IntEnum):
@@ -66,6 +85,16 @@ class Callback:
     state_key: str | None = None
     at_end: bool = True
     trainer: Trainer
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Refuse hooks under tensorpack's names, which are never called."""
+        super().__init_subclass__(**keywords)
+        if cls.__module__.startswith("prototrain."):
+            return
+        base = next(kind for kind in cls.__mro__[1:] if kind.__module__.startswith("prototrain."))
+        for name, here in _TENSORPACK.items():
+            if name in vars(cls) and getattr(cls, here, None) is getattr(base, here, None):
+                raise CallbackError(f"{cls.__name__} has {name}, tensorpack's name of {here}; call it {here}")
 
     def setup(self) -> None:
         """Prepare; the model is built, no step has run and nothing is restored yet."""
@@ -262,8 +291,15 @@ class ProxyCallback(Callback):
         self.callback.load_state_dict(state)
 
 
-def innermost(callback: Callback) -> Callback:
-    """The callback behind any number of proxies."""
+def chain(callback: Callback) -> Iterator[Callback]:
+    """Yield a callback and, if it is a proxy, the callbacks that it stands for, the innermost last."""
+    yield callback
     while isinstance(callback, ProxyCallback):
         callback = callback.callback
-    return callback
+        yield callback
+
+
+def innermost(callback: Callback) -> Callback:
+    """Return the callback behind any number of proxies."""
+    *_, found = chain(callback)
+    return found

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from prototrain.callbacks.base import Callback, Priority, ProxyCallback, innermost
+from prototrain.callbacks.base import Callback, Priority, ProxyCallback, chain, innermost
 from prototrain.callbacks.monitor import Monitor, runs_code_of_user
 from prototrain.callbacks.trigger import PeriodicTrigger
 from prototrain.errors import CallbackError, CheckpointError, StopTraining
@@ -20,21 +20,7 @@ if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
 _AFTER_STEP = "after this step and saving"
-_TENSORPACK = {
-    "_setup_graph": "setup",
-    "_before_train": "before_train",
-    "_after_train": "after_train",
-    "_before_epoch": "before_epoch",
-    "_after_epoch": "after_epoch",
-    "_before_run": "before_run",
-    "_after_run": "after_run",
-    "_trigger_step": "trigger_step",
-    "_trigger_epoch": "trigger_epoch",
-    "_trigger": "trigger",
-    "_chief_only": "chief_only",
-    "process_scalar": "put_scalar",
-}
-"""Names of hooks in tensorpack and their names here."""
+_HOOKS = ("check_run", "before_train", "before_epoch", "before_run", "after_run", "after_epoch")
 
 
 class CallbackGroup:
@@ -66,9 +52,10 @@ class CallbackGroup:
         self._labels = _labels(self.callbacks)
         self._of_user = set(filter(runs_code_of_user, self.callbacks))
         self._by_key = _by_state_key(self.callbacks)
+        self._overriding = {hook: [one for one in self.callbacks if one.overrides(hook)] for hook in _HOOKS}
         self._scheduled = [one for one in self.callbacks if one.overrides("trigger_step") or one.overrides("next_step")]
         self._by_epoch = [one for one in self.callbacks if one.overrides("trigger_epoch") or one.overrides("trigger")]
-        self._due: list[tuple[Callback, int]] = []  # who asked for which step
+        self._due: list[tuple[Callback, int]] = []  # with the step that each asked for
         self._watchers: dict[Callback, Collection[str]] = {}
         self._set_up: list[Callback] = []
         self._restored: set[Callback] = set()  # those whose state a checkpoint had
@@ -101,11 +88,6 @@ class CallbackGroup:
         return bool(self._watchers)
 
     @property
-    def has_still_to_see(self) -> bool:
-        """Whether callbacks that look at more of the present step than its scalars may have to run again."""
-        return self.unfinished and self.watching
-
-    @property
     def each_step(self) -> bool:
         """Whether a callback runs after every single step."""
         return any(map(_runs_each_step, self._scheduled))
@@ -125,24 +107,13 @@ class CallbackGroup:
 
     def check(self) -> None:
         """Let callbacks check, after a restore and before the run writes anything, that they can do their work."""
-        for callback in self.callbacks:
-            if callback.overrides("check_run"):
-                self._call(callback, "check_run", at_start=True)
-                self._trainer.stop.check()
+        for callback in self._overriding["check_run"]:
+            self._call(callback, "check_run", at_start=True)
+            self._trainer.stop.check()
 
     def before_train(self) -> None:
         """Call `before_train` of all, also where one of them finds that there is nothing more to train."""
-        stop: StopTraining | None = None
-        for callback in self.callbacks:
-            if callback.overrides("before_train"):
-                try:
-                    self._call(callback, "before_train", at_start=True)
-                except StopTraining as request:
-                    stop = stop or request
-                self._trainer.stop.check()
-        self._trainer.monitors.flush()
-        if stop is not None:
-            raise stop
+        self._run("before_train", self._overriding["before_train"])
 
     def after_train(self) -> None:
         """Call `after_train` on every callback that was set up, whatever fails, then raise the first failure."""
@@ -172,17 +143,15 @@ class CallbackGroup:
 
     def before_run(self) -> None:
         """Call `before_run` of all, while an iteration is traced or, in Python, before it."""
-        for callback in self.callbacks:
-            if callback.overrides("before_run"):
-                with _Noting(callback, "before_run"):
-                    callback.before_run()
+        for callback in self._overriding["before_run"]:
+            with _Noting(callback, "before_run"):
+                callback.before_run()
 
     def after_run(self, outputs: dict[str, Any]) -> None:
         """Call `after_run` of all, while an iteration is traced or, in Python, after it."""
-        for callback in self.callbacks:
-            if callback.overrides("after_run"):
-                with _Noting(callback, "after_run"):
-                    callback.after_run(outputs)
+        for callback in self._overriding["after_run"]:
+            with _Noting(callback, "after_run"):
+                callback.after_run(outputs)
 
     # -- epochs and steps ---------------------------------------------------------------------------------------------
 
@@ -192,7 +161,7 @@ class CallbackGroup:
         Where a run is resumed within an epoch, that was done before the checkpoint: this calls those of which the
         checkpoint has no state, and undoes what they change in the trainer's state.
         """
-        step, due = self._trainer.counter.step, [one for one in self.callbacks if one.overrides("before_epoch")]
+        step, due = self._trainer.counter.step, self._overriding["before_epoch"]
         self._in_epoch = True
         if self._trainer.local_step == 0 and step != self._begun_at:
             self._begun_at = step
@@ -249,8 +218,8 @@ class CallbackGroup:
         """Call `after_epoch`; where the end of the run cuts the epoch short, only of those that are due `at_end`."""
         if self._in_epoch:
             self._in_epoch = False
-            due = [callback for callback in self.callbacks if callback.overrides("after_epoch")]
-            self._run("after_epoch", [callback for callback in due if callback.at_end or not self._is_cut])
+            due = [one for one in self._overriding["after_epoch"] if one.at_end or not self._is_cut]
+            self._run("after_epoch", due)
 
     def trigger_epoch(self) -> None:
         """Run the callbacks that are due after an epoch, or at the end of the run."""
@@ -288,23 +257,24 @@ class CallbackGroup:
                 behind it as done if they only save.
         """
         stop: StopTraining | None = None
+        at_start = hook == "before_train" or (hook == "before_epoch" and not self._stepped)
         savers = next((i for i, one in enumerate(callbacks[::-1]) if one.priority < Priority.SAVE), len(callbacks))
-        for index, callback in enumerate(callbacks):
-            if is_last:
-                self.unfinished = len(callbacks) - index - 1 > savers
-            try:
-                at_start = hook == "before_epoch" and not self._stepped
-                self._call(callback, hook, at_start=at_start)
+        try:
+            for index, callback in enumerate(callbacks):
+                if is_last:
+                    self.unfinished = len(callbacks) - index - 1 > savers
+                try:
+                    self._call(callback, hook, at_start=at_start)
+                except StopTraining as request:
+                    stop = stop or request
                 if at_start:
                     self._trainer.stop.check()
-            except StopTraining as request:
-                stop = stop or request
-            except BaseException:
-                if hook == "before_epoch":
-                    self._begun_at = -1
-                else:
-                    self.unfinished = True
-                raise
+        except BaseException:
+            if hook == "before_epoch":
+                self._begun_at = -1
+            elif not at_start:
+                self.unfinished = True
+            raise
         if is_last:
             self.unfinished = False
         self._trainer.monitors.flush()
@@ -388,21 +358,17 @@ class _Noting:
 
 
 def _runs_each_step(callback: Callback) -> bool:
-    while isinstance(callback, ProxyCallback):
-        if isinstance(callback, PeriodicTrigger):
-            return callback.every_k_steps == 1
-        if type(callback).next_step is not ProxyCallback.next_step:
-            return False  # has its own schedule
-        callback = callback.callback
-    return callback.overrides("trigger_step") and not callback.overrides("next_step")
+    for one in chain(callback):
+        if isinstance(one, PeriodicTrigger):
+            return one.every_k_steps == 1
+        if isinstance(one, ProxyCallback) and type(one).next_step is not ProxyCallback.next_step:
+            return False  # has a schedule
+    inner = innermost(callback)
+    return inner.overrides("trigger_step") and not inner.overrides("next_step")
 
 
 def _is_periodic(callback: Callback) -> bool:
-    while isinstance(callback, ProxyCallback):
-        if isinstance(callback, PeriodicTrigger):
-            return True
-        callback = callback.callback
-    return False
+    return any(isinstance(one, PeriodicTrigger) for one in chain(callback))
 
 
 def checked(callbacks: Iterable[Callback], of: str = "the callbacks must be a list") -> list[Callback]:
@@ -413,8 +379,7 @@ def checked(callbacks: Iterable[Callback], of: str = "the callbacks must be a li
         of: what an error says of something else than a list.
 
     Raises:
-        CallbackError: it is no list, something in it is not a callback, a callback has a hook under tensorpack's name,
-            or one is in it twice.
+        CallbackError: it is not a list, something in it is not a callback, or one is in it twice.
     """
     if isinstance(callbacks, Callback):
         raise CallbackError(f"{of}; write [{callbacks!r}]")
@@ -425,14 +390,13 @@ def checked(callbacks: Iterable[Callback], of: str = "the callbacks must be a li
     for callback in found:
         if not isinstance(callback, Callback):
             raise CallbackError(f"not a callback: {_not_one(callback)}")
-        _check_names(callback)
         if sum(other is callback for other in found) > 1:
             raise CallbackError(f"{callback!r} is in the list twice; make a second one")
     return found
 
 
 def _not_one(value: Any) -> str:
-    """What is in the list, and what to write there."""
+    """Say what is in the list, and what to write instead."""
     kind = value if isinstance(value, type) else type(value)
     keras = sys.modules.get("keras")
     if keras is not None and issubclass(kind, keras.callbacks.Callback):
@@ -442,17 +406,6 @@ def _not_one(value: Any) -> str:
     if callable(value):
         return f"{value!r} is a function; write CallbackFactory(trigger=...), or a subclass of Callback"
     return f"{value!r}{'; leave out the list around it' if isinstance(value, list | tuple) else ''}"
-
-
-def _check_names(callback: Callback) -> None:
-    """Raise a CallbackError if a class has a hook under tensorpack's name and none under its name here."""
-    callback = innermost(callback)
-    own = [kind for kind in type(callback).__mro__ if not kind.__module__.startswith(("prototrain.", "builtins"))]
-    for name, here in _TENSORPACK.items():
-        if any(name in vars(kind) for kind in own) and not any(here in vars(kind) for kind in own):
-            raise CallbackError(
-                f"{callback.name} has {name}, tensorpack's name, which is never used here; call it {here}"
-            )
 
 
 def _labels(callbacks: Iterable[Callback]) -> dict[Callback, str]:

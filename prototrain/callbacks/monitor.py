@@ -13,6 +13,7 @@ import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
 from prototrain.callbacks.base import Callback, Priority, innermost
+from prototrain.callbacks.best import Best, Mode
 from prototrain.callbacks.pictures import histogram_summary, image_summary, text_summary
 from prototrain.errors import CallbackError
 
@@ -273,6 +274,23 @@ class Monitors:
                 "run what measures it at the same steps as what reads it"
             )
         return value
+
+    def best(self) -> dict[str, tuple[int, float]]:
+        """The step and the value of the best so far, by name: of the losses of held-out data, and of scalars that a
+        saver or `EarlyStopping` watches. Only where the whole history is there."""
+        watching = [one for one in map(innermost, self._trainer.callbacks) if isinstance(getattr(one, "best", 0), Best)]
+        modes: dict[str, Mode] = {
+            name: "min" for name in self._history if name.endswith("/loss") and not name.startswith("trn/")
+        }
+        modes |= {one.stat: one.best.mode for one in watching}  # type: ignore[attr-defined]
+        found = {}
+        for name, mode in modes.items():
+            best = Best(mode)
+            for step, value in self._history.get(name, ()):
+                best.update(value, step)
+            if best.step is not None and best.value is not None and len(self._history[name]) < HISTORY_LENGTH:
+                found[name] = best.step, best.value
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """The history, for a checkpoint."""

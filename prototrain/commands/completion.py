@@ -16,7 +16,6 @@ def complete(parser: argparse.ArgumentParser) -> None:
     """Answer the shell and end the process, if it is the shell that asks."""
     try:
         import argcomplete
-        from argcomplete.completers import DirectoriesCompleter, FilesCompleter
     except ModuleNotFoundError:
         raise SystemExit(1) from None  # whatever is written here would stand in the user's line
     completers = {
@@ -25,10 +24,6 @@ def complete(parser: argparse.ArgumentParser) -> None:
         "action": lambda **_: ACTIONS,
         "trainer": lambda **_: TRAINERS,
         "set": settings,
-        "config": FilesCompleter((".json", ".yaml", ".yml")),
-        **dict.fromkeys(
-            ("directory", "experiment", "experiments", "first", "others", "repeats"), DirectoriesCompleter()
-        ),
     }
     for argument in _arguments(parser):
         if argument.dest in completers:

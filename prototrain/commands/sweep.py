@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
         "sweep",
         help="train a model with many combinations of values (needs the extra sweep)",
         description="Train a model with many combinations of values, each in an experiment NAME-NUMBER. The same "
-        "command again goes on where the last one has ended, and may run on other machines at the same time.",
+        "command again continues where the last one ended, and may run on other machines at the same time.",
     )
     add_model(sweep)
     space = sweep.add_mutually_exclusive_group(required=True)

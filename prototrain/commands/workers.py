@@ -1,4 +1,4 @@
-"""`prototrain run --workers N`: the same command in several processes, which are watched."""
+"""`prototrain run --workers N`: the same command in several processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TRAINER = "prototrain.trainers.multi_worker:MultiWorkerTrainer"
 
 
 def start_workers(options: argparse.Namespace) -> None:
-    """Do what `prototrain run` with these options is asked for, in processes of their own.
+    """Run the command with these options in several processes.
 
     Raises:
         ClusterError: they have failed.
@@ -27,7 +27,7 @@ def start_workers(options: argparse.Namespace) -> None:
         options.wrong_usage("the following arguments are required: model, or --from EXPERIMENT")
     for name in ("debug", "towers", "report_to", "fast_dev_run"):
         if getattr(options, name):
-            options.wrong_usage(f"--{name.replace('_', '-')} cannot be had together with --workers")
+            options.wrong_usage(f"--{name.replace('_', '-')} cannot be used with --workers")
     if options.min_workers is not None and options.min_workers > options.workers:
         options.wrong_usage(f"--min-workers {options.min_workers} is more than --workers {options.workers}")
     what = options.repeats or options.model
@@ -53,7 +53,7 @@ def check_trainer(trainer: type[Any]) -> None:
 
 
 def _arguments(options: argparse.Namespace) -> list[str]:
-    """What stands behind `prototrain` for a single worker."""
+    """The arguments of `prototrain` for one worker."""
     words = ["run"] if options.model is None else ["run", options.model]
     words += [] if options.repeats is None else ["--from", options.repeats]
     words += [] if options.config is None else ["-c", options.config]

@@ -258,6 +258,19 @@ def first_part(inputs: Batch, parts: int) -> Batch:
     return found
 
 
+def length_in_words(dataset: Any) -> str:
+    """How many examples a dataset has, if its batches are all of one size, or how many batches, as far as it says."""
+    if not isinstance(dataset, tf.data.Dataset):
+        return "of unknown length"
+    batches = int(dataset.cardinality())
+    if batches < 0:
+        return "without an end" if batches == tf.data.INFINITE_CARDINALITY else "of unknown length"
+    shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec) if hasattr(spec, "shape")]
+    sizes = {shape[0] for shape in shapes if shape.rank}
+    size = sizes.pop() if len(sizes) == 1 else None
+    return f"{batches:,} batches" if size is None else f"{batches * size:,} examples"
+
+
 def check_divides(batch_size: int, towers: int, micro_batches: int) -> None:
     """Check that ``model.batch_size`` can be divided evenly.
 

@@ -77,7 +77,7 @@ def require_same_data(sync: WorkerSync, built: BuiltModel) -> str | None:
         same = [str(index) for index, digest in enumerate(first) if first.count(digest) > 1]
         if built.data.is_made_up or not same:
             return None
-        return f"workers {', '.join(same)} begin with the same batch, although each should have data of its own"
+        return f"workers {', '.join(same)} begin with the same batch, although each should have different data"
     unlike = [f"worker {index}" for index, digest in enumerate(first) if digest != first[0]]
     if not unlike:
         return None

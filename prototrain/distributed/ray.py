@@ -38,6 +38,9 @@ _ENVIRONMENT = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "60",  # 10 minutes by default
+    # The only limit for a worker that is stopped while Ray starts it; 5 and 2 minutes by default.
+    "RAY_grpc_client_keepalive_time_ms": "30000",
+    "RAY_grpc_client_keepalive_timeout_ms": "30000",
 }
 
 

@@ -119,7 +119,7 @@ _INSTEAD = {
     "inputs": "return a tf.data.Dataset: tf.data.Dataset.from_tensor_slices((x, y)).shuffle(n).repeat().batch(32)",
     "experimental": 'EarlyStopping("eval/loss", mode="min", patience=3).every(steps=n) takes the place of its hooks',
     "tpu": "there is no TPU; see the page on several devices for what there is",
-    "VocabInfo": "rows are not taken over by words; load arrays in their new order with load_weights()",
+    "VocabInfo": "rows are not taken over by words; begin with an .npz that has them in the new order",
     "SecondOrStepTimer": "make the hook a callback and give it .every(steps=..., seconds=...)",
     "CheckpointSaverListener": "give train() a callback as a hook, with priority = Priority.SAVE + 1",
     "NanLossDuringTrainingError": "prototrain.errors.NonFiniteError is what a loss that is not finite raises",

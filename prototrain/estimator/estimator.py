@@ -16,14 +16,13 @@ from prototrain.callbacks import Callback, ScalarPrinter
 from prototrain.checkpoint import BUNDLE
 from prototrain.checkpoint.random import global_random_kept
 from prototrain.config import Config
-from prototrain.errors import CheckpointError, ConfigError
-from prototrain.estimator.export import ServingInputReceiver
+from prototrain.errors import CheckpointError, ConfigError, ModelError
+from prototrain.estimator.export import ServingInputReceiver, named
 from prototrain.estimator.exporters import Exports, export_all
 from prototrain.estimator.exporting import export_built, receiver_of, trying
 from prototrain.estimator.hooks import as_callbacks
 from prototrain.estimator.logging_hook import wanted
 from prototrain.estimator.model_directory import ModelDirectory
-from prototrain.estimator.predicting import predictions_of
 from prototrain.estimator.program import Program, calling
 from prototrain.estimator.specs import (
     EstimatorSpec,
@@ -250,7 +249,19 @@ class Estimator:
             ModelError: there is no such key, or a prediction is not one for each example.
         """
         built = self._built(self._program(ModeKeys.PREDICT, input_fn), checkpoint_path)
-        yield from predictions_of(built, predict_keys, by_example=yield_single_examples)
+        predictions = built.model.spec.predictions
+        single = not isinstance(predictions, Mapping)
+        found = ["output"] if single else list(predictions)
+        asked = [predict_keys] if isinstance(predict_keys, str | tuple) else predict_keys
+        keys = [key for key in found if asked is None or key in asked]
+        if not keys:
+            raise ModelError(f"predict_keys: there is none of {asked}; model_fn predicts {', '.join(map(str, found))}")
+        names = list(built.data.element_spec)
+        predictor = built.get_predictor(names, list(named(dict.fromkeys(keys))))
+        for batch in built.datasets["trn"]:
+            arrays = dict(zip(keys, predictor(*(batch[name] for name in names)), strict=True))
+            for example in _examples(arrays) if yield_single_examples else [arrays]:
+                yield example["output"] if single else example
 
     def export_saved_model(
         self,
@@ -385,3 +396,12 @@ def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]
     twin = copy.copy(estimator)
     twin._call = calling(model_fn, "model_fn", features=None, labels=None, mode=None)
     return twin
+
+
+def _examples(arrays: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    sizes = {name: len(array) if np.ndim(array) else None for name, array in arrays.items()}
+    if len(set(sizes.values())) != 1 or None in sizes.values():
+        shapes = ", ".join(f"{name} {np.shape(array)}" for name, array in arrays.items())
+        raise ModelError(f"predictions are not one for each example ({shapes}); use yield_single_examples=False")
+    for index in range(next(iter(sizes.values())) or 0):
+        yield {name: array[index] for name, array in arrays.items()}

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prototrain.callbacks import Callback
-from prototrain.callbacks.base import Priority
+from prototrain.callbacks import Callback, Priority
 from prototrain.errors import ConfigError, ExperimentError
 from prototrain.estimator.throttled_validation import ThrottledValidation, scalars
 from prototrain.system.files import write_atomic

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import tensorflow as tf
 
-from prototrain.callbacks.base import Callback, Priority
+from prototrain.callbacks import Callback, Priority
 from prototrain.errors import CallbackError, StopTraining
 from prototrain.estimator.logging_hook import LoggingTensorHook
 

@@ -22,6 +22,8 @@ from prototrain.estimator import (
 )
 from prototrain.estimator.logging_hook import find_tensors, logged
 from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec
+from prototrain.model.keras_hooks import present_call
+from prototrain.step.trace import tower_trace
 
 _GUIDE = 'see the table in "From tf.estimator" of the documentation'
 _INSTEAD = {
@@ -95,6 +97,9 @@ class Program:
             features, labels = self.features_of(inputs), None
         else:
             features, labels = keras.tree.pack_sequence_as(self._like, [inputs.get(name) for name in _flat(self._like)])
+        trace, call = tower_trace(), present_call()
+        if self.mode == ModeKeys.TRAIN and trace is not None and call is not None:
+            call.updates_metrics = trace.is_watched  # as `tf.summary`, which shows them
         spec = checked(self.call(features=features, labels=labels, mode=self.mode), self.mode)
         if not hasattr(self, "spec"):
             self.spec = spec

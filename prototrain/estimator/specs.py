@@ -24,7 +24,7 @@ _HINTS = {
     "evaluation_hooks": "an evaluation is one compiled call, which has no hooks",
     "prediction_hooks": "a prediction has no hooks",
     "ignore": "vars_to_warm_start says what is taken over: a regular expression such as '(?!logits)' leaves some out",
-    "var_name_to_vocab_info": "rows are not taken over by words; load arrays in their new order with load_weights()",
+    "var_name_to_vocab_info": "rows are not taken over by words; begin with an .npz that has them in the new order",
     "scaffold": "the engine makes, saves and restores the variables; use warm_start_from to begin with others",
 }
 

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from prototrain import SimpleTrainer, SyncReplicatedTrainer, TowerTrainer, Trainer
 from prototrain.callbacks import Callback, LearningRate
 from prototrain.checkpoint.random import tensorflow_seeded
 from prototrain.checkpoint.state import OF_CALLBACKS
@@ -21,13 +22,9 @@ from prototrain.estimator.program import Program
 from prototrain.estimator.specs import OptimizerSpec
 from prototrain.model.built import BuiltModel
 from prototrain.optimizers import ClipByGlobalNorm
-from prototrain.private_api.of_keras import KerasVariable
 from prototrain.step import update
 from prototrain.towers import components
-from prototrain.trainers.base import Trainer
 from prototrain.trainers.optimization import equal_optimizer
-from prototrain.trainers.replicated import SyncReplicatedTrainer
-from prototrain.trainers.tower import SimpleTrainer, TowerTrainer
 
 
 class ProgramTrainer(TowerTrainer):
@@ -89,9 +86,6 @@ class ProgramTrainer(TowerTrainer):
         with super()._around_run(), tensorflow_seeded(self.config["trainer.random_seed"]):
             yield
 
-    def _describe_more(self) -> list[str]:
-        return [] if self.global_step else super()._describe_more()
-
 
 @dataclass
 class Part:
@@ -130,7 +124,7 @@ class Part:
 def _means(wanted: str | Sequence[Any] | None, name: str, variable: Any) -> bool:
     if wanted is None or isinstance(wanted, str):
         return wanted is None or re.match(wanted, name) is not None
-    return id(variable) in {id(getattr(one, "value", one) if isinstance(one, KerasVariable) else one) for one in wanted}
+    return id(variable) in {id(one.value if isinstance(one, keras.Variable) else one) for one in wanted}
 
 
 class RateOfPart(LearningRate):

@@ -99,7 +99,7 @@ class Lease:
         Raises:
             ExperimentError: another run has the lease.
         """
-        self._storage.top()  # if the storage refuses, this names the reason; `read` may not
+        self._storage.listing(LEASE)  # if the storage refuses, this names the reason; `read` may not
         holder = self.last()
         # An earlier holder with the lock of the same copy has ended.
         if holder is None or not holder.held or (holder.copy, holder.host) == (copy, platform.node()):

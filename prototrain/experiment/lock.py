@@ -151,17 +151,8 @@ def _lives(holder: str) -> bool:
     return bool(psutil.pid_exists(int(found["process"])))
 
 
-def is_locked_here(path: Path) -> bool:
-    """Whether this process has the lock on a file; see `is_locked`."""
-    with suppress(FileNotFoundError), _open(path) as file:
-        found = _HOLDER.fullmatch(_content(file).partition("\n")[0])
-        is_own = found is not None and found["host"] == platform.node() and int(found["process"]) == os.getpid()
-        return is_own and is_locked(path)
-    return False
-
-
 def is_locked(path: Path) -> bool:
-    """Whether a live process has the lock on a file; nobody has that on one that is not there.
+    """Whether a live process has the lock on a file, which need not exist.
 
     On a file system without locks, what the file says of its holder counts.
 

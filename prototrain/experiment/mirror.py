@@ -229,6 +229,7 @@ class Mirror:
                 self._put(scratch, {name: state for name, state in held.items() if name != meta})
                 check()
                 self._put(scratch, {meta: held[meta]})
+                self.remember()  # a process that is killed now must not take it for one that was not uploaded
 
     def _hold(
         self, folder: Path, names: Iterable[str], take: Callable[[Path, Path], object]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from prototrain.errors import ExperimentError, StorageError
 from prototrain.experiment import lease
-from prototrain.experiment.lock import LOCK, is_locked, is_locked_here
+from prototrain.experiment.lock import LOCK, is_locked
 from prototrain.experiment.mirror import Mirror, local_copy, step_of
 from prototrain.system.storage import Storage, downloaded
 from prototrain.system.terminal import say
@@ -88,16 +88,15 @@ class Remote:
         return self._is_open or self._lease.seems_held()
 
     def top(self) -> list[str]:
-        """The names right below the URL, without leases."""
-        return [name for name in self.storage.top() if name != lease.LEASE]
+        """The names right below the URL, without the lease."""
+        return sorted({name.partition("/")[0] for name in self.storage.listing()} - {lease.LEASE})
 
     def keep(self) -> None:
-        """Upload what was written into the local copy outside of a run; a run of this process uploads it itself."""
-        if is_locked_here(self.directory / LOCK):
-            return
+        """Upload what was written into the local copy outside of a run; a run that works in it uploads it itself."""
         with self._alone(), announcing(f"uploading to {self}"):
-            self._mirror.recall()
-            self._mirror.upload()
+            if not is_locked(self.directory / LOCK):
+                self._mirror.recall()
+                self._mirror.upload()
 
     def _is_newest(self, last: lease.Holder | None) -> bool:
         return last is not None and last.copy == self._mirror.copy and self._mirror.is_whole
@@ -157,7 +156,9 @@ class Remote:
     def _download(self, announce: Say) -> None:
         cut = self._mirror.download(announce, whole=True)
         for step in sorted({step_of(name) or 0 for name in cut}):
-            announce(f"{self} has only parts of the checkpoint of step {step}, which are deleted")
+            announce(
+                f"{self} has only parts of the checkpoint of step {step}, whose upload was cut short; they are deleted"
+            )
         self.storage.delete(cut)
         self._mirror.remember(is_whole=True)
 
@@ -233,8 +234,8 @@ class Remote:
         if self._lost is None:
             try:
                 self._lease.beat(held=False)
-            except StorageError as error:
-                announce(f"WARNING: {error}; others have to wait until the lease has expired")
+            except (StorageError, ExperimentError) as error:
+                announce(f"WARNING: {error}; other machines have to wait until the lease has expired")
 
     # -- threads ------------------------------------------------------------------------------------------------------
 

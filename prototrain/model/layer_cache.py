@@ -328,6 +328,7 @@ class BuildCall:
         variables: the `tf.Variable` objects that `build` or its layers have asked for.
         losses: tensors that layers have added.
         shared: objects by keys, for code that makes something once in a call and uses it in several places.
+        updates_metrics: whether assignments to the variables of metrics count.
     """
 
     def __init__(
@@ -348,6 +349,7 @@ class BuildCall:
         self.variables: list[Any] = []
         self.losses: list[Any] = []
         self.shared: dict[Any, Any] = {}
+        self.updates_metrics = True
 
     @property
     def _in_layer(self) -> bool:
@@ -454,6 +456,8 @@ class BuildCall:
         Raises:
             ModelError: the assignment would happen in every step.
         """
+        if not self.updates_metrics and variable.value.synchronization == tf.VariableSynchronization.ON_READ:
+            return value
         is_computed = tf.is_tensor(value) or isinstance(value, KerasVariable)
         if self._in_layer or (is_computed and (self._first is not None or not variable.trainable)):
             return assign(variable, value)

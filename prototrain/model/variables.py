@@ -12,6 +12,10 @@ import tensorflow as tf
 from prototrain.config import Config
 from prototrain.errors import ConfigError
 from prototrain.system.tables import Table
+from prototrain.system.wording import in_bytes, shortened
+
+_MOST_ROWS = 20
+_OTHERS = "others"
 
 
 def select(variables: Mapping[str, tf.Variable], config: Config, namespace: str) -> dict[str, tf.Variable]:
@@ -41,6 +45,43 @@ def select(variables: Mapping[str, tf.Variable], config: Config, namespace: str)
     return chosen
 
 
+def layer_table(variables: Mapping[str, tf.Variable], trained: Mapping[str, Any]) -> str:
+    """The parameters of each layer, in at most 20 rows, and a line with the numbers of all."""
+    layers = _by_layer(variables)
+    rows: list[tuple[object, ...]] = []
+    for layer, names in layers.items():
+        size, changing = (sum(_size(variables[name]) for name in chosen) for chosen in (names, names & trained.keys()))
+        kinds = ", ".join(dict.fromkeys(name.rpartition("/")[2] for name in variables if name in names))
+        rows.append((shortened(layer, 30), textwrap.shorten(kinds, 24, placeholder=" ..."), size, changing))
+    rows.sort(key=lambda row: row[0] == _OTHERS)
+    table = Table(rows, ["layer", "variables", "parameters", "trained"], options={"intfmt": ","})
+    total, training = (sum(_size(variables[name]) for name in chosen) for chosen in (variables, trained))
+    size = sum(_size(variable) * tf.as_dtype(variable.dtype).size for variable in variables.values())
+    return f"{table}\n{total:,} parameters, {training:,} trained, {in_bytes(size)}" if rows else "no variables"
+
+
+def _by_layer(variables: Mapping[str, tf.Variable]) -> dict[str, set[str]]:
+    """Names of variables by layer, by parts of the model if there are many layers, the smallest of these as one."""
+    depth = max((name.count("/") for name in variables), default=0)
+    while True:
+        layers: dict[str, set[str]] = {}
+        for name in variables:
+            layers.setdefault("/".join(name.split("/")[:-1][:depth]) or name.partition("/")[0], set()).add(name)
+        if len(layers) <= _MOST_ROWS or depth <= 1:
+            break
+        depth -= 1
+    if len(layers) <= _MOST_ROWS:
+        return layers
+    by_size = sorted(layers, key=lambda layer: -sum(_size(variables[name]) for name in layers[layer]))
+    kept = set(by_size[: _MOST_ROWS - 1])
+    others = set().union(*(names for layer, names in layers.items() if layer not in kept))
+    return {**{layer: names for layer, names in layers.items() if layer in kept}, _OTHERS: others}
+
+
+def _size(variable: tf.Variable) -> int:
+    return variable.shape.num_elements() or 0
+
+
 def variable_table(
     variables: Mapping[str, tf.Variable],
     trained: Mapping[str, Any],
@@ -49,7 +90,7 @@ def variable_table(
     decays: str = "decays",
 ) -> Table:
     """Name, shape, number of parameters, and what happens to each variable, as a table."""
-    sizes = {name: variable.shape.num_elements() or 0 for name, variable in variables.items()}
+    sizes = {name: _size(variable) for name, variable in variables.items()}
     rows: list[tuple[object, ...]] = [
         (
             name,

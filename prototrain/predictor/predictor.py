@@ -88,7 +88,10 @@ class Predictor:
             outputs = self._call(values)
         except tf.errors.OpError as error:
             raise ModelError(f"the model failed on {self._shown(values)}: {cause(error)}") from error
-        return [tf.nest.map_structure(_as_array, output) for output in outputs]
+        found: list[Any] = tf.nest.map_structure(
+            lambda one: one.numpy() if isinstance(one, tf.Tensor) else one, outputs
+        )
+        return found
 
     def _call(self, values: list[Any]) -> Any:
         try:
@@ -167,10 +170,19 @@ class DatasetPredictor:
             ModelError: see `Predictor`.
         """
         is_hidden = not self._bar or not (sys.stderr.isatty() or in_notebook())
-        with tqdm(total=self._length(), unit=" batches", dynamic_ncols=True, disable=is_hidden) as bar:
-            for batch in self._batches():
-                yield batch, self._predictor(*self._inputs(batch))
-                bar.update()
+        batches, length = self._dataset, None
+        if isinstance(batches, tf.data.Dataset):
+            length = max(int(batches.cardinality()), 0) or None
+            batches = batches.prefetch(1)
+        elif isinstance(batches, Sized):
+            length = len(batches)
+        try:
+            with tqdm(total=length, unit=" batches", dynamic_ncols=True, disable=is_hidden) as bar:
+                for batch in batches:
+                    yield batch, self._predictor(*self._inputs(batch))
+                    bar.update()
+        except tf.errors.OpError as error:  # the predictor's own are a ModelError
+            raise DataError(f"reading the dataset failed: {cause(error)}") from error
 
     def predict_all(self) -> list[Any]:
         """The outputs for the whole dataset, concatenated along their first axis.
@@ -188,15 +200,6 @@ class DatasetPredictor:
             raise DataError("the dataset is empty")
         return [_together(name, parts) for name, *parts in zip(self._predictor.output_names, *found, strict=True)]
 
-    def _batches(self) -> Iterator[Any]:
-        if not isinstance(self._dataset, tf.data.Dataset):
-            yield from self._dataset
-            return
-        try:
-            yield from self._dataset.prefetch(1)
-        except tf.errors.OpError as error:
-            raise DataError(f"reading the dataset failed: {cause(error)}") from error
-
     def _inputs(self, batch: Any) -> list[Any]:
         names = self._predictor.input_names
         if isinstance(batch, Mapping):
@@ -208,12 +211,6 @@ class DatasetPredictor:
             what = f"{len(batch)} components" if isinstance(batch, list | tuple) else type(batch).__name__
             raise DataError(f"a batch must be a dict, or have {', '.join(names)} in this order; got {what}")
         return list(batch[: len(names)])
-
-    def _length(self) -> int | None:
-        if isinstance(self._dataset, tf.data.Dataset):
-            length = int(self._dataset.cardinality())
-            return length if length >= 0 else None
-        return len(self._dataset) if isinstance(self._dataset, Sized) else None
 
 
 def _names(names: Sequence[str], what: str) -> list[str]:

@@ -148,11 +148,3 @@ def expect_averages(optimizer: Any) -> None:
     """Keep an optimizer from adding up the gradients of all towers, because they are averages already."""
     optimizer._all_reduce_sum_gradients  # noqa: B018  (a version without it adds them up somewhere else)
     optimizer._all_reduce_sum_gradients = lambda gradients_and_variables: gradients_and_variables
-
-
-@private
-def mask_of(tensor: Any) -> Any:
-    """The Keras mask of a tensor, or None."""
-    from keras.src import backend
-
-    return backend.get_keras_mask(tensor)

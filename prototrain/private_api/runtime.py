@@ -132,14 +132,6 @@ def writing_through(write: Callable[..., Any]) -> Iterator[None]:
         summary.write = original
 
 
-@private
-def profile_planes(content: bytes) -> Any:
-    """The devices in a file of TensorFlow's profiler."""
-    from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace
-
-    return XSpace.FromString(content).planes
-
-
 # -- workers ----------------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,6 @@ numbers, and the position is one of these numbers.
 Files may lie at URLs, such as ``s3://bucket/trn.csv``; they are downloaded once and kept.
 """
 
-from prototrain.readers.columns import Features
 from prototrain.readers.csv_files import csv
 from prototrain.readers.flows import dataflow, is_live
 from prototrain.readers.images import IMAGE_EXTENSIONS, class_names, decode_image, image_files, image_folder
@@ -15,6 +14,7 @@ from prototrain.readers.json_files import json_lines
 from prototrain.readers.parquet_files import parquet
 from prototrain.readers.paths import PathLike
 from prototrain.readers.record_files import tfrecords
+from prototrain.readers.tables import Features
 
 __all__ = [
     "IMAGE_EXTENSIONS",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import csv as csv_format
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import DataError
-from prototrain.readers.arrays import dataset_of
-from prototrain.readers.columns import Arrays, Column, Features, arrays_of, columns_of
 from prototrain.readers.order import Shuffle
-from prototrain.readers.paths import PathLike, hint_for_missing, local_files, note_reader, several, without_columns
+from prototrain.readers.paths import PathLike, hint_for_missing, note_reader, several, without_columns
+from prototrain.readers.tables import Arrays, Column, Features, arrays_of, columns_of, dataset_of
 
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 
@@ -71,70 +71,62 @@ def csv(
     empty = {name: value for feature, value in (defaults or {}).items() for name in sources[feature]}
 
     def read(file: str, path: str) -> Iterator[Arrays]:
-        for arrays in _read(file, path, fields, delimiter, header, empty):
-            left = iter(arrays)
-            groups = [[next(left) for _ in sources[column.name]] for column in made]
-            yield [np.stack(group, 1).reshape((-1, *one.shape)) for group, one in zip(groups, made, strict=True)]
+        try:
+            with open(path, encoding="utf-8-sig", newline="") as opened:
+                reader = csv_format.reader(opened, delimiter=delimiter, strict=True)
+                parse = _parser(file, list(next(reader, []) if header is None else header), fields, empty)
+                rows = ((reader.line_num, row) for row in reader if row)
+                for arrays in arrays_of(file, rows, fields, parse):
+                    left = iter(arrays)
+                    groups = [[next(left) for _ in sources[column.name]] for column in made]
+                    yield [
+                        np.stack(group, 1).reshape((-1, *one.shape)) for group, one in zip(groups, made, strict=True)
+                    ]
+        except csv_format.Error as error:
+            raise DataError(f"{file}, line {reader.line_num}: not CSV ({error})") from None
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file}: not UTF-8 ({error.reason} at byte {error.start} of a part)") from None
 
     given = several(paths)
-    return note_reader(dataset_of(local_files(given), made, read, shuffle=shuffle, seed=seed), "csv", given)
+    return note_reader(dataset_of(given, made, read, shuffle=shuffle, seed=seed), "csv", given)
 
 
-def _read(
-    file: str,
-    path: str,
-    fields: list[Column],
-    delimiter: str,
-    header: Sequence[str] | None,
-    empty: Mapping[str, Any],
-) -> Iterator[Arrays]:
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as opened:
-            reader = csv_format.reader(opened, delimiter=delimiter, strict=True)
-            names = list(next(reader, []) if header is None else header)
-            lacking = {field.name for field in fields if field.name not in names} & without_columns()
-            for field in fields:
-                if field.name not in lacking and names.count(field.name) != 1:
-                    problem = "has no column" if field.name not in names else "has several columns"
-                    hint = "" if field.name in names else hint_for_missing(field.name)
-                    raise DataError(f"{file}: {problem} {field.name!r}; there are: {', '.join(names)}{hint}")
-            parsers = [
-                (0, _constant(field)) if field.name in lacking else (names.index(field.name), _parser(field, empty))
-                for field in fields
-            ]
+def _parser(
+    file: str, names: list[str], fields: list[Column], empty: Mapping[str, Any]
+) -> Callable[[list[str]], list[Any]]:
+    """A function that makes the values of the fields from a row of a file with columns of these names."""
+    parsers: list[tuple[int, Callable[[str], Any]]] = []
+    for field in fields:
+        if field.name not in names and field.name in without_columns():
+            parsers.append((0, partial(_zero, field)))
+            continue
+        if names.count(field.name) != 1:
+            problem = "has several columns" if field.name in names else "has no column"
+            hint = "" if field.name in names else hint_for_missing(field.name)
+            raise DataError(f"{file}: {problem} {field.name!r}; there are: {', '.join(names)}{hint}")
+        parsers.append((names.index(field.name), partial(_value, field, empty)))
 
-            def parse(row: list[str]) -> list[Any]:
-                if len(row) != len(names):
-                    raise DataError(f"has {len(row)} fields where {len(names)} are expected")
-                return [parser(row[place]) for place, parser in parsers]
-
-            yield from arrays_of(file, ((reader.line_num, row) for row in reader if row), fields, parse)
-    except csv_format.Error as error:
-        raise DataError(f"{file}, line {reader.line_num}: not CSV ({error})") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file}: not UTF-8 ({error.reason} at byte {error.start} of a part)") from None
-
-
-def _constant(column: Column) -> Callable[[str], Any]:
-    zero = column.zero
-    return lambda text: zero
-
-
-def _parser(column: Column, empty: Mapping[str, Any]) -> Callable[[str], Any]:
-    """Return what makes a value of a field; a text that is none is kept, and refused as one."""
-    if column.name in empty:
-        default, parse_filled = empty[column.name], _parser(column, {})
-        return lambda text: parse_filled(text) if text.strip() else default
-    if column.is_text:
-        return str
-    if column.dtype == tf.bool:
-        return lambda text: _BOOLEANS.get(text.strip().lower(), text)
-    number = int if column.dtype.is_integer else float
-
-    def parse(text: str) -> Any:
-        try:
-            return text if "_" in text else number(text)  # Python takes 1_000, and CSV has no such numbers
-        except ValueError:
-            return text
+    def parse(row: list[str]) -> list[Any]:
+        if len(row) != len(names):
+            raise DataError(f"has {len(row)} fields where {len(names)} are expected")
+        return [parser(row[place]) for place, parser in parsers]
 
     return parse
+
+
+def _zero(field: Column, _: str) -> Any:
+    return field.zero
+
+
+def _value(field: Column, empty: Mapping[str, Any], text: str) -> Any:
+    """The value of a field; a text that is not of its type is returned, and then refused, as it is."""
+    if field.name in empty and not text.strip():
+        return empty[field.name]
+    if field.is_text:
+        return text
+    if not field.is_number:
+        return _BOOLEANS.get(text.strip().lower(), text)
+    try:  # Python accepts 1_000, and CSV has no such numbers
+        return text if "_" in text else int(text) if field.dtype.is_integer else float(text)
+    except ValueError:
+        return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,10 +10,9 @@ import orjson
 import tensorflow as tf
 
 from prototrain.errors import DataError
-from prototrain.readers.arrays import dataset_of
-from prototrain.readers.columns import Arrays, Features, arrays_of, columns_of, short
 from prototrain.readers.order import Shuffle
-from prototrain.readers.paths import PathLike, hint_for_missing, local_files, note_reader, several, without_columns
+from prototrain.readers.paths import PathLike, hint_for_missing, note_reader, several, without_columns
+from prototrain.readers.tables import Arrays, Features, arrays_of, columns_of, dataset_of, short
 
 
 def json_lines(
@@ -50,8 +49,8 @@ def json_lines(
     def parse(line: bytes) -> list[Any]:
         try:
             item = orjson.loads(line)
-        except ValueError:
-            item = _parse(line.removesuffix(b"\n"))
+        except ValueError as error:
+            raise DataError(f"not JSON ({error})") from None
         if not isinstance(item, dict):
             raise DataError(f"not a JSON object: {short(item)}")
         try:
@@ -61,18 +60,9 @@ def json_lines(
 
     def read(name: str, path: str) -> Iterator[Arrays]:
         with open(path, "rb") as file:
-            filled = ((number, line) for number, line in enumerate(file, start=1) if line.strip())
+            lines = (line.removeprefix(BOM_UTF8) for line in file)
+            filled = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
             yield from arrays_of(name, filled, columns, parse)
 
     given = several(paths)
-    return note_reader(dataset_of(local_files(given), columns, read, shuffle=shuffle, seed=seed), "json", given)
-
-
-def _parse(line: bytes) -> Any:
-    """Parse what orjson refuses: numbers of more than 64 bits, NaN, a byte order mark, and what is not JSON."""
-    try:
-        return json.loads(line.decode("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        raise DataError(f"not JSON ({error.msg} at column {error.colno})") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, a number of thousands of digits; brackets nested as deep
-        raise DataError(f"not JSON ({error})") from None
+    return note_reader(dataset_of(given, columns, read, shuffle=shuffle, seed=seed), "json", given)

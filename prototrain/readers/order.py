@@ -23,9 +23,9 @@ from prototrain.system.terminal import say
 Shuffle: TypeAlias = Literal["index", False] | None
 
 DESCRIPTION = "description_for_prototrain"
-"""An attribute of a dataset's Python object: lines about what TensorFlow does not know of it."""
+"""An attribute of a dataset's Python object: lines that describe what TensorFlow does not know about it."""
 FILES = "files_for_prototrain"
-"""Another: the files that it is read from, and the description without them."""
+"""An attribute of a dataset's Python object: the files that it reads, and its description without them."""
 _ORDER = "order_for_prototrain"  # on the Python object of a dataset
 _BLOCK, _BLOCK_BYTES = 1024, 2**20  # that are read at once; examples, and about how much
 _ROUNDS = 8  # of the cipher that a permutation is made by; an even number
@@ -34,7 +34,7 @@ _thread = threading.local()
 
 
 def pass_being_made() -> int:
-    """Which pass, counted from 0, the datasets are made for that a model's `datasets` is asked for in this thread."""
+    """The number, from 0, of the pass that a model's `datasets` is called for in this thread."""
     _thread.is_asked = True
     found: int = getattr(_thread, "number", 0)
     return found
@@ -42,10 +42,10 @@ def pass_being_made() -> int:
 
 @contextmanager
 def making_pass(number: int) -> Iterator[Callable[[], bool]]:
-    """Enter the call of a model's `datasets` for a pass, counted from 0.
+    """Context manager around the call of a model's `datasets` for a pass, counted from 0.
 
     Yields:
-        a function that tells whether anything in the call has asked for the number of the pass.
+        a function that returns whether `pass_being_made` was called.
     """
     _thread.number, _thread.labels, _thread.is_asked = number, {}, False
     try:
@@ -70,11 +70,11 @@ def compare_labels(source: str, classes: Sequence[str]) -> None:
 
 
 class Order:
-    """The orders of the readings of one dataset: those of a seed and a number, which is one more in each reading.
+    """The orders of a dataset's examples: each reading has its own, which follows from a seed and its number.
 
     Args:
-        length: how many examples there are.
-        seed: None for one that is drawn from Python's global generator, which depends on the run's seed in `datasets`.
+        length: the number of examples.
+        seed: None for one from Python's global generator, which in `datasets` depends on the run's seed.
     """
 
     def __init__(self, length: int, seed: int | None) -> None:
@@ -85,12 +85,12 @@ class Order:
         self._reading, self._start, self._is_cut = 0, 0, False
 
     def go_to(self, reading: int, start: int) -> None:
-        """Let the reading that is begun next be that of this number, from 0, and start at this place of it."""
+        """Have the next reading be that of this number, from 0, and start at this place in it."""
         with self._lock:
             self._reading, self._start, self._is_cut = reading, start, False
 
     def begin(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Begin a reading; returns the number of its first example, and what its order follows from.
+        """Begin a reading; returns the number of its first example, and the seed of its order.
 
         `random_order` asks once more at the end of a reading that did not start at 0, for one without examples.
         """
@@ -105,7 +105,7 @@ class Order:
 
 
 def order_of(stage: Any) -> Order | None:
-    """The order of a stage of a dataset that `random_order` has made; else None."""
+    """The order of a stage of a dataset, if `random_order` has made it."""
     return getattr(stage, _ORDER, None)
 
 
@@ -122,11 +122,11 @@ def random_order(
 
     Args:
         order: of their numbers.
-        read: the examples of many numbers at once, with an axis more, or the example of one number; traced.
+        read: returns the examples of many numbers, or the example of one number; traced.
         about: what the examples are, in a word.
-        files: that they are read from: with others, it is other data.
-        paths: of these on this machine, where they have other names.
-        each: the bytes of an example, more or less, that are read many at once; None to read one by one.
+        files: that they are read from; with other files it is other data.
+        paths: of these files on this machine, if they have other names.
+        each: the size of an example in bytes, about, to read many at once; None to read one by one.
     """
 
     block = _BLOCK if each is None else block_of(each, _BLOCK)
@@ -153,22 +153,22 @@ def random_order(
 
 
 def _permuted(numbers: tf.Tensor, seed: tf.Tensor, length: int) -> tf.Tensor:
-    """Where some numbers are in a permutation of all."""
+    """The places of some numbers in a permutation of all."""
     # `tf.random.experimental.index_shuffle` has four rounds, and of five numbers some orders come twice as often.
     last = tf.constant(length - 1, tf.int64)
     return tf.raw_ops.RandomIndexShuffle(index=numbers, seed=seed, max_index=last, rounds=_ROUNDS)
 
 
 def block_of(each: float, most: int) -> int:
-    """How many examples to read, or to parse, at once, of so many bytes each."""
+    """How many examples of this size in bytes to read or parse at once."""
     return max(1, min(most, int(_BLOCK_BYTES / max(each, 1))))
 
 
 def is_by_index(shuffle: Shuffle) -> bool:
-    """Tell whether a reader is asked for a random order.
+    """Whether a reader's `shuffle` asks for a random order.
 
     Raises:
-        DataError: it is asked for something else.
+        DataError: its value is not known.
     """
     if shuffle in (None, False):
         return False

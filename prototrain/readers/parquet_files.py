@@ -10,10 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import DataError
-from prototrain.readers.arrays import dataset_of
-from prototrain.readers.columns import CHUNK, Arrays, Column, Features, columns_of
 from prototrain.readers.order import Shuffle
-from prototrain.readers.paths import PathLike, local_files
+from prototrain.readers.paths import PathLike
+from prototrain.readers.tables import CHUNK, Arrays, Column, Features, columns_of, dataset_of
 from prototrain.system.tracebacks import first_line
 
 
@@ -52,7 +51,7 @@ def parquet(
         raise DataError(
             "Parquet files are read by pyarrow, which is not installed: pip install 'prototrain[parquet]'"
         ) from error
-    return dataset_of(local_files(paths), columns, partial(_read, columns), shuffle=shuffle, seed=seed)
+    return dataset_of(paths, columns, partial(_read, columns), shuffle=shuffle, seed=seed)
 
 
 def _read(columns: list[Column], name: str, path: str) -> Iterator[Arrays]:

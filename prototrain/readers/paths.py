@@ -75,7 +75,7 @@ def hint_for_missing(name: str) -> str:
 
 
 def note_reader(dataset: tf.data.Dataset, kind: str, paths: Sequence[PathLike]) -> tf.data.Dataset:
-    """Note on a dataset which reader has made it, and of which files."""
+    """Note on a dataset which reader made it, and from which files."""
     setattr(dataset, READER, (kind, tuple(map(str, paths))))
     if (others := others_for(paths)) is not None:
         others.rows = int(dataset.cardinality())
@@ -141,9 +141,9 @@ def digest_of_names(files: Iterable[str]) -> str:
 
 
 def stamp(path: str) -> list[int]:
-    """What changes with the content of a file, as far as the file system tells: its size, and when it was written.
+    """The size of a file and when it was written.
 
-    The file is opened for that, so that the run takes note of it as of one that it reads.
+    The file is opened for that, so that the run notes it as one that it reads.
 
     Raises:
         DataError: it cannot be read.
@@ -162,7 +162,7 @@ def unreadable(path: PathLike, error: OSError) -> DataError:
 
 
 def shown(path: PathLike) -> str:
-    """A path as the user would type it: relative when it is below the current directory."""
+    """A path as the user would type it: relative if it is below the current directory."""
     if (url := url_of(path)) is not None:
         return url
     absolute, here = local_path(path).absolute(), Path.cwd()

@@ -6,23 +6,22 @@ import hashlib
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import DataError
-from prototrain.readers.columns import CHUNK
 from prototrain.readers.order import Order, Shuffle, block_of, is_by_index, random_order
 from prototrain.readers.paths import PathLike, matching_files, several, shown, stamp
+from prototrain.readers.tables import CHUNK
 from prototrain.system.files import write_atomic
 from prototrain.system.tracebacks import cause
 from prototrain.system.urls import cache_home
 from prototrain.system.waiting import announcing
 
 _HEADER, _FOOTER = 12, 4  # bytes around each record: its length and a checksum of that, and one of its content
-_KEPT_OPEN = 256  # files
 _PARSED = 256  # records at once at most, in the files' order; more are no quicker, and all of a block is in checkpoints
 
 # Parallel, and still the same order in every run.
@@ -87,15 +86,16 @@ def tfrecords(
 
 def _by_index(files: list[str], features: dict[str, Any], seed: int | None) -> tf.data.Dataset:
     places = _places(files)
-    opened = lru_cache(_KEPT_OPEN)(lambda number: _Opened(files[number]))
 
     def take(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         found = np.empty(len(rows), object)
-        for row, (number, start, length) in enumerate(places[rows].tolist()):
-            file = opened(number)  # kept until it is read: another thread may push it out of the cache, which closes it
-            found[row] = os.pread(file.descriptor, length, start)
-            if len(found[row]) != length:
-                raise DataError(f"{shown(files[number])}: has become shorter while it is read")
+        wanted = sorted(zip(places[rows].tolist(), range(len(rows)), strict=True))  # each file is opened once
+        for number, of_file in groupby(wanted, lambda one: one[0][0]):
+            with open(files[number], "rb", buffering=0) as file:
+                for (_, start, length), row in of_file:
+                    found[row] = os.pread(file.fileno(), length, start)
+                    if len(found[row]) != length:
+                        raise DataError(f"{shown(files[number])}: has become shorter while it is read")
         return found
 
     def read(rows: tf.Tensor) -> tf.Tensor:
@@ -163,17 +163,6 @@ def _scan(number: int, file: str) -> Iterator[np.ndarray[Any, Any]]:
             yield np.stack([np.full_like(length, number), ends - _FOOTER - length, length], axis=1)
     except tf.errors.OpError as error:
         raise DataError(f"{shown(file)}: not a whole TFRecord file ({cause(error)})") from error
-
-
-class _Opened:
-    """A file that stays open until it is collected."""
-
-    def __init__(self, path: str) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def __del__(self) -> None:
-        if hasattr(self, "descriptor"):
-            os.close(self.descriptor)
 
 
 def _record_feature(name: str, feature: Any) -> Any:

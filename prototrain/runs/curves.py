@@ -43,18 +43,24 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Line:
-    """A scalar of a run, as it is drawn.
+class Curve:
+    """A curve in a chart.
 
     Attributes:
+        label: for the legend.
+        colour, dash: numbers of its colour and its line style. Several runs have a colour each, and their scalars line
+            styles; the scalars of a single run have colours.
+        pale: whether it has the values behind their moving average.
         xs: steps, or seconds.
-        values: at each of them.
-        smoothed: (xs, values) of the smoothed line, if requested.
+        ys: the value at each of them.
     """
 
+    label: str
+    colour: int
+    dash: int
+    pale: bool
     xs: Sequence[float]
-    values: Sequence[float]
-    smoothed: tuple[Sequence[float], Sequence[float]] | None = None
+    ys: Sequence[float]
 
 
 _PLAIN = Look()
@@ -71,19 +77,37 @@ def picture_path(text: str) -> Path:
 # -- which points -----------------------------------------------------------------------------------------------------
 
 
-def lines(run: Run, names: Sequence[str], look: Look = _PLAIN) -> dict[str, Line]:
-    """The scalars of a run that it has, by name, with at most some thousand points each.
+def charts(runs: Sequence[Run], names: Sequence[str], look: Look = _PLAIN) -> dict[str, list[Curve]]:
+    """The curves of scalars of runs, of some thousand points each, by the titles of the charts that they share.
 
     Raises:
-        ExperimentError: the file cannot be read.
+        ExperimentError: a file cannot be read.
     """
-    found = {}
-    for name, column in run.columns([name for name in names if name in run.ranges]).items():
-        xs = _seconds(run, column.times.tolist()) if look.over_time else column.steps.tolist()
-        values = column.values.tolist()
-        smoothed = _picked(xs, list(moving_average(values, look.smooth))) if look.smooth else None
-        found[name] = Line(*_picked(xs, values), smoothed)
+    columns = [run.columns([name for name in names if name in run.ranges]) for run in runs]
+    several, found = len(runs) > 1, {}
+    for tag, of_chart in by_tag(names).items():
+        curves = []
+        for number, (run, of_run) in enumerate(zip(runs, columns, strict=True)):
+            for index, name in enumerate(of_chart):
+                if name not in of_run:
+                    continue
+                xs = _seconds(run, of_run[name].times.tolist()) if look.over_time else of_run[name].steps.tolist()
+                ys = of_run[name].values.tolist()
+                label, style = (f"{run.name} {name}", (number, index)) if several else (name, (index, 0))
+                if look.smooth:
+                    curves.append(Curve(f"{label}, raw", *style, True, *_picked(xs, ys)))
+                    ys = list(moving_average(ys, look.smooth))
+                curves.append(Curve(label, *style, False, *_picked(xs, ys)))
+        found[of_chart[0] if len(of_chart) == 1 else tag] = curves
     return found
+
+
+def x_axis(found: dict[str, list[Curve]], look: Look) -> tuple[float, str]:
+    """The length and the name of the unit of the x axis."""
+    if not look.over_time:
+        return 1.0, "step"
+    seconds = (x for curves in found.values() for curve in curves for x in curve.xs if math.isfinite(x))
+    return unit_for(max(seconds, default=0.0))
 
 
 def _picked(xs: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -201,18 +225,16 @@ def draw(runs: Sequence[Run], names: Sequence[str], file_format: str, look: Look
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ExperimentError("curves are drawn with matplotlib; pip install 'prototrain[plot]'") from error
-    charts = by_tag(names)
-    found = [lines(run, names, look) for run in runs]
-    longest = max((x for of_run in found for line in of_run.values() for x in line.xs if math.isfinite(x)), default=0.0)
-    unit = unit_for(longest) if look.over_time else (1.0, "step")
+    found = charts(runs, names, look)
+    unit, count = x_axis(found, look), len(runs) if len(runs) > 1 else max(map(len, by_tag(names).values()))
     file = io.BytesIO()
     with matplotlib.rc_context(_SETTINGS):
         # Without pyplot there is no window and nothing global.
-        figure = Figure(figsize=(8.0, 3.2 * len(charts)), layout="constrained")
-        all_axes = list(figure.subplots(len(charts), 1, squeeze=False).flat)
+        figure = Figure(figsize=(8.0, 3.2 * len(found)), layout="constrained")
+        all_axes = list(figure.subplots(len(found), 1, squeeze=False).flat)
         legends = []
-        for axes, (tag, of_chart) in zip(all_axes, charts.items(), strict=True):
-            axes.set_ylabel(one_line(tag) + _draw_chart(axes, of_chart, runs, found, look, unit))
+        for axes, (title, curves) in zip(all_axes, found.items(), strict=True):
+            axes.set_ylabel(one_line(title) + _draw_chart(axes, curves, count, look, unit))
             legend = axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize="small")
             legend.set_in_layout(False)
             legends.append(legend)
@@ -228,48 +250,29 @@ def draw(runs: Sequence[Run], names: Sequence[str], file_format: str, look: Look
     return file.getvalue()
 
 
-def _draw_chart(
-    axes: Axes,
-    names: Sequence[str],
-    runs: Sequence[Run],
-    found: Sequence[dict[str, Line]],
-    look: Look,
-    unit: tuple[float, str],
-) -> str:
-    """The curves of a chart. Several runs have a colour each, and the scalars of a run line styles; of one run each
-    scalar has a colour. Behind a smoothed curve the values themselves are pale.
+def _draw_chart(axes: Axes, curves: Sequence[Curve], count: int, look: Look, unit: tuple[float, str]) -> str:
+    """Draw the curves of a chart, in a number of colours.
 
     Returns:
         a note about values that cannot be shown on the axis, or an empty text.
     """
-    count = len(names) if len(runs) == 1 else len(runs)
-    for number, run in enumerate(runs):
-        for index, name in enumerate(names):
-            if name not in found[number]:
-                continue
-            line = found[number][name]
-            colour = _colour(index if len(runs) == 1 else number, count)
-            style = "-" if len(runs) == 1 else _STYLES[index % len(_STYLES)]
+    for curve in curves:
+        axes.plot(
+            [x / unit[0] for x in curve.xs],
+            curve.ys,
+            color=_colour(curve.colour, count),
+            linestyle=_STYLES[curve.dash % len(_STYLES)],
+            marker="o" if len(curve.xs) == 1 else None,
+            alpha=0.25 if curve.pale else 1.0,
+            linewidth=0.8 if curve.pale else 1.5,
             # matplotlib leaves labels out that begin with an underscore.
-            label = " " + one_line(name if len(runs) == 1 else f"{run.name} {name}")
-            curves = [(line.xs, line.values)] if line.smoothed is None else [(line.xs, line.values), line.smoothed]
-            for xs, values in curves:
-                is_last = values is curves[-1][1]
-                axes.plot(
-                    [x / unit[0] for x in xs],
-                    values,
-                    color=colour,
-                    linestyle=style,
-                    marker="o" if len(xs) == 1 else None,
-                    alpha=1.0 if is_last else 0.25,
-                    linewidth=1.5 if is_last else 0.8,
-                    label=label if is_last else None,
-                )
+            label=None if curve.pale else " " + one_line(curve.label),
+        )
     axes.set_xlabel(unit[1])
     if unit[1] == "step":
         axes.locator_params(axis="x", integer=True)
-    values = [value for of_run in found for name in names if name in of_run for value in of_run[name].values]
     axes.grid(alpha=0.3)
+    values = [value for curve in curves if curve.pale or not look.smooth for value in curve.ys]
     below = sum(value <= 0 for value in values)
     if look.log and any(value > 0 for value in values):
         axes.set_yscale("log", nonpositive="mask")

@@ -16,25 +16,12 @@ from typing import Any
 import numpy as np
 
 from prototrain.experiment.rows import Row, blocks, read_rows
+from prototrain.runs.reading import Range
 from prototrain.system.waiting import announcing
 
 _LARGE_BYTES = 1 << 26  # a file that may take seconds to read
 _SCALAR = {float, int, bool, NoneType}
 _MISSING = object()
-
-
-@dataclass(frozen=True)
-class Range:
-    """A scalar over a run; NaN counts only if there is nothing else.
-
-    Attributes:
-        last: its newest value.
-        lowest, highest: (value, step) of the extremes; of equal values the first one.
-    """
-
-    last: float
-    lowest: tuple[float, int]
-    highest: tuple[float, int]
 
 
 @dataclass

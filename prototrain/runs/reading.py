@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prototrain.config.json_form import read_object
 from prototrain.config.schema import LOCATION_KEYS
@@ -19,9 +19,25 @@ from prototrain.errors import ExperimentError
 from prototrain.experiment import Experiment, checkpoint_steps
 from prototrain.experiment.record import Attempt, Outcome, State, read_attempts
 from prototrain.experiment.remote import experiments_below
-from prototrain.runs.metrics import Column, Metrics, Range, read_columns, read_metrics
+
+if TYPE_CHECKING:
+    from prototrain.runs.metrics import Column, Metrics
 
 _NO_END = "killed, no end was recorded"
+
+
+@dataclass(frozen=True)
+class Range:
+    """A scalar over a run; NaN counts only if there is nothing else.
+
+    Attributes:
+        last: its newest value.
+        lowest, highest: (value, step) of the extremes; of equal values the first one.
+    """
+
+    last: float
+    lowest: tuple[float, int]
+    highest: tuple[float, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +91,8 @@ class Run:
         Raises:
             ExperimentError: the file cannot be read.
         """
+        from prototrain.runs.metrics import read_columns  # which needs NumPy
+
         with _reading(self.directory):
             return read_columns(Experiment(self.directory).metrics, names)
 
@@ -138,6 +156,8 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
         ExperimentError: it is no experiment, or a file cannot be read.
         ConfigError: a file is damaged.
     """
+    from prototrain.runs.metrics import read_metrics  # which needs NumPy
+
     experiment = Experiment(directory)
     experiment.fetch()
     directory = experiment.directory

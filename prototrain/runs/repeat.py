@@ -1,9 +1,8 @@
-"""Repeating a run from its directory: its config, the copies of its modules, and what it ran on."""
+"""Repeating a run from its directory: its config, the copies of its modules, and its devices."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from prototrain.experiment.copies import ModuleCopy
 from prototrain.experiment.data_files import file_changes
 from prototrain.experiment.facts import differences
 from prototrain.experiment.record import read_attempts
-from prototrain.experiment.rows import Row, rows_of
+from prototrain.experiment.rows import rows_of
 from prototrain.system.tables import plain_table
 
 _FORM = {"trainer": str, "modules": dict, "callbacks": list, "facts": dict, "versions": dict, "data": dict}
@@ -34,7 +33,7 @@ class Repeat:
     Attributes:
         model: the name of its model.
         trainer: its trainer's class, as ``module:name``.
-        towers: what it was trained on, for a trainer that takes towers, else None.
+        towers: its devices, for a trainer that takes towers, else None.
         modules: the copies of its modules, by name.
 
     Raises:
@@ -72,9 +71,8 @@ class Repeat:
         copy = self._experiment.directory / "source" / home.name
         if not copy.exists():
             raise ExperimentError(f"--from: {copy} is missing, the copy of {name}")
-        here = Path(*name.split("."))
-        candidates = (home, Path.cwd() / here, Path.cwd() / here.with_suffix(".py"))
-        original = next((path for path in candidates if path.exists()), copy.absolute())
+        here = Path.cwd().joinpath(*name.split("."))
+        original = next(filter(Path.exists, (home, here, here.with_suffix(".py"))), copy.absolute())
         return ModuleCopy(original, copy.absolute())
 
     def __str__(self) -> str:
@@ -104,14 +102,14 @@ class Repeat:
         """A callback that prints the differences at the start."""
         return _Announcement(self)
 
-    def differences(self, environment: dict[str, Any], config: Config) -> list[str]:
-        """The differences from the run, in words.
+    def differences(self, now: dict[str, Any], config: Config) -> list[str]:
+        """The differences between the run and another one, in words.
 
         Args:
-            environment: the content of the other run's environment.json.
+            now: the content of the other run's environment.json.
             config: the other run's.
         """
-        then, now = self._environment, environment
+        then = self._environment
         found = differences(_settings(then), _settings(now))
         changed = differing([read_object(self._experiment.directory / "config.json"), config])
         found += [f"config {key} was {was} and is {value}" for key, (was, value) in changed if key not in LOCATION_KEYS]
@@ -125,18 +123,21 @@ class Repeat:
 
     def compare_metrics(self, experiment: Experiment) -> str:
         """Whether another run has the same metrics, except for times and speeds, in words."""
-        common = 0
-        for step, then, now in _at_the_same_steps(self._experiment.metrics, experiment.metrics):
+        common, others = 0, rows_of(experiment.metrics)
+        now = next(others, None)
+        for then in rows_of(self._experiment.metrics):
+            while now is not None and now["step"] < then["step"]:
+                now = next(others, None)
+            if now is None or now["step"] != then["step"]:
+                continue
             common += 1
             for name in dict.fromkeys([*then, *now]):
                 was, value = then.get(name), now.get(name)
                 if was != value and name != "time" and not name.startswith("perf/"):
-                    return (
-                        f"metrics: they first differ from {self._experiment} at step {step}: {name} {was}, now {value}"
-                    )
+                    return f"metrics: they first differ from {self} at step {then['step']}: {name} {was}, now {value}"
         if not common:
-            return f"metrics: there are none at the same steps as in {self._experiment}"
-        return f"metrics: the same bits as in {self._experiment}, at all {common} steps that both have written"
+            return f"metrics: there are none at the same steps as in {self}"
+        return f"metrics: the same bits as in {self}, at all {common} steps that both have written"
 
 
 class _Announcement(Callback):
@@ -149,17 +150,6 @@ class _Announcement(Callback):
         lines = self._repeat.differences(read_object(experiment.environment), self.trainer.config)
         rows = {"repeats": self._repeat, "differs in": "; ".join(lines) or "nothing that is known"}
         self.trainer.log(plain_table(rows) + "\n")
-
-
-def _at_the_same_steps(one: Path, other: Path) -> Iterator[tuple[int, Row, Row]]:
-    """Pairs of rows with the same step of two files whose steps grow from row to row."""
-    others = rows_of(other)
-    there = next(others, None)
-    for row in rows_of(one):
-        while there is not None and there["step"] < row["step"]:
-            there = next(others, None)
-        if there is not None and there["step"] == row["step"]:
-            yield row["step"], row, there
 
 
 def _settings(environment: dict[str, Any]) -> dict[str, Any]:

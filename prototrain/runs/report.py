@@ -25,7 +25,7 @@ from prototrain.experiment import Experiment
 from prototrain.experiment.event_files import read_images
 from prototrain.experiment.record import Attempt
 from prototrain.runs import Run, flat, short_names
-from prototrain.runs.curves import Line, Look, by_tag, choose_scalars, is_constant, lines, unit_for
+from prototrain.runs.curves import Curve, Look, by_tag, charts, choose_scalars, is_constant, x_axis
 from prototrain.system.wording import in_digits, in_words
 
 _SHOWN_STEPS = 4  # of the steps that have pictures
@@ -84,11 +84,11 @@ def write_page(
     look = look or Look()
     if len(runs) > 1:
         runs = [replace(run, name=name) for run, name in zip(runs, short_names(runs), strict=True)]
-    charts, data, constant = _curves(runs, scalars, look)
+    places, data, constant = _curves(runs, scalars, look)
     drawing = _asset("uPlot.iife.min.js", "draw.js")
     sections = {
         "": _summary(runs),
-        "Curves": charts + constant + (_HINT if charts else ""),
+        "Curves": places + constant + (_HINT if places else ""),
         "Scalars": _scalars(runs),
         "Config": _config(runs),
     }
@@ -104,13 +104,13 @@ def write_page(
     scripts = f'<script type="application/json" id="curves">{data}</script>\n<script>{drawing}</script>'
     digest = base64.b64encode(hashlib.sha256(drawing.encode()).digest()).decode()
     return _PAGE.substitute(
-        hashes=f"'sha256-{digest}'" if charts else "'none'",
+        hashes=f"'sha256-{digest}'" if places else "'none'",
         title=html.escape(", ".join(run.name if len(runs) > 1 else run.directory.resolve().name for run in runs)),
         style=_asset("page.css", "uPlot.min.css"),
         sections="\n".join(
             (f"<h2>{html.escape(name)}</h2>\n" if name else "") + text for name, text in sections.items() if text
         ),
-        scripts=scripts if charts else "",
+        scripts=scripts if places else "",
         now=_moment(time.time()),
         directory=html.escape(", ".join(str(run.directory.resolve()) for run in runs)),
     )
@@ -164,8 +164,7 @@ def _curves(runs: Sequence[Run], scalars: Sequence[str] | None, look: Look) -> t
     having = [run for run in runs if run.ranges]
     known = list(dict.fromkeys(name for run in runs for name in run.ranges))
     names = known if scalars is None else choose_scalars(having, scalars) if having else []
-    charts = by_tag(names)
-    level = [name for chart in charts.values() if is_constant(runs, chart) for name in chart]
+    level = [name for chart in by_tag(names).values() if is_constant(runs, chart) for name in chart]
     words = ", ".join(
         f"{name} = {in_digits(run.ranges[name].last)}{f' ({run.name})' if len(runs) > 1 else ''}"
         for name in level
@@ -173,16 +172,13 @@ def _curves(runs: Sequence[Run], scalars: Sequence[str] | None, look: Look) -> t
         if name in run.ranges
     )
     constant = f"<p>constant: {html.escape(words)}</p>" if words else ""
-    found = [lines(run, [name for name in names if name not in level], look) for run in runs]
-    longest = max((x for of_run in found for line in of_run.values() for x in line.xs if math.isfinite(x)), default=0.0)
-    unit = unit_for(longest) if look.over_time else (1.0, "step")
+    found = charts(runs, [name for name in names if name not in level], look)
+    unit = x_axis(found, look)
     drawn: list[dict[str, Any]] = []
-    for title, of_chart in charts.items():
-        curves = _lines_of_chart(runs, found, [name for name in of_chart if name not in level], look, unit[0])
-        if curves:
-            title = of_chart[0] if len(of_chart) == 1 else title
-            is_log = look.log and any(value is not None for line in curves for value in line["y"])
-            drawn.append({"id": f"chart-{len(drawn)}", "title": title, "log": is_log, "lines": curves})
+    for title, curves in found.items():
+        shown = [_in_json(curve, look, unit[0]) for curve in curves]
+        is_log = look.log and any(value is not None for curve in shown for value in curve["y"])
+        drawn.append({"id": f"chart-{len(drawn)}", "title": title, "log": is_log, "lines": shown})
     if not drawn:
         return "", "", constant
     places = "".join(f'<div id="{chart["id"]}"></div>' for chart in drawn)
@@ -190,26 +186,11 @@ def _curves(runs: Sequence[Run], scalars: Sequence[str] | None, look: Look) -> t
     return f'<div class="charts">{places}</div>', data, constant
 
 
-def _lines_of_chart(
-    runs: Sequence[Run], found: Sequence[dict[str, Line]], names: Sequence[str], look: Look, unit: float
-) -> list[dict[str, Any]]:
-    """The curves of a chart: a colour for each run, or for each scalar of a single one; pale behind a smoothed one."""
-    curves = []
-    for number, run in enumerate(runs):
-        for index, name in enumerate(names):
-            if (line := found[number].get(name)) is None:
-                continue
-            several = len(runs) > 1
-            style = {"colour": number if several else index, "dash": index if several else 0}
-            label = f"{run.name} {name}" if several else name
-            parts = [(line.xs, line.values, line.smoothed is not None, label)]
-            if line.smoothed is not None:
-                parts = [(line.xs, line.values, True, f"{label}, raw"), (*line.smoothed, False, label)]
-            for xs, values, pale, text in parts:
-                pairs = {x / unit: y for x, y in zip(xs, values, strict=True) if math.isfinite(x)}
-                ys = [y if math.isfinite(y) and (y > 0 or not look.log) else None for _, y in sorted(pairs.items())]
-                curves.append({**style, "label": text, "pale": pale, "x": sorted(pairs), "y": ys})
-    return curves
+def _in_json(curve: Curve, look: Look, unit: float) -> dict[str, Any]:
+    pairs = sorted({x / unit: y for x, y in zip(curve.xs, curve.ys, strict=True) if math.isfinite(x)}.items())
+    ys = [y if math.isfinite(y) and (y > 0 or not look.log) else None for _, y in pairs]
+    style = {"label": curve.label, "colour": curve.colour, "dash": curve.dash, "pale": curve.pale}
+    return {**style, "x": [x for x, _ in pairs], "y": ys}
 
 
 def _scalars(runs: Sequence[Run]) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from prototrain.config import Config
@@ -14,7 +13,6 @@ from prototrain.errors import ConfigError, SweepError
 from prototrain.model import ModelProtocol, load_model
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import as_options, from_mapping
-from prototrain.system.preloaded import Preloaded
 from prototrain.system.signals import AFTER_STEP, StopRequest, ignore_save_signals
 from prototrain.system.tables import show
 from prototrain.system.terminal import say
@@ -46,13 +44,13 @@ def sweep(
     cpus_per_trial: float | None = None,
     gpus_per_trial: float | None = None,
 ) -> SweepResult:
-    """Train a model many times with different values in its config, each time in an experiment of its own.
+    """Train a model many times with different values in its config, each time in another experiment.
 
-    The same call again goes on where the last one has ended: finished trials are not run again, and those that were
-    stopped or killed go on from their checkpoints. Any number of processes and machines can share one sweep.
+    The same call again continues where the last one ended: finished trials are not run again, and those that were
+    stopped or killed continue from their checkpoints. Several processes and machines can share one sweep.
 
-    A model that is given by its name runs in processes of its own, so that a trial that crashes is no more than that.
-    Another one runs in this process.
+    A model that is given by its name is trained in other processes, so a trial that crashes does not end the sweep. A
+    model that is an object is trained in this process.
 
     Args:
         model: its module's name, such as "models.simple", or an object with `config`, `datasets` and `build`.
@@ -62,20 +60,20 @@ def sweep(
         mode: whether smaller ("min") or larger ("max") is better.
         jobs: how many trials run at the same time on this machine, or on the cluster.
         storage: a database URL, or the path of one of Optuna's journal files; by default an SQLite file
-            ``<name>.sweep.db`` beside the experiments.
+            ``<name>.sweep.db`` next to the experiments.
         pruner: what ends bad trials early: "median", "halving", "hyperband" or "none"; by default "median" where trials
             are sampled, and else "none".
         overrides: values for the config that all trials share, as `KEY=VALUE`.
-        callbacks: makes the callbacks of a trial, in place of `default_callbacks`; for a model that is an object.
+        callbacks: makes the callbacks of a trial, by default `default_callbacks`; for a model that is an object.
         trainer: see `launch`; for a model that is given by its name a text, "MODULE:CLASS".
         towers: see `launch`.
-        cluster: the address of a Ray cluster, on which the trials run; a trial whose machine is lost goes on elsewhere
-            from its checkpoint. "local" is this machine.
+        cluster: the address of a Ray cluster, on which the trials run; a trial whose machine is lost continues
+            elsewhere from its checkpoint. "local" is this machine.
         cpus_per_trial: how many CPUs of the cluster's account each trial takes; 1 by default.
         gpus_per_trial: how many GPUs, or which part of one (0.5), each trial takes; none by default.
 
     Returns:
-        what has become of every trial.
+        the result of every trial.
 
     Raises:
         SweepError: the sweep cannot be begun, its storage fails, no trial has finished, or one was killed.
@@ -85,7 +83,7 @@ def sweep(
         SystemExit: after SIGTERM, SIGHUP or SIGXCPU, with exit code 128 + its number, once all trials are saved.
     """
     _require_optuna()
-    from prototrain.sweeps.storage import own_database, reporting_failures, shown
+    from prototrain.sweeps.storage import reporting_failures, shown, sqlite_url
     from prototrain.sweeps.study import PRUNERS, Study
     from prototrain.sweeps.summary import describe, summarise
 
@@ -101,32 +99,32 @@ def sweep(
     for key in plan.space:
         why = config.why_without_effect(key)
         if why is not None and why.partition(" ")[0] not in plan.space:
-            _say(f"WARNING: {key} has no effect: {why}")
+            say(f"WARNING: {key} has no effect: {why}")
     command = None
     if isinstance(model, str):
         if callbacks is not None or not isinstance(trainer, str | None):
-            raise SweepError("callbacks, and a trainer that is no text, need the model itself in place of its name")
+            raise SweepError("callbacks, and a trainer that is no text, need the model itself, not its name")
         named = towers if isinstance(towers, int | str | None) else ",".join(towers)
         command = _command(model, plan, {"--trainer": trainer, "--towers": named})
     elif jobs > 1 or cluster is not None:
         what = "several jobs need" if cluster is None else "a cluster needs"
-        raise SweepError(f"{what} the model's name, such as 'models.simple', in place of the model itself")
-    where = own_database(plan.directory / f"{plan.name}.sweep.db") if storage is None else storage
-    stop = StopRequest(_say, saves=False)
+        raise SweepError(f"{what} the model's name, such as 'models.simple', not the model itself")
+    where = sqlite_url(plan.directory / f"{plan.name}.sweep.db") if storage is None else storage
+    stop: StopRequest | None = None
     with _quiet_optuna(), reporting_failures(where):
         study = Study(plan, storage=where, pruner=pruner or ("none" if trials is None else "median"))
-        _say(f"sweep {plan.name}: {plan.total} trials, {len(study.outcomes())} of them begun, in {shown(where)}")
+        say(f"sweep {plan.name}: {plan.total} trials, {len(study.outcomes())} of them begun, in {shown(where)}")
         with study:
             if command is None:
-                _run_here(study, found, callbacks, trainer=trainer, towers=towers)
-            elif cluster is not None:
-                _run_on_ray(study, command, jobs, stop, cluster, cpus=cpus_per_trial or 1.0, gpus=gpus_per_trial or 0.0)
+                from prototrain.sweeps.here import run_here
+
+                run_here(study, found, callbacks=callbacks, say=say, trainer=trainer, towers=towers)
             else:
-                with _stopping(stop):
-                    _run_in_processes(study, command, jobs, stop)
+                stop = _run_elsewhere(study, command, jobs, cluster, cpus_per_trial, gpus_per_trial)
         result = summarise(plan, study.outcomes())
     show("", *describe(plan, result, command))
-    stop.check()
+    if stop is not None:
+        stop.check()
     _check_end(result)
     return result
 
@@ -140,47 +138,34 @@ def _check_resources(cluster: str | None, cpus: float | None, gpus: float | None
         raise SweepError(f"gpus_per_trial must be a part of one GPU, or a whole number of them, got {gpus:g}")
 
 
-def _run_here(
-    study: Study, model: ModelProtocol, callbacks: Callable[[ModelProtocol], Iterable[Callback]] | None, **options: Any
-) -> None:
-    from prototrain.launch import default_callbacks
-    from prototrain.sweeps.here import run_here
+def _run_elsewhere(
+    study: Study, command: list[str], jobs: int, cluster: str | None, cpus: float | None, gpus: float | None
+) -> StopRequest:
+    """Run the trials in processes, here or on a cluster; returns which stop was requested meanwhile."""
+    from prototrain.sweeps.processes import fork, run_in_processes
 
-    run_here(study, model, callbacks=callbacks or default_callbacks, say=_say, options=options)
+    stop = StopRequest(say, saves=False)
+    with ExitStack() as stack:
+        run: Any = fork
+        if cluster is not None:
+            from prototrain.sweeps.on_ray import OnRay
 
-
-@contextmanager
-def _stopping(stop: StopRequest) -> Iterator[None]:
-    """What a stop of the sweep waits for: its trials save and stop by themselves."""
-    with stop, stop.waiting_for("the trials under way", when=AFTER_STEP):
-        yield
-
-
-def _run_in_processes(study: Study, command: list[str], jobs: int, stop: StopRequest) -> None:
-    from prototrain.sweeps.processes import run_in_processes
-
-    with closing(Preloaded()) as preloaded:  # to import TensorFlow took longer than many a trial
-        start = partial(preloaded.start, "prototrain.cli:main")
-        run_in_processes(study, command, jobs=jobs, stop=stop, say=_say, start_for=lambda trial: start)
-
-
-def _run_on_ray(study: Study, command: list[str], jobs: int, stop: StopRequest, address: str, **each: float) -> None:
-    from prototrain.sweeps.on_ray import OnRay
-    from prototrain.sweeps.processes import run_in_processes
-
-    with closing(OnRay(address, jobs, say=_say, **each)) as ray, _stopping(stop):
-        run_in_processes(study, command, jobs=jobs, stop=stop, say=_say, start_for=ray.start_for)
+            sign = study.plan.directory / f".{study.plan.name}.sweep"
+            run = stack.enter_context(OnRay(cluster, jobs, cpus=cpus or 1.0, gpus=gpus or 0.0, sign=sign, say=say))
+        with stop, stop.waiting_for("the trials under way", when=AFTER_STEP):
+            run_in_processes(study, command, jobs=jobs, stop=stop, say=say, run=run)
+    return stop
 
 
 def _command(model: str, plan: Plan, options: Mapping[str, object]) -> list[str]:
-    """What stands behind `prototrain` to run the model with what all trials share."""
+    """The arguments of `prototrain` that all trials share."""
     settings = [setting for setting in _changes(plan.config) if setting.partition("=")[0] not in plan.space]
     words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
     return ["run", model, *as_options(settings), *words]
 
 
 def _changes(config: Config) -> list[str]:
-    """The values that the model does not have by itself, as another process is to be given them.
+    """The values that differ from the model's own, as another process can be given them.
 
     Raises:
         SweepError: one of them cannot be written as text.
@@ -193,27 +178,23 @@ def _changes(config: Config) -> list[str]:
                 raise ConfigError(f"{key} is a function without a name")
             config.copy().override(setting)
         except ConfigError as error:
-            raise SweepError(f"a process of its own cannot have this config, give the model itself: {error}") from error
+            raise SweepError(f"another process cannot be given this config, give the model itself: {error}") from error
         settings.append(setting)
     return settings
 
 
 def _check_end(result: SweepResult) -> None:
-    """Fail where a sweep has not come to its end, or to nothing.
+    """Fail if a trial was stopped, or none has finished.
 
     Raises:
         SweepError: a trial was killed, or none has finished.
     """
     stopped = [str(trial.number) for trial in result.trials if trial.state == "stopped"]
     if stopped:
-        raise SweepError(f"not at its end: trial {', '.join(stopped)}; the same command goes on from the checkpoints")
+        raise SweepError(f"not at its end: trial {', '.join(stopped)}; the same command continues from the checkpoints")
     if all(trial.state == "failed" for trial in result.trials):
         first = result.trials[0]
         raise SweepError(f"no trial has finished; trial {first.number} failed: {first.error}")
-
-
-def _say(text: str) -> None:
-    say(text)
 
 
 def _require_optuna() -> None:

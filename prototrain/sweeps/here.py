@@ -1,4 +1,4 @@
-"""Trials in this process, one after the other: for a model that is an object and has no name to be imported by."""
+"""Trials in this process, one after the other: for a model that is an object."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prototrain.callbacks.base import Callback
 from prototrain.callbacks.group import checked
 from prototrain.config import Config
 from prototrain.errors import SweepError
-from prototrain.launch import launch
+from prototrain.launch import default_callbacks, launch
 from prototrain.model import ModelProtocol
 from prototrain.sweeps.reporter import reporter
 from prototrain.sweeps.study import Study
@@ -22,16 +22,16 @@ def run_here(
     study: Study,
     model: ModelProtocol,
     *,
-    callbacks: Callable[[ModelProtocol], Iterable[Callback]],
+    callbacks: Callable[[ModelProtocol], Iterable[Callback]] | None,
     say: Callable[[str], None],
-    options: Mapping[str, Any],
+    **options: Any,
 ) -> None:
     """Run all trials that are left.
 
     Args:
         study: gives the trials.
         model: its config has a trial's values while the trial runs.
-        callbacks: makes the callbacks of a trial, besides the one that reports to the study.
+        callbacks: makes the callbacks of a trial; `default_callbacks` if None.
         say: prints a line.
         options: for `launch`.
 
@@ -46,17 +46,17 @@ def run_here(
         name = {"trainer.experiment_name": trial.experiment.directory.name}
         with _having(model.config, {**study.plan.config, **trial.values, **name}):
             try:
-                launch(model, callbacks=[*checked(callbacks(model)), reporter(trial.report, model.config)], **options)
-            except SweepError:
-                trial.release()
-                raise
-            except Exception as error:  # whatever the model does is the trial's outcome
-                ending = trial.fail(in_one_line(error), format_error(error))
-            except BaseException:
-                trial.release()
-                raise
-            else:
+                launch(
+                    model,
+                    callbacks=[*checked((callbacks or default_callbacks)(model)), reporter(trial.report, model.config)],
+                    **options,
+                )
                 ending = trial.finish()
+            except (SweepError, KeyboardInterrupt, SystemExit):
+                trial.release()
+                raise
+            except Exception as error:  # whatever the model does is the trial's result
+                ending = trial.fail(in_one_line(error), format_error(error))
         say(progress.after(trial.number, ending))
 
 

@@ -1,247 +1,41 @@
-"""Trials on a Ray cluster: each in a process of its own, in an actor that has its resources.
+"""Trials on a Ray cluster: each is a task, which runs a process on a machine that has room.
 
-For the sweep a trial's process looks like one of this machine: a thread passes on what goes over its line, what it
-prints, and its exit code. A trial whose machine is lost is started again elsewhere, and goes on from its checkpoint.
+The sweep and the tasks share a small actor, the board: tasks pin reports to it, the sweep answers. If a machine is
+lost, Ray runs the task again elsewhere, and the trial continues from its checkpoint.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from prototrain.distributed.ray import connect_ray
 from prototrain.experiment.lock import LOCK, is_locked
-from prototrain.sweeps.trial import Trial
+from prototrain.sweeps.processes import TICK_SECONDS, Ending, run_process
+from prototrain.sweeps.study import Trial
 from prototrain.system.waiting import PATIENCE_SECONDS
 
 _TRIES: Final = 10
 _KILLS: Final = (signal.SIGHUP, signal.SIGKILL, signal.SIGTERM)  # of machines that go down
 _PASSED_ON: Final = ("PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL")  # of this machine's environment
-_KEPT_BYTES: Final = 4000
-_POLL_SECONDS: Final = 5.0
-_SAVING_SECONDS: Final = 90.0  # for a process whose line is cut to save and end
-# Ray holds signals back in all that it starts.
-_PROGRAM: Final = """
-import signal, sys
-signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from prototrain.cli import main
-sys.exit(main())
-"""
-
-Event = tuple[str, Any]
-"""What an `Agent` has to say: ("report", bytes), ("ended", (exit code, end of its output)), or ("nothing", None)."""
-
-
-class Agent:
-    """Runs one trial on a machine of the cluster; its methods are called from several threads."""
-
-    def start(self, arguments: Sequence[str], directory: str, sign: str, environment: Mapping[str, str]) -> str | None:
-        """Start the trial.
-
-        Args:
-            arguments: of `prototrain`.
-            directory: to work in, where it is there.
-            sign: a file of the sweep, which every machine must see.
-            environment: variables besides those of this process.
-
-        Returns:
-            why it was not started, or None.
-        """
-        if os.path.isdir(directory):
-            os.chdir(directory)
-        if not os.path.exists(sign):
-            return (
-                f"{os.uname().nodename} does not see {sign}: set trainer.experiment_base_dir to storage that all share"
-            )
-        self._link, theirs = Pipe()
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, *arguments, "--report-to", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output.fileno(),
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
-                pass_fds=(theirs.fileno(),),
-                process_group=0,
-            )
-        return None
-
-    def next(self) -> Event:
-        """Wait a moment for what comes next."""
-        if not wait([self._link], timeout=_POLL_SECONDS):
-            return "nothing", None
-        try:
-            return "report", self._link.recv_bytes()
-        except (EOFError, OSError):
-            code = self._process.wait()
-        size = self._output.seek(0, os.SEEK_END)
-        self._output.seek(max(0, size - _KEPT_BYTES))
-        return "ended", (code, self._output.read())
-
-    def answer(self, text: bytes) -> None:
-        """Answer a report."""
-        with suppress(OSError):  # it has ended meanwhile
-            self._link.send_bytes(text)
-
-    def signal(self, signum: int) -> None:
-        """Send the process a signal."""
-        self._process.send_signal(signum)
-
-
-class RayTrial:
-    """A trial's process on the cluster, to be used like a `subprocess.Popen`.
-
-    Args:
-        trial: what runs.
-        arguments: of `prototrain`.
-        link: the line to the sweep.
-        stdout: a descriptor for its output.
-        environment: variables that it has besides those of the machine.
-        make: makes an `Agent` with the trial's resources.
-        where: what the cluster is called.
-        say: prints a line.
-    """
-
-    def __init__(
-        self,
-        trial: Trial,
-        arguments: Sequence[str],
-        *,
-        link: Connection,
-        stdout: int,
-        environment: Mapping[str, str],
-        make: Callable[[], Any],
-        where: str,
-        say: Callable[[str], None],
-    ) -> None:
-        self._trial, self._arguments, self._link, self._stdout = trial, arguments, link, stdout
-        self._environment, self._make, self._where, self._say = environment, make, where, say
-        self._code: int | None = None
-        self._is_stopped = threading.Event()
-        self._agent: Any = None
-        self._thread = threading.Thread(target=self._run, name=f"trial {trial.number}", daemon=True)
-        self._thread.start()
-
-    def poll(self) -> int | None:
-        """The exit code, or None while it runs."""
-        return None if self._thread.is_alive() else self._code
-
-    def wait(self) -> int:
-        """Wait for the end; returns the exit code."""
-        self._thread.join()
-        return 1 if self._code is None else self._code
-
-    def terminate(self) -> None:
-        """Ask it to save and stop."""
-        self._is_stopped.set()
-        agent = self._agent
-        if agent is not None:
-            agent.signal.remote(signal.SIGTERM)
-
-    def _run(self) -> None:
-        try:
-            for _ in range(_TRIES):
-                self._code = self._try_once()
-                is_killed = any(self._code in (-signum, 128 + signum) for signum in _KILLS)
-                if self._is_stopped.is_set() or not is_killed:
-                    return
-                self._say(f"trial {self._trial.number} is lost with its machine; it is started again elsewhere")
-                self._wait_for_lock()
-        finally:
-            self._link.close()
-            os.close(self._stdout)
-
-    def _try_once(self) -> int:
-        """Run the trial on some machine of the cluster.
-
-        Returns:
-            its exit code; that of SIGKILL if the machine is lost.
-        """
-        import ray
-
-        agent = self._make()
-        try:
-            why = self._placed(agent)
-            if why is not None:
-                os.write(self._stdout, f"prototrain: error: {why}\n".encode())
-                return 1
-            self._agent = agent
-            if self._is_stopped.is_set():
-                return 128 + signal.SIGTERM
-            return self._passed_on(agent)
-        except ray.exceptions.RayError:
-            return -signal.SIGKILL
-        finally:
-            self._agent = None
-            with suppress(ray.exceptions.RayError):
-                ray.kill(agent)
-
-    def _placed(self, agent: Any) -> str | None:
-        """Wait until there is room for the trial, and it has begun; returns why it has not."""
-        import ray
-
-        lock = str(self._trial.lock.path.absolute())
-        begun = agent.start.remote(list(self._arguments), os.getcwd(), lock, self._environment)
-        begin, has_said = time.monotonic(), False
-        while not ray.wait([begun], timeout=0.5)[0]:
-            if self._is_stopped.is_set():
-                return "the sweep was stopped before there was room for this trial"
-            if not has_said and time.monotonic() - begin > PATIENCE_SECONDS:
-                has_said = True
-                self._say(f"trial {self._trial.number} waits for room on {self._where}")
-        why: str | None = ray.get(begun)
-        return why
-
-    def _passed_on(self, agent: Any) -> int:
-        import ray
-
-        while True:
-            kind, what = ray.get(agent.next.remote())
-            if not self._is_stopped.is_set() and wait([self._link], 0):
-                self.terminate()  # nothing is to be read here but the end of the sweep
-            if kind == "report":
-                agent.answer.remote(self._ask(what))
-            elif kind == "ended":
-                code, output = what
-                os.write(self._stdout, output)
-                return int(code)
-
-    def _ask(self, report: bytes) -> bytes:
-        """Give the sweep a report; returns its answer."""
-        try:
-            self._link.send_bytes(report)
-            return self._link.recv_bytes()
-        except (EOFError, OSError):
-            self.terminate()
-            return b"false"
-
-    def _wait_for_lock(self) -> None:
-        """Let a process that has lost its sweep, but not its machine, save first."""
-        end = time.monotonic() + _SAVING_SECONDS
-        while time.monotonic() < end and is_locked(self._trial.experiment.directory / LOCK):
-            self._is_stopped.wait(0.2)
+_SAVING_SECONDS: Final = 90.0  # for a process on a lost machine to save and end
 
 
 class OnRay:
-    """Starts trials on a cluster.
+    """Runs trials on a cluster; see `RunTrial`. Enter it as a context manager.
 
     Args:
         address: of the cluster, see `prototrain.distributed.ray.connect_ray`.
         jobs: how many trials run at the same time.
         cpus: how many CPUs of Ray's account each takes.
         gpus: how many GPUs, or which part of one, each takes.
+        sign: a file to make in the trials' directory, which every machine must see.
         say: prints a line.
 
     Raises:
@@ -249,40 +43,124 @@ class OnRay:
         ClusterError: there is no cluster at the address.
     """
 
-    def __init__(self, address: str, jobs: int, *, cpus: float, gpus: float, say: Callable[[str], None]) -> None:
-        self._address, self._cpus, self._gpus, self._say = address, cpus, gpus, say
+    def __init__(
+        self, address: str, jobs: int, *, cpus: float, gpus: float, sign: Path, say: Callable[[str], None]
+    ) -> None:
+        self._address, self._sign, self._say = address, sign.absolute(), say
         self._is_ours = connect_ray(address, max(1, round(jobs * cpus)))
-
-    def start_for(self, trial: Trial) -> Callable[..., RayTrial]:
-        """What starts a trial; see `StartProcess`."""
-
-        def start(
-            arguments: Sequence[str], *, environment: Mapping[str, str], stdout: int, descriptors: Sequence[int]
-        ) -> RayTrial:
-            variables = {name: value for name, value in environment.items() if name in _PASSED_ON}
-            # A trial with a part of a GPU must not take all of its memory.
-            variables |= {"TF_FORCE_GPU_ALLOW_GROWTH": "true"} if self._gpus % 1 else {}
-            return RayTrial(
-                trial,
-                arguments[:-2],  # which name a descriptor of this machine
-                link=Connection(os.dup(descriptors[0])),
-                stdout=os.dup(stdout),
-                environment=variables,
-                make=self._make,
-                where=self._address,
-                say=self._say,
-            )
-
-        return start
-
-    def close(self) -> None:
-        """Leave the cluster."""
         import ray
 
+        self._environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        if gpus % 1:  # a trial with a part of a GPU must not take all of its memory
+            self._environment["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
+        self._board = ray.remote(num_cpus=0)(_Board).remote()
+        self._task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=_TRIES, retry_exceptions=[_LostError])(_work)
+
+    def __enter__(self) -> OnRay:
+        self._sign.touch()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import ray
+
+        self._sign.unlink(missing_ok=True)
         if self._is_ours:
             ray.shutdown()
 
-    def _make(self) -> Any:
+    def __call__(self, trial: Trial, arguments: list[str], gpus: str | None, stop: threading.Event) -> Ending:
         import ray
 
-        return ray.remote(num_cpus=self._cpus, num_gpus=self._gpus, max_concurrency=4)(Agent).remote()
+        board, number, begin = self._board, trial.number, time.monotonic()
+        order = {
+            "arguments": arguments,
+            "environment": self._environment,
+            "directory": os.getcwd(),
+            "sign": str(self._sign),
+            "lock": str((trial.experiment.directory / LOCK).absolute()),
+        }
+        result, tries, is_told, is_said = self._task.remote(board, number, order), 1, False, False
+        while not ray.wait([result], timeout=TICK_SECONDS)[0]:
+            starts, report = ray.get(board.look.remote(number))
+            if report is not None:
+                newest = {name: (step, value) for name, (step, value) in json.loads(report).items()}
+                board.answer.remote(number, json.dumps(trial.report(newest)).encode())
+            if starts > tries:
+                tries = starts
+                self._say(f"trial {number} is lost with its machine; it is started again elsewhere")
+            if not starts and not is_said and time.monotonic() - begin > PATIENCE_SECONDS:
+                is_said = True
+                self._say(f"trial {number} waits for room on {self._address}")
+            if stop.is_set() and not is_told:
+                is_told = True
+                board.stop.remote(number)
+                if not starts:
+                    ray.cancel(result)
+        try:
+            code, output = ray.get(result)
+        except (_LostError, ray.exceptions.RayError):
+            return -signal.SIGKILL, ""
+        return code, output
+
+
+class _LostError(Exception):
+    """The process of a trial was killed, as those of a machine that goes down are."""
+
+
+class _Board:
+    """See the module; an actor."""
+
+    def __init__(self) -> None:
+        self._starts: dict[int, int] = {}
+        self._reports: dict[int, bytes] = {}
+        self._answers: dict[int, bytes] = {}
+        self._stopped: set[int] = set()
+
+    def begin(self, number: int) -> None:
+        self._starts[number] = self._starts.get(number, 0) + 1
+        self._reports.pop(number, None)
+        self._answers.pop(number, None)
+
+    def look(self, number: int) -> tuple[int, bytes | None]:
+        return self._starts.get(number, 0), self._reports.pop(number, None)
+
+    def report(self, number: int, text: bytes) -> None:
+        self._reports[number] = text
+
+    def answer(self, number: int, text: bytes) -> None:
+        self._answers[number] = text
+
+    def stop(self, number: int) -> None:
+        self._stopped.add(number)
+
+    def read(self, number: int) -> tuple[bool, bytes | None]:
+        return number in self._stopped, self._answers.pop(number, None)
+
+
+def _work(board: Any, number: int, order: dict[str, Any]) -> Ending:
+    """Run a trial, as a task."""
+    import ray
+
+    def read() -> tuple[bool, bytes | None]:
+        found: tuple[bool, bytes | None] = ray.get(board.read.remote(number))
+        return found
+
+    def report(text: bytes) -> bytes:
+        ray.get(board.report.remote(number, text))
+        while (answer := read()[1]) is None:
+            time.sleep(TICK_SECONDS / 4)
+        return answer
+
+    ray.get(board.begin.remote(number))
+    if os.path.isdir(order["directory"]):
+        os.chdir(order["directory"])
+    if not os.path.exists(order["sign"]):
+        where = f"{os.uname().nodename} does not see {order['sign']}"
+        return 1, f"prototrain: error: {where}: set trainer.experiment_base_dir to storage that all share"
+    end = time.monotonic() + _SAVING_SECONDS
+    while is_locked(Path(order["lock"])) and time.monotonic() < end:
+        time.sleep(TICK_SECONDS)
+    environment = {**os.environ, **order["environment"]}
+    code, output = run_process("spawn", order["arguments"], environment, report, lambda: read()[0])
+    if any(code in (-signum, 128 + signum) for signum in _KILLS) and not read()[0]:
+        raise _LostError
+    return code, output

@@ -1,4 +1,4 @@
-"""What a sweep is: the same for every process and machine that takes part in it."""
+"""The plan of a sweep: the same for every process and machine that takes part."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OF_EACH_COMMAND: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is tried, and what for.
+    """What is tried, and the objective.
 
     Args:
         config: the model's, with the values that all trials share.

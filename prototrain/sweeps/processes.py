@@ -1,212 +1,206 @@
-"""Trials as processes: what happens to one of them cannot reach the sweep."""
+"""Trials as processes: what happens to one of them cannot reach the sweep.
+
+Each is run from a thread of the sweep by a `RunTrial`: `Forking` runs it on this machine, `OnRay` on a cluster.
+"""
 
 from __future__ import annotations
 
+import atexit
 import json
+import multiprocessing
 import os
+import runpy
 import signal
-import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from multiprocessing import Pipe
-from multiprocessing.connection import wait
-from typing import Final, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from types import ModuleType
+from typing import Any, Final, Literal
 
 from prototrain.sweeps.space import as_options, as_settings
 from prototrain.sweeps.storage import FAILURES
-from prototrain.sweeps.study import Study
+from prototrain.sweeps.study import Study, Trial
 from prototrain.sweeps.summary import Progress
-from prototrain.sweeps.trial import Trial
 from prototrain.system.signals import StopRequest
 
-_TICK_SECONDS: Final = 0.5
-_KILLS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM, signal.SIGXCPU)
+TICK_SECONDS: Final = 0.2
 _OUTPUT_BYTES: Final = 4000
+_SIGNALS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1)
+_KILLS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM, signal.SIGXCPU)
+
+Ending = tuple[int, str]
+"""The exit code of a process, or the negative number of the signal that killed it, and the end of its output."""
 
 
-class Process(Protocol):
-    """What a `TrialProcess` needs of a `subprocess.Popen`."""
-
-    def poll(self) -> int | None: ...
-
-    def wait(self) -> int: ...
-
-    def terminate(self) -> None: ...
-
-
-class StartProcess(Protocol):
-    """Starts `prototrain` with some arguments; see `Preloaded.start`."""
-
-    def __call__(
-        self, arguments: Sequence[str], *, environment: Mapping[str, str], stdout: int, descriptors: Sequence[int]
-    ) -> Process: ...
-
-
-class TrialProcess:
-    """A trial that runs in a process of its own, which saves and stops when this one dies.
-
-    Args:
-        trial: what to run.
-        command: what stands behind `prototrain` for what all trials share.
-        environment: of the process.
-        start: starts it.
-    """
-
-    def __init__(
-        self, trial: Trial, command: Sequence[str], environment: Mapping[str, str], start: StartProcess
-    ) -> None:
-        self.trial = trial
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
-        self.link, theirs = Pipe()
-        name = {"trainer.experiment_name": trial.experiment.directory.name}
-        options = as_options([*trial.settings, *as_settings(name)])
-        with theirs:
-            self._process = start(
-                [*command, *options, "--report-to", str(theirs.fileno())],
-                environment=environment,
-                stdout=self._output.fileno(),
-                descriptors=(theirs.fileno(), trial.lock.fileno()),
-            )
-
-    def answer(self) -> None:
-        """Take a report and say whether the trial should end; wait for the process if it has closed the connection.
-
-        Raises:
-            SweepError: the trial does not measure the objective.
-        """
-        try:
-            newest = json.loads(self.link.recv_bytes())
-        except (EOFError, OSError):
-            self._process.wait()
-            return
-        ends = self.trial.report({name: (step, value) for name, (step, value) in newest.items()})
-        with suppress(OSError):  # it has ended meanwhile
-            self.link.send_bytes(json.dumps(ends).encode())
-
-    def stop(self) -> None:
-        """Ask the process to save and stop."""
-        self._process.terminate()
-
-    def has_ended(self) -> bool:
-        """Whether the process has ended."""
-        return self._process.poll() is not None
-
-    def conclude(self, *, stopped: bool) -> str:
-        """Tell the study what has become of the trial.
-
-        Args:
-            stopped: whether it was asked to stop.
-
-        Returns:
-            the same in words.
-        """
-        code = self._process.wait()  # it has ended
-        with self._output, self.link:
-            if code == 0:
-                return self.trial.finish()
-            killed = next((signum.name for signum in _KILLS if code in (-signum, 128 + signum)), None)
-            if stopped or killed is not None:
-                return self.trial.release(None if stopped else killed)
-            output = self._last_output()
-            lines = [line for line in output.splitlines() if line.strip()] or [f"exit code {code}"]
-            crash = f"crashed: {signal.strsignal(-code)}" if code < 0 else None
-            return self.trial.fail(crash or lines[-1].removeprefix("prototrain: error: "), output)
-
-    def abandon(self) -> None:
-        """Wait for a process that is stopping, and leave the trial for a later command."""
-        self._process.wait()
-        with suppress(*FAILURES):  # it may be for a failure of the storage that all are stopped
-            self.conclude(stopped=True)
-
-    def _last_output(self) -> str:
-        size = self._output.seek(0, os.SEEK_END)
-        self._output.seek(max(0, size - _OUTPUT_BYTES))
-        return self._output.read().decode("utf-8", "replace")
-
-
-def new_interpreter(
-    arguments: Sequence[str], *, environment: Mapping[str, str], stdout: int, descriptors: Sequence[int]
-) -> subprocess.Popen[bytes]:
-    """Start `prototrain` in a new interpreter; see `Preloaded.start`."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "prototrain.cli", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        pass_fds=tuple(descriptors),
-        process_group=0,  # Ctrl-C at the terminal reaches it once, by way of this process
-    )
+RunTrial = Callable[[Trial, list[str], str | None, threading.Event], Ending]
+"""Runs `prototrain` to its end, in a thread: takes a trial for the reports of the process, the arguments, the GPUs that
+it may use if it is not all, and an event that is set once the process is to save and stop."""
 
 
 def run_in_processes(
-    study: Study,
-    command: Sequence[str],
-    *,
-    jobs: int,
-    stop: StopRequest,
-    say: Callable[[str], None],
-    start_for: Callable[[Trial], StartProcess] = lambda trial: new_interpreter,
+    study: Study, command: Sequence[str], *, jobs: int, stop: StopRequest, say: Callable[[str], None], run: RunTrial
 ) -> None:
     """Run all trials that are left, some of them at the same time.
 
     Args:
         study: gives the trials.
-        command: what stands behind `prototrain` for what all trials share.
+        command: the arguments of `prototrain` that all trials share.
         jobs: how many processes.
         stop: while it is requested no trial is begun, and those under way save and stop.
         say: prints a line.
-        start_for: what starts the process of a trial.
+        run: runs a trial.
 
     Raises:
         SweepError: the trials do not measure the objective, or the storage has failed.
     """
-    running: dict[int, TrialProcess] = {}
-    stopped = waiting = False
-    progress = Progress(study)
-    try:
-        while True:
-            while stop.signum is None and len(running) < jobs and (trial := study.next()) is not None:
-                slot = min(set(range(jobs)) - set(running))
-                running[slot] = TrialProcess(trial, command, _environment(slot, jobs), start_for(trial))
-                say(f"trial {trial.number} runs: {' '.join(trial.settings)}")
-            if not running and (stop.signum is not None or not study.is_waiting()):
-                return
-            if not running and not waiting:
-                waiting = True
-                say("waiting for trials to save whose sweep has ended")
-            if stop.signum is not None and not stopped:
-                stopped = True
-                for process in running.values():
-                    process.stop()
-            _attend(list(running.values()))
-            for slot, process in list(running.items()):
-                if process.has_ended():
-                    del running[slot]
-                    say(progress.after(process.trial.number, process.conclude(stopped=stopped)))
-    finally:
-        for process in running.values():
-            process.link.close()  # without it they save and stop
-        for process in running.values():
-            process.abandon()
+    running: dict[Future[Ending], tuple[int, Trial]] = {}
+    ends, progress, waiting = threading.Event(), Progress(study), False
+    with ThreadPoolExecutor(jobs, thread_name_prefix="trial") as pool:
+        try:
+            while True:
+                while stop.signum is None and len(running) < jobs and (trial := study.next()) is not None:
+                    slot = min(set(range(jobs)) - {slot for slot, _ in running.values()})
+                    name = {"trainer.experiment_name": trial.experiment.directory.name}
+                    arguments = [*command, *as_options([*trial.settings, *as_settings(name)])]
+                    say(f"trial {trial.number} runs: {' '.join(trial.settings)}")
+                    running[pool.submit(run, trial, arguments, _gpus(slot, jobs), ends)] = slot, trial
+                if not running and (stop.signum is not None or not study.is_waiting()):
+                    return
+                if not running and not waiting:
+                    waiting = True
+                    say("waiting for trials to save whose sweep has ended")
+                if stop.signum is not None:
+                    ends.set()
+                if not running:
+                    time.sleep(TICK_SECONDS)
+                for future in wait(running, timeout=TICK_SECONDS, return_when=FIRST_COMPLETED).done:
+                    ending = future.result()
+                    _, trial = running.pop(future)
+                    say(progress.after(trial.number, _conclude(trial, *ending, stopped=ends.is_set())))
+        finally:
+            ends.set()
+            wait(running)
+            for _, trial in running.values():
+                with suppress(*FAILURES):  # a failure of the storage may be why all are stopped
+                    trial.release()
 
 
-def _attend(running: Sequence[TrialProcess]) -> None:
-    """Answer reports for a moment."""
-    if not running:
-        time.sleep(_TICK_SECONDS)
-        return
-    processes: dict[object, TrialProcess] = {process.link: process for process in running}
-    for link in wait([process.link for process in running], timeout=_TICK_SECONDS):
-        processes[link].answer()
+def _conclude(trial: Trial, code: int, output: str, *, stopped: bool) -> str:
+    """Tell the study how a trial has ended; returns the same in words."""
+    if code == 0:
+        return trial.finish()
+    killed = next((signum.name for signum in _KILLS if code in (-signum, 128 + signum)), None)
+    if stopped or killed is not None:
+        return trial.release(None if stopped else killed)
+    lines = [line for line in output.splitlines() if line.strip()] or [f"exit code {code}"]
+    crash = f"crashed: {signal.strsignal(-code)}" if code < 0 else None
+    return trial.fail(crash or lines[-1].removeprefix("prototrain: error: "), output)
 
 
-def _environment(slot: int, jobs: int) -> dict[str, str]:
-    """The environment of a process; of several GPUs that the user has named each process gets its share."""
+def _gpus(slot: int, jobs: int) -> str | None:
+    """The GPUs of a job, if the user has named enough of them for each to get a share."""
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    if len(devices) < jobs or jobs == 1:
-        return dict(os.environ)
-    return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(devices[slot::jobs])}
+    return None if len(devices) < jobs or jobs == 1 else ",".join(devices[slot::jobs])
+
+
+def fork(trial: Trial, arguments: list[str], gpus: str | None, stop: threading.Event) -> Ending:
+    """Run a trial in a process that is forked from one with TensorFlow imported; see `RunTrial`."""
+
+    def report(text: bytes) -> bytes:
+        newest = {name: (step, value) for name, (step, value) in json.loads(text).items()}
+        return json.dumps(trial.report(newest)).encode()
+
+    def begun(pid: int | None) -> None:
+        trial.process = pid
+        trial.sign()
+
+    environment = {**os.environ, **({} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus})}
+    return run_process("forkserver", arguments, environment, report, stop.is_set, begun)
+
+
+def run_process(
+    method: Literal["forkserver", "spawn"],
+    arguments: list[str],
+    environment: Mapping[str, str],
+    report: Callable[[bytes], bytes],
+    is_stopped: Callable[[], bool],
+    begun: Callable[[int | None], None] = lambda pid: None,
+) -> Ending:
+    """Run `prototrain` in a process, which saves and stops when this one dies.
+
+    Args:
+        method: how `multiprocessing` starts it.
+        arguments: of `prototrain`.
+        environment: all its variables.
+        report: takes what the process reports, and returns the answer.
+        is_stopped: whether it is to save and stop.
+        begun: called with its number.
+    """
+    resource_tracker.ensure_running()  # it would unblock signals later
+    # The server that forks inherits this: Ctrl-C and a closed terminal reach it as well, and must not end it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    context: Any = multiprocessing.get_context(method)
+    with tempfile.TemporaryFile() as output:
+        link, theirs = context.Pipe()
+        # A file's descriptor can be passed to the process as that of a connection.
+        with theirs, Connection(os.dup(output.fileno())) as prints, _starting, _without_main():
+            context.set_forkserver_preload(["prototrain.sweeps.preloaded"])
+            process = context.Process(target=_run_prototrain, args=(arguments, dict(environment), theirs, prints))
+            process.start()
+        try:
+            begun(process.pid)
+            is_told = False
+            with suppress(EOFError, OSError):  # it has ended
+                while True:
+                    if not is_told and is_stopped():
+                        is_told = True
+                        process.terminate()
+                    if link.poll(TICK_SECONDS):
+                        link.send_bytes(report(link.recv_bytes()))
+        finally:
+            link.close()
+            process.join()
+        output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
+        return process.exitcode or 0, output.read().decode("utf-8", "replace")
+
+
+_starting = threading.Lock()
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Keep `multiprocessing` from running the user's script in a process that runs `prototrain`."""
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _run_prototrain(arguments: list[str], environment: dict[str, str], link: Connection, output: Connection) -> None:
+    """Be the command `prototrain`, in a process of `multiprocessing`."""
+    os.setpgid(0, 0)  # Ctrl-C at the terminal reaches the sweep only, which passes it on once
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with open(os.devnull, "rb") as nothing:
+        for number, descriptor in enumerate((nothing.fileno(), output.fileno(), output.fileno())):
+            os.dup2(descriptor, number)
+    output.close()
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["prototrain", *arguments, "--report-to", str(link.fileno())]
+
+    import numpy as np
+
+    np.random.seed()  # otherwise each forked process would draw the same numbers
+
+    try:
+        runpy.run_module("prototrain.cli", run_name="__main__", alter_sys=True)
+    finally:
+        atexit._run_exitfuncs()  # a process of multiprocessing leaves them out

@@ -1,4 +1,4 @@
-"""A trial's side of a sweep: it tells how it does, and ends when it is told to."""
+"""What a trial's process does for its sweep: it reports scalars, and ends if the sweep prunes the trial."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from prototrain.config.schema import intervals
 from prototrain.errors import StopTraining
 
 if TYPE_CHECKING:
-    from prototrain.sweeps.trial import Newest
+    from prototrain.sweeps.study import Newest
 
 
 class SweepReporter(Callback):
-    """Tells a sweep what the run has measured, and ends the run if the sweep gives it up.
+    """Reports what the run has measured to the sweep, and ends the run if the sweep prunes it.
 
     Args:
         report: takes the newest scalars, by name with their steps, and returns whether the run should end.

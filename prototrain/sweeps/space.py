@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,13 +20,15 @@ _OF_EACH_TRIAL: Final = ("trainer.experiment_base_dir", "trainer.experiment_name
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A list of values.
+class Dimension:
+    """The values of one key.
 
     Attributes:
-        values: anything that JSON can hold, each once.
+        kind: "choice", or a range: "int", "float" (uniform) or "log" (uniform in the logarithm).
+        values: all choices, which JSON can hold; of a range the smallest and the largest number.
     """
 
+    kind: Literal["choice", "log", "float", "int"]
     values: tuple[Any, ...]
 
     @property
@@ -35,39 +36,11 @@ class Choice:
         """The values as the command line has them, which tells 1 from "1" and from True."""
         return [as_text(value) for value in self.values]
 
-    @property
-    def probes(self) -> tuple[Any, ...]:
-        """Values that have to be right for the whole to be right."""
-        return self.values
-
     def __str__(self) -> str:
-        return ", ".join(self.texts)
+        return ", ".join(self.texts) if self.kind == "choice" else f"{self.kind}:{self.values[0]}..{self.values[1]}"
 
 
-@dataclass(frozen=True)
-class Range:
-    """Numbers from `low` to `high`, both included.
-
-    Attributes:
-        kind: "int", "float" (uniform) or "log" (uniform in the logarithm).
-        low: the smallest.
-        high: the largest.
-    """
-
-    kind: Literal["log", "float", "int"]
-    low: float
-    high: float
-
-    @property
-    def probes(self) -> tuple[Any, ...]:
-        """Values that have to be right for the whole to be right."""
-        return self.low, self.high
-
-    def __str__(self) -> str:
-        return f"{self.kind}:{self.low}..{self.high}"
-
-
-Space = dict[str, Choice | Range]
+Space = dict[str, Dimension]
 
 
 def parse_grid(texts: Iterable[str]) -> Space:
@@ -76,11 +49,7 @@ def parse_grid(texts: Iterable[str]) -> Space:
     Raises:
         SweepError: one is malformed, or a key is there twice.
     """
-    space: Space = {}
-    for text in texts:
-        key, rest = _key_and_rest(text, "KEY=V1,V2")
-        _add(space, key, _choice(key, _split(key, rest, ",")))
-    return space
+    return _collect((key, _choice(key, _split(key, rest, ","))) for key, rest in _pairs(texts, "KEY=V1,V2"))
 
 
 def parse_search(texts: Iterable[str]) -> Space:
@@ -89,17 +58,7 @@ def parse_search(texts: Iterable[str]) -> Space:
     Raises:
         SweepError: one is malformed, or a key is there twice.
     """
-    space: Space = {}
-    for text in texts:
-        key, rest = _key_and_rest(text, f"KEY=SPACE with a SPACE such as {FORMS}")
-        match = _RANGE.fullmatch(rest)
-        if match is not None:
-            _add(space, key, _range(text, match))
-        elif rest.startswith("choice:"):
-            _add(space, key, _choice(key, _split(key, rest.removeprefix("choice:"), "|")))
-        else:
-            raise SweepError(f"{show(text)}: expected {key}= and then {FORMS}")
-    return space
+    return _collect((key, _searched(key, rest)) for key, rest in _pairs(texts, f"KEY=SPACE, such as {FORMS}"))
 
 
 def from_mapping(space: Mapping[str, Any]) -> Space:
@@ -110,12 +69,12 @@ def from_mapping(space: Mapping[str, Any]) -> Space:
     """
     found: Space = {}
     for key, value in space.items():
-        if isinstance(value, Choice | Range):
+        if isinstance(value, Dimension):
             found[key] = value
-        elif isinstance(value, (list, tuple)):
+        elif isinstance(value, list | tuple):
             found[key] = _choice(key, value)
         elif isinstance(value, str):
-            found.update(parse_search([f"{key}={value}"]))
+            found[key] = _searched(key, value)
         else:
             raise SweepError(f"{key}: expected a list of values, or a text such as {FORMS}, got {show(value)}")
     return found
@@ -123,12 +82,12 @@ def from_mapping(space: Mapping[str, Any]) -> Space:
 
 def is_grid(space: Space) -> bool:
     """Whether the space has a finite number of combinations because no key has a range."""
-    return all(isinstance(dimension, Choice) for dimension in space.values())
+    return all(dimension.kind == "choice" for dimension in space.values())
 
 
 def combinations(space: Space) -> Iterator[dict[str, Any]]:
     """Every combination of a grid; the last key changes fastest."""
-    for values in itertools.product(*(dimension.probes for dimension in space.values())):
+    for values in itertools.product(*(dimension.values for dimension in space.values())):
         yield dict(zip(space, values, strict=True))
 
 
@@ -138,7 +97,7 @@ def check(space: Space, config: Config, *, every_combination: bool) -> None:
     Args:
         space: what is to be tried.
         config: of the model.
-        every_combination: whether all combinations are going to be run; else only one is looked at.
+        every_combination: whether to check all combinations; else only one.
 
     Raises:
         SweepError: the space is empty, or has a key that belongs to each trial.
@@ -148,16 +107,10 @@ def check(space: Space, config: Config, *, every_combination: bool) -> None:
         raise SweepError("the space is empty: there is nothing to try")
     for key, dimension in space.items():
         if key in _OF_EACH_TRIAL:
-            raise SweepError(f"{key} cannot be swept: each trial has an experiment of its own, named by its number")
-        seen = []
-        for value in dimension.probes:
-            tried = config.copy()
-            tried.override(f"{key}={as_text(value)}")
-            seen.append(json.dumps(tried.to_plain()[key]))  # 1 and 1.0 are one value of a key for floats
-            if seen[-1] in seen[:-1]:
-                raise SweepError(f"{key}: {as_text(value)} is given twice")
-    found = combinations(space)
-    for values in found if every_combination else itertools.islice(found, 1):
+            raise SweepError(f"{key} cannot be swept: each trial has its own experiment, named by its number")
+        for text in dimension.texts:
+            config.copy().override(f"{key}={text}")
+    for values in itertools.islice(combinations(space), None if every_combination else 1):
         tried = config.copy()
         tried.update(values)
         tried.validate()
@@ -173,49 +126,58 @@ def as_options(settings: Sequence[str]) -> list[str]:
     return [word for setting in settings for word in ("-s", setting)]
 
 
-def _key_and_rest(text: str, expected: str) -> tuple[str, str]:
-    key, equals, rest = text.partition("=")
-    if not equals or not key.strip():
-        raise SweepError(f"{show(text)}: expected {expected}")
-    return key.strip(), rest.strip()
+def _pairs(texts: Iterable[str], expected: str) -> Iterator[tuple[str, str]]:
+    for text in texts:
+        key, equals, rest = text.partition("=")
+        if not equals or not key.strip():
+            raise SweepError(f"{show(text)}: expected {expected}")
+        yield key.strip(), rest.strip()
 
 
-def _add(space: Space, key: str, dimension: Choice | Range) -> None:
-    if key in space:
-        raise SweepError(f"{key} is given twice")
-    space[key] = dimension
+def _collect(pairs: Iterable[tuple[str, Dimension]]) -> Space:
+    space: Space = {}
+    for key, dimension in pairs:
+        if key in space:
+            raise SweepError(f"{key} is given twice")
+        space[key] = dimension
+    return space
 
 
-def _range(text: str, match: re.Match[str]) -> Range:
+def _searched(key: str, text: str) -> Dimension:
+    if text.startswith("choice:"):
+        return _choice(key, _split(key, text.removeprefix("choice:"), "|"))
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        raise SweepError(f"{key}={text}: expected {key}= and then {FORMS}")
     kind, *ends = match.groups()
     low, high = (read_value(end.strip()) for end in ends)
     for end in (low, high):
         wanted = int if kind == "int" else (int, float)
         if not isinstance(end, wanted) or isinstance(end, bool) or not math.isfinite(end):
-            raise SweepError(f"{show(text)}: {show(end)} is not {'a whole' if kind == 'int' else 'a'} number")
+            raise SweepError(f"{key}={text}: {show(end)} is not {'a whole' if kind == 'int' else 'a'} number")
     if kind == "log" and low <= 0:
-        raise SweepError(f"{show(text)}: a logarithmic range must begin above 0")
+        raise SweepError(f"{key}={text}: a logarithmic range must begin above 0")
     if low >= high:
-        raise SweepError(f"{show(text)}: the range must end above its beginning")
-    return Range("int", low, high) if kind == "int" else Range(kind, float(low), float(high))  # type: ignore[arg-type]
+        raise SweepError(f"{key}={text}: the range must end above its beginning")
+    return Dimension("int", (low, high)) if kind == "int" else Dimension(kind, (float(low), float(high)))  # type: ignore[arg-type]
 
 
-def _choice(key: str, values: Iterable[Any]) -> Choice:
-    choice = Choice(tuple(values))
+def _choice(key: str, values: Iterable[Any]) -> Dimension:
+    choice = Dimension("choice", tuple(values))
     try:
         texts = choice.texts
     except TypeError as error:
         raise SweepError(f"{key}: {error}; a function is given as a text, 'module:name'") from error
     if not texts:
         raise SweepError(f"{key} has no values to try")
-    twice = [text for text in texts if texts.count(text) > 1]
-    if twice:
-        raise SweepError(f"{key}: {twice[0]} is given twice")
+    for text in texts:
+        if texts.count(text) > 1:
+            raise SweepError(f"{key}: {text} is given twice")
     return choice
 
 
 def _split(key: str, text: str, separator: str) -> list[Any]:
     parts = split_values(text, separator) if text else []
     if "" in parts:
-        raise SweepError(f"{key}: a value is missing beside {show(separator)}")
+        raise SweepError(f"{key}: a value is missing next to {show(separator)}")
     return [read_value(part) for part in parts]

@@ -1,26 +1,38 @@
-"""The trials of a sweep as the study holds them, shared by every process that runs the same command."""
+"""The trials of a sweep as the study holds them, shared by every process that runs the same command.
+
+Optuna's heartbeats are not used: journal files have none, and its retries get other numbers. The number stands for
+a trial's experiment, and with a grid for its combination, so a trial that was stopped stays the same trial. The
+attribute "owner" tells which process runs it, and when that was last alive.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import platform
+import threading
 import time
+import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import optuna
+import psutil
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
-from prototrain.config.values import as_text
+from prototrain.config.values import as_text, read_value
 from prototrain.errors import SweepError
-from prototrain.experiment.lock import LOCK
-from prototrain.sweeps.ownership import ME, Heartbeat, TrialLock, has_ended, is_held, is_silent, signature
+from prototrain.experiment.lock import LOCK, is_locked
 from prototrain.sweeps.plan import Plan
+from prototrain.sweeps.space import Dimension, as_settings
 from prototrain.sweeps.storage import FAILURES, open_storage, shown
-from prototrain.sweeps.trial import Trial, read_values
+from prototrain.system.wording import in_digits
 
 PRUNERS: Final = {
     "none": optuna.pruners.NopPruner,
@@ -28,8 +40,14 @@ PRUNERS: Final = {
     "halving": optuna.pruners.SuccessiveHalvingPruner,
     "hyperband": optuna.pruners.HyperbandPruner,
 }
+BEAT_SECONDS: Final = 60.0
+GRACE_SECONDS: Final = 5 * BEAT_SECONDS
+"""How long an owner on another machine may be silent; far more than clocks of machines differ."""
 _SETTLING_SECONDS: Final = 1.0
 _STATES: Final = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
+
+Newest = Mapping[str, tuple[int, float]]
+"""Scalars by name: the step of the newest value, and the value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +56,7 @@ class Outcome:
 
     Attributes:
         number: from 0.
-        state: "finished", "pruned", "failed", "running", or "stopped" where the same command goes on with it.
+        state: "finished", "pruned", "failed", "running", or "stopped" if the same command continues it.
         values: of the keys of the space.
         objective: the last value that was measured, or None.
         step: of that value.
@@ -55,11 +73,113 @@ class Outcome:
     error: str | None
 
 
+class Trial:
+    """A trial that this process runs.
+
+    Args:
+        study: Optuna's study.
+        trial: Optuna's trial.
+        plan: the sweep.
+        owner: an identifier of the `Study` that runs it.
+
+    Attributes:
+        number: from 0.
+        values: of the keys of the space.
+        settings: the values as `KEY=VALUE`.
+        experiment: of the trial.
+        process: the number of the process that trains, if it is another one on this machine.
+        ending: how the study knows its result, in a word; None before.
+        is_released: whether it was given back before its end.
+    """
+
+    def __init__(self, study: optuna.Study, trial: optuna.Trial, plan: Plan, owner: str) -> None:
+        self._study, self._trial, self._objective, self._owner = study, trial, plan.objective, owner
+        self._reported = dict(study.get_trials(deepcopy=False)[trial.number].intermediate_values)
+        self.number, self.experiment = trial.number, plan.experiment(trial.number)
+        self.process: int | None = None
+        self.ending: str | None = None
+        self.is_released = False
+        self.sign()
+        self.values = {key: _suggest(trial, key, dimension) for key, dimension in plan.space.items()}
+        self.settings = as_settings(self.values)
+
+    def sign(self) -> None:
+        """Tell the study that the trial has an owner, who is alive."""
+        if self.ending is None and not self.is_released:
+            sign(self._trial, self._owner, process=self.process)
+
+    def report(self, newest: Newest) -> bool:
+        """Report the newest scalars of the run to the study.
+
+        Returns:
+            whether the trial should end here: it is pruned, or another process has finished it.
+
+        Raises:
+            SweepError: the run does not measure the objective.
+        """
+        if self._objective not in newest:
+            known = ", ".join(newest) or "none"
+            raise SweepError(f"trial {self.number} has no scalar {self._objective!r} to go by; it has: {known}")
+        step, value = newest[self._objective]
+        try:
+            if self.ending is None and step not in self._reported:  # a resumed run measures some steps again
+                self._trial.report(value, step)
+                self._reported[step] = value
+            if self.ending is None and self._trial.should_prune():
+                self._tell("pruned", TrialState.PRUNED)
+        except UpdateFinishedTrialError:
+            self.ending = "finished by another process"
+        return self.ending is not None
+
+    def finish(self) -> str:
+        """End a trial whose run is complete: its last value is the trial's; returns how it ended, in words."""
+        step = max(self._reported, default=None)
+        if self.ending is None:
+            if step is None:
+                return self.fail(f"the run has ended without measuring {self._objective}")
+            if not math.isfinite(self._reported[step]):
+                return self.fail(f"{self._objective} is {self._reported[step]} at step {step}")
+            self._tell("finished", TrialState.COMPLETE, self._reported[step])
+        measured = "" if step is None else f": {self._objective} {in_digits(self._reported[step])} at step {step}"
+        return f"{self.ending}{measured}"
+
+    def fail(self, error: str, output: str = "") -> str:
+        """End a trial whose run has failed.
+
+        Args:
+            error: why, in one line.
+            output: the end of what the run has printed.
+
+        Returns:
+            how it ended, in words.
+        """
+        with suppress(UpdateFinishedTrialError):
+            self._trial.set_user_attr("error", error)
+            self._trial.set_user_attr("output", output)
+        self._tell("failed", TrialState.FAIL)
+        return f"failed: {error}"
+
+    def release(self, killed: str | None = None) -> str:
+        """Give back a trial that was stopped before its end: whichever process asks next continues it.
+
+        Args:
+            killed: the name of the signal that ended it, unless the sweep has sent it.
+
+        Returns:
+            how it ended, in words.
+        """
+        self.is_released = True
+        with suppress(UpdateFinishedTrialError):
+            sign(self._trial, "", alive=False)
+        return f"killed by {killed}" if killed else "stopped"
+
+    def _tell(self, ending: str, state: TrialState, value: float | None = None) -> None:
+        self.ending = ending
+        self._study.tell(self._trial, value, state=state, skip_if_finished=True)
+
+
 class Study:
     """The trials of a sweep. Enter it as a context manager while trials run.
-
-    Every trial has a number that no other one has, whichever machine asks for it: with a grid that is the number of
-    the combination, which is how each is run exactly once.
 
     Args:
         plan: the sweep.
@@ -72,14 +192,15 @@ class Study:
 
     def __init__(self, plan: Plan, *, storage: str, pruner: str) -> None:
         self.plan = plan
-        self._storage = storage
+        self._storage, self._id = storage, uuid.uuid4().hex
         self._taken: dict[int, Trial] = {}
-        self._heartbeat = Heartbeat(self._confirm, FAILURES)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="sweep-heartbeat", daemon=True)
         try:
             plan.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SweepError(f"cannot use the directory {plan.directory}: {error.strerror}") from error
-        # Before the trials are read: what another process begins in between has a trial.
+        # Before the trials are read: an experiment that another process makes in between belongs to a trial.
         present = [number for number in range(plan.total) if plan.experiment(number).exists()]
         self._study = optuna.create_study(
             storage=open_storage(storage),
@@ -97,42 +218,8 @@ class Study:
                 "delete it, or choose another trainer.experiment_name"
             )
 
-    def __enter__(self) -> Study:
-        self._heartbeat.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._heartbeat.__exit__()
-
-    def next(self) -> Trial | None:
-        """Take a trial that nobody runs, one that was stopped before its end first.
-
-        Returns:
-            None if there is none at the moment.
-        """
-        trials = self._trials()
-        for trial in trials:
-            if trial.state == TrialState.RUNNING and trial.number not in self._taken:
-                taken = self._take_over(trial)
-                if taken is not None:
-                    return taken
-        return self._begin() if len(trials) < self.plan.total else None
-
-    def is_waiting(self) -> bool:
-        """Whether a trial is about to become free: its sweep has ended, and its own process is still saving."""
-        running = (trial for trial in self._trials() if trial.state == TrialState.RUNNING)
-        return any(trial.number not in self._taken and not self._is_alive(trial) for trial in running)
-
-    def outcomes(self) -> list[Outcome]:
-        """What is known of every trial so far."""
-        return [self._outcome(trial) for trial in self._trials()]
-
-    def _trials(self) -> list[FrozenTrial]:
-        return [trial for trial in self._study.get_trials(deepcopy=False) if "surplus" not in trial.user_attrs]
-
     def _check_settings(self) -> None:
-        plan = self.plan
-        settings = self._study.user_attrs.get("settings")
+        plan, settings = self.plan, self._study.user_attrs.get("settings")
         if settings is None:
             self._study.set_user_attr("settings", plan.settings())
             return
@@ -145,6 +232,43 @@ class Study:
                 "choose another trainer.experiment_name"
             )
 
+    def __enter__(self) -> Study:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._is_over.wait(BEAT_SECONDS):
+            for trial in list(self._taken.values()):
+                with suppress(*FAILURES):  # the next beat may succeed
+                    trial.sign()
+
+    def next(self) -> Trial | None:
+        """Take a trial that no process runs, one that was stopped before its end first.
+
+        Returns:
+            None if there is none at the moment.
+        """
+        trials = self._trials()
+        for trial in trials:
+            if self._is_left(trial) and self._is_idle(trial) and self._outlasts_others(trial):
+                return self._take(optuna.Trial(self._study, trial._trial_id))
+        return self._begin() if len(trials) < self.plan.total else None
+
+    def is_waiting(self) -> bool:
+        """Whether a trial will be free soon: its sweep has ended, and its process is saving."""
+        return any(self._is_left(trial) for trial in self._trials())
+
+    def outcomes(self) -> list[Outcome]:
+        """What is known of every trial so far."""
+        return [self._outcome(trial) for trial in self._trials()]
+
+    def _trials(self) -> list[FrozenTrial]:
+        return [trial for trial in self._study.get_trials(deepcopy=False) if "surplus" not in trial.user_attrs]
+
     # -- taking a trial -----------------------------------------------------------------------------------------------
 
     def _begin(self) -> Trial | None:
@@ -153,49 +277,11 @@ class Study:
             trial.set_user_attr("surplus", True)  # another process has taken the last one meanwhile
             self._study.tell(trial, state=TrialState.FAIL)
             return None
-        lock = self._lock(trial.number)
-        if not lock.take():
-            raise SweepError(f"{lock.path} is held by the run of another sweep's trial; wait for its end")
-        return self._take(trial, lock)
+        return self._take(trial)
 
-    def _take_over(self, trial: FrozenTrial) -> Trial | None:
-        """Take a trial from an owner that is gone."""
-        lock = self._lock(trial.number)
-        here = lock.exists()
-        try:
-            if (not here and not self._was_left(trial)) or not lock.take():
-                return None
-            if self._is_free(trial.number) and (here or self._outlasts_others(trial)):
-                return self._take(optuna.Trial(self._study, trial._trial_id), lock)
-        except UpdateFinishedTrialError:
-            pass  # its owner has finished it meanwhile
-        lock.give_back(over=False)
-        return None
-
-    def _was_left(self, trial: FrozenTrial) -> bool:
-        """Whether the owner of a trial that was begun on another file system is gone."""
-        owner = trial.user_attrs.get("owner")
-        if owner is None:  # it has just begun, or has died right then: it gets the usual time
-            self._sign(trial, {**signature(), "id": ""})
-        return owner is not None and is_silent(owner)
-
-    def _is_free(self, number: int) -> bool:
-        """Whether a trial has not ended, and nobody trains in its experiment."""
-        running = self._study.get_trials(deepcopy=False)[number].state == TrialState.RUNNING
-        return running and not is_held(self.plan.experiment(number).directory / LOCK)
-
-    def _outlasts_others(self, trial: FrozenTrial) -> bool:
-        """Whether this process gets a trial for which no lock decides: of several, the last to sign has it."""
-        self._sign(trial, signature())
-        time.sleep(_SETTLING_SECONDS)
-        return bool(self._study.get_trials(deepcopy=False)[trial.number].user_attrs["owner"]["id"] == ME)
-
-    def _sign(self, trial: FrozenTrial, owner: Mapping[str, Any]) -> None:
-        optuna.Trial(self._study, trial._trial_id).set_user_attr("owner", dict(owner))
-
-    def _take(self, trial: optuna.Trial, lock: TrialLock) -> Trial:
+    def _take(self, trial: optuna.Trial) -> Trial:
         self._study.sampler = self._sampler(trial.number)
-        taken = self._taken[trial.number] = Trial(self._study, trial, self.plan, lock)
+        taken = self._taken[trial.number] = Trial(self._study, trial, self.plan, self._id)
         return taken
 
     def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
@@ -205,36 +291,65 @@ class Study:
         seed = np.random.SeedSequence([self.plan.config["trainer.random_seed"], number]).generate_state(1)[0]
         return optuna.samplers.TPESampler(seed=int(seed))
 
-    def _lock(self, number: int) -> TrialLock:
-        return TrialLock(self.plan.directory / f".{self.plan.name}-{number}.lock")
-
-    # -- looking at trials --------------------------------------------------------------------------------------------
-
-    def _is_alive(self, trial: FrozenTrial) -> bool:
+    def _is_left(self, trial: FrozenTrial) -> bool:
+        """Whether a trial has not ended, and the sweep that ran it was stopped or killed."""
+        if trial.state != TrialState.RUNNING or trial.number in self._taken:
+            return False
         owner = trial.user_attrs.get("owner")
-        lock = self._lock(trial.number)
-        if lock.exists():
-            orphaned = owner is not None and has_ended(owner)
-            return not orphaned and (lock.is_taken() or is_held(self.plan.experiment(trial.number).directory / LOCK))
-        return owner is not None and not is_silent(owner)
+        if owner is None:  # another process is about to sign it, or was killed right then: it gets the usual time
+            sign(optuna.Trial(self._study, trial._trial_id), "", process=None)
+            return False
+        is_gone = owner["host"] == platform.node() and not psutil.pid_exists(owner["sweep"])
+        return is_gone or time.time() - float(owner["alive"]) > GRACE_SECONDS
 
-    def _confirm(self) -> None:
-        for trial in list(self._taken.values()):
-            if trial.is_mine:
-                trial.confirm()
+    def _is_idle(self, trial: FrozenTrial) -> bool:
+        """Whether no process trains in a trial's experiment."""
+        owner = trial.user_attrs["owner"]
+        trains = owner["host"] == platform.node() and owner["process"] and psutil.pid_exists(owner["process"])
+        return not trains and not is_locked(self.plan.experiment(trial.number).directory / LOCK)
+
+    def _outlasts_others(self, trial: FrozenTrial) -> bool:
+        """Whether this sweep gets a trial that was left: of several that sign it, the last one does."""
+        try:
+            sign(optuna.Trial(self._study, trial._trial_id), self._id, process=None)
+        except UpdateFinishedTrialError:
+            return False
+        time.sleep(_SETTLING_SECONDS)
+        found = self._study.get_trials(deepcopy=False)[trial.number]
+        return found.state == TrialState.RUNNING and found.user_attrs["owner"]["id"] == self._id
 
     def _outcome(self, trial: FrozenTrial) -> Outcome:
-        running = "running" if trial.state == TrialState.RUNNING and self._is_alive(trial) else "stopped"
-        step = trial.last_step
+        step, space = trial.last_step, self.plan.space
         return Outcome(
             number=trial.number,
-            state=_STATES.get(trial.state, running),
-            values=read_values(self.plan.space, trial.params),
+            state=_STATES.get(trial.state, "stopped" if self._is_stopped(trial) else "running"),
+            values={key: _decode(space[key], value) for key, value in trial.params.items() if key in space},
             objective=None if step is None else trial.intermediate_values[step],
             step=step,
             directory=self.plan.experiment(trial.number).directory,
             error=trial.user_attrs.get("error"),
         )
+
+    def _is_stopped(self, trial: FrozenTrial) -> bool:
+        taken = self._taken.get(trial.number)
+        return self._is_left(trial) if taken is None else taken.is_released
+
+
+def sign(trial: optuna.Trial, owner: str, *, process: int | None = None, alive: bool = True) -> None:
+    """Write down which sweep runs a trial.
+
+    Args:
+        trial: Optuna's trial.
+        owner: an identifier of the sweep.
+        process: the number of the process that trains, if it is not this one.
+        alive: whether it is still running; otherwise the trial is given back.
+
+    Raises:
+        UpdateFinishedTrialError: another process has finished the trial.
+    """
+    now = time.time() if alive else 0.0
+    about = {"id": owner, "host": platform.node(), "sweep": os.getpid(), "process": process, "alive": now}
+    trial.set_user_attr("owner", about)
 
 
 class _Combination(optuna.samplers.BaseSampler):
@@ -259,3 +374,18 @@ class _Combination(optuna.samplers.BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         return as_text(self._values[param_name])
+
+
+def _suggest(trial: optuna.Trial, key: str, dimension: Dimension) -> Any:
+    """Let Optuna choose a value; one that was chosen before stays."""
+    if dimension.kind == "choice":
+        # As texts, because a study holds no lists, and takes 1 and True for the same.
+        return _decode(dimension, trial.suggest_categorical(key, dimension.texts))
+    low, high = dimension.values
+    if dimension.kind == "int":
+        return trial.suggest_int(key, low, high)
+    return trial.suggest_float(key, low, high, log=dimension.kind == "log")
+
+
+def _decode(dimension: Dimension, param: Any) -> Any:
+    return read_value(param) if dimension.kind == "choice" else param

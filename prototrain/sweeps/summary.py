@@ -1,4 +1,4 @@
-"""What a sweep has come to, for people."""
+"""The progress and the result of a sweep, as text."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a sweep has come to.
+    """The result of a sweep.
 
     Attributes:
         trials: all of them, by number.
@@ -79,8 +79,8 @@ def describe(plan: Plan, result: SweepResult, command: Sequence[str] | None) -> 
 
     Args:
         plan: the sweep.
-        result: what it has come to.
-        command: what stands behind `prototrain` for the model, to which the best trial's values are added; None if the
+        result: its result.
+        command: the arguments of `prototrain` to which the best trial's values are added; None if the
             model has no name.
     """
     ranked = sorted(result.trials, key=lambda trial: (_ORDER.index(trial.state), _rank(plan, trial)))

@@ -56,7 +56,7 @@ class Storage:
             found = {path[len(root) + 1 :]: info for path, info in entries.items() if info.get("type") != "directory"}
             return {name: _mark(info) for name, info in found.items() if name and not name.endswith("/")}
 
-        return self._do("look into", look, {}, seconds=TRANSFER_SECONDS)
+        return self._do("look into", look, {}, seconds=0.0 if folder else TRANSFER_SECONDS)
 
     def find(self, name: str) -> str | None:
         """The mark of one object; None if there is none."""
@@ -66,15 +66,6 @@ class Storage:
             return None if info.get("type") == "directory" else _mark(info)
 
         return self._do("look into", look, None)
-
-    def top(self) -> list[str]:
-        """The names right below the URL, of objects and folders."""
-
-        def look(fs: Any, root: str) -> list[str]:
-            names = [path.rstrip("/")[len(root) + 1 :] for path in fs.ls(root, detail=False)]
-            return sorted(name for name in names if name)
-
-        return self._do("look into", look, [])
 
     def read(self, name: str) -> bytes | None:
         """The content of an object; None if there is none."""

@@ -29,6 +29,29 @@ def in_words(seconds: float) -> str:
     return " ".join(words[:2]) or "0 s"
 
 
+def in_bytes(size: int) -> str:
+    """A number of bytes in its largest unit.
+
+    >>> in_bytes(71208), in_bytes(1_656_204)
+    ('71 kB', '1.7 MB')
+    """
+    for unit, length in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= length:
+            return f"{size / length:.1f} {unit}" if size < 10 * length else f"{size / length:,.0f} {unit}"
+    return f"{size} bytes"
+
+
+def in_clock(seconds: float) -> str:
+    """A time as a clock shows it.
+
+    >>> in_clock(75.4), in_clock(3675)
+    ('1:15', '1:01:15')
+    """
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 def in_digits(value: float) -> str:
     """A number with four digits that count; one without a fraction has all of its own.
 
@@ -36,6 +59,16 @@ def in_digits(value: float) -> str:
     ('0.01235', '20000', 'nan')
     """
     return str(int(value)) if value.is_integer() and abs(value) < 1e9 else f"{value:.4g}"
+
+
+def shortened(name: str, width: int) -> str:
+    """A name with an ellipsis in its middle if it is longer than so many characters.
+
+    >>> shortened("encoder/block_1/attention", 15)
+    'encoder…tention'
+    """
+    half = width // 2
+    return name if len(name) <= width else f"{name[:half]}\u2026{name[half + 1 - width :]}"
 
 
 def some_of(names: Sequence[str], most: int = 3) -> str:

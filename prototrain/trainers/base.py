@@ -26,7 +26,7 @@ from prototrain.experiment.record import Outcome
 from prototrain.step.python_summaries import PythonSummaries
 from prototrain.step.variables import CALL_SECONDS, StepCounter
 from prototrain.system.signals import StopRequest
-from prototrain.trainers.report import RunTimes, closing, describe_run, opening
+from prototrain.trainers.report import RunTimes, closing, describe_run, say_opening
 from prototrain.trainers.run import Run
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class Trainer:
                     self.callbacks.check()
                     self.run.accept(self._measure())
                     self.step_is_whole, self.run.is_rejected = True, False
-                    self.log(opening(self))
+                    say_opening(self)
                     self.callbacks.before_train()
                 self._run_epochs()
             except StopTraining as reason:
@@ -231,7 +231,7 @@ class Trainer:
 
     def _say_where(self) -> None:
         if self.global_step > self.run.began_at:
-            self.log(self.times.report(self.callbacks.times()))
+            self.log(self.times.report(self.callbacks.times(), reads_files=self._reads_files))
         where = closing(self)
         if where is not None:
             self.log(where)
@@ -442,9 +442,14 @@ class Trainer:
         """What the table at the start of a run says, by name; rows that are None are left out."""
         return describe_run(self)
 
-    def _describe_more(self) -> list[str]:
-        """Further tables for the start of a run."""
-        return []
+    def _describe_variables(self) -> tuple[str, str] | None:
+        """A table of the model's layers for the start of a run, and one of all variables for train.log."""
+        return None
+
+    @property
+    def _reads_files(self) -> bool:
+        """Whether the training data is known to come from files."""
+        return False
 
     def _attempt_facts(self) -> dict[str, Any]:
         """What run.json is to say of the present attempt from its start, as attributes of `Attempt`."""

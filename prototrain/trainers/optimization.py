@@ -23,10 +23,13 @@ UNSET_RATE = 0.0
 """The learning rate of an optimizer for which the config has none, until a callback sets it."""
 
 
-def rate_in_words(config: Config, optimizer: Any) -> str:
-    """The learning rate that a run begins with."""
-    is_unset = config.get("model.lr_schedule.method") is None and rate(optimizer) == UNSET_RATE
-    return "that of a callback" if is_unset else f"{rate(optimizer):.6g}"
+def optimizer_in_words(config: Config, optimizer: Any) -> str:
+    """The optimizer, the learning rate that a run begins with, and its schedule."""
+    schedule = config.get("model.lr_schedule.method")
+    is_unset = schedule is None and rate(optimizer) == UNSET_RATE
+    words = "set by a callback" if is_unset else f"{rate(optimizer):.6g}"
+    follows = f", schedule {schedule}" if schedule not in (None, "constant") else ""
+    return f"{type(optimizer).__name__}, learning rate {words}{follows}"
 
 
 def require_rate(config: Config, optimizer: Any, callbacks: Iterable[Callback]) -> None:

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from prototrain.system.tables import plain_table as plain_table
+from prototrain.system.wording import in_digits, in_words
 from prototrain.towers import why_no_gpu
 
 if TYPE_CHECKING:
@@ -19,23 +20,44 @@ _ORDER = (
     "trainer",
     "towers",
     "devices",
+    "precision",
+    "data",
     "global batch",
     "steps",
     "epochs",
-    "learning rate",
+    "optimizer",
     "directory",
     "start",
 )
 
 
+def say_opening(trainer: Trainer) -> None:
+    """Log what a run begins with; of a fresh one the layers are printed, and all variables are in train.log."""
+    trainer.log(opening(trainer))
+    variables = None if trainer.global_step else trainer._describe_variables()
+    if variables is not None:
+        layers, everything = variables
+        trainer.log(layers + "\n")
+        trainer.run.log(everything + "\n", shown="")
+
+
+def is_done(trainer: Trainer) -> bool:
+    """Whether an earlier run has made all steps already."""
+    return 0 < trainer.global_step >= trainer.total_steps and not trainer.callbacks.unfinished
+
+
 def opening(trainer: Trainer) -> str:
-    """The tables at the start of a run."""
+    """The table at the start of a run, or one line if there is nothing to do."""
+    if is_done(trainer):
+        what = "raise max_steps or use fresh=True"
+        if (config := trainer.config) is not None:
+            what = f"raise model.num_{'steps' if config['model.num_epochs'] is None else 'epochs'} or use --fresh"
+        return f"nothing to do: step {trainer.global_step} of {trainer.total_steps} is done; {what}"
     given = trainer.describe()
     first = [name for name in _ORDER if name in given]
     rows = {name: given[name] for name in dict.fromkeys([*first, *given]) if given[name] is not None}
     warning = why_no_gpu()
-    parts = [plain_table(rows), *([] if warning is None else [warning]), *trainer._describe_more()]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([plain_table(rows), *([] if warning is None else [warning])]) + "\n"
 
 
 def describe_run(trainer: Trainer) -> dict[str, Any]:
@@ -51,11 +73,12 @@ def describe_run(trainer: Trainer) -> dict[str, Any]:
 
 
 def closing(trainer: Trainer) -> str | None:
-    """Where everything of the run lies, or None if it left nothing."""
+    """The best values, where everything of the run lies, and what to do next, or None if it left nothing."""
     experiment = trainer.experiment
     if experiment is None or not experiment.exists():
         return None
-    rows = {}
+    best = [f"{name} {in_digits(value)} at step {step}" for name, (step, value) in trainer.monitors.best().items()]
+    rows = {"best": "\n".join(best)} if best else {}
     checkpoints = trainer.run.checkpoints
     steps = checkpoints.steps()
     if steps:
@@ -63,14 +86,18 @@ def closing(trainer: Trainer) -> str | None:
     if experiment.metrics.exists():
         rows["metrics"] = experiment.shown(experiment.metrics)
     rows["log"] = experiment.shown(experiment.log)
+    commands = [f"prototrain report {shlex.quote(str(experiment))}"] if experiment.metrics.exists() else []
     if experiment.summaries.is_dir():
-        rows["look at it"] = f"tensorboard --logdir {shlex.quote(str(experiment.summaries))}"
+        commands.append(f"tensorboard --logdir {shlex.quote(str(experiment.summaries))}")
+    if commands:
+        rows["next"] = "\n".join(commands)
     return "\n" + plain_table(rows, width=None)
 
 
-NAMED_SHARE = 0.01
-NAMED_CALLBACKS = 3  # at most, so that it stays a line of a terminal; run.json has all of them
+NAMED_SHARE = 0.05
+NAMED_CALLBACKS = 1  # so that it stays a line of a terminal; run.json has all of them
 INPUT_SHARE = 0.25
+ADVICE_SECONDS = 180.0
 ADVICE = (
     "the steps spent {share:.0%} of their time waiting for input: read several files in turns (interleave), map with "
     "num_parallel_calls=tf.data.AUTOTUNE, cache() what does not change, and end with prefetch(tf.data.AUTOTUNE)"
@@ -108,21 +135,24 @@ class RunTimes:
         """The parts by name."""
         return {"steps": self.steps, "waiting for input": self.input, "tracing": self.tracing}
 
-    def report(self, callbacks: Mapping[str, float]) -> str:
-        """One line of shares, and one of advice if there is something to be gained.
+    def report(self, callbacks: Mapping[str, float], *, reads_files: bool = False) -> str:
+        """One line of shares, and one of advice if a run of some minutes waited for data from files.
 
         Args:
             callbacks: the seconds that each callback took, by name, the longest first.
+            reads_files: whether the data comes from files.
         """
         total = max(self.clock() - self.began, 1e-9)
-        steps = f"steps {self.steps / total:.0%}"
+        steps = f"training {self.steps / total:.0%}"
         if self.input > NAMED_SHARE * total:
-            steps += f" (waiting for input {self.input / total:.0%})"
-        others = {"tracing": self.tracing, **dict(islice(callbacks.items(), NAMED_CALLBACKS))}
+            steps += f" (input {self.input / total:.0%})"
+        others = {"compiling": self.tracing, **dict(islice(callbacks.items(), NAMED_CALLBACKS))}
         named = {name: taken for name, taken in others.items() if taken > NAMED_SHARE * total}
         shares = [f"{name} {taken / total:.0%}" for name, taken in named.items()]
         rest = total - self.steps - sum(named.values())
-        text = f"where {total:.1f} s went: {', '.join([steps, *shares, f'the rest {max(rest, 0.0) / total:.0%}'])}"
-        if self.input > INPUT_SHARE * self.steps and self.input > NAMED_SHARE * total:
+        spent = f"{total:.1f} s" if total < 100 else in_words(total)
+        text = f"time {spent}: {', '.join([steps, *shares, f'other {max(rest, 0.0) / total:.0%}'])}"
+        is_slow = self.input > INPUT_SHARE * self.steps and self.input > NAMED_SHARE * total
+        if is_slow and reads_files and total > ADVICE_SECONDS:
             text += "\n" + ADVICE.format(share=self.input / self.steps)
         return text

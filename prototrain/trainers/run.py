@@ -215,11 +215,17 @@ class Run:
 
     # -- what is said -------------------------------------------------------------------------------------------------
 
-    def log(self, text: str) -> None:
-        """Print a line, past a progress bar if there is one, and add it to the experiment's train.log."""
+    def log(self, text: str, *, shown: str | None = None) -> None:
+        """Print a line, past a progress bar if there is one, and add it to the experiment's train.log.
+
+        Args:
+            text: the line, or several.
+            shown: is printed instead, as it is; nothing if it is empty.
+        """
         # A disk that is full must not end the run, least of all by the line that reports it.
         with suppress(OSError):
-            tqdm.write(printable(text))
+            if shown != "":
+                tqdm.write(printable(text) if shown is None else shown)
         self._write_to_log(text)
 
     def say_once(self, text: str) -> None:
@@ -445,7 +451,7 @@ class Run:
         if late:
             self.say_once(f"WARNING: {late_words(late)}, or this run cannot be resumed")
         seen: dict[str, Any] = {}
-        if trainer.callbacks.has_still_to_see:
+        if trainer.callbacks.unfinished and trainer.callbacks.watching:
             events = [event.SerializeToString() for event in trainer.summary_events]
             seen = plain({"watched": dict(trainer.watched), "summaries": events}, "what was watched")
         meta = {

@@ -13,7 +13,7 @@ import tensorflow as tf
 from prototrain.callbacks.base import innermost
 from prototrain.callbacks.hyperparameters.set_trainable import SetTrainable
 from prototrain.checkpoint.weights import as_measured, averaged_weights, best_checkpoint, best_of
-from prototrain.data.batches import check_divides
+from prototrain.data.batches import check_divides, length_in_words
 from prototrain.data.shares import Share
 from prototrain.errors import CallbackError, CheckpointError, ConfigError, ModelError
 from prototrain.experiment import Experiment
@@ -22,6 +22,7 @@ from prototrain.model.built import BuiltModel, datasets_of
 from prototrain.model.loading import check_model
 from prototrain.model.net import check_names, check_net, loss_weight, scalars
 from prototrain.model.placement import Placement
+from prototrain.model.variables import layer_table
 from prototrain.optimizers import make_optimizer, processors_from_config
 from prototrain.step import update
 from prototrain.step.calls import CompiledCalls, StepCalls
@@ -41,8 +42,8 @@ from prototrain.trainers.optimization import (
     decay_losses,
     equal_optimizer,
     optimizer_facts,
+    optimizer_in_words,
     own_optimizer,
-    rate_in_words,
     require_rate,
     unused_keys,
     unused_schedule,
@@ -653,12 +654,19 @@ class TowerTrainer(Trainer):
             "devices": in_words(choose_devices(None)[:1]),
             "global batch": f"{batch} = {self.towers} tower{'s' * (self.towers > 1)} x {batch // self.towers}",
             "data position": self.data.describe(),
-            "learning rate": None if self.optimizer is None else rate_in_words(self.config, self.optimizer),
+            "data": ", ".join(f"{name} {length_in_words(one)}" for name, one in self.datasets.items()),
+            "precision": self.built.policy + (", with XLA" if self.config["model.jit_compile"] is True else ""),
+            "optimizer": None if self.optimizer is None else optimizer_in_words(self.config, self.optimizer),
         }
 
-    def _describe_more(self) -> list[str]:
+    def _describe_variables(self) -> tuple[str, str] | None:
         own = self.has_own_train_step or not self.is_compiled
-        return [str(self.built.table(decays="in weight_decay_loss()" if own else "decays"))]
+        everything = self.built.table(decays="in weight_decay_loss()" if own else "decays")
+        return layer_table(self.variables, self.trainable), str(everything)
+
+    @property
+    def _reads_files(self) -> bool:
+        return bool(self.built.data_files())
 
     def _after_restore(self) -> list[str]:
         self.data.catch_up(lambda: self.stop.signum is not None)  # which may find that the data did not repeat

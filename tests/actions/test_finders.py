@@ -63,7 +63,7 @@ def test_a_batch_size_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str
     model = tiny_model()
     model.datasets = lambda: tiny_datasets(model.config["model.batch_size"])
     picture = tmp_path / "size.png"
-    run(find_batch_size, model, "--start", "16", "--steps", "2", "-o", str(picture))
+    run(find_batch_size, model, "--start", "32", "--steps", "2", "-o", str(picture))
     out = capsys.readouterr().out
     assert "ended because the data gave a batch of 40, not 64" in out
     assert "try -s model.batch_size=" in out and picture.stat().st_size > 0 and model.config["model.batch_size"] == 8
@@ -72,14 +72,14 @@ def test_a_batch_size_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_the_next_size_is_not_tried_where_it_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    peaks = iter([100, 140, 220])
+    peaks = iter([140, 220])
     monkeypatch.setattr(find_batch_size, "_peak", lambda: next(peaks) * 2**20)
     monkeypatch.setattr(find_batch_size, "_speed", lambda trainer, size, steps: 1.0)
     model = tiny_model()
     model.datasets = lambda: tiny_datasets(model.config["model.batch_size"])
     monkeypatch.setattr(find_batch_size.psutil, "virtual_memory", lambda: SimpleNamespace(available=100 * 2**20))
-    found, end = measure(model, 5, 4096, 1)
-    assert [one.size for one in found] == [5, 10, 20]
+    found, end = measure(model, 10, 4096, 1)
+    assert [one.size for one in found] == [10, 20]
     assert end == "the next size would take some 160 MiB more, and 100 MiB are free"
 
 

@@ -60,25 +60,11 @@ def test_order_is_by_priority_then_by_the_list() -> None:
     assert "".join(order) == "abcde"
 
 
-def test_a_saver_by_steps_waits_for_a_validation_by_epochs() -> None:
-    order: list[str] = []
-    saver = Named("s", order, Priority.SAVE).every(steps=2)
-    CountingTrainer().train([saver, Named("v", order, Priority.EVALUATE)], steps_per_epoch=4, max_epoch=1)
-    assert "".join(order) == "svs"
-
-
 @pytest.mark.parametrize("proxied", [False, True])
 def test_two_callbacks_with_one_state_key_are_refused(proxied: bool) -> None:
     second = Named("a", [])
     with pytest.raises(CallbackError, match="state_key"):
         CountingTrainer().train([Named("a", []), second.every(steps=1) if proxied else second], max_steps=1)
-
-
-def test_callbacks_without_state_may_be_of_one_class() -> None:
-    class Plain(Callback):
-        pass
-
-    CountingTrainer().train([Plain(), Plain()], max_steps=1)
 
 
 @pytest.mark.parametrize("wrong", [0, 3])

@@ -46,24 +46,26 @@ def knob() -> HyperParam:
 
 
 LISTS: dict[str, Callable[[], list[Callback]]] = {
-    "a setter by a table": lambda: [ScheduledHyperParamSetter("learning_rate", [(1, 0.5), (2, 0.05)])],
-    "a setter by a function": lambda: [HyperParamSetterWithFunc("learning_rate", lambda epoch, value: value / 2)],
-    "a setter of an object": lambda: [HyperParamSetterWithFunc(knob(), lambda epoch, value: value / 2)],
-    "a plateau": lambda: [
-        StatMonitorParamSetter("learning_rate", "vld/loss", halves, mode="max", last_k=2).every(steps=2)
+    "a table, averages, savers, Keras": lambda: [
+        ScheduledHyperParamSetter("learning_rate", [(1, 0.5), (2, 0.05)]),
+        HyperParamSetterWithFunc(knob(), lambda epoch, value: value / 2),
+        ExponentialMovingAverage(0.8),
+        ModelSaver(max_to_keep=2, keep_every_n_hours=1).every(steps=3),
+        MovingAverageSummary("loss"),
+        InferenceRunner("vld", KerasMetric(keras.metrics.SparseCategoricalAccuracy(), "y", "logits"), prefix="metric"),
+        KerasCallback(keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, mode="max")),
     ],
-    "a plateau of an object": lambda: [
-        StatMonitorParamSetter(knob(), "vld/loss", halves, mode="max", last_k=2).every(steps=2)
+    "plateaus, best savers": lambda: [
+        StatMonitorParamSetter("learning_rate", "vld/loss", halves, mode="max", last_k=2).every(steps=2),
+        StatMonitorParamSetter(knob(), "vld/loss", halves, mode="max", last_k=2).every(steps=2),
+        MinSaver("vld/loss").every(steps=2),
+        MaxSaver("vld/accuracy").every(steps=2),
+        MovingAverageSummary(pattern="acc.*"),
     ],
-    "early stopping": lambda: [EarlyStopping("vld/loss", mode="max", patience=3, restore_best=True).every(steps=2)],
-    "averages": lambda: [ExponentialMovingAverage(0.8)],
-    "best savers": lambda: [MinSaver("vld/loss").every(steps=2), MaxSaver("vld/accuracy").every(steps=2)],
-    "savers": lambda: [ModelSaver(max_to_keep=2, keep_every_n_hours=1).every(steps=3)],
-    "moving averages": lambda: [MovingAverageSummary("loss"), MovingAverageSummary(pattern="acc.*")],
-    "inference": lambda: [
-        InferenceRunner("vld", KerasMetric(keras.metrics.SparseCategoricalAccuracy(), "y", "logits"), prefix="metric")
+    "a function, early stopping": lambda: [
+        HyperParamSetterWithFunc("learning_rate", lambda epoch, value: value / 2),
+        EarlyStopping("vld/loss", mode="max", patience=3, restore_best=True).every(steps=2),
     ],
-    "of Keras": lambda: [KerasCallback(keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, mode="max"))],
 }
 
 
@@ -92,15 +94,6 @@ def test_a_second_trainer_has_what_new_callbacks_would_give_it(name: str, tmp_pa
     first = without_times(run(used, tmp_path / "first"))
     again = without_times(run(used, tmp_path / "again"))
     assert again == first
-
-
-def test_the_rate_of_the_second_trainer_is_set() -> None:
-    setter = ScheduledHyperParamSetter("learning_rate", [(1, 0.5)])
-    for _ in range(2):
-        trainer = tiny_trainer()
-        trainer.train([setter], steps_per_epoch=5, max_steps=10)
-        assert float(trainer.optimizer.learning_rate) == 0.5
-        assert trainer.monitors.latest("hyper/learning_rate") == 0.5
 
 
 def test_a_trainer_that_is_trained_further_keeps_what_its_callbacks_had() -> None:

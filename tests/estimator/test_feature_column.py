@@ -14,8 +14,7 @@ from tensorflow.python.feature_column import feature_column_v2 as reference
 from prototrain import estimator
 from prototrain.errors import ModelError
 from prototrain.estimator import EstimatorSpec, feature_column
-from prototrain.estimator.columns.base import combined
-from prototrain.estimator.columns.layers import adopted
+from prototrain.estimator.columns.base import adopted, combined
 
 FEATURES = {
     "age": tf.constant([10.0, 20.0, 25.5, 60.0]),

@@ -41,7 +41,6 @@ OF_MODEL_FN = {
     "must return an EstimatorSpec, not tuple": lambda mode, loss: (loss, None),
     "gives no loss in the mode TRAIN": lambda mode, loss: EstimatorSpec(mode, train_op=SGD()),
     "an OptimizerSpec, not nothing: train_op=keras": lambda mode, loss: EstimatorSpec(mode, loss=loss),
-    "an OptimizerSpec, not EagerTensor": lambda mode, loss: EstimatorSpec(mode, loss=loss, train_op=loss),
     "not GradientDescentOptimizer of TensorFlow 1": lambda mode, loss: EstimatorSpec(
         mode, loss=loss, train_op=tf.compat.v1.train.GradientDescentOptimizer(0.1)
     ),
@@ -54,12 +53,9 @@ OF_MODEL_FN = {
         mode, loss=loss, train_op=SGD(), eval_metric_ops={"a": (loss, loss)}
     ),
     "EstimatorSpec has no scaffold: the engine": lambda mode, loss: EstimatorSpec(mode, loss=loss, scaffold=1),  # type: ignore[call-arg]
-    "has no los: the nearest that it has is loss": lambda mode, loss: EstimatorSpec(mode, los=loss),  # type: ignore[call-arg]
-    "feature_column.input_layer, which is gone; use prototrain": lambda mode, loss: tf.feature_column.input_layer,
     "model_fn uses tf.layers, which is gone; use keras": lambda mode, loss: tf.layers.dense,
     "collection of losses, which is gone; add the losses": lambda mode, loss: tf.compat.v1.losses.get_total_loss(),
     "collection of global_step, which is gone; give a learn": lambda mode, loss: tf.compat.v1.train.get_global_step(),
-    "tf.metrics.accuracy, which is gone; see the table": lambda mode, loss: tf.metrics.accuracy,
 }
 
 
@@ -120,14 +116,10 @@ OF_SETTINGS: dict[str, Callable[[Path], Any]] = {
         linear_fn, path, RunConfig(train_distribute=tf.distribute.OneDeviceStrategy("CPU:0"))
     ).train(plain, steps=1),
     "steps must be a positive whole number, not 0": train(steps=0),
-    "max_steps must be a positive whole number, not 2.5": train(max_steps=2.5),
     "steps or max_steps, not both": train(steps=1, max_steps=1),
     "there is no checkpoint in .* yet; call train": lambda path: Estimator(linear_fn, path).evaluate(plain),
     "EvalSpec: exporters must be Exporters, each with a name": lambda path: EvalSpec(plain, exporters=[1]),
-    "EvalSpec has no step: the nearest that it has is steps": lambda path: EvalSpec(plain, step=1),  # type: ignore[call-arg]
-    "steps must be a positive whole number, not -1": lambda path: Estimator(linear_fn, path).evaluate(plain, steps=-1),
     "steps must be a positive whole number, not 2.0": lambda path: EvalSpec(plain, steps=2.0),  # type: ignore[arg-type]
-    "max_steps must be a positive whole number, not 0": lambda path: TrainSpec(plain, max_steps=0),
     "receiver_tensors={name: tf.TensorSpec": lambda path: ServingInputReceiver({}, {"x": 1}),
 }
 

@@ -23,6 +23,7 @@ from prototrain.errors import ExperimentError, StorageError
 from prototrain.experiment import Experiment, checkpoint_steps, lease, remote
 from prototrain.experiment.mirror import Mirror, local_copy, url_of_copy
 from prototrain.experiment.past import read_past
+from prototrain.experiment.remote import Remote
 from prototrain.experiment.rows import rows_of
 from prototrain.runs import find_runs, read_run
 from prototrain.system import storage
@@ -118,7 +119,7 @@ def test_a_run_goes_on_on_another_machine(
     cache("third")
     assert train(url, 4).state["total"] == 10 and steps_at(url) == [3, 4]
     assert train(url, 2, resume=False).state["total"] == 3
-    assert steps_at(url) == [2] or "checkpoints.superseded-1" in Storage(url).top()
+    assert steps_at(url) == [2] or "checkpoints.superseded-1" in Remote(url).top()
 
 
 def test_commands_that_read(url: str, cache: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,7 +131,7 @@ def test_commands_that_read(url: str, cache: Callable[[str], Path], capsys: pyte
     (said,) = json.loads(capsys.readouterr().out)
     assert (said["name"], said["directory"], said["state"]) == ("run", url, "finished") and said["checkpoint"] == 5
     assert main(["compare", url, url]) == 0 and "no differences" in capsys.readouterr().out
-    assert main(["report", url]) == 0 and "report.html" in Storage(url).top()
+    assert main(["report", url]) == 0 and "report.html" in Remote(url).top()
     for command in ("runs", "report"):
         assert main([command, f"{base}/nothing"]) == 1 and f"there is no directory {base}" in capsys.readouterr().err
     (directory,) = find_runs(base)

@@ -6,6 +6,7 @@ All take ``x`` [batch, 6] (float32, with whole numbers 0..9 in its last three co
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -22,32 +23,25 @@ def make_functional() -> keras.Model:
     return keras.Model(given, x, name="functional")
 
 
-def functional(x: Any, training: bool) -> Any:
-    return make_functional()(x, training=training)
-
-
-class Functional:
-    def __init__(self) -> None:
-        self.model = make_functional()
-
-    def __call__(self, x: Any, training: bool) -> Any:
-        return self.model(x, training=training)
-
-
-def sequential(x: Any, training: bool) -> Any:
+def make_sequential() -> keras.Model:
     model = keras.Sequential(name="stack")
     model.add(L.Dense(5, kernel_constraint="non_neg", use_bias=False, name="wide"))
     model.add(L.BatchNormalization(synchronized=True, name="normal"))
     model.add(L.ReLU())
     model.add(L.Dense(3, name="last"))
-    return model(x, training=training)
+    return model
 
 
-class Sequential:
-    def __init__(self) -> None:
-        wide = L.Dense(5, kernel_constraint="non_neg", use_bias=False, name="wide")
-        normal = L.BatchNormalization(synchronized=True, name="normal")
-        self.model = keras.Sequential([wide, normal, L.ReLU(), L.Dense(3, name="last")], name="stack")
+def inline(make: Callable[[], keras.Model]) -> Network:
+    """A network that makes a whole model where it is used."""
+    return lambda x, training: make()(x, training=training)
+
+
+class Kept:
+    """A network that has a whole model as attribute."""
+
+    def __init__(self, make: Callable[[], keras.Model]) -> None:
+        self.model = make()
 
     def __call__(self, x: Any, training: bool) -> Any:
         return self.model(x, training=training)
@@ -85,18 +79,6 @@ def make_nested() -> keras.Model:
     given = keras.Input((6,))
     middle = keras.Model(given, L.Dense(4, name="after")(inner(given)), name="middle")
     return keras.Sequential([middle, L.Dense(3, name="end")], name="outer")
-
-
-def nested(x: Any, training: bool) -> Any:
-    return make_nested()(x, training=training)
-
-
-class Nested:
-    def __init__(self) -> None:
-        self.model = make_nested()
-
-    def __call__(self, x: Any, training: bool) -> Any:
-        return self.model(x, training=training)
 
 
 def shared(x: Any, training: bool) -> Any:
@@ -253,7 +235,10 @@ class Together:
 
 
 GROUPS: dict[str, dict[Network, Callable[[], Network]]] = {
-    "models": {functional: Functional, sequential: Sequential, nested: Nested, siamese: Siamese},
+    "models": {
+        **{inline(make): partial(Kept, make) for make in (make_functional, make_sequential, make_nested)},
+        siamese: Siamese,
+    },
     "layers": {
         subclassed: Subclassed,
         shared: Shared,

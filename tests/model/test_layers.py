@@ -65,7 +65,7 @@ def test_a_frozen_layer_is_neither_trained_nor_decayed_nor_given_slots(network: 
     assert set(trainer.trainable) == set(trainer.decayed) == HEAD
     assert not [name for name in trainer.state if name.startswith(("optimizer/body", "optimizer/fixed"))]
     assert moved(trainer) == HEAD
-    (row,) = [line for line in trainer._describe_more()[0].splitlines() if line.startswith("head/kernel")]
+    (row,) = [line for line in str(trainer.built.table()).splitlines() if line.startswith("head/kernel")]
     assert row.split()[-2:] == ["yes", "yes"]
 
 

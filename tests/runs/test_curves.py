@@ -12,7 +12,7 @@ import pytest
 
 from prototrain.cli import main
 from prototrain.runs import read_run
-from prototrain.runs.curves import Line, Look, draw, lines, unit_for
+from prototrain.runs.curves import Curve, Look, charts, draw, unit_for
 from tests.made import ROWS, make, part, running
 
 
@@ -47,7 +47,7 @@ def test_scalars_of_several_runs_share_charts() -> None:
     assert plot("_b$x$", *scalars, "-o", "c.svg") == 0
     assert texts(Path("c.svg").read_text()) == [
         *["step", "loss", " vld/loss", " trn/loss"],
-        *["step", "rate", " vld/rate"],
+        *["step", "vld/rate", " vld/rate"],
     ]
     assert plot("_b$x$", "a", "--scalar", "vld/loss", "--scalar", "trn/loss", "-o", "c.svg") == 0
     assert texts(Path("c.svg").read_text()) == [
@@ -99,8 +99,8 @@ def test_patterns_a_logarithmic_axis_smoothing_and_time() -> None:
     assert plot("low", "a", "--scalar", "vld/*", *options, "-o", "c.svg") == 0
     svg = Path("c.svg").read_text()
     assert [text for text in texts(svg) if "$" not in text] == [
-        *["seconds", "loss (1 not above 0 left out)", " low vld/loss", " a vld/loss"],
-        *["seconds", "rate", " low vld/rate"],
+        *["seconds", "vld/loss (1 not above 0 left out)", " low vld/loss", " a vld/loss"],
+        *["seconds", "vld/rate", " low vld/rate"],
     ]
     assert svg.count("stroke-opacity: 0.25") == 3
 
@@ -111,10 +111,13 @@ def test_smoothing_and_time_of_a_resumed_run() -> None:
             ((1, 1010.0, 4.0), (2, 1020.0, 0.0), (3, 4600.0 + 20.0, 8.0))]  # fmt: skip
     make(Path("resumed"), part(seconds=40.0), part(started=4600.0, seconds=40.0), rows=rows)
     run = read_run("resumed")
-    line = lines(run, ["x", "not there"], Look(smooth=0.5, over_time=True))["x"]
-    assert line == Line([10.0, 20.0, 60.0], [4.0, 0.0, 8.0], ([10.0, 20.0, 60.0], pytest.approx([4, 4 / 3, 36 / 7])))
+    times = [10.0, 20.0, 60.0]
+    assert charts([run], ["x", "not there"], Look(smooth=0.5, over_time=True))["x"] == [
+        Curve("x, raw", 0, 0, True, times, [4.0, 0.0, 8.0]),
+        Curve("x", 0, 0, False, times, pytest.approx([4, 4 / 3, 36 / 7])),
+    ]
     make(Path("nothing known"), running(), rows=[{"step": 1, "x": 1.0}])
-    assert math.isnan(lines(read_run("nothing known"), ["x"], Look(over_time=True))["x"].xs[0])
+    assert math.isnan(charts([read_run("nothing known")], ["x"], Look(over_time=True))["x"][0].xs[0])
     assert [unit_for(seconds)[1] for seconds in (5, 200, 20000, 1e6)] == ["seconds", "minutes", "hours", "days"]
 
 

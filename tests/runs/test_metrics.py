@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from prototrain.cli import main
 from prototrain.experiment.rows import cut_back, superseded
 from prototrain.runs import Range, metrics, read_run
-from prototrain.runs.curves import lines
+from prototrain.runs.curves import charts
 from prototrain.runs.metrics import read_columns, read_metrics
 from tests.made import make, part, running
 
@@ -180,8 +180,8 @@ def test_pictures_of_many_rows_show_every_peak(tmp_path: Path, capsys: pytest.Ca
     rows = [{"step": step, "time": step / 10, "a": 100.0 if step == 7003 else step % 7} for step in range(20_000)]
     directory = make(tmp_path / "a", rows=[*rows, {"step": 20_000, "a": None}])
     run = read_run(directory)
-    line = lines(run, ["a"])["a"]
-    assert (7003, 100.0) in zip(line.xs, line.values, strict=True) and len(line.xs) < 5000
+    (line,) = charts([run], ["a"])["a"]
+    assert (7003, 100.0) in zip(line.xs, line.ys, strict=True) and len(line.xs) < 5000
     assert (line.xs[0], line.xs[-1]) == (0, 20_000) and list(line.xs) == sorted(line.xs)
     assert len(run.scalars["a"]) == 20_001
     assert main(["report", str(directory)]) == 0 and main(["runs", str(tmp_path)]) == 0

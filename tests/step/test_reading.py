@@ -38,8 +38,7 @@ print("done", trainer.global_step)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", ["1", "2"])
-@pytest.mark.parametrize("towers", ["1", "2"])
+@pytest.mark.parametrize(("threads", "towers"), [("1", "1"), ("2", "2")])
 def test_a_run_with_few_threads_ends(threads: str, towers: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     process = Program(["program.py", threads, towers], environment(), tmp_path)

@@ -1,4 +1,4 @@
-"""Trials as processes: stand-ins that end in every way there is, and a real sweep that is killed."""
+"""Trials as processes: stand-ins that end in every way, and a real sweep that is killed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -19,48 +18,16 @@ import pytest
 
 from prototrain.errors import SweepError
 from prototrain.experiment import checkpoint_steps
-from prototrain.sweeps import processes
 from prototrain.sweeps.plan import Plan
+from prototrain.sweeps.processes import Ending, run_in_processes
 from prototrain.sweeps.reporter import Link
 from prototrain.sweeps.space import from_mapping
 from prototrain.sweeps.storage import sqlite_url
-from prototrain.sweeps.study import Study
+from prototrain.sweeps.study import Study, Trial
 from prototrain.system.signals import StopRequest
 from tests.conftest import ROOT
 from tests.test_cli import MODEL
 from tests.tiny import tiny_config
-
-STAND_IN = f"""#!{sys.executable}
-import json, os, re, signal, sys, time
-from multiprocessing.connection import Connection
-
-line = " ".join(sys.argv)
-size = int(re.search(r"model.batch_size=(\\d+)", line)[1])
-link = Connection(int(sys.argv[-1]))
-with open(f"seen-{{size}}", "w") as file:
-    file.write(line + "\\n" + os.environ.get("CUDA_VISIBLE_DEVICES", "unset"))
-
-def report(step, value):
-    link.send_bytes(json.dumps({{"vld/loss": [step, value], "trn/loss": [step, 0.0]}}).encode())
-    return json.loads(link.recv_bytes())
-
-report(1, float(size))
-if size == 2:
-    print("a warning\\nprototrain: error: step 3 failed in the data: disk")
-    sys.exit(1)
-if size == 3:
-    os.kill(os.getpid(), signal.SIGKILL)
-if size == 4:
-    os.kill(os.getpid(), signal.SIGSEGV)
-if size == 5:
-    sys.exit(7)
-if size == 6:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    open("waiting", "w").close()
-    while True:
-        time.sleep(60)
-report(2, size / 2)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -68,15 +35,30 @@ def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """In place of the Python that runs trials: a program that needs no TensorFlow."""
-    script = tmp_path / "stand-in"
-    script.write_text(STAND_IN)
-    script.chmod(0o755)
-    with monkeypatch.context() as patch:
-        patch.setattr(processes.sys, "executable", str(script))
-        yield
+class StandIn:
+    """Runs trials that end as their batch size tells, without a process."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, tuple[list[str], str | None]] = {}
+        self.waits = threading.Event()
+
+    def __call__(self, trial: Trial, arguments: list[str], gpus: str | None, stop: threading.Event) -> Ending:
+        size = trial.values["model.batch_size"]
+        self.seen[size] = arguments, gpus
+        trial.report({"vld/loss": (1, float(size)), "trn/loss": (1, 0.0)})
+        if size == 6:
+            self.waits.set()
+            stop.wait()
+        endings = {
+            2: (1, "a warning\nprototrain: error: step 3 failed in the data: disk"),
+            3: (-signal.SIGKILL, ""),
+            4: (-signal.SIGSEGV, ""),
+            5: (7, ""),
+            6: (143, ""),
+        }
+        if size not in endings:
+            trial.report({"vld/loss": (2, size / 2)})
+        return endings.get(size, (0, ""))
 
 
 def open_study(*sizes: int, objective: str = "vld/loss") -> Study:
@@ -85,18 +67,19 @@ def open_study(*sizes: int, objective: str = "vld/loss") -> Study:
     return Study(plan, storage=sqlite_url(Path("study.db")), pruner="none")
 
 
-def run(study: Study, *, jobs: int = 2, stop: StopRequest | None = None) -> list[str]:
+def run(study: Study, stand_in: StandIn, *, jobs: int = 2, stop: StopRequest | None = None) -> list[str]:
     said: list[str] = []
     stop = stop or StopRequest(said.append)
-    processes.run_in_processes(study, ["run", "m", "-s", "model.num_steps=9"], jobs=jobs, stop=stop, say=said.append)
+    run_in_processes(
+        study, ["run", "m", "-s", "model.num_steps=9"], jobs=jobs, stop=stop, say=said.append, run=stand_in
+    )
     return said
 
 
-@pytest.mark.usefixtures("stand_in")
-def test_what_becomes_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_processes_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    study = open_study(1, 2, 3, 4, 5)
-    said = run(study)
+    study, stand_in = open_study(1, 2, 3, 4, 5), StandIn()
+    said = run(study, stand_in)
     assert sorted(line.partition(" (")[0] for line in said if "runs" not in line) == [
         "trial 0 finished: vld/loss 0.5 at step 2",
         "trial 1 failed: step 3 failed in the data: disk",
@@ -107,39 +90,27 @@ def test_what_becomes_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [outcome.state for outcome in study.outcomes()] == ["finished", "failed", "stopped", "failed", "failed"]
     *_, last = (line for line in said if "runs" not in line and "killed" not in line)
     assert "4 of 5, best 0.5 in trial 0, about " in last
-    line, devices = Path("seen-1").read_text().splitlines()
-    assert re.search(
-        r"-m prototrain.cli run m -s model.num_steps=9 -s model.batch_size=1 "
-        r"-s trainer.experiment_name=tiny-0 --report-to \d+$",
-        line,
-    )
-    assert devices == "4,6" and Path("seen-2").read_text().splitlines()[1] == "5,7"
-    assert [line for line in run(open_study(1, 2, 3, 4, 5)) if "runs" in line] == [
+    arguments, gpus = stand_in.seen[1]
+    assert " ".join(arguments) == ("run m -s model.num_steps=9 -s model.batch_size=1 -s trainer.experiment_name=tiny-0")
+    assert gpus == "4,6" and stand_in.seen[2][1] == "5,7"
+    assert [line for line in run(open_study(1, 2, 3, 4, 5), StandIn()) if "runs" in line] == [
         "trial 2 runs: model.batch_size=3"
-    ]  # the same command goes on with the one that was killed only
+    ]  # the same command continues the one that was killed only
 
 
-@pytest.mark.usefixtures("stand_in")
 def test_a_stop_ends_all_and_begins_none() -> None:
-    stop = StopRequest(print)
-
-    def request() -> None:
-        while not Path("waiting").exists():
-            time.sleep(0.01)
-        stop.request(signal.SIGINT)
-
-    thread = threading.Thread(target=request)
+    stop, stand_in = StopRequest(print), StandIn()
+    thread = threading.Thread(target=lambda: stop.request(signal.SIGINT) if stand_in.waits.wait(60) else None)
     thread.start()
-    said = run(open_study(6, 1), jobs=1, stop=stop)
+    said = run(open_study(6, 1), stand_in, jobs=1, stop=stop)
     thread.join()
     assert said == ["trial 0 runs: model.batch_size=6", "trial 0 stopped"]
 
 
-@pytest.mark.usefixtures("stand_in")
-def test_a_sweep_that_cannot_go_on_stops_its_processes() -> None:
+def test_a_sweep_without_its_objective_stops_its_processes() -> None:
     study = open_study(1, 6, objective="vld/los")
     with pytest.raises(SweepError, match=r"trial \d has no scalar 'vld/los' to go by; it has: vld/loss, trn/loss"):
-        run(study)
+        run(study, StandIn())
     assert [outcome.state for outcome in study.outcomes()] == ["stopped", "stopped"]
 
 
@@ -203,3 +174,17 @@ def test_a_sweep_that_is_killed_goes_on_where_it_was() -> None:
         assert re.search(r"^start +resumed at step (\d+); data: ", log, re.MULTILINE)
         assert "SIGTERM: stopping after this step and saving" in log  # by itself, when its sweep was gone
         assert checkpoint_steps(directory)[-1] == 60
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_the_terminal_while_tensorflow_is_imported_stops_the_sweep() -> None:
+    Path("m.py").write_text(MODEL)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(sweep_command(), env=environment, start_new_session=True, **pipes) as sweep:
+        assert sweep.stdout is not None
+        while "trial 0 runs" not in sweep.stdout.readline():
+            assert sweep.poll() is None
+        os.killpg(sweep.pid, signal.SIGINT)  # it reaches the server that forks, too
+        said = sweep.stdout.read()
+    assert sweep.returncode == 130 and "trial 0 stopped" in said and "Traceback" not in said

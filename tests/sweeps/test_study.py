@@ -14,13 +14,11 @@ import pytest
 
 from prototrain.errors import SweepError
 from prototrain.experiment import Experiment
-from prototrain.sweeps import ownership, study
-from prototrain.sweeps.ownership import Heartbeat, TrialLock
+from prototrain.sweeps import study
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import from_mapping
 from prototrain.sweeps.storage import reporting_failures, sqlite_url
-from prototrain.sweeps.study import Study
-from prototrain.sweeps.trial import Trial
+from prototrain.sweeps.study import Study, Trial, sign
 from tests.tiny import tiny_config
 
 GRID = {"model.batch_size": [4, 8], "model.optimizer.method": ["adam", "sgd", "msgd"]}
@@ -38,9 +36,8 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.fixture
-def opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opens]:
+def opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opens:
     """Opens the study as one more process would; another `machine` has a base directory of its own."""
-    opened: list[Study] = []
 
     def open_study(
         space: dict[str, Any] = GRID,
@@ -57,14 +54,10 @@ def opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opens]:
         plan = Plan(
             config=tiny_config(**config), space=from_mapping(space), trials=trials, objective=objective, mode=mode
         )
-        opened.append(Study(plan, storage=place or sqlite_url(tmp_path / "study.db"), pruner=pruner))
-        return opened[-1]
+        return Study(plan, storage=place or sqlite_url(tmp_path / "study.db"), pruner=pruner)
 
     monkeypatch.setattr(study, "_SETTLING_SECONDS", 0.0)
-    yield open_study
-    for process in opened:
-        for trial in process._taken.values():
-            trial.lock.give_back(over=False)
+    return open_study
 
 
 def taken(study: Study) -> Trial:
@@ -80,10 +73,15 @@ def finish(trial: Trial, value: float = 1.0, *, steps: int = 1) -> None:
     trial.finish()
 
 
-def die(trial: Trial) -> None:
-    """What a SIGKILL leaves: the operating system closes the file, and nothing else happens."""
-    assert trial.lock._file is not None
-    trial.lock._file.close()
+DEAD = 2**22 + 1
+"""No process has this number."""
+
+
+def die(trial: Trial, process: int | None = None) -> None:
+    """What a SIGKILL of the sweep leaves; the trial's own process may be there."""
+    trial.sign()
+    owner = trial._study.trials[trial.number].user_attrs["owner"]
+    trial._trial.set_user_attr("owner", {**owner, "sweep": DEAD, "process": process})
 
 
 def states(study: Study) -> list[str]:
@@ -139,23 +137,23 @@ def test_a_trial_that_was_stopped_is_the_next_one(opens: Opens) -> None:
     assert [taken(later).number for _ in range(3)] == [0, 1, 3]
 
 
-def test_a_trial_whose_experiment_is_in_use_is_left_alone(opens: Opens) -> None:
+def test_a_trial_whose_experiment_is_in_use_is_waited_for(opens: Opens) -> None:
     die(taken(opens({"model.batch_size": [4]})))
     later = opens({"model.batch_size": [4]})
     holder = later.plan.experiment(0)
     holder.lock()
-    assert later.next() is None and not later.is_waiting() and states(later) == ["running"]
+    assert later.next() is None and later.is_waiting() and states(later) == ["stopped"]
     holder.unlock()
     assert taken(later).number == 0
 
 
-def test_a_process_that_outlives_its_sweep_is_waited_for(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_outlives_its_sweep_is_waited_for(opens: Opens) -> None:
     trial = taken(opens({"model.batch_size": [4]}))
     later = opens({"model.batch_size": [4]})
     assert not later.is_waiting()
-    monkeypatch.setattr(study, "has_ended", lambda owner: owner["process"] == os.getpid())
-    assert later.is_waiting() and later.next() is None  # the lock is held still
-    die(trial)
+    die(trial, process=os.getpid())
+    assert later.is_waiting() and later.next() is None
+    die(trial, process=DEAD)
     assert taken(later).number == 0
 
 
@@ -163,7 +161,7 @@ def test_without_a_common_file_system_the_owner_must_be_silent(opens: Opens, mon
     space = {"model.batch_size": [4]}
     trial, there = taken(opens(space)), opens(space, machine="there")
     assert there.next() is None and states(there) == ["running"]
-    monkeypatch.setattr(ownership, "GRACE_SECONDS", -1.0)
+    monkeypatch.setattr(study, "GRACE_SECONDS", -1.0)
     again = taken(there)
     assert again.number == 0 and again.experiment.directory.parent.name == "there"
     finish(again)
@@ -186,10 +184,10 @@ def test_of_two_that_want_the_trial_of_a_lost_machine_the_last_to_sign_has_it(
 
     def another_signs(_: float) -> None:
         (trial,) = there._study.get_trials()
-        there._sign(trial, {**ownership.signature(), "id": "another"})
+        sign(optuna.Trial(there._study, trial._trial_id), "another")
 
     monkeypatch.setattr(study.time, "sleep", another_signs)
-    assert there.next() is None and not there._lock(0).is_taken()
+    assert there.next() is None
 
 
 def test_a_trial_without_a_sign_gets_time_and_is_then_taken(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +195,7 @@ def test_a_trial_without_a_sign_gets_time_and_is_then_taken(opens: Opens, monkey
     opens(space)._study.ask()  # and died before it could sign
     later = opens(space)
     assert later.next() is None
-    monkeypatch.setattr(ownership, "GRACE_SECONDS", -1.0)
+    monkeypatch.setattr(study, "GRACE_SECONDS", -1.0)
     assert taken(opens(space)).values == {"model.batch_size": 4}
 
 
@@ -322,29 +320,14 @@ def test_a_storage_that_fails_later_is_one_clear_line(opens: Opens, tmp_path: Pa
     process = opens()
     with sqlite3.connect(tmp_path / "study.db") as database:
         database.execute("drop table trials")
-    failure = r"^the storage x failed: no such table: trials; the same command goes on"
+    failure = r"^the storage x failed: no such table: trials; the same command continues"
     with pytest.raises(SweepError, match=failure), reporting_failures("x"):
         process.next()
 
 
-def test_a_lock_is_free_when_every_process_that_had_it_is_gone(tmp_path: Path) -> None:
-    first, second = TrialLock(tmp_path / "lock"), TrialLock(tmp_path / "lock")
-    assert not first.exists() and not first.is_taken()
-    assert first.take() and first.exists() and second.is_taken() and not second.take()
-    inherited = os.dup(first.fileno())
-    first.give_back(over=False)
-    assert second.is_taken()
-    os.close(inherited)
-    assert not second.is_taken() and second.take()
-    second.give_back(over=True)
-    assert not first.exists()
-    with pytest.raises(SweepError, match="cannot write"):
-        TrialLock(tmp_path / "no/lock").take()
-
-
-def test_the_heart_beats_on_when_one_beat_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ownership, "BEAT_SECONDS", 0.001)
-    beats, third = [0], threading.Event()
+def test_the_heart_beats_on_when_one_beat_fails(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "BEAT_SECONDS", 0.001)
+    process, beats, third = opens(), [0], threading.Event()
 
     def beat() -> None:
         beats[0] += 1
@@ -352,7 +335,8 @@ def test_the_heart_beats_on_when_one_beat_fails(monkeypatch: pytest.MonkeyPatch)
             third.set()
         raise OSError
 
-    with Heartbeat(beat, (OSError,)):
+    monkeypatch.setattr(taken(process), "sign", beat)
+    with process:
         assert third.wait(10)
 
 
@@ -361,6 +345,7 @@ def test_a_process_says_that_it_is_alive(opens: Opens) -> None:
     trials = [taken(process), taken(process)]
     finish(trials[0])
     before = [trial.user_attrs["owner"]["alive"] for trial in process._study.get_trials()]
-    process._confirm()
+    for trial in trials:
+        trial.sign()
     after = [trial.user_attrs["owner"]["alive"] for trial in process._study.get_trials()]
     assert after[0] == before[0] and after[1] > before[1]

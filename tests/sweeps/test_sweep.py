@@ -174,8 +174,8 @@ def test_an_objective_that_is_not_measured_ends_the_sweep_and_can_be_corrected()
         ({"pruner": "mean"}, "pruner must be one of none, median, halving, hyperband"),
         ({"space": {"model.batch_sise": [1]}}, "the nearest known one is model.batch_size"),
         ({"overrides": ["model.num_steps=x"]}, "model.num_steps: expected int >= 0, got 'x'"),
-        ({"model": "m", "callbacks": default_callbacks}, "need the model itself in place of its name"),
-        ({"model": "m", "trainer": prototrain.SimpleTrainer}, "need the model itself in place of its name"),
+        ({"model": "m", "callbacks": default_callbacks}, "need the model itself, not its name"),
+        ({"model": "m", "trainer": prototrain.SimpleTrainer}, "need the model itself, not its name"),
     ],
 )
 def test_a_mistake_in_python(keywords: dict[str, Any], message: str) -> None:
@@ -199,7 +199,7 @@ def test_a_config_that_a_process_cannot_be_given() -> None:
         (["--grid", "model.batch_size=a"], "model.batch_size: expected int >= 1, got 'a'"),
         (["--grid", "model.batch_size=1", "--trials", "3"], "--trials is for --search; --grid runs every combination"),
         (["--search", "model.batch_size=int:1..8"], "--search needs --trials N: how many to sample"),
-        (["--search", "model.batch_size=int:1", "--trials", "3"], "'model.batch_size=int:1': expected model.batch"),
+        (["--search", "model.batch_size=int:1", "--trials", "3"], "model.batch_size=int:1: expected model.batch"),
         (["--grid", "model.batch_size=1", "--storage", "x://y"], "cannot open the storage x://y: Can't load plugin"),
         (["--grid", "model.batch_size=1", "--trainer", "m:No"], "--trainer: module m has no No"),
         (["--grid", "model.batch_size=1", "-s", "model.num_steps=a"], "model.num_steps: expected int >= 0, got 'a'"),

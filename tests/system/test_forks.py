@@ -222,6 +222,6 @@ def test_a_thread_that_does_not_end_is_left_behind(capsys: pytest.CaptureFixture
     helper = StartProcOrThread(thread, stop=lambda: None, clock=lambda: next(times))
     CountingTrainer().train([helper], max_steps=1)
     assert thread.daemon and thread.is_alive()
-    assert "deaf has not ended; the run goes on without it" in capsys.readouterr().out
+    assert "deaf has not ended, and is left running" in capsys.readouterr().out
     release.set()
     thread.join()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import AsyncTrainer, Config, KerasTrainer, SyncParameterServerTrainer, SyncReplicatedTrainer
+from prototrain import AsyncTrainer, Config, SyncParameterServerTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import Callback, InferenceRunner, ScalarStats
 from prototrain.errors import ConfigError, DataError, ModelError, StepError
 from prototrain.trainers.tower import SimpleTrainer
@@ -172,51 +172,6 @@ def test_a_weight_is_a_number(weight: Any) -> None:
     model.build, build = (lambda i, t: {**build(i, t), "loss_weight": weight}), model.build
     with pytest.raises(ModelError, match=r"loss_weight.*scalar"):
         SimpleTrainer(model)
-
-
-# -- Keras ------------------------------------------------------------------------------------------------------------
-
-
-def sequences(kind: str) -> tuple[keras.Model, Any, Any]:
-    """A compiled model whose loss leaves positions out, and its data; parts of a batch have different numbers."""
-    x = np.array([[1, 2, 3, 4], [3, 0, 0, 0], [2, 1, 0, 0], [4, 4, 4, 0]], np.int32)
-    y = np.array([[0, 1, 2, 0], [1, 2, 2, 2], [0, 0, 2, 2], [1, 0, 1, 2]], np.int32)
-    masks = kind == "mask_zero"
-    layers = [keras.layers.Embedding(5, 3, mask_zero=masks), keras.layers.Dense(3, activation="softmax")]
-    model = keras.Sequential([keras.Input((4,), dtype="int32"), *layers], name="m")
-    ignored = {"ignore_class": 2} if kind == "ignore_class" else {}
-    loss = keras.losses.SparseCategoricalCrossentropy(**ignored)
-    model.compile(keras.optimizers.SGD(1.0), loss=loss, weighted_metrics=["accuracy"])
-    weights = np.array([[0.5], [1.0], [2.0], [3.0]], np.float32)
-    return model, x, (y, weights) if kind == "sample_weight" else (y,)
-
-
-@pytest.mark.parametrize("kind", ["mask_zero", "ignore_class", "sample_weight"])
-@pytest.mark.parametrize("parts", [1, 2, 4])
-def test_micro_batches_of_keras_are_what_fit_does(kind: str, parts: int) -> None:
-    keras.utils.set_random_seed(1)
-    reference, x, more = sequences(kind)
-    start = reference.get_weights()
-    wanted = reference.fit(x, *more[:1], sample_weight=dict(enumerate(more)).get(1), epochs=3, shuffle=False, verbose=0)
-    model, *_ = sequences(kind)
-    model.set_weights(start)
-    data = tf.data.Dataset.from_tensor_slices((x, *more)).batch(4)
-    trainer = KerasTrainer(model, data, config={"model.accumulate_steps": parts})
-    found = trainer.fit(epochs=3, verbose=0)
-    assert found.history.keys() == wanted.history.keys()
-    for name, values in wanted.history.items():
-        assert found.history[name] == pytest.approx(values, rel=1e-5)
-    assert float(trainer.outputs["accuracy"]) == pytest.approx(wanted.history["accuracy"][-1])
-    for one, two in zip(model.get_weights(), reference.get_weights(), strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
-
-
-def test_a_sum_is_not_divided_into_micro_batches() -> None:
-    model, x, more = sequences("mask_zero")
-    model.compile("sgd", loss=keras.losses.SparseCategoricalCrossentropy(reduction="sum"))
-    data = tf.data.Dataset.from_tensor_slices((x, *more)).batch(4)
-    with pytest.raises(ModelError, match=r"accumulate_steps.*reduction 'sum'"):
-        KerasTrainer(model, data, config={"model.accumulate_steps": 2})
 
 
 # -- the number of examples -------------------------------------------------------------------------------------------

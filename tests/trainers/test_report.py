@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
-from prototrain.callbacks import JSONWriter, SaveOnExit, Summaries, TensorBoardWriter
+from prototrain.callbacks import JSONWriter, ProgressBar, SaveOnExit, Summaries, TensorBoardWriter
+from prototrain.model.variables import layer_table
 from prototrain.trainers import report
 from prototrain.trainers.report import closing, opening
-from tests.tiny import CountingTrainer, tiny_trainer
+from tests.tiny import At, CountingTrainer, tiny_trainer
 
 
 class Talkative(CountingTrainer):
@@ -32,35 +35,71 @@ def test_a_gpu_that_is_not_used_is_spoken_of(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_table_of_a_run(experiment: Path) -> None:
+    tables: list[str] = []
     trainer = tiny_trainer(experiment)
-    trainer.train([SaveOnExit()], max_steps=3, steps_per_epoch=2)
-    rows = dict(line.split("  ", 1) for line in opening(trainer).split("\n\n")[0].splitlines())
+    trainer.train([At(1, lambda: tables.append(opening(trainer))), SaveOnExit()], max_steps=3, steps_per_epoch=2)
+    rows = dict(line.split("  ", 1) for line in tables[0].strip().splitlines())
     rows = {name: value.strip() for name, value in rows.items()}
     assert list(rows)[:10] == [
         "model",
         "trainer",
         "towers",
         "devices",
+        "precision",
+        "data",
         "global batch",
         "steps",
         "epochs",
-        "learning rate",
-        "directory",
-        "start",
+        "optimizer",
     ]
     assert (rows["model"], rows["trainer"], rows["towers"]) == ("tiny", "SimpleTrainer", "1")
     assert (rows["global batch"], rows["steps"], rows["epochs"]) == ("8 = 1 tower x 8", "3", "2 of 2 steps")
-    assert (rows["directory"], rows["start"], rows["learning rate"]) == (str(experiment), "fresh", "0.01")
+    assert (rows["directory"], rows["start"], rows["precision"]) == (str(experiment), "fresh", "float32")
+    assert (rows["data"], rows["optimizer"]) == ("trn 5 batches, vld 3 batches", "Adam, learning rate 0.01")
+
+
+def test_layers_are_printed_and_variables_are_in_the_log(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_trainer(experiment).train([SaveOnExit()], max_steps=2)
+    said, log = capsys.readouterr().out, (experiment / "train.log").read_text()
+    assert "70 parameters, 56 trained, 288 bytes" in said and "fc0 " in said and "fc0/kernel" not in said
+    assert re.search(r"^fc0/kernel +\[4, 6\] +24 +yes", log, re.MULTILINE)
+    tiny_trainer(experiment).train([SaveOnExit()], max_steps=3)
+    assert "parameters" not in capsys.readouterr().out
+    assert (experiment / "train.log").read_text().count("fc0/kernel") == 1
+
+
+def test_a_model_of_many_layers_has_twenty_rows() -> None:
+    variables = {f"block{n // 3}/layer{n}/kernel": tf.Variable(tf.zeros([n + 1, 2])) for n in range(90)}
+    lines = layer_table(variables, {"block0/layer0/kernel": None}).splitlines()
+    assert len(lines) == 2 + 20 + 1 and lines[-2].startswith("others")
+    assert lines[-1] == "8,190 parameters, 2 trained, 33 kB"
+    assert len(layer_table(dict(list(variables.items())[:48]), {}).splitlines()) == 2 + 16 + 1  # one for each block
+
+
+def test_a_run_that_is_done_says_so_and_shows_no_bar(
+    experiment: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prototrain.callbacks.profiling.progress_bar.is_live", lambda: True)
+    for length in ({"model__num_steps": 4}, {"model__num_steps": 4}, {"model__num_epochs": 1}):
+        trainer = tiny_trainer(experiment, **length, trainer__steps_per_epoch=4)
+        trainer.train([ProgressBar(), SaveOnExit()])
+        said = capsys.readouterr()
+        assert ("nothing to do: step 4 of 4 is done; raise model.num_" in said.out) is ("steps/s" not in said.err)
+        assert trainer.global_step == 4
+    assert "raise model.num_epochs or use --fresh" in said.out
 
 
 def test_the_end_says_where_everything_lies(experiment: Path) -> None:
     trainer = tiny_trainer(experiment)
     trainer.train([Summaries().every(steps=1), TensorBoardWriter(), JSONWriter(), SaveOnExit()], max_steps=2)
+    trainer.monitors.put_scalars({"loss": 0.25, "accuracy": 1.0}, "vld")
     assert (closing(trainer) or "").strip().splitlines() == [
+        "best         vld/loss 0.25 at step 2",
         f"checkpoints  {experiment}/checkpoints (newest: step-0000000002)",
         f"metrics      {experiment}/metrics.jsonl",
         f"log          {experiment}/train.log",
-        f"look at it   tensorboard --logdir {experiment}/summaries",
+        f"next         prototrain report {experiment}",
+        f"             tensorboard --logdir {experiment}/summaries",
     ]
 
 

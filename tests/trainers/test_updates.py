@@ -14,9 +14,9 @@ import tensorflow as tf
 from prototrain import Config, SimpleTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import SaveOnExit, StopOnNaN
 from prototrain.errors import CheckpointError, ConfigError, ModelError
+from prototrain.keras.trainer import KerasTrainer
 from prototrain.launch import default_callbacks
 from prototrain.trainers.async_towers import AsyncTrainer
-from prototrain.trainers.keras_trainer import KerasTrainer
 from prototrain.trainers.tower import TowerTrainer
 
 RATE = 0.1

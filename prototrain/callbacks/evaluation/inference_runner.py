@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, Priority
-from prototrain.callbacks.evaluation.inferencer import Inferencer, known_names
+from prototrain.callbacks.evaluation.inferencer import Inferencer
 from prototrain.callbacks.evaluation.validation import check_batches, no_such_dataset
 from prototrain.data.batches import counted_examples
 from prototrain.errors import CallbackError, DataError, StepError
@@ -20,11 +20,11 @@ from prototrain.system.waiting import announcing
 
 
 class InferenceRunner(Callback):
-    """Runs the model over a dataset, without training, and records what its inferencers make of it.
+    """Runs the model over a dataset, without training, and records the results of its inferencers.
 
-    All batches go through the model in one compiled call. Each example counts once, in the last short batch too; with
-    several towers the first one does the work, so nothing depends on their number. The same batches are used each
-    time. Before the first step of a run it is tried out on two batches, of which nothing stays.
+    All batches go through the model in one compiled call on the first tower. Each example counts once, also in a short
+    last batch. The same batches are used each time. Before the first step of a run it is tried out on two batches,
+    without any effect.
 
     Args:
         dataset: the name of one of the model's datasets, or a dataset of the same kind.
@@ -34,7 +34,7 @@ class InferenceRunner(Callback):
         rehearse: whether it is tried out before the first step.
 
     Raises:
-        CallbackError: something among the inferencers is none, or `batches` is not a whole number from 0.
+        CallbackError: an object in `inferencers` is not an inferencer, or `batches` is not a whole number from 0.
         DataError: at setup, if the dataset is not there, or all of one without an end is asked for.
     """
 
@@ -78,10 +78,10 @@ class InferenceRunner(Callback):
     def check_run(self) -> None:
         trainer = self.trainer
         for inferencer in self.inferencers:
-            trainer.monitors.announce(self, self.prefix, known_names(inferencer))
+            trainer.monitors.announce(self, self.prefix, inferencer.scalar_names())
         if not self._rehearse or trainer.global_step >= trainer.total_steps:
             return
-        # Not inside of the evaluation's scopes: other callbacks must take this for no evaluation.
+        # Outside of the evaluation's scopes: to other callbacks this is not an evaluation.
         with announcing(f"trying out the inference on {self.prefix!r}", trainer.log), self._failing():
             self._pass.rehearse(self.prefix, trainer.stop, self.batches)
         for inferencer in self.inferencers:

@@ -1,4 +1,4 @@
-"""What an `InferenceRunner` measures on held-out data."""
+"""Measurements of an `InferenceRunner` on held-out data."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ class Inferencer:
                 return {"mistakes": sums[0] / sums[1]}
     """
 
+    def scalar_names(self) -> Sequence[str] | None:
+        """Return the names of what `result` gives, or None if they are not known before a pass."""
+        return None
+
     def reset(self) -> None:
         """Forget what was seen; called before each pass."""
 
@@ -46,21 +50,7 @@ class Inferencer:
         raise NotImplementedError
 
 
-def known_names(inferencer: Inferencer) -> list[str] | None:
-    """The names of an inferencer's scalars, if they are known before a pass: those of prototrain's own are."""
-    is_own = type(inferencer).__module__ == __name__
-    return inferencer.scalar_names() if isinstance(inferencer, _Named) and is_own else None
-
-
-class _Named(Inferencer):
-    """An inferencer that knows the names of its scalars beforehand."""
-
-    def scalar_names(self) -> list[str]:
-        """The names of what `result` gives."""
-        raise NotImplementedError
-
-
-class ScalarStats(_Named):
+class ScalarStats(Inferencer):
     """Averages tensors over all examples.
 
     Args:
@@ -82,14 +72,14 @@ class ScalarStats(_Named):
             found += [weight, tf.math.multiply_no_nan(tf.reduce_mean(value), weight)]
         return found
 
-    def scalar_names(self) -> list[str]:
+    def scalar_names(self) -> Sequence[str]:
         return self.names
 
     def result(self, sums: Sequence[float]) -> dict[str, float]:
         return {name: _ratio(sums[2 * i + 1], sums[2 * i]) for i, name in enumerate(self.names)}
 
 
-class ClassificationError(_Named):
+class ClassificationError(Inferencer):
     """The share of wrong examples.
 
     Args:
@@ -109,14 +99,14 @@ class ClassificationError(_Named):
             )
         return [tf.math.count_nonzero(wrong), tf.size(wrong)]
 
-    def scalar_names(self) -> list[str]:
+    def scalar_names(self) -> Sequence[str]:
         return [self.name]
 
     def result(self, sums: Sequence[float]) -> dict[str, float]:
         return {self.name: _ratio(sums[0], sums[1])}
 
 
-class BinaryClassificationStats(_Named):
+class BinaryClassificationStats(Inferencer):
     """Precision, recall, F1 and the counts behind them; what would be 0 / 0 is 0.
 
     Args:
@@ -135,7 +125,7 @@ class BinaryClassificationStats(_Named):
         both = (predicted & label, predicted & ~label, ~predicted & label, ~predicted & ~label)
         return [tf.math.count_nonzero(cell) for cell in both]
 
-    def scalar_names(self) -> list[str]:
+    def scalar_names(self) -> Sequence[str]:
         return list(self.result([0.0] * 4))
 
     def result(self, sums: Sequence[float]) -> dict[str, float]:
@@ -155,7 +145,7 @@ class BinaryClassificationStats(_Named):
         return {f"{self.prefix}{name}": value for name, value in stats.items()}
 
 
-class KerasMetric(_Named):
+class KerasMetric(Inferencer):
     """Any Keras metric that has a single number as its result; ``dtype="float64"`` keeps the digits of long sums.
 
     Args:
@@ -182,7 +172,7 @@ class KerasMetric(_Named):
         self.metric.update_state(*(tensor(net, name) for name in self.names))
         return []
 
-    def scalar_names(self) -> list[str]:
+    def scalar_names(self) -> Sequence[str]:
         return [self.name]
 
     def result(self, sums: Sequence[float]) -> dict[str, float]:

@@ -17,17 +17,17 @@ Evaluate = Callable[[str, int], Mapping[str, float] | None]
 
 
 def check_batches(who: str, batches: object) -> None:
-    """Check how many batches somebody wants to be evaluated.
+    """Check a number of batches.
 
     Raises:
-        CallbackError: that is no number of batches.
+        CallbackError: it is not a whole number from 0.
     """
     if not isinstance(batches, int | np.integer) or isinstance(batches, bool) or not 0 <= batches <= sys.maxsize:
         raise CallbackError(f"{who}: batches must be a whole number, 0 for all, got {batches!r}")
 
 
 def no_such_dataset(name: str, known: Iterable[str]) -> str:
-    """What to say of a dataset that there is not: the nearest name, and those that there are."""
+    """Return an error text for an unknown dataset: the nearest name, and the known ones."""
     there = list(known)
     near = difflib.get_close_matches(name, there, n=1)
     meant = f"did you mean {near[0]!r}? " if near else ""
@@ -37,11 +37,11 @@ def no_such_dataset(name: str, known: Iterable[str]) -> str:
 class Validation(Callback):
     """Averages the model's scalars over a dataset, weighted by batch size, and records them as ``vld/...``.
 
-    Each time the same batches are used, from the start of the dataset, so that the values can be compared and a resumed
-    run repeats them. A stop request ends the evaluation early; it is then done again when the run is resumed.
+    Each evaluation uses the same batches, from the start of the dataset, so values can be compared and a resumed run
+    repeats them. A stop request ends the evaluation early; the resumed run repeats it.
 
-    Without `every` it runs at the end of each epoch. Before the first step of a run it is tried out on two batches, of
-    which nothing stays, so that a mistake in it shows at once; an `evaluate` of your own is not.
+    Without `every` it runs at the end of each epoch. Before the first step of a run it is tried out on two batches,
+    without any effect, so that a mistake shows at once. An `evaluate` that the user gives is not tried out.
 
     Args:
         dataset: its name among the model's datasets; "vld" if None, and then a model without it is not validated.
@@ -82,7 +82,7 @@ class Validation(Callback):
                 f"Validation needs a trainer with evaluate(dataset, batches), which {type(self.trainer).__name__} has "
                 "not; define it, or give Validation(evaluate=...)"
             )
-        # Data from elsewhere is no concern of the model's.
+        # The user's `evaluate` knows its data.
         known = self.trainer.datasets if self._evaluate is None else None
         self._off = known is not None and self.dataset not in known
         if self._off:
@@ -99,7 +99,7 @@ class Validation(Callback):
             return
         names = None
         if self._rehearse and trainer.global_step < trainer.total_steps:
-            # Not inside of the evaluation's scopes: other callbacks must take this for no evaluation.
+            # Outside of the evaluation's scopes: to other callbacks this is not an evaluation.
             with announcing(f"trying out the validation on {self.dataset!r}", trainer.log):
                 names = trainer._rehearse(self.dataset, self.batches)
             trainer.stop.check()

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 class HyperParam:
     """A variable, or an attribute of a Python object, that holds one number.
 
-    What a traced step reads from a Python attribute is fixed when it is traced: a value that the model itself uses has
-    to be a variable.
+    A traced step reads a Python attribute once, when it is traced: a value that the model uses must be a variable.
 
         HyperParam("learning_rate")             # the optimizer's
         HyperParam(rate, name="dropout_rate")   # a tf.Variable
@@ -49,8 +48,8 @@ class HyperParam:
     def connect(self, trainer: Trainer) -> None:
         """Find a variable that was given by name, in this trainer, for a run that begins.
 
-        What was given as an object gets the value back that it had before an earlier run changed it, if that is still
-        in force, unless the trainer is to train further.
+        The target gets the value back that it had before an earlier run changed it, unless the trainer trains further
+        or something else has changed the value since.
 
         Raises:
             CallbackError: there is no such variable or attribute.

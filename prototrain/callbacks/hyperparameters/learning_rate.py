@@ -37,7 +37,7 @@ class LearningRate(Callback):
 
     @property
     def optimizer(self) -> Any:
-        """What it sets the rate of."""
+        """The optimizer whose rate is set."""
         return self.trainer.optimizer
 
     def setup(self) -> None:
@@ -65,11 +65,11 @@ class LearningRate(Callback):
             ) from error
 
     def _assign(self, step: Any) -> None:
-        # Always a tensor: arithmetic with a Python number could give other last bits than the compiled call's.
-        # And none of a Python number, which TensorFlow would keep for ever, step by step.
+        # Always a tensor: arithmetic with a Python number could give other last bits than the compiled call's. And a
+        # tensor of an array: TensorFlow keeps every Python number that it converts.
         number = np.int64(step) if isinstance(step, int) else step
         rate = self.schedule(tf.convert_to_tensor(number, tf.int64))
-        # In a compiled step its guard looks at it, right ahead of the update.
+        # In a compiled step, the step's check for non-finite values sees the rate.
         if self.trainer.check_finite and tf.executing_eagerly() and not math.isfinite(rate):
             if step == self.trainer.total_steps:
                 return  # after the last step a schedule may have no value

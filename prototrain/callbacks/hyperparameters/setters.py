@@ -215,30 +215,29 @@ class HumanHyperParamSetter(HyperParamSetter):
             return None
         value = None
         for line in text.splitlines():
-            if line.strip() and not line.lstrip().startswith("#"):
-                found = self._parse(line)
-                value = value if found is None else found
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            match = _LINE.fullmatch(line)
+            if match is not None and match[1] != self.param.name:
+                continue
+            if match is not None and _is_finite(match[2]):
+                value = float(match[2])
+            elif line not in self._reported:
+                self._reported.add(line)
+                self.trainer.log(
+                    f"WARNING: {self._path}: ignored the line {line!r}; write it like {self.param.name}: 0.001"
+                )
         return value
 
     def first_value(self) -> float | None:
         return self.new_value()
 
-    def _parse(self, line: str) -> float | None:
-        match = _LINE.fullmatch(line)
-        if match is not None and match[1] != self.param.name:
-            return None
-        try:
-            value = float(match[2]) if match is not None else math.nan
-        except ValueError:
-            value = math.nan
-        if math.isfinite(value):
-            return value
-        if line not in self._reported:
-            self._reported.add(line)
-            self.trainer.log(
-                f"WARNING: {self._path}: ignored the line {line!r}; write it like {self.param.name}: 0.001"
-            )
-        return None
+
+def _is_finite(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 class StatMonitorParamSetter(HyperParamSetter):

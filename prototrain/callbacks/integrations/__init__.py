@@ -1,1 +1,1 @@
-"""Shells, processes and threads, and callbacks of Keras."""
+"""Shells, processes and threads."""

@@ -17,9 +17,8 @@ Startable = threading.Thread | BaseProcess
 class StartProcOrThread(Callback):
     """Starts processes or threads before the first step and ends them after the last.
 
-    A process is terminated, and killed if it does not end of that. A thread cannot be: `stop` has to tell it to end,
-    and it is waited for if there is a `stop`. One that does not end is reported and left as a daemon, which does not
-    keep Python from ending.
+    A process is terminated, and killed if that does not end it. A thread cannot be terminated: `stop` has to tell it to
+    end. A thread that does not end is reported and left as a daemon, with which Python can exit.
 
     Args:
         startable: `multiprocessing.Process` or `threading.Thread` objects, or one of them, not started yet.
@@ -29,7 +28,7 @@ class StartProcOrThread(Callback):
         clock: returns the time in seconds.
 
     Raises:
-        CallbackError: something in the list is neither.
+        CallbackError: an object in the list is neither a process nor a thread.
     """
 
     def __init__(
@@ -91,4 +90,4 @@ class StartProcOrThread(Callback):
                 process.join()
         for thread in threads:
             if thread.is_alive():
-                self.trainer.log(f"StartProcOrThread: {thread.name} has not ended; the run goes on without it")
+                self.trainer.log(f"StartProcOrThread: {thread.name} has not ended, and is left running")

@@ -55,7 +55,7 @@ class ProgressBar(Callback):
         self._begin = self._shown = self._clock()
         self._first_step = trainer.global_step
         self._total = None if trainer.is_endless else trainer.total_steps
-        live = is_live()
+        live = is_live() and trainer.global_step < trainer.total_steps
         self._interval = self._refresh_seconds if live else self._line_seconds
         if live:
             self._bar = tqdm(total=self._total, initial=trainer.global_step, unit=" steps", dynamic_ncols=True)

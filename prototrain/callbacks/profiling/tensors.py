@@ -34,7 +34,7 @@ class ProcessTensors(Callback):
         self._function = function
 
     def process(self, *arrays: np.ndarray[Any, Any]) -> None:
-        """What is done with the arrays; a subclass may override it."""
+        """Process the arrays; a subclass may override this."""
         if self._function is not None:
             self._function(*arrays)
 
@@ -79,8 +79,9 @@ class DumpTensorAsImage(ProcessTensors):
     """Writes a tensor of the last step as PNG files into ``analysis/images/`` whenever triggered.
 
     Args:
-        name: of a tensor in the model's mapping or in the batch, of shape ``[batch, height, width]`` or
-            ``[batch, height, width, channels]`` with 1, 3 or 4 channels; values from 0 to 255.
+        name: of a tensor in the model's mapping or in the batch, of shape ``[height, width]``,
+            ``[batch, height, width]`` or ``[batch, height, width, channels]`` with 1, 3 or 4 channels; values from 0
+            to 255.
         prefix: what the files' names start with; the tensor's name if None.
         scale: what the values are multiplied by first, such as 255 for values from 0 to 1.
         max_images: how many examples of the batch are written.
@@ -91,7 +92,6 @@ class DumpTensorAsImage(ProcessTensors):
     """
 
     priority = Priority.WRITE
-    _takes_one = False  # whether there may be a single picture instead of a batch
 
     def __init__(
         self,
@@ -113,15 +113,9 @@ class DumpTensorAsImage(ProcessTensors):
 
     def process(self, *arrays: np.ndarray[Any, Any]) -> None:
         images = np.asarray(arrays[0] if self._map_function is None else self._map_function(arrays[0]))
-        images = images[None] if images.ndim == 2 and self._takes_one else images
-        images = images[..., None] if images.ndim == 3 else images
-        if images.ndim != 4 or images.shape[-1] not in (1, 3, 4):
-            raise CallbackError(
-                f"DumpTensorAsImage: {self.names[0]!r} must have shape [batch, height, width] or "
-                f"[batch, height, width, 1, 3 or 4], got {list(images.shape)}"
-            )
+        images = images[..., None] if images.ndim == 3 else images  # of a batch, not of one with channels
         self._directory.mkdir(parents=True, exist_ok=True)
-        for index, image in enumerate(pictures(self.names[0], images[: self._max_images] * self._scale)):
+        for index, image in enumerate(pictures(self.names[0], images * self._scale)[: self._max_images]):
             name = f"{self._prefix}-step-{self.trainer.global_step:010d}-{index}.png".replace("/", "-")
             write_atomic(self._directory / name, png(image))
 
@@ -130,14 +124,12 @@ class DumpParamAsImage(DumpTensorAsImage):
     """Writes a variable of the model as PNG files into ``analysis/images/`` whenever triggered.
 
     Args:
-        name: of the variable, such as ``conv0/kernel``; of shape ``[height, width]`` or as for `DumpTensorAsImage`.
+        name: of the variable, such as ``conv0/kernel``; of a shape as for `DumpTensorAsImage`.
         options: those of `DumpTensorAsImage`; a `map_function` makes pictures of a kernel, for example.
 
     Raises:
         CallbackError: while training, if the array is not of such a shape; at setup, if there is no such variable.
     """
-
-    _takes_one = True
 
     def __init__(self, name: str, **options: Any) -> None:
         super().__init__(name.removesuffix(":0"), **options)

@@ -104,9 +104,6 @@ class HostMemoryTracker(Callback):
         )
 
 
-_GIB = 2**30
-
-
 class GPUUtilizationTracker(Callback):
     """Records how busy each GPU was since the last trigger, in percent, as ``perf/gpu<number>_utilization``.
 

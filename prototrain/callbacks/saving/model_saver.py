@@ -31,7 +31,7 @@ class ModelSaver(Callback):
         max_to_keep: how many checkpoints stay.
         asynchronous: continue training while the files are written. A process that is killed meanwhile has the
             checkpoint before; a failure is reported at the next save.
-        keep_every_n_hours: besides these, one checkpoint stays for ever whenever this time has passed.
+        keep_every_n_hours: whenever this time has passed, one more checkpoint is never deleted.
         interval: "auto" for the interval at which saving and doing lost steps again cost least together, from what
             saves are measured to cost and how often a failure is expected. Then there is no `every`; the end of the run
             counts as due.
@@ -188,21 +188,10 @@ class ModelSaver(Callback):
         self._protect()
 
 
-def best_interval(cost: float, failure_seconds: float) -> float:
-    """The interval between saves at which saving and doing lost steps again cost least together, by Young and Daly.
-
-    Args:
-        cost: seconds for which a save holds up the training.
-        failure_seconds: the mean time between failures.
-
-    Returns:
-        seconds, ``sqrt(2 * cost * failure_seconds)``; never less than the save itself takes.
-    """
-    return max(math.sqrt(2 * cost * failure_seconds), cost)
-
-
 class SaveInterval:
-    """The best interval by what saves have cost so far.
+    """The interval between saves at which saving and doing lost steps again cost least, by Young and Daly.
+
+    That is ``sqrt(2 * cost * failure_seconds)``, and never less than a save takes.
 
     Args:
         failure_seconds: the mean time between failures of one worker.
@@ -230,7 +219,7 @@ class SaveInterval:
         """
         self._costs.append(cost)
         cost = statistics.median(self._costs)
-        self.seconds = best_interval(cost, self._failure_seconds)
+        self.seconds = max(math.sqrt(2 * cost * self._failure_seconds), cost)
         if self._said is not None and 1 / _WORTH_SAYING < self.seconds / self._said < _WORTH_SAYING:
             return None
         self._said = self.seconds

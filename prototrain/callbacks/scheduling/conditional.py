@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, ProxyCallback
 from prototrain.errors import CallbackError
-from prototrain.step.variables import scratch_variable
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
@@ -27,17 +26,8 @@ class ConditionalCallback(ProxyCallback):
         """Whether the hooks on the host run now."""
         raise NotImplementedError
 
-    def is_enabled_in_run(self) -> Any:
-        """Whether the hooks along with an iteration run in this one: a bool, or a bool tensor where it is traced."""
-        raise NotImplementedError
-
     def overrides(self, hook: str) -> bool:
         return self.callback.overrides(hook)
-
-    @property
-    def runs_in_steps(self) -> bool:
-        """Whether the callback has hooks along with the iterations."""
-        return self.callback.overrides("before_run") or self.callback.overrides("after_run")
 
     def before_epoch(self) -> None:
         if self.is_enabled():
@@ -46,14 +36,6 @@ class ConditionalCallback(ProxyCallback):
     def after_epoch(self) -> None:
         if self.is_enabled():
             self.callback.after_epoch()
-
-    def before_run(self) -> None:
-        if self.callback.overrides("before_run"):
-            _run_if(self.is_enabled_in_run(), self.callback.before_run)
-
-    def after_run(self, outputs: dict[str, Any]) -> None:
-        if self.callback.overrides("after_run"):
-            _run_if(self.is_enabled_in_run(), lambda: self.callback.after_run(outputs))
 
     def trigger_step(self) -> None:
         if self.is_enabled():
@@ -68,11 +50,37 @@ class ConditionalCallback(ProxyCallback):
             self.callback.trigger()
 
 
+class EnableCallbackIf(ConditionalCallback):
+    """Runs the hooks of another callback only while a condition holds.
+
+    Args:
+        callback: whose hooks are run.
+        condition: takes the trainer; called right before a hook.
+
+    Raises:
+        CallbackError: the condition is not a function, or the callback has hooks that are traced into the step.
+    """
+
+    def __init__(self, callback: Callback, condition: Callable[[Trainer], bool]) -> None:
+        super().__init__(callback)
+        if not callable(condition):
+            raise CallbackError(f"EnableCallbackIf of {callback.name}: the condition must be a function of the trainer")
+        if callback.overrides("before_run") or callback.overrides("after_run"):
+            raise CallbackError(
+                f"EnableCallbackIf of {callback.name}: its before_run or after_run is traced into the step; use "
+                "tf.cond in it, or PeriodicCallback"
+            )
+        self._condition = condition
+
+    def is_enabled(self) -> bool:
+        return bool(self._condition(self.trainer))
+
+
 class PeriodicCallback(ConditionalCallback):
     """Runs all hooks of another callback only in every k-th step or epoch.
 
-    `PeriodicTrigger` is about `trigger` alone and replaces the callback's schedule; this one thins it out, hooks traced
-    into the step included. With both intervals a hook runs when either fits.
+    `PeriodicTrigger` is about `trigger` alone and replaces the callback's schedule; this one thins it out, including
+    hooks that are traced into the step. With both intervals a hook runs when either fits.
 
     Args:
         callback: whose hooks are run.
@@ -98,10 +106,25 @@ class PeriodicCallback(ConditionalCallback):
     def is_enabled(self) -> bool:
         return bool(self._fits(self.trainer.global_step, self.trainer.epoch_num))
 
-    def is_enabled_in_run(self) -> Any:
-        # The iteration that is under way is the next one to be completed.
+    def before_run(self) -> None:
+        self._run_in_step("before_run")
+
+    def after_run(self, outputs: dict[str, Any]) -> None:
+        self._run_in_step("after_run", outputs)
+
+    def _run_in_step(self, hook: str, *arguments: Any) -> None:
+        """Run a hook if the step that is under way is its turn: a bool in Python, and a tensor where it is traced."""
         completed = self.trainer.counter.begun
-        return self._fits(completed + 1, completed // self.trainer.steps_per_epoch + 1)
+        fits = self._fits(completed + 1, completed // self.trainer.steps_per_epoch + 1)
+
+        def run() -> tf.Tensor:
+            getattr(self.callback, hook)(*arguments)
+            return tf.constant(True)
+
+        if tf.is_tensor(fits):
+            tf.cond(fits, run, lambda: tf.constant(False))
+        elif fits:
+            run()
 
     def next_step(self, step: int) -> int | None:
         due = self.callback.next_step(step)
@@ -127,60 +150,3 @@ class PeriodicCallback(ConditionalCallback):
             epoch = (self._epoch_of(step) // self._every_k_epochs + 1) * self._every_k_epochs
             found.append((epoch - 1) * self.trainer.steps_per_epoch + 1)
         return min(found)
-
-
-class EnableCallbackIf(ConditionalCallback):
-    """Runs all hooks of another callback only while a condition holds.
-
-    If the callback has hooks traced into the step, the condition is asked before every step, and every compiled call is
-    one step long.
-
-    Args:
-        callback: whose hooks are run.
-        condition: takes the trainer; asked right before a hook would run.
-    """
-
-    def __init__(self, callback: Callback, condition: Callable[[Trainer], bool]) -> None:
-        super().__init__(callback)
-        if not callable(condition):
-            raise CallbackError(f"EnableCallbackIf of {callback.name}: the condition must be a function of the trainer")
-        self._condition = condition
-        self._due: int | None = None
-
-    def setup(self) -> None:
-        self._enabled = scratch_variable(False, name="enabled")
-        super().setup()
-
-    def overrides(self, hook: str) -> bool:
-        return super().overrides(hook) or (hook == "next_step" and self.runs_in_steps)
-
-    def is_enabled(self) -> bool:
-        return bool(self._condition(self.trainer))
-
-    def is_enabled_in_run(self) -> Any:
-        return self._enabled.read_value() if tf.inside_function() else self.is_enabled()
-
-    def next_step(self, step: int) -> int | None:
-        self._due = self.callback.next_step(step)
-        if not self.runs_in_steps:
-            return self._due
-        self._enabled.assign(self.is_enabled())
-        return step + 1
-
-    def trigger_step(self) -> None:
-        if self._due == self.trainer.global_step:
-            super().trigger_step()
-
-
-def _run_if(condition: Any, hook: Callable[[], Any]) -> None:
-    """Call a hook if the condition holds, where that is known; else add it to the graph under the condition."""
-    if not tf.is_tensor(condition):
-        if condition:
-            hook()
-        return
-
-    def run() -> tf.Tensor:
-        hook()
-        return tf.constant(True)
-
-    tf.cond(condition, run, lambda: tf.constant(False))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -70,15 +69,14 @@ class RunOp(Callback):
         RunOp(lambda: target.assign(weights))
 
     Args:
-        function: called without arguments. What is to be done must be in it: an assignment that is written in place
-            is made there and then, and never again.
+        function: called without arguments, such as ``lambda: target.assign(weights)``.
         run_before: call it before the first step of training (not of a resumed run).
         run_as_trigger: call it in `trigger`, by default after each epoch.
         run_step: add it to every iteration; it is then traced into the compiled step and may use TensorFlow ops only.
         verbose: print a line whenever it is called from Python.
 
     Raises:
-        CallbackError: it is not a function, or one that needs arguments.
+        CallbackError: it is not a function.
     """
 
     chief_only = False
@@ -92,7 +90,11 @@ class RunOp(Callback):
         run_step: bool = False,
         verbose: bool = False,
     ) -> None:
-        self.function = _checked(function)
+        if not callable(function) or isinstance(function, (tf.Variable, KerasVariable)):
+            raise CallbackError(
+                f"RunOp takes a function, not a {type(function).__name__}; write RunOp(lambda: variable.assign(value))"
+            )
+        self.function = function
         self._verbose = verbose
         self._run_before = run_before
         self._run_as_trigger = run_as_trigger
@@ -122,24 +124,6 @@ class RunOp(Callback):
         if self._verbose:
             named = getattr(self.function, "__name__", type(self.function).__name__)
             self.trainer.log(f"RunOp has called {named} after step {self.trainer.global_step}")
-
-
-def _checked(function: Any) -> Callable[[], Any]:
-    if not callable(function) or isinstance(function, (tf.Variable, KerasVariable)):
-        what = "the value of an op that has run already" if _is_value(function) else f"a {type(function).__name__}"
-        raise CallbackError(f"RunOp takes a function, and got {what}; write RunOp(lambda: variable.assign(value))")
-    try:
-        inspect.signature(function).bind()
-    except TypeError as error:
-        raise CallbackError(f"RunOp calls its function without arguments, and this one needs some: {error}") from error
-    except ValueError:  # of a builtin
-        pass
-    return function  # type: ignore[no-any-return]
-
-
-def _is_value(given: Any) -> bool:
-    # An assignment gives None, or the variable itself.
-    return given is None or tf.is_tensor(given) or isinstance(given, (tf.Variable, KerasVariable))
 
 
 class AssignVariables(Callback):

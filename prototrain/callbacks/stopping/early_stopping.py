@@ -59,7 +59,7 @@ class EarlyStopping(Callback):
         self._reset()
 
     def _reset(self) -> None:
-        self._is_back = self._was_back = False
+        self._is_back = False
         self.best = Best(self._mode, min_delta=self._min_delta)
         self._waited = 0
         self._counted_at = -1  # the step of the last measurement

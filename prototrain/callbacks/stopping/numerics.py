@@ -19,19 +19,19 @@ class StopOnNaN(Callback):
     In a tower trainer the test is part of the compiled step and the bad update is not applied, so the last whole step
     can be saved. In a plain-Python trainer every scalar that `run_step` returns is tested.
 
-    What an update makes of finite gradients shows in the next step, when a checkpoint is to be written, or at the end
-    of the run at the latest: no state with a variable that is not finite, the optimizer's and those of callbacks among
-    them, is written where a resume would take it, and no such checkpoint is resumed from. The run ends with an error
-    that names the variables, and a resume uses the last good checkpoint.
+    An update by finite gradients can still overflow. So all variables, including those of the optimizer and of
+    callbacks, are tested before each checkpoint and at the end of the run. A checkpoint that is not finite is neither
+    written nor resumed from. The run ends with an error that names the variables, and a resume uses the last good
+    checkpoint.
 
-    A variable that was not finite before the first step, such as a mask of -inf, is named once and left alone; if it
+    A variable that was not finite before the first step, such as a mask of -inf, is named once and not tested; if it
     was infinite, a NaN in it still counts.
 
     Args:
-        ignore: a regular expression; variables whose names it matches may become what they like.
+        ignore: a regular expression; variables whose names it matches are not tested.
 
     Raises:
-        CallbackError: `ignore` is no regular expression.
+        CallbackError: `ignore` is not a regular expression.
     """
 
     chief_only = False  # all workers must do the same updates
@@ -40,7 +40,7 @@ class StopOnNaN(Callback):
         try:
             re.compile(ignore or "")
         except re.error as error:
-            raise CallbackError(f"StopOnNaN: ignore={ignore!r} is no regular expression: {error}") from error
+            raise CallbackError(f"StopOnNaN: ignore={ignore!r} is not a regular expression: {error}") from error
         self.ignore = ignore
 
     def setup(self) -> None:
@@ -49,7 +49,7 @@ class StopOnNaN(Callback):
             self.trainer.run.finite.ignored.append(self.ignore)
 
     def after_train(self) -> None:
-        """Look at the last state ahead of those that save it."""
+        """Test the last state before it is saved."""
         trainer = self.trainer
         if trainer.global_step == trainer.run.began_at or not trainer.run.state_is_sound:
             return

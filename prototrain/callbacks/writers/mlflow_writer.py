@@ -28,8 +28,8 @@ class MLflowWriter(Tracker):
     status and as the tag ``prototrain.outcome``.
 
     It needs the extra ``prototrain[mlflow]``. A resumed run continues the same run of MLflow. Parameters cannot be
-    changed there: a value that differs since is a tag, ``changed.KEY``. Signs of names that MLflow does not know become
-    underscores.
+    changed there: a new value is written as a tag, ``changed.KEY``. In names, characters that MLflow does not allow
+    become underscores.
 
     Args:
         experiment: of MLflow's, made if it is not there; by default MLFLOW_EXPERIMENT_NAME, else "Default".
@@ -92,7 +92,7 @@ class MLflowWriter(Tracker):
         if found is not None and found.info.lifecycle_stage == "active":
             return dict(found.data.params)
         self.trainer.log(
-            f"WARNING: {self.name}: the run {run}, in which this one went on, is gone from MLflow; a new one begins"
+            f"WARNING: {self.name}: run {run}, which this one continues, is gone from MLflow; a new one begins"
         )
         return None
 

@@ -1,29 +1,58 @@
-"""Scalars as text."""
+"""Scalars as lines of text."""
 
 from __future__ import annotations
 
+import html
+import os
 import re
+import shutil
+import sys
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
 from prototrain.callbacks.base import innermost
 from prototrain.callbacks.monitor import Monitor, as_number
 from prototrain.callbacks.writers.summaries import Summaries
 from prototrain.errors import CallbackError
-from prototrain.system.wording import in_digits
+from prototrain.system.terminal import in_notebook, one_line
+from prototrain.system.wording import in_clock, in_digits, shortened, some_of
 
-WIDTH = 110
-NUMBER_WIDTH = 10  # the longest that a number gets, so that columns stay where they are from one table to the next
+_WIDTH, _HEIGHT = 120, 40  # where there is no terminal
+_NUMBER = 10  # the longest that a number gets, so that columns stay where they are
+_LONGEST_NAME = 24
+_LEAD = ("step", "epoch", "time", "steps/s", "data")
+_OF_ENGINE = ("checkpoint", "cluster", "hyper", "perf")  # prefixes of scalars that come last
+_BOLD, _GREEN, _PLAIN = "\x1b[1m", "\x1b[32m", "\x1b[0m"
+_MOST_ROWS = 1000  # of a notebook's table
+
+
+@dataclass
+class _Row:
+    """What is printed of one dataset at one step.
+
+    Attributes:
+        lead: the texts below `_LEAD`.
+        cells: the numbers by column.
+        best: the columns whose value is the best so far.
+    """
+
+    lead: list[str]
+    cells: dict[str, str] = field(default_factory=dict)
+    best: set[str] = field(default_factory=set)
 
 
 class ScalarPrinter(Monitor):
-    """Prints the scalars of training, and what else was recorded since it printed last, as a small table.
+    """Prints the scalars of training, and what else was recorded since it printed last: a line for each dataset.
+
+         step  epoch      time  steps/s  data       loss     accuracy  learning_rate
+          100      3      0:03    1,240  trn      0.1599       0.9631       0.002405
+                                         vld      0.1367*      0.9667
 
     Those of training are means over the steps since the last record of `Summaries`; without `Summaries` in the list
-    they are the last step's values.
-
-        step 200, epoch 6    accuracy  learning_rate        loss
-        trn                         1         0.0019      0.0714
-        vld                    0.9741                     0.1087
+    they are the last step's values. "steps/s" is that of the steps since the last line, without what callbacks took. A
+    star marks the best value so far, of the losses of held-out data and of what a saver or `EarlyStopping` watches.
+    Columns that do not fit into the terminal are left out. A notebook shows one table that grows.
 
     Args:
         whitelist: regular expressions; only scalars whose name one of them matches (`re.match`) are printed.
@@ -40,58 +69,141 @@ class ScalarPrinter(Monitor):
 
     def setup(self) -> None:
         self._recorded = {}
+        self._prefixes: dict[str, set[str]] = {}  # of each column
+        self._header: tuple[list[int], list[str]] = [], []  # widths and columns of the last one
+        self._has_left_out = False
+        self._lines = 0  # since then
+        self._notebook = _NotebookTable() if in_notebook() else None
+
+    def before_train(self) -> None:
+        self._since = self.trainer.global_step, self.trainer.times.steps
 
     def put_scalar(self, name: str, value: float, step: int) -> None:
         self._recorded[name] = (step, value)
 
     def trigger(self) -> None:
-        step = self.trainer.global_step
-        scalars = self._recorded
-        summaries = next((one for one in map(innermost, self.trainer.callbacks) if isinstance(one, Summaries)), None)
-        prefix = "trn" if summaries is None else summaries.prefix
-        for name, value in (self.trainer.outputs if summaries is None else summaries.means()).items():
-            scalars[f"{prefix}/{name}"] = (step, as_number(name, value))
-        self._recorded = {}
-        rows: dict[str, dict[str, str]] = {}
+        rows = self._rows()
+        if not rows:
+            return
+        columns = sorted(self._prefixes, key=self._rank)
+        if self._notebook is not None:
+            self._notebook.show(columns, rows)
+        is_terminal = sys.stdout.isatty()
+        size = shutil.get_terminal_size() if is_terminal else os.terminal_size((_WIDTH, _HEIGHT))
+        widths = [
+            *(max(5, 0 if self.trainer.is_endless else len(str(self.trainer.total_steps))), 5, 8, 7),
+            max(4, *(len(one_line(prefix)) for prefixes in self._prefixes.values() for prefix in prefixes)),
+        ]
+        shown = _that_fit(columns, size.columns - sum(widths) - 2 * len(widths))
+        lines: list[tuple[str, str]] = []  # plain, and as on a terminal
+        if (widths, shown) != self._header or self._lines + len(rows) > size.lines - 3:
+            left_out = [column for column in columns if column not in shown]
+            if left_out and not self._has_left_out:
+                self._has_left_out = True
+                self.trainer.log(f"not printed for lack of room: {some_of(left_out)}")
+            self._header, self._lines = (widths, shown), 0
+            header = _line(_Row(list(_LEAD), {name: _short(name) for name in shown}), widths, shown)
+            lines.append((header, f"{_BOLD}{header}{_PLAIN}"))
+        self._lines += len(rows)
+        lines += [(_line(row, widths, shown), _line(row, widths, shown, colour=True)) for row in rows]
+        text, coloured = ("\n".join(each) for each in zip(*lines, strict=True))
+        wants_colour = is_terminal and not os.environ.get("NO_COLOR")
+        self.trainer.run.log(text, shown="" if self._notebook else coloured if wants_colour else None)
+
+    def _rows(self) -> list[_Row]:
+        """The scalars that are due, a row for each prefix and step; remembers the columns."""
+        trainer, step = self.trainer, self.trainer.global_step
+        scalars, self._recorded = self._recorded, {}
+        summaries = next((one for one in map(innermost, trainer.callbacks) if isinstance(one, Summaries)), None)
+        own = "trn" if summaries is None else summaries.prefix
+        for name, value in (trainer.outputs if summaries is None else summaries.means()).items():
+            scalars[f"{own}/{name}"] = (step, as_number(name, value))
+        before, self._since = self._since, (step, trainer.times.steps)
+        done, seconds = (now - then for now, then in zip(self._since, before, strict=True))
+        speed = done / seconds if seconds > 0 else 0.0
+        best = trainer.monitors.best()
+        rows: dict[tuple[int, bool, str], _Row] = {}
         for name in filter(self._wanted, sorted(scalars)):
             at_step, value = scalars[name]
-            prefix, slash, tag = name.partition("/")
-            row = (prefix if slash else "") + ("" if at_step == step else f" (step {at_step})")
-            rows.setdefault(row, {})[tag if slash else name] = in_digits(value)
-        self.trainer.log(table(f"step {step}, epoch {self.trainer.epoch_num}", rows))
+            prefix, slash, column = name.partition("/")
+            prefix, column = (prefix, column) if slash else ("", name)
+            self._prefixes.setdefault(column, set()).add(prefix)
+            row = rows.setdefault((at_step, prefix != own, prefix), _Row(["", "", "", "", one_line(prefix)]))
+            row.cells[column] = in_digits(value)
+            if best.get(name) == (at_step, value):
+                row.best.add(column)
+        ordered = sorted(rows.items())
+        for number, ((at_step, *_), row) in enumerate(ordered):
+            if number and ordered[number - 1][0][0] == at_step:
+                continue
+            row.lead[0] = str(at_step)
+            if at_step == step:
+                elapsed = in_clock(trainer.times.clock() - trainer.times.began)
+                row.lead[1:4] = [str(trainer.epoch_num), elapsed, f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"]
+        return [row for _, row in ordered]
+
+    def _rank(self, column: str) -> tuple[bool, bool, bool, str]:
+        """The loss comes first, then what several datasets have, last what is about the run itself."""
+        prefixes = self._prefixes[column]
+        return column != "loss", prefixes <= {*_OF_ENGINE}, len(prefixes) == 1, column
 
     def _wanted(self, name: str) -> bool:
         allowed = self._whitelist is None or any(pattern.match(name) for pattern in self._whitelist)
         return allowed and not any(pattern.match(name) for pattern in self._blacklist)
 
 
-def table(title: str, rows: dict[str, dict[str, str]], width: int = WIDTH) -> str:
-    """Lay out numbers with a column for each name; columns beyond the width go into a further block below.
+class _NotebookTable:
+    """A table below a notebook's cell, which grows in place."""
 
-    Args:
-        title: stands above the names of the rows.
-        rows: by their names, the numbers of each by column.
-        width: in characters.
-    """
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    widths = {column: max(len(column), NUMBER_WIDTH) for column in columns}
-    margin = max(map(len, [title, *rows]))
-    blocks: list[list[str]] = [[]]
-    used = margin
+    def __init__(self) -> None:
+        self._rows: list[_Row] = []
+        self._display: Any = None
+
+    def show(self, columns: list[str], rows: list[_Row]) -> None:
+        """Add rows."""
+        from IPython import display
+
+        self._rows = [*self._rows, *rows][-_MOST_ROWS:]
+        lines = ["".join(f"<th>{html.escape(one_line(name))}</th>" for name in (*_LEAD, *columns))]
+        for row in self._rows:
+            cells = [f"<b>{row.cells[one]}*</b>" if one in row.best else row.cells.get(one, "") for one in columns]
+            lines.append("".join(f"<td>{cell}</td>" for cell in [*map(html.escape, row.lead), *cells]))
+        page = display.HTML(f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>")  # type: ignore[no-untyped-call]
+        if self._display is None:
+            self._display = display.display(page, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._display.update(page)
+
+
+def _short(name: str) -> str:
+    return shortened(one_line(name), _LONGEST_NAME)
+
+
+def _room(column: str) -> int:
+    return max(len(_short(column)), _NUMBER)
+
+
+def _that_fit(columns: list[str], width: int) -> list[str]:
+    """The columns, at least one, that fit into so many characters."""
+    shown: list[str] = []
     for column in columns:
-        used += 2 + widths[column]
-        if used > width and blocks[-1]:
-            blocks.append([])
-            used = margin + 2 + widths[column]
-        blocks[-1].append(column)
-    lines = []
-    for number, block in enumerate(blocks):
-        header = {column: column for column in block}
-        for name, row in [("" if number else title, header), *rows.items()]:
-            cells = [f"{row.get(column, ''):>{widths[column]}}" for column in block]
-            if row is header or any(column in row for column in block):
-                lines.append("  ".join([f"{name:<{margin}}", *cells]).rstrip())
-    return "\n".join(lines)
+        if _room(column) + 2 <= width or not shown:
+            width -= _room(column) + 2
+            shown.append(column)
+    return shown
+
+
+def _line(row: _Row, widths: list[int], columns: list[str], *, colour: bool = False) -> str:
+    # The name of the dataset is the only text; a star takes the place of a blank behind its number.
+    lead = [f"{text:>{width}}" for text, width in zip(row.lead[:-1], widths, strict=False)]
+    parts = ["  ".join([*lead, f"{row.lead[-1]:<{widths[-1]}}"])]
+    for column in columns:
+        text = row.cells.get(column, "")
+        is_best = column in row.best
+        cell = f"{text}*" if is_best else f"{text} "
+        padding = " " * (_room(column) + 1 - len(cell))
+        parts.append(f"{padding}{_GREEN}{cell}{_PLAIN}" if is_best and colour else f"{padding}{cell}")
+    return " ".join(parts).rstrip()
 
 
 def _compile(patterns: Iterable[str]) -> list[re.Pattern[str]]:

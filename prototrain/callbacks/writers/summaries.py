@@ -95,10 +95,12 @@ class Summaries(Callback):
         step, recorded = self._last
         if step == self.trainer.global_step:
             return recorded
-        outputs = self.trainer.outputs
-        found = {name: total / count if count else math.nan for name, (total, count) in self._sums_and_counts().items()}
-        own = {name: as_number(name, outputs[name]) for name in self.trainer.unaveraged if name in outputs}
-        return {name: own.get(name, mean) for name, mean in found.items()}
+        found = {name: as_number(f"{self.prefix}/{name}", value) for name, value in self.trainer.outputs.items()}
+        averaged = self._sums_and_counts().items() if found else ()
+        for name, (total, count) in averaged:
+            if count and not (name in found and name in self.trainer.unaveraged):
+                found[name] = total / count
+        return found
 
     def trigger(self) -> None:
         # A resumed run that has to finish a step records what that step has recorded before.

@@ -33,11 +33,11 @@ class TensorBoardWriter(Monitor):
     """Writes event files below ``summaries/``.
 
     Each prefix has its own directory, so that ``trn/loss`` and ``vld/loss`` share a chart. When a run is resumed,
-    each file begins with a mark that makes TensorBoard drop what an earlier file has of later steps. What a full disk
-    refuses is kept and written once there is room.
+    each file begins with a mark that makes TensorBoard drop later steps of earlier files. Events that cannot be written
+    because the disk is full are kept and written once there is room.
 
-    The config is among the text, as ``config`` for each time that the run was started, and its values are a row of the
-    tab HPARAMS: TensorBoard shows those of the first start there, and that the run has come to its end once it has.
+    The config is written as the text ``config`` at each start of the run, and its values are a row of the tab HPARAMS.
+    TensorBoard shows the values of the first start there, and whether the run has finished.
 
     Args:
         clock: returns seconds since the epoch, for the events' wall time.
@@ -47,8 +47,8 @@ class TensorBoardWriter(Monitor):
         self._clock = clock
         self._sub_runs: dict[str, _SubRun] | None = None
         self._failing = False
-        # The last scalars' names, their events by prefix, and where in these each one's number stands: to make a
-        # message takes longer than all else, and most often only the numbers are others.
+        # The names of the last scalars, their events by prefix, and the slots of their numbers in them. Making a
+        # message takes longer than all else, and usually only the numbers change.
         self._names: list[str] = []
         self._events: dict[str, Event] = {}
         self._slots: list[Any] = []
@@ -98,7 +98,7 @@ class TensorBoardWriter(Monitor):
         sub_runs[prefix].events.append(event.SerializeToString())
 
     def _add_summary(self, summary: Summary) -> None:
-        """Write what is about the run as a whole."""
+        """Write a summary of the whole run."""
         self.add_event("", Event(step=self.trainer.global_step, summary=summary))
 
     def flush(self) -> None:
@@ -114,7 +114,7 @@ class TensorBoardWriter(Monitor):
             self._failing = self._failing and not waiting
 
     def after_train(self) -> None:
-        # TensorBoard keeps to the first end that it is told, so that only the last one is told.
+        # TensorBoard shows the first end that it reads, so only the end of a finished run is written.
         has_config = self._sub_runs is not None and self.trainer.config is not None
         if has_config and self.trainer.outcome.state == "finished":
             end = SessionEndInfo(status=STATUS_SUCCESS, end_time_secs=self._clock())
@@ -144,9 +144,9 @@ def _as_hparam(value: Any) -> bool | float | str:
 
 
 def _start(values: Mapping[str, bool | float | str], now: float) -> Summary:
-    """A row of the tab HPARAMS, as TensorBoard's `hparams_pb` makes it.
+    """Make a row of the tab HPARAMS.
 
-    That and what makes the row's end live in modules that bring along what else no run needs and takes half a second.
+    `hparams_pb` of TensorBoard does the same, but importing it takes half a second.
     """
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     start = SessionStartInfo(group_name=hashlib.sha256(text.encode()).hexdigest(), start_time_secs=now)
@@ -164,7 +164,7 @@ def _of_session(tag: str, data: HParamsPluginData) -> Summary:
 
 
 class _SubRun:
-    """The event file that this process writes for one prefix, and the events that it does not hold yet."""
+    """The event file of one prefix, and the events that are not written yet."""
 
     _path: Path
 
@@ -210,7 +210,7 @@ class _SubRun:
         return bytes(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
 
     def _abandon(self) -> None:
-        """Give up a file whose last records may be broken: keep its good part, and begin another one next time."""
+        """Cut broken records off the file; the next flush begins another one."""
         self.close()
         if self._good_size:
             os.truncate(self._path, self._good_size)

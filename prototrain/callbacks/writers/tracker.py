@@ -34,12 +34,11 @@ class Point:
 class Tracker(Monitor):
     """Sends scalars, pictures, the config and the outcome of a run to an experiment tracker.
 
-    A thread sends what there is, every few seconds, so that a slow server does not slow the run down. What a server
-    does not take is reported once, kept, and sent later; what is still waiting when a checkpoint is written is in the
-    checkpoint.
+    A thread sends new values every few seconds, so that a slow server does not slow the run down. If sending fails,
+    that is reported once, and the values are sent later. Checkpoints hold the values that are not sent yet.
 
-    A resumed run continues the same run of the tracker, whose id is in the checkpoint. Steps that a killed run made
-    after its last checkpoint are made again, and sent again.
+    A resumed run continues the same run of the tracker, whose id is in the checkpoint. It repeats the steps that a
+    killed run made after its last checkpoint, and sends them again.
 
     A subclass defines `connect`, `send` and `close`.
 
@@ -51,7 +50,7 @@ class Tracker(Monitor):
         extra: of prototrain, which brings what is needed.
     """
 
-    # The last one to end: whether a save has failed is part of the outcome.
+    # After the savers: a failed save is part of the outcome.
     priority = Priority.SAVE + 100
     extra: str
 
@@ -64,13 +63,13 @@ class Tracker(Monitor):
     # -- for subclasses -----------------------------------------------------------------------------------------------
 
     def connect(self, run: str | None) -> str:
-        """Go on in a run of the tracker, or begin a new one, and give it the config.
+        """Continue a run of the tracker, or begin a new one, and send the config.
 
         Args:
             run: its id; None for a new one.
 
         Returns:
-            the id of the run; another one than was asked for if that is gone.
+            the id of the run; a new one if the run that was asked for is gone.
         """
         raise NotImplementedError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -99,6 +100,54 @@ def layer_name(column: Column) -> str:
 def as_layer_name(name: str) -> str:
     """A name for a layer: Keras and TensorFlow do not take every character."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip("_-") or "column"
+
+
+set_field = object.__setattr__
+"""Sets a field of a frozen column, in its `__post_init__`."""
+
+
+def adopted(column: Any) -> Any:
+    """A column of this package; one of `tf.feature_column` is taken over by its fields.
+
+    Raises:
+        ModelError: it is neither.
+    """
+    if isinstance(column, Column):
+        return column
+    from prototrain.estimator import feature_column  # which imports this
+
+    fields: dict[str, Any] = getattr(column, "_asdict", dict)()  # those of TensorFlow are named tuples
+    make = getattr(feature_column, _OF_TENSORFLOW.get(type(column).__name__, ""), None) if fields else None
+    if make is None:
+        raise ModelError(
+            f"feature_columns: {type(column).__name__} is no column; prototrain.estimator.feature_column makes them"
+        )
+    known = inspect.signature(make).parameters
+    fields = {_RENAMED.get(name, name): value for name, value in fields.items()}
+    return make(**{name: value for name, value in fields.items() if name in known and value is not None})
+
+
+_RENAMED = {"number_buckets": "num_buckets"}
+_OF_TENSORFLOW = {
+    "NumericColumn": "numeric_column",
+    "BucketizedColumn": "bucketized_column",
+    "VocabularyListCategoricalColumn": "categorical_column_with_vocabulary_list",
+    "VocabularyFileCategoricalColumn": "categorical_column_with_vocabulary_file",
+    "HashedCategoricalColumn": "categorical_column_with_hash_bucket",
+    "IdentityCategoricalColumn": "categorical_column_with_identity",
+    "CrossedColumn": "crossed_column",
+    "WeightedCategoricalColumn": "weighted_categorical_column",
+    "IndicatorColumn": "indicator_column",
+    "EmbeddingColumn": "embedding_column",
+}
+
+
+def categorical(column: Any, who: str) -> Categorical:
+    """A categorical column; a ModelError says who asks for one if it is of another kind."""
+    found = adopted(column)
+    if isinstance(found, Categorical):
+        return found
+    raise ModelError(f"{who} takes a categorical column, not {type(found).__name__}")
 
 
 # -- features as columns read them: dense, with a dimension of values ---------------------------------------------

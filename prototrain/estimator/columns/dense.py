@@ -9,15 +9,26 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from prototrain.estimator.columns.base import Categorical, Dense, combined, layer_name
+from prototrain.estimator.columns.base import (
+    Categorical,
+    Dense,
+    categorical,
+    check_combiner,
+    combined,
+    layer_name,
+    set_field,
+)
 from prototrain.model.keras_hooks import present_call
 
 
 @dataclass(frozen=True)
 class Indicator(Dense):
-    """See `indicator_column`."""
+    """A categorical column as one number for each value: how often it is there."""
 
     categorical_column: Categorical
+
+    def __post_init__(self) -> None:
+        set_field(self, "categorical_column", categorical(self.categorical_column, "indicator_column"))
 
     @property
     def name(self) -> str:
@@ -84,7 +95,19 @@ class _Vectors(Dense):
 
 @dataclass(frozen=True)
 class Embedded(_Vectors):
-    """See `embedding_column`."""
+    """A categorical column as vectors that are learned.
+
+    Attributes:
+        categorical_column: a categorical column.
+        dimension: of the vectors.
+        combiner: how those of one example are put together: "mean", "sqrtn" or "sum".
+        initializer: of Keras; by default a truncated normal one with a standard deviation of 1/sqrt(dimension).
+        max_norm: longer vectors are shortened to this L2 norm.
+        trainable: whether they are learned.
+
+    Raises:
+        ModelError: the column is of another kind, or there is no such combiner.
+    """
 
     categorical_column: Categorical
     dimension: int
@@ -92,6 +115,10 @@ class Embedded(_Vectors):
     initializer: Any = None
     max_norm: float | None = None
     trainable: bool = True
+
+    def __post_init__(self) -> None:
+        check_combiner(self.combiner)
+        set_field(self, "categorical_column", categorical(self.categorical_column, "embedding_column"))
 
     @property
     def name(self) -> str:

@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.estimator.columns.base import Categorical, discrete, is_missing, raw
+from prototrain.estimator.columns.base import Categorical, adopted, categorical, discrete, is_missing, raw, set_field
+from prototrain.estimator.columns.single import Hashed
 
 
 @dataclass(frozen=True)
 class Crossed(Categorical):
-    """See `crossed_column`."""
+    """Which values come together, distributed over so many buckets by a hash.
 
-    keys: tuple[Any, ...]
+    Attributes:
+        keys: at least two: keys of features, bucketized columns, or categorical ones that are neither hashed nor
+            weighted.
+        hash_bucket_size: how many buckets there are.
+        hash_key: another one gives another hash.
+
+    Raises:
+        ModelError: there is only one, or one that is of another kind.
+    """
+
+    keys: Sequence[Any]
     hash_bucket_size: int
     hash_key: int | None = None
+
+    def __post_init__(self) -> None:
+        parts = tuple(key if isinstance(key, str) else adopted(key) for key in self.keys)
+        if isinstance(self.keys, str) or len(parts) < 2:
+            raise ModelError(f"crossed_column needs at least two keys, not {self.keys!r}")
+        for part in parts:
+            if isinstance(part, Hashed | Weighted) or not isinstance(part, str | Categorical):
+                raise ModelError(
+                    "crossed_column takes keys of features, bucketized columns and categorical ones that are not "
+                    f"weighted and not hashed, not {type(part).__name__}"
+                )
+        set_field(self, "keys", parts)
 
     @property
     def name(self) -> str:
@@ -51,11 +74,25 @@ class Crossed(Categorical):
 
 @dataclass(frozen=True)
 class Weighted(Categorical):
-    """See `weighted_categorical_column`."""
+    """A categorical column whose values count as much as another feature says.
+
+    Attributes:
+        categorical_column: a categorical column.
+        weight_feature_key: the feature that has a number for each value.
+        dtype: of these in a serialized `tf.train.Example`.
+
+    Raises:
+        ModelError: the column is of another kind, or the numbers would be texts.
+    """
 
     categorical_column: Categorical
     weight_feature_key: str
     dtype: tf.DType = tf.float32
+
+    def __post_init__(self) -> None:
+        if self.dtype == tf.string:
+            raise ModelError(f"weighted_categorical_column: the weights {self.weight_feature_key!r} must be numbers")
+        set_field(self, "categorical_column", categorical(self.categorical_column, "weighted_categorical_column"))
 
     @property
     def name(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,18 +10,29 @@ import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.estimator.columns.base import Categorical, Dense, discrete, is_missing, raw
+from prototrain.estimator.columns.base import Categorical, Dense, adopted, discrete, is_missing, raw, set_field
 
 
 @dataclass(frozen=True)
 class Numeric(Dense):
-    """See `numeric_column`."""
+    """Numbers as they are.
+
+    Attributes:
+        key: of the feature.
+        shape: of the feature in one example.
+        default_value: where it is missing in a serialized `tf.train.Example`.
+        dtype: there.
+        normalizer_fn: from the batch of numbers to another one of the same shape.
+    """
 
     key: str
-    shape: tuple[int, ...] = (1,)
+    shape: int | Sequence[int] = (1,)
     default_value: Any = None
     dtype: tf.DType = tf.float32
     normalizer_fn: Callable[[tf.Tensor], tf.Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        set_field(self, "shape", (self.shape,) if isinstance(self.shape, int) else tuple(self.shape))
 
     @property
     def name(self) -> str:
@@ -45,10 +56,27 @@ class Numeric(Dense):
 
 @dataclass(frozen=True)
 class Bucketized(Dense, Categorical):
-    """See `bucketized_column`."""
+    """Numbers by the interval that they lie in; each boundary belongs to the interval above it.
+
+    Attributes:
+        source_column: a `numeric_column`.
+        boundaries: in ascending order.
+
+    Raises:
+        ModelError: they are not, or the column is of another kind.
+    """
 
     source_column: Numeric
-    boundaries: tuple[float, ...]
+    boundaries: Sequence[float]
+
+    def __post_init__(self) -> None:
+        source, boundaries = adopted(self.source_column), list(self.boundaries)
+        if not isinstance(source, Numeric):
+            raise ModelError(f"bucketized_column takes a numeric_column, not {type(source).__name__}")
+        if boundaries != sorted(set(boundaries)) or not boundaries:
+            raise ModelError(f"bucketized_column({source.key!r}): the boundaries must ascend, not {boundaries}")
+        set_field(self, "source_column", source)
+        set_field(self, "boundaries", tuple(map(float, boundaries)))
 
     @property
     def name(self) -> str:
@@ -104,12 +132,32 @@ class OfOneFeature(Categorical):
 
 @dataclass(frozen=True)
 class Vocabulary(OfOneFeature):
-    """See `categorical_column_with_vocabulary_list`."""
+    """Words, or whole numbers, by their place in a list.
 
-    vocabulary_list: tuple[Any, ...]
-    dtype: tf.DType
+    Attributes:
+        key: of the feature.
+        vocabulary_list: the words.
+        dtype: of the feature in a serialized `tf.train.Example`; that of the words if None.
+        default_value: the place of a word that is not in the list; -1 leaves it out.
+        num_oov_buckets: how many places, behind the list, such words are distributed over instead.
+
+    Raises:
+        ModelError: there are no words, or both a default and further places are asked for.
+    """
+
+    vocabulary_list: Sequence[Any]
+    dtype: tf.DType | None = None
     default_value: int = -1
     num_oov_buckets: int = 0
+
+    def __post_init__(self) -> None:
+        words = tuple(word.item() if hasattr(word, "item") else word for word in self.vocabulary_list)
+        if not words or len(set(words)) < len(words):
+            raise ModelError(f"the vocabulary of the column {self.key!r} must have words, each of them once")
+        if self.num_oov_buckets and self.default_value != -1:
+            raise ModelError(f"the column {self.key!r} cannot have both num_oov_buckets and a default_value")
+        set_field(self, "vocabulary_list", words)
+        set_field(self, "dtype", self.dtype or (tf.string if isinstance(words[0], str | bytes) else tf.int64))
 
     @property
     def size(self) -> int:  # type: ignore[override]
@@ -135,7 +183,13 @@ class Vocabulary(OfOneFeature):
 
 @dataclass(frozen=True)
 class Hashed(OfOneFeature):
-    """See `categorical_column_with_hash_bucket`."""
+    """Words, or whole numbers, distributed over so many buckets by a hash.
+
+    Attributes:
+        key: of the feature.
+        hash_bucket_size: how many buckets there are.
+        dtype: of the feature in a serialized `tf.train.Example`.
+    """
 
     hash_bucket_size: int
     dtype: tf.DType = tf.string
@@ -150,14 +204,20 @@ class Hashed(OfOneFeature):
 
 @dataclass(frozen=True)
 class Identity(OfOneFeature):
-    """See `categorical_column_with_identity`."""
+    """Whole numbers from 0 as they are.
 
-    number_buckets: int
+    Attributes:
+        key: of the feature.
+        num_buckets: how many there are.
+        default_value: in place of others; None makes them an error while training.
+    """
+
+    num_buckets: int
     default_value: int | None = None
 
     @property
     def size(self) -> int:  # type: ignore[override]
-        return self.number_buckets
+        return self.num_buckets
 
     def _numbered(self, values: tf.Tensor) -> tf.Tensor:
         if values.dtype == tf.string:

@@ -18,7 +18,7 @@ from prototrain import Callback, ModelDict, SimpleTrainer, default_callbacks
 from prototrain.callbacks import CallbackFactory, JSONWriter, SaveOnExit, Validation
 from prototrain.callbacks.base import innermost
 from prototrain.checkpoint.random import random_state
-from prototrain.errors import CallbackError, DataError, ModelError, StepError
+from prototrain.errors import DataError, ModelError, StepError
 from tests.tiny import CountingTrainer, tiny_build, tiny_datasets, tiny_model, tiny_trainer, values
 
 LOSSES = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 100], np.float32)  # three batches of 4, 4 and 2
@@ -81,32 +81,6 @@ def test_a_custom_evaluate_needs_neither_dataset_nor_trainer() -> None:
     assert made.monitors.history("elsewhere/score") == [(2, 0.5)]
 
 
-def test_a_trainer_with_evaluate_is_enough() -> None:
-    class Evaluates(CountingTrainer):
-        def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float]:
-            return {"total": self.state["total"]}
-
-    trainer = Evaluates()
-    trainer.train([Validation()], steps_per_epoch=2, max_epoch=2)
-    assert trainer.monitors.history("vld/total") == [(2, 3.0), (4, 10.0)]
-
-
-def test_a_trainer_without_evaluate_is_refused() -> None:
-    with pytest.raises(CallbackError, match=r"CountingTrainer has not; define it, or give Validation\(evaluate=...\)"):
-        CountingTrainer().train([Validation()], max_steps=1)
-
-
-def test_an_evaluate_that_forgets_to_return_is_named() -> None:
-    with pytest.raises(CallbackError, match=r"evaluate\('vld', ...\) returned None"):
-        CountingTrainer().train([Validation(evaluate=lambda dataset, batches: None)], max_steps=1)
-
-
-@pytest.mark.parametrize("batches", [-1, 1.5, None, True])
-def test_wrong_numbers_of_batches_are_refused(batches: Any) -> None:
-    with pytest.raises(CallbackError, match="batches must be a whole number"):
-        Validation(batches=batches)
-
-
 def test_an_interrupted_validation_is_done_again_by_the_resumed_run(experiment: Path) -> None:
     asked: list[int] = []
 
@@ -156,13 +130,6 @@ def failing_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDi
     if not train_phase:
         net.loss = tf.debugging.check_numerics(net.loss / 0.0, "held-out loss")
     return net
-
-
-def test_a_mistake_shows_before_the_first_step(experiment: Path) -> None:
-    trainer = tiny_trainer(experiment, build=faulty_build)
-    with pytest.raises(ModelError, match="weight"):
-        trainer.train([Validation().every(steps=5), SaveOnExit()], max_steps=9)
-    assert trainer.global_step == 0 and trainer.run.checkpoints.steps() == []
 
 
 def test_a_mistake_shows_before_the_first_step_of_a_resumed_run(experiment: Path) -> None:
@@ -227,18 +194,6 @@ def test_trying_it_out_leaves_nothing_behind(resumed: bool, experiment: Path) ->
     late = Validation()  # not due before the run is over
     late.at_end = False
     assert state(late.every(steps=50), directory=directory) == state(directory=directory)
-
-
-def test_what_is_traced_for_the_trial_is_used() -> None:
-    phases: list[bool] = []
-
-    def counted_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
-        phases.append(train_phase)
-        return tiny_build(inputs, train_phase)
-
-    trainer = tiny_trainer(build=counted_build)
-    trainer.train([Validation(batches=1).every(steps=2), Validation(prefix="all").every(steps=2)], max_steps=4)
-    assert phases.count(False) == 1
 
 
 def test_the_order_of_shuffled_data_is_not_moved_on() -> None:

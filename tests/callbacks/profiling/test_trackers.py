@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,6 @@ from prototrain.callbacks import (
     ThroughputTracker,
 )
 from prototrain.callbacks.profiling.trackers import in_words
-from prototrain.errors import CallbackError
 from tests.tiny import CountingTrainer, tiny_trainer
 
 
@@ -28,11 +26,6 @@ def test_throughput(samples: int | None, name: str, speed: float) -> None:
     tracker = ThroughputTracker(samples, clock=lambda: trainer.global_step * 10.0)
     trainer.train([tracker.every(steps=3)], max_steps=7)
     assert trainer.monitors.history(f"perf/{name}_per_second") == [(step, pytest.approx(speed)) for step in (3, 6, 7)]
-
-
-def test_throughput_of_nothing() -> None:
-    with pytest.raises(CallbackError, match="samples must be positive"):
-        ThroughputTracker(0)
 
 
 def test_time_left(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,18 +113,13 @@ def test_no_gpu_memory(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("first_step", "max_steps"), [(3, 8), (1, 8), (3, 4)])
 def test_profile(first_step: int, max_steps: int, experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    profiler = GraphProfiler(first_step=first_step, steps=2, chrome_trace=True)
+    profiler = GraphProfiler(first_step=first_step, steps=2)
     tiny_trainer(experiment).train([profiler], max_steps=max_steps)
     (file,) = (experiment / "summaries" / "plugins" / "profile").rglob("*.xplane.pb")
     assert b"step_num" in file.read_bytes()  # steps are marked: the page has times per step
     assert f"profiled up to step {first_step + 1}" in capsys.readouterr().out
-    trace = json.loads((experiment / "analysis" / f"profile-step-000000000{first_step + 1}.json").read_text())
-    marks = [event for event in trace["traceEvents"] if event["name"] == "train"]
-    assert len(marks) == 2 and all(mark["dur"] > 0 and mark["ts"] > 0 for mark in marks)
 
 
 def test_no_profile_of_steps_that_are_over(experiment: Path) -> None:
     tiny_trainer(experiment).train([GraphProfiler(first_step=20)], max_steps=3)
     assert not (experiment / "summaries").exists()
-    with pytest.raises(CallbackError, match="at least 1"):
-        GraphProfiler(steps=0)

@@ -24,7 +24,7 @@ from prototrain.callbacks import (
 )
 from prototrain.callbacks.base import Callback, Priority
 from prototrain.checkpoint import verify
-from prototrain.errors import CallbackError, CheckpointError
+from prototrain.errors import CheckpointError
 from prototrain.model.built import BuiltModel
 from tests.tiny import CountingTrainer, tiny_model, tiny_trainer, values
 
@@ -70,11 +70,6 @@ def test_a_resumed_run_keeps_the_same(stop: int, order: int, experiment: Path) -
         trainer.train([measure(), *savers, SaveOnExit()], max_steps=max_steps)
         assert trainer.run.resume_line().startswith("resumed") or max_steps == stop
     assert checkpoints(experiment) == [5, 7, 8]
-
-
-def test_a_stale_value_is_an_error(experiment: Path) -> None:
-    with pytest.raises(CallbackError, match="no scalar 'vld/loss'"):
-        CountingTrainer(experiment=experiment).train([measure(), MinSaver("vld/loss")], max_steps=2)
 
 
 def best_note(experiment: Path) -> dict[str, Any]:
@@ -233,16 +228,3 @@ def test_the_best_weights_load_in_one_line(experiment: Path) -> None:
     for source in ({"a": np.zeros(1)}, trainer.run.checkpoints.path(4), experiment / "nothing"):
         with pytest.raises(CheckpointError, match=r"needs an experiment|has no best checkpoint"):
             trainer.load_weights(source, checkpoint="best")
-
-
-def test_the_best_checkpoint_outlives_a_second_training_in_the_process(experiment: Path) -> None:
-    measuring = CallbackFactory(
-        trigger=lambda self: self.trainer.monitors.put_scalar("vld/x", abs(self.trainer.global_step - 2)),
-        priority=Priority.EVALUATE,
-    ).every(steps=1)
-    best = MinSaver("vld/x").every(steps=1)
-    trainer = CountingTrainer(experiment=experiment)
-    trainer.train([measuring, best], max_steps=4)
-    assert trainer.run.checkpoints.steps() == [2]
-    trainer.train([measuring, best, ModelSaver(max_to_keep=1).every(steps=1)], max_steps=8)
-    assert trainer.run.checkpoints.steps() == [2, 8]

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
-import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from prototrain import Callback
-from prototrain.callbacks import ModelSaver, Priority, RunOp, SaveOnExit
+from prototrain.callbacks import JSONWriter, ModelSaver, RunOp, SaveOnExit
+from prototrain.callbacks.saving.model_saver import SaveInterval
 from prototrain.checkpoint import Checkpoints, Snapshot, files, read_bundle
-from prototrain.errors import CallbackError, CheckpointError, ExperimentError
+from prototrain.config import Config
+from prototrain.errors import CheckpointError, ConfigError
+from prototrain.launch import default_callbacks
 from tests.callbacks.helpers import UNLIMITED, FillsDisk
-from tests.tiny import CountingTrainer, tiny_trainer
+from tests.tiny import CountingTrainer, tiny_model, tiny_trainer
 
 pytestmark = pytest.mark.usefixtures("disk")
 
@@ -28,12 +29,15 @@ def kept(experiment: Path) -> list[int]:
     return [int(path.name[5:]) for path in sorted((experiment / "checkpoints").iterdir())]
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize(
     ("every", "max_to_keep", "steps", "expected"),
     [(1, 2, 5, [4, 5]), (2, 5, 7, [2, 4, 6, 7]), (2, 1, 7, [7]), (100, 3, 4, [4]), (3, 3, 3, [3])],
 )
-def test_the_newest_are_kept(experiment: Path, every: int, max_to_keep: int, steps: int, expected: list[int]) -> None:
-    saver = ModelSaver(max_to_keep=max_to_keep).every(steps=every)
+def test_the_newest_are_kept(
+    experiment: Path, every: int, max_to_keep: int, steps: int, expected: list[int], asynchronous: bool
+) -> None:
+    saver = ModelSaver(max_to_keep=max_to_keep, asynchronous=asynchronous).every(steps=every)
     CountingTrainer(experiment=experiment).train([saver], max_steps=steps)
     assert kept(experiment) == expected
 
@@ -43,17 +47,6 @@ def test_a_resumed_run_prunes_those_of_the_earlier_one(experiment: Path) -> None
         saver = ModelSaver(max_to_keep=2).every(steps=1)
         CountingTrainer(experiment=experiment).train([saver, SaveOnExit()], max_steps=steps)
     assert kept(experiment) == [6, 7]
-
-
-@pytest.mark.parametrize("max_to_keep", [0, -1])
-def test_none_to_keep_is_refused(max_to_keep: int) -> None:
-    with pytest.raises(CallbackError, match="max_to_keep must be at least 1"):
-        ModelSaver(max_to_keep=max_to_keep)
-
-
-def test_it_needs_an_experiment() -> None:
-    with pytest.raises(ExperimentError, match="ModelSaver needs a directory"):
-        CountingTrainer().train([ModelSaver()], max_steps=1)
 
 
 def test_a_failing_save_is_reported_and_the_next_one_works(
@@ -72,47 +65,68 @@ def test_a_save_that_fails_at_the_end_is_an_error(experiment: Path) -> None:
     assert kept(experiment) == []
 
 
-def test_a_checkpoint_holds_what_the_step_s_other_callbacks_decided(experiment: Path) -> None:
-    class Best(Callback):
-        priority = Priority.DECIDE
-        best = 0.0
+@pytest.mark.parametrize("stop", [None, 3, 7, 8])
+def test_one_checkpoint_in_so_many_hours_stays(stop: int | None, experiment: Path) -> None:
+    trainer: CountingTrainer
 
-        def trigger(self) -> None:
-            self.best = 1.0 * self.trainer.global_step
+    def clock() -> float:
+        return trainer.global_step * 1200.0  # three steps make an hour
 
-        def state_dict(self) -> dict[str, float]:
-            return {"best": self.best}
-
-        def load_state_dict(self, state: dict[str, float]) -> None:
-            self.best = state["best"]
-
-    CountingTrainer(experiment=experiment).train([ModelSaver().every(steps=2), Best().every(steps=2)], max_steps=4)
-    best = Best()
-    CountingTrainer(experiment=experiment).train([best.every(steps=100)], max_steps=4)
-    assert best.best == 4.0
+    for max_steps in (10,) if stop is None else (stop, 10):
+        trainer = CountingTrainer(experiment=experiment)
+        saver = ModelSaver(max_to_keep=1, keep_every_n_hours=1, clock=clock)
+        trainer.train([saver.every(steps=1), SaveOnExit()], max_steps=max_steps)
+    assert kept(experiment) == [3, 6, 9, 10]
 
 
-def niceness_of_threads() -> dict[int, int]:
-    """That of each thread of this process."""
-    found = {}
-    for number in map(int, os.listdir("/proc/self/task")):
-        with suppress(ProcessLookupError):  # it has just ended
-            found[number] = os.getpriority(os.PRIO_PROCESS, number)
-    return found
+def test_a_change_is_said_once() -> None:
+    interval = SaveInterval(20_000.0, 1)  # sqrt(2 * cost * 20,000 s)
+    line = interval.note(1.0)
+    assert line == (
+        "saving every 3 min 20 s: a save holds up the training for 1 s, and a failure is expected every 5 h 33 min "
+        "(1 worker)"
+    )
+    assert interval.note(1.4) is None and interval.seconds == pytest.approx(219.09, abs=0.01)
+    assert interval.note(90.0) is None  # an outlier
+    assert interval.note(9.0) is not None
+    assert "expected every 2 min 5 s (160 workers)" in str(SaveInterval(20_000.0, 160).note(1.0))
+    interval = SaveInterval(2.0, 1)
+    interval.note(100.0)
+    assert interval.seconds == 100.0  # never less than a save takes
+
+
+def test_a_run_saves_by_its_own_measure(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    time = [0.0]
+
+    class Slow(ModelSaver):
+        def _save(self) -> None:
+            super()._save()
+            time[0] += 2.0
+
+    def tick() -> None:
+        time[0] += 10.0
+
+    saver = Slow(interval="auto", failures_per_day=86.4, max_to_keep=9, timer=lambda: time[0])
+    callbacks = [RunOp(tick, run_before=False).every(steps=1), JSONWriter(), saver]
+    CountingTrainer(experiment=experiment).train(callbacks, steps_per_epoch=5, max_steps=18)
+    # A minute to the first; then sqrt(2 * 2 s * 1000 s) = 63 s, which is noticed behind step 14; and the end.
+    saved = [int(path.name[5:]) for path in sorted((experiment / "checkpoints").iterdir())]
+    assert saved == [7, 15, 18]
+    assert capsys.readouterr().out.count("saving every 1 min 3 s: a save holds up the training for 2 s") == 1
+    rows = map(json.loads, (experiment / "metrics.jsonl").read_text().splitlines())
+    recorded = {row["step"]: row["checkpoint/interval"] for row in rows}
+    assert recorded == pytest.approx({7: 60, 15: 63.2456, 18: 63.2456})
+
+
+def test_the_config_asks_for_it() -> None:
+    model = tiny_model(trainer__checkpoint_save_interval="auto", trainer__failures_per_day=2.0)
+    (saver,) = (callback for callback in default_callbacks(model) if isinstance(callback, ModelSaver))
+    assert saver._failure_seconds == 43_200
+    with pytest.raises(ConfigError, match="expected int >= 1 or auto, got 'often'"):
+        Config({"trainer.checkpoint_save_interval": "often"})
 
 
 class TestAsynchronous:
-    @pytest.mark.parametrize(
-        ("every", "max_to_keep", "steps", "expected"),
-        [(1, 2, 5, [4, 5]), (2, 5, 7, [2, 4, 6, 7]), (100, 3, 4, [4])],
-    )
-    def test_the_newest_are_kept(
-        self, experiment: Path, every: int, max_to_keep: int, steps: int, expected: list[int]
-    ) -> None:
-        saver = ModelSaver(max_to_keep=max_to_keep, asynchronous=True).every(steps=every)
-        CountingTrainer(experiment=experiment).train([saver], max_steps=steps)
-        assert kept(experiment) == expected
-
     def test_a_checkpoint_that_is_written_late_holds_the_values_of_its_step(self, tmp_path: Path) -> None:
         written = {}
         for late in (False, True):
@@ -128,32 +142,21 @@ class TestAsynchronous:
             written[late] = {name: value.tobytes() for name, value in values.items()}
         assert written[False] == written[True]
 
-    @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only whole processes have a priority")
-    @pytest.mark.parametrize(
-        ("asynchronous", "size", "expected"),
-        [(True, 16, {3: 10, 5: 0}), (False, 16, {3: 0, 5: 0}), (True, 2**20, {3: 0, 5: 0})],
-    )
-    def test_only_much_that_is_written_beside_the_training_leaves_the_processors_to_it(
-        self,
-        asynchronous: bool,
-        size: int,
-        expected: dict[int, int],
-        experiment: Path,
-        monkeypatch: pytest.MonkeyPatch,
+    def test_the_thread_that_writes_much_leaves_the_processors_to_the_training(
+        self, experiment: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        usual, found = niceness_of_threads(), {}
+        usual, found = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), {}
         write = files._write_tensors
 
         def noted(prefix: str, tensors: Any) -> None:
             step = int(re.findall(r"step-(\d+)", prefix)[-1])
-            found[step] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) - min(usual.values())
+            found[step] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) - usual
             write(prefix, tensors)
 
-        monkeypatch.setattr(files, "_FILE_BYTES", size)
+        monkeypatch.setattr(files, "_FILE_BYTES", 16)
         monkeypatch.setattr(files, "_write_tensors", noted)
-        tiny_trainer(experiment).train([ModelSaver(asynchronous=asynchronous).every(steps=3)], max_steps=5)
-        assert found == expected
-        assert set(niceness_of_threads().values()) == set(usual.values())  # TensorFlow's threads are as they were
+        tiny_trainer(experiment).train([ModelSaver(asynchronous=True).every(steps=3)], max_steps=5)
+        assert found == {3: 10, 5: 0}
 
     def test_a_failure_is_reported_and_the_next_one_works(
         self, experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import tensorflow as tf
 
-from prototrain import Callback, ModelDict, StopTraining
+from prototrain import Callback, StopTraining
 from prototrain.callbacks import ModelSaver, SaveOnExit, StopOnNaN
-from prototrain.errors import ExperimentError, NonFiniteError, StepError
-from tests.tiny import CountingTrainer, tiny_arrays, tiny_build, tiny_trainer, values
+from prototrain.errors import NonFiniteError
+from tests.tiny import CountingTrainer
 
 
 class Exits(Callback):
@@ -98,12 +95,6 @@ def test_a_step_that_failed_half_done_is_set_aside(
     assert resumed.state["total"] == 21
 
 
-def test_without_any_checkpoint_it_says_so(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RuntimeError):
-        Breaks(RuntimeError, experiment=experiment).train([SaveOnExit()], max_steps=6)
-    assert "a resume continues from the start: there is no checkpoint yet" in capsys.readouterr().out
-
-
 def test_a_step_may_end_the_run(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Breaks(StopTraining, experiment=experiment).train([SaveOnExit()], max_steps=6)
     assert kept(experiment) == ["step-0000000003"]
@@ -121,36 +112,3 @@ def test_nothing_is_saved_when_no_step_was_made(experiment: Path) -> None:
     with pytest.raises(RuntimeError):
         CountingTrainer(experiment=experiment).train([SaveOnExit(), RefusesToStart()], max_steps=6)
     assert not (experiment / "checkpoints").exists()
-
-
-def test_it_needs_an_experiment() -> None:
-    with pytest.raises(ExperimentError, match="SaveOnExit needs a directory"):
-        CountingTrainer().train([SaveOnExit()], max_steps=1)
-
-
-# The fourth batch of five holds one number that is not finite.
-BAD = 3
-
-
-def broken_datasets() -> dict[str, tf.data.Dataset]:
-    arrays = tiny_arrays()
-    arrays["x"][8 * BAD + 1, 0] = np.nan
-    return {"trn": tf.data.Dataset.from_tensor_slices(arrays).batch(8)}
-
-
-def checking_build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
-    return tiny_build({**inputs, "x": tf.debugging.check_numerics(inputs["x"], "a bad input")}, train_phase)
-
-
-def test_a_model_that_fails_in_the_compiled_step(experiment: Path) -> None:
-    """Of data that fails and values that are not finite, tests/step/test_calls.py has it."""
-    model: dict[str, Any] = {"datasets": broken_datasets, "build": checking_build}
-    with pytest.raises(StepError, match="step 4"):
-        tiny_trainer(experiment, **model).train([SaveOnExit(), ModelSaver().every(steps=2)], max_steps=5)
-    assert kept(experiment) == ["failed-0000000003", "step-0000000002"]
-    resumed, whole = tiny_trainer(experiment, **model), tiny_trainer(**model)
-    whole.train([], max_steps=3)
-    resumed.train([], max_steps=3)
-    assert values(resumed) == values(whole)
-    with pytest.raises(StepError, match="step 4"):  # at the place in the data where it was, it meets the same batch
-        resumed.train([], max_steps=5)

@@ -54,12 +54,9 @@ def test_periodic_callback_along_with_steps(trainer: Any) -> None:
     assert inner.steps() == [6, 12, 18]
 
 
-@pytest.mark.parametrize("trainer", [CountingTrainer, tiny_trainer])
-def test_enable_callback_if_along_with_steps(trainer: Any) -> None:
-    inner = InRun()
-    callback = EnableCallbackIf(inner, lambda trainer: trainer.global_step >= 17)
-    trainer().train([callback], steps_per_epoch=5, max_steps=20)
-    assert inner.steps() == [18, 19, 20]
+def test_a_condition_for_hooks_of_the_compiled_step_is_refused() -> None:
+    with pytest.raises(CallbackError, match="InRun: its before_run or after_run is traced into the step"):
+        EnableCallbackIf(InRun(), lambda trainer: True)
 
 
 def test_enable_callback_if_on_the_host() -> None:
@@ -80,12 +77,6 @@ def test_enable_callback_if_on_the_host() -> None:
 def test_a_callback_without_steps_costs_none() -> None:
     callback = EnableCallbackIf(Recorder(), lambda trainer: True)
     assert callback.next_step(3) is None
-
-
-@pytest.mark.parametrize("intervals", [{}, {"every_k_steps": 0}, {"every_k_epochs": 1.5}, {"every_k_steps": True}])
-def test_wrong_intervals(intervals: dict[str, Any]) -> None:
-    with pytest.raises(CallbackError, match="positive whole number"):
-        PeriodicCallback(Recorder(), **intervals)
 
 
 class OneByOne(SimpleTrainer):

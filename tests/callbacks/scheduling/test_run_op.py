@@ -2,13 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tensorflow as tf
 
 from prototrain.callbacks import EarlyStopping, InferenceRunner, RunOp, SaveOnExit, ScalarStats
-from prototrain.errors import CallbackError
 from tests.tiny import CountingTrainer, tiny_trainer
 
 
@@ -28,21 +26,6 @@ def test_when_it_runs(options: dict[str, bool], steps: list[int]) -> None:
 
 
 WEIGHT = tf.Variable(0.0)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (WEIGHT.assign(1.0), "the value of an op that has run already; write RunOp"),
-        (None, "the value of an op that has run already"),
-        (tf.constant(1), "the value of an op that has run already"),
-        ([WEIGHT.assign], "got a list"),
-        (lambda target: target, "needs some: missing a required argument: 'target'"),
-    ],
-)
-def test_what_is_no_function(given: Any, words: str) -> None:
-    with pytest.raises(CallbackError, match=words):
-        RunOp(given)
 
 
 def test_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:

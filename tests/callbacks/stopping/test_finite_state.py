@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain import AsyncTrainer, Callback, SyncReplicatedTrainer, Trainer
+from prototrain import Callback, SyncReplicatedTrainer, Trainer
 from prototrain.callbacks import (
     HyperParamSetterWithFunc,
     LearningRate,
@@ -24,7 +24,7 @@ from prototrain.callbacks import (
 )
 from prototrain.checkpoint import verify
 from prototrain.checkpoint.finite import not_finite
-from prototrain.errors import CallbackError, CheckpointError, NonFiniteError
+from prototrain.errors import CheckpointError, NonFiniteError
 from prototrain.experiment import checkpoint_steps
 from tests.callbacks.helpers import Puts
 from tests.tiny import tiny_build, tiny_model, tiny_trainer
@@ -98,7 +98,6 @@ TRAINERS = {
         experiment, build=masked_build, model__mixed_precision="mixed_float16"
     ),
     "replicated": several(SyncReplicatedTrainer),
-    "asynchronous": several(AsyncTrainer),
 }
 
 
@@ -167,21 +166,6 @@ def test_every_saver(
     assert said.count("StopOnNaN: best is infinite from the start and left alone") == 1
 
 
-def test_without_a_directory_and_on_the_way_out_by_another_error(capsys: pytest.CaptureFixture[str]) -> None:
-    ends(Watches(), [StopOnNaN()], "after step 10, w is NaN; there is no experiment directory")
-    with pytest.raises(ValueError, match="on purpose"):
-        Watches().train([StopOnNaN(), Raises()], max_steps=10)
-    assert "WARNING: after step 7, w is NaN" in capsys.readouterr().out
-
-
-class Raises(Callback):
-    def next_step(self, step: int) -> int | None:
-        return 7 if step < 7 else None
-
-    def trigger_step(self) -> None:
-        raise ValueError("on purpose")
-
-
 def test_a_trainer_that_has_stopped_goes_on_from_its_last_good_checkpoint(experiment: Path) -> None:
     class Once(Watches):
         def run_step(self) -> dict[str, float]:
@@ -226,8 +210,3 @@ def test_rates_that_are_set_on_the_host(experiment: Path) -> None:
     ends(trainer, saving(rate(5, math.nan)), "LearningRate: the schedule gives nan after step 5")
     assert saved_steps(experiment, "") == [2, 4, 5] and kept_aside(experiment) == []
     trainer.train([rate(5, math.nan), StopOnNaN()], max_steps=5)  # behind the last step it need not have a value
-
-
-def test_a_wrong_expression_is_refused() -> None:
-    with pytest.raises(CallbackError, match=r"StopOnNaN: ignore='\(' is no regular expression"):
-        StopOnNaN(ignore="(")

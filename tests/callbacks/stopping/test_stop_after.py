@@ -6,7 +6,6 @@ import pytest
 
 from prototrain import Callback
 from prototrain.callbacks import SaveOnExit, StopAfter
-from prototrain.errors import CallbackError
 from tests.tiny import CountingTrainer
 
 
@@ -39,9 +38,3 @@ def test_it_asks_for_a_step_only_when_the_time_is_up() -> None:
     assert stop_after.next_step(3) is None
     now[0] = 5.0
     assert stop_after.next_step(3) == 4
-
-
-@pytest.mark.parametrize("hours", [0.0, -1.0])
-def test_wrong_time(hours: float) -> None:
-    with pytest.raises(CallbackError, match="give a time"):
-        StopAfter(hours=hours)

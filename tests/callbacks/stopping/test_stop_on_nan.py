@@ -80,7 +80,7 @@ def test_a_finite_run_is_the_same_with_and_without() -> None:
     assert values(trainers[0]) == values(trainers[1])
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan")])
+@pytest.mark.parametrize("value", [-math.inf, np.float32("nan")])
 def test_a_plain_trainer_s_scalars_are_tested(value: float) -> None:
     class Diverges(CountingTrainer):
         def run_step(self) -> dict[str, float]:

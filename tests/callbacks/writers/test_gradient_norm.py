@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from prototrain.callbacks import GradientNorm, StopOnNaN
-from prototrain.errors import CallbackError
-from tests.tiny import CountingTrainer, tiny_trainer, values
+from tests.tiny import tiny_trainer, values
 
 
 def test_it_is_the_norm_before_the_processors() -> None:
@@ -27,8 +26,3 @@ def test_it_changes_nothing_and_is_not_there_unless_asked_for() -> None:
     assert values(trainers[0]) == values(trainers[1])
     trainers[1].train([], max_steps=6)
     assert "gradient_norm" not in trainers[0].outputs and "gradient_norm" not in trainers[1].outputs
-
-
-def test_a_trainer_without_gradients() -> None:
-    with pytest.raises(CallbackError, match="CountingTrainer has no optimizer"):
-        CountingTrainer().train([GradientNorm()], max_steps=1)

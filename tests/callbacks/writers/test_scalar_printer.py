@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
 from prototrain import Trainer
-from prototrain.callbacks import ScalarPrinter
-from prototrain.callbacks.writers.scalar_printer import table
+from prototrain.callbacks import MaxSaver, ScalarPrinter, Summaries
 from prototrain.errors import CallbackError
 from tests.callbacks.helpers import Puts
+from tests.tiny import CountingTrainer
 
 
 class Many(Trainer):
@@ -24,50 +28,118 @@ class Many(Trainer):
 
 
 def printed(capsys: pytest.CaptureFixture[str], outputs: dict[str, Any], *callbacks: Any, steps: int = 1) -> list[str]:
+    """The lines of the table, with "-" for the time and the speed."""
     Many(outputs).train(callbacks, max_steps=steps)
     lines = capsys.readouterr().out.splitlines()
-    first = next(number for number, line in enumerate(lines) if line.startswith("step "))
-    return [line for line in lines[first:] if line and not line.startswith("where ")]
+    first = next(number for number, line in enumerate(lines) if line.split()[:1] == ["step"])
+    found = [line for line in lines[first:] if line and not line.startswith("time ")]
+    return [re.sub(r"^( *\d+ +\d+) +\S+ +\S+", r"\1 - -", line) for line in found]
 
 
 def test_a_column_for_each_name_and_a_row_for_each_prefix(capsys: pytest.CaptureFixture[str]) -> None:
-    puts = Puts(s2={"vld/loss": 0.123456, "vld/accuracy": 1.0, "alone": 12345.0})
+    puts = Puts(s2={"vld/loss": 0.123456, "vld/accuracy": 1.0, "alone": 12345.0, "perf/rate": 9.0})
     lines = printed(capsys, {"loss": 1e-5, "accuracy": 0.9375}, puts, ScalarPrinter().every(steps=2), steps=2)
-    assert lines == [
-        "step 2, epoch 1       alone    accuracy        loss",
-        "                      12345",
-        "trn                              0.9375       1e-05",
-        "vld                                   1      0.1235",
+    assert [line.split() for line in lines] == [
+        ["step", "epoch", "time", "steps/s", "data", "loss", "accuracy", "alone", "rate"],
+        ["2", "1", "-", "-", "trn", "1e-05", "0.9375"],
+        ["12345"],
+        ["perf", "9"],
+        ["vld", "0.1235*", "1"],
     ]
+    places = [lines[0].index(name) + len(name) for name in ("loss", "accuracy", "alone", "rate")]
+    assert lines[-1].endswith(" 1") and len(lines[-1]) == places[1]
+    assert len(lines[2]) == places[2] and len(lines[3]) == places[3]
 
 
-def test_a_scalar_of_an_earlier_step_says_so_and_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_scalar_of_an_earlier_step_stands_in_a_row_of_that_step(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, {"loss": 2.0}, Puts(s1={"vld/loss": 0.5}), ScalarPrinter().every(steps=2), steps=4)
-    assert [" ".join(line.split()) for line in lines] == [
-        "step 2, epoch 1 loss",
-        "trn 2",
-        "vld (step 1) 0.5",
-        "step 4, epoch 1 loss",
-        "trn 2",
+    assert [line.split() for line in lines[1:]] == [
+        ["1", "vld", "0.5*"],
+        ["2", "1", "-", "-", "trn", "2"],
+        ["4", "1", "-", "-", "trn", "2"],
     ]
+
+
+def test_the_best_value_so_far_has_a_star(capsys: pytest.CaptureFixture[str], experiment: Path) -> None:
+    losses = {f"s{step}": {"vld/loss": loss, "vld/score": -loss} for step, loss in enumerate((3.0, 2.0, 2.5, 1.0), 1)}
+    lines = printed(capsys, {}, Puts(**losses), ScalarPrinter().every(steps=1), steps=4)
+    assert [line.split()[-2:] for line in lines[1:]] == [["3*", "-3"], ["2*", "-2"], ["2.5", "-2.5"], ["1*", "-1"]]
+    saver = MaxSaver("vld/score").every(steps=1)
+    Many({"loss": 1.0}, experiment=experiment).train(
+        [Puts(**losses), saver, ScalarPrinter().every(steps=4)], max_steps=4
+    )
+    assert "-1*" in capsys.readouterr().out
+
+
+def test_what_does_not_fit_is_left_out_and_the_header_comes_once_a_screen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = {f"metric_{number}": -0.000012345 for number in range(8)} | {"loss": 123456.7}
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    for columns, lines_of, headers in ((80, 40, 1), (120, 10, 4), (30, 40, 1)):
+        size = os.terminal_size((columns, lines_of))
+        monkeypatch.setattr("shutil.get_terminal_size", lambda *_, size=size: size)
+        for no_colour in ("", "1"):
+            monkeypatch.setenv("NO_COLOR", no_colour)
+            Many(wide).train([ScalarPrinter().every(steps=1)], max_steps=25)
+            said = capsys.readouterr().out
+            assert ("\x1b[1m" in said) is (no_colour == "")
+            table = [
+                line for line in re.sub(r"\x1b\[\d*m", "", said).splitlines() if re.match(" *(step|[0-9]+) ", line)
+            ]
+            assert sum("epoch" in line for line in table) == headers and len(table) == headers + 25
+            assert max(map(len, table)) <= max(columns, 60) and "loss" in table[0]
+            assert said.count("not printed for lack of room: metric_") == 1
+
+
+def test_means_of_summaries_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    callbacks = [Summaries().every(steps=3), ScalarPrinter().every(steps=2)]
+    CountingTrainer().train(callbacks, max_steps=4)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if " trn " in line]
+    assert [(line[0], line[-1]) for line in lines] == [("2", "0.75"), ("4", "0.25")]
+
+
+class Display:
+    """What a notebook's display has been given."""
+
+    pages: ClassVar[list[str]] = []
+
+    def HTML(self, page: str) -> str:
+        return page
+
+    def display(self, page: str, *, display_id: bool = False) -> Display:
+        self.pages.append(page)
+        return self
+
+    update = display
+
+
+def test_in_a_notebook_one_table_grows(
+    experiment: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=Display()))
+    monkeypatch.setattr("prototrain.callbacks.writers.scalar_printer.in_notebook", lambda: True)
+    Many({"loss": 1.0, "<b>": 2.0}, experiment=experiment).train([ScalarPrinter().every(steps=1)], max_steps=3)
+    assert [page.count("<tr>") for page in Display.pages] == [2, 3, 4]
+    assert Display.pages[-1].count("<th>") == 7 and "&lt;b&gt;" in Display.pages[-1]
+    assert "trn" not in capsys.readouterr().out and (experiment / "train.log").read_text().count(" trn ") == 3
 
 
 @pytest.mark.parametrize(
     ("keywords", "expected"),
     [
-        ({}, ["accuracy", "loss", "loss_l2"]),
+        ({}, ["loss", "accuracy", "loss_l2"]),
         ({"whitelist": ["trn/loss"]}, ["loss", "loss_l2"]),
-        ({"whitelist": ["trn/loss$", ".*accuracy"]}, ["accuracy", "loss"]),
-        ({"blacklist": [".*_l2"]}, ["accuracy", "loss"]),
+        ({"whitelist": ["trn/loss$", ".*accuracy"]}, ["loss", "accuracy"]),
+        ({"blacklist": [".*_l2"]}, ["loss", "accuracy"]),
         ({"whitelist": ["trn/loss"], "blacklist": [".*_l2"]}, ["loss"]),
-        ({"whitelist": []}, []),
     ],
     ids=str,
 )
 def test_white_and_blacklist(capsys: pytest.CaptureFixture[str], keywords: Any, expected: list[str]) -> None:
     outputs = {"loss": 1.0, "loss_l2": 2.0, "accuracy": 3.0}
     lines = printed(capsys, outputs, ScalarPrinter(**keywords).every(steps=1))
-    assert lines[0].split()[4:] == expected
+    assert lines[0].split()[5:] == expected
 
 
 @pytest.mark.parametrize("keywords", [{"whitelist": ["("]}, {"blacklist": ["*"]}, {"whitelist": "loss"}], ids=str)
@@ -76,22 +148,11 @@ def test_wrong_patterns_are_refused(keywords: Any) -> None:
         ScalarPrinter(**keywords)
 
 
-def test_many_scalars_go_into_several_blocks_that_line_up() -> None:
-    row = {f"metric_{number}": "0.5" for number in range(20)}
-    lines = table("step 10, epoch 1", {"trn": row, "vld": {"metric_19": "0.25"}}, width=60).splitlines()
-    assert max(map(len, lines)) <= 60
-    assert sum(line.count("metric_") for line in lines) == 20
-    assert sum(line.count("0.5") for line in lines) == 20
-    assert [line.startswith("vld") for line in lines].count(True) == 1  # only in the block that has something of it
-    header, numbers = lines[0], lines[1]
-    assert len(header) == len(numbers)
-
-
-def test_a_name_wider_than_the_page_has_a_block_of_its_own() -> None:
-    lines = table("step 1", {"trn": {"a": "1", "n" * 80: "2", "b": "3"}}, width=40).splitlines()
-    assert [line.split()[-1] for line in lines] == ["a", "1", "n" * 80, "2", "b", "3"]
-
-
 def test_everything_goes_to_the_log_as_well(experiment: Path) -> None:
     Many({"loss": 1.0}, experiment=experiment).train([ScalarPrinter().every(steps=1)], max_steps=1)
-    assert "step 1, epoch 1" in (experiment / "train.log").read_text()
+    assert re.search(r"^ +1 +1 .* trn +1$", (experiment / "train.log").read_text(), re.MULTILINE)
+
+
+def test_nothing_is_printed_where_nothing_was_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    Many({"loss": 1.0}).train([ScalarPrinter(whitelist=[]).every(steps=1)], max_steps=1)
+    assert "epoch  " not in capsys.readouterr().out

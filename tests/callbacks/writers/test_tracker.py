@@ -14,7 +14,7 @@ import pytest
 from prototrain import Callback, StopTraining
 from prototrain.callbacks import ModelSaver, SaveOnExit, Summaries
 from prototrain.callbacks.writers.mlflow_writer import _as_key
-from prototrain.callbacks.writers.tracker import Point, Tracker, needed
+from prototrain.callbacks.writers.tracker import Point, Tracker
 from prototrain.errors import CallbackError
 from prototrain.experiment.record import Outcome, read_attempts
 from tests.callbacks.helpers import Fails, Puts
@@ -160,11 +160,6 @@ def test_a_callback_can_ask_what_has_become_of_the_run(
     [attempt] = read_attempts(experiment / "run.json")
     assert [*seen, *server.outcomes] == [Outcome("running"), outcome]
     assert trainer.outcome == outcome == Outcome(attempt.state, attempt.reason)
-
-
-def test_a_missing_library_is_one_line() -> None:
-    with pytest.raises(CallbackError, match=r"Writer needs nosuchlib, .*; pip install 'prototrain\[mlflow\]'"):
-        needed("nosuchlib.part", "Writer", "mlflow")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""Features of a fixed dtype and shape: rows of files are checked and become columns of arrays."""
+"""Tables of features with a fixed dtype and shape: rows of files are checked, and kept in memory as arrays."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, TypeAlias
 
@@ -12,6 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import DataError
+from prototrain.readers.order import Order, Shuffle, is_by_index, random_order
+from prototrain.readers.paths import PathLike, local_files, unreadable
 
 Features: TypeAlias = Mapping[str, tuple[Any, Sequence[int]]]  # dtype (or its name) and shape of each
 Arrays: TypeAlias = list[np.ndarray[Any, Any]]  # one for each column, of as many rows
@@ -49,30 +51,34 @@ class Column:
 
     @property
     def zero(self) -> Any:
-        """The value that stands for one that there is not: 0, False or an empty text, in the column's shape."""
+        """The value for a missing column: 0, False or an empty text, in the column's shape."""
         value: Any = self._types[0]()
         for size in reversed(self.shape):
             value = [value] * size
         return value
 
-    def array(self, values: list[Any]) -> np.ndarray[Any, Any]:
-        """Return an array of the values of several rows, each a scalar or nested lists of the column's shape.
+    def array(self, values: Sequence[Any]) -> np.ndarray[Any, Any]:
+        """An array of the values of several rows, each a scalar or nested lists of the column's shape.
 
         Raises:
             DataError: describes the first value that does not fit.
         """
-        flat: list[Any] | None = values
+        flat = list(values)
         for size in self.shape:
-            if flat is None or set(map(type, flat)) - {list} or set(map(len, flat)) - {size}:
-                flat = None
-            else:
-                flat = list(chain.from_iterable(flat))
-        if flat is None or not self._all_fit(flat):
-            flat = [leaf for value in values for leaf in self._checked(value, self.shape)]
+            for value in flat:
+                if not isinstance(value, list):
+                    raise DataError(f"{self.name!r}: {short(value)} is not a list of {size} values")
+                if len(value) != size:
+                    raise DataError(f"{self.name!r} has {len(value)} values where {size} are expected")
+            flat = list(chain.from_iterable(flat))
+        if not self._all_fit(flat):
+            for value in flat:
+                if problem := self._problem(value):
+                    raise DataError(f"{self.name!r}: {short(value)} {problem}")
         return self.array_of_checked(flat, len(values))
 
     def array_of_checked(self, flat: list[Any], rows: int) -> np.ndarray[Any, Any]:
-        """Return an array of values that fit, in row-major order; texts may be bytes."""
+        """An array of values that fit, in row-major order; texts may be bytes."""
         if self.is_text:  # as objects: a NumPy string drops the zero bytes at its end
             found = np.empty(len(flat), object)
             found[:] = [value if isinstance(value, bytes) else value.encode() for value in flat]
@@ -90,20 +96,6 @@ class Column:
             return True
         return self.low <= min(flat) and max(flat) <= self.high and not math.isnan(sum(flat))
 
-    def _checked(self, value: Any, shape: tuple[int, ...]) -> Iterator[Any]:
-        """Give the values in nested lists, and check each."""
-        if not shape:
-            if problem := self._problem(value):
-                raise DataError(f"{self.name!r}: {short(value)} {problem}")
-            yield value
-            return
-        if not isinstance(value, list):
-            raise DataError(f"{self.name!r}: {short(value)} is not a list of {shape[0]} values")
-        if len(value) != shape[0]:
-            raise DataError(f"{self.name!r} has {len(value)} values where {shape[0]} are expected")
-        for item in value:
-            yield from self._checked(item, shape[1:])
-
     def _problem(self, value: Any) -> str | None:
         if type(value) not in self._types:  # exactly: a bool is an int to Python
             return f"is not of type {self.dtype.name}"
@@ -115,7 +107,7 @@ class Column:
 
 
 def columns_of(features: Features, holds: str) -> list[Column]:
-    """Return the columns of features; `holds` is for messages, such as "JSON holds"."""
+    """The columns of features; `holds` is for messages, such as "JSON holds"."""
     if not features:
         raise DataError("features={} names nothing to read: give name -> (dtype, shape)")
     return [Column(name, dtype, shape, holds) for name, (dtype, shape) in features.items()]
@@ -130,7 +122,7 @@ def arrays_of(
         file: its name, for messages.
         rows: each with the number of its line.
         columns: to make.
-        parse: gives a row's values, one for each column.
+        parse: returns a row's values, one for each column.
 
     Raises:
         DataError: names the first line that is wrong.
@@ -138,7 +130,7 @@ def arrays_of(
 
     def arrays(chunk: list[tuple[int, Any]]) -> Arrays:
         values = zip(*[parse(row) for _, row in chunk], strict=True)
-        return [column.array(list(each)) for column, each in zip(columns, values, strict=True)]
+        return [column.array(each) for column, each in zip(columns, values, strict=True)]
 
     while chunk := list(islice(rows, CHUNK)):
         try:
@@ -153,7 +145,57 @@ def arrays_of(
         yield found
 
 
+def dataset_of(
+    paths: PathLike | Iterable[PathLike],
+    columns: list[Column],
+    read: Callable[[str, str], Iterable[Arrays]],
+    *,
+    shuffle: Shuffle,
+    seed: int | None,
+) -> tf.data.Dataset:
+    """All rows of some files, which are read now.
+
+    Args:
+        paths: as a reader was given them.
+        columns: of the rows.
+        read: returns the columns of some rows at a time, from a file's name for messages and its path.
+        shuffle: as a reader was given it.
+        seed: of a random order; None for the run's.
+
+    Raises:
+        DataError: a file cannot be read or has no examples, or `shuffle` is not known.
+        StorageError: a file at a URL cannot be downloaded.
+    """
+    by_index, files = is_by_index(shuffle), local_files(paths)
+    chunks: list[Arrays] = []
+    for name, path in files:
+        before = len(chunks)
+        try:
+            chunks += read(name, path)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        if len(chunks) == before:
+            raise DataError(f"{name}: holds no examples")
+    names = [column.name for column in columns]
+    arrays = [np.concatenate(parts) for parts in zip(*chunks, strict=True)]
+    if not by_index:
+        with tf.device("/cpu:0"):  # or the data would go to the GPU now and come back for every batch
+            return tf.data.Dataset.from_tensor_slices(dict(zip(names, arrays, strict=True)))
+
+    def take(rows: tf.Tensor) -> dict[str, tf.Tensor]:
+        values = tf.numpy_function(
+            lambda rows: [array[rows] for array in arrays], [rows], [column.dtype for column in columns]
+        )
+        shaped = [tf.ensure_shape(value, [None, *one.shape]) for value, one in zip(values, columns, strict=True)]
+        return dict(zip(names, shaped, strict=True))
+
+    length = len(arrays[0])
+    size = sum(sum(map(len, array.ravel())) if array.dtype == object else array.nbytes for array in arrays)
+    shown, local = ([*each] for each in zip(*files, strict=True))
+    return random_order(Order(length, seed), take, about="rows", files=shown, paths=local, each=size / length)
+
+
 def short(value: Any) -> str:
-    """Return a value in one line of at most 40 characters, as JSON has it."""
+    """A value in one line of at most 40 characters, as JSON has it."""
     text = "a nested list" if isinstance(value, list | dict) else json.dumps(value)
     return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,1 @@
+"""Keras models and Keras callbacks in the training loop."""

@@ -1,0 +1,251 @@
+"""Callbacks of Keras in the list of callbacks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from prototrain.callbacks.base import Callback, Priority, innermost
+from prototrain.callbacks.saving.save_on_exit import save_ahead
+from prototrain.checkpoint.json_codec import decode, encode
+from prototrain.config import json_form
+from prototrain.errors import CallbackError, CheckpointError, ConfigError, StopTraining
+from prototrain.private_api.of_keras import CALLBACK_SCRATCH
+from prototrain.system.files import write_atomic
+from prototrain.system.waiting import announcing
+
+if TYPE_CHECKING:
+    from prototrain.trainers.base import Trainer
+
+_BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+_VALIDATION = "vld/"
+_FUNCTION = "function "  # before its name
+_LARGEST = 1 << 24  # characters of an attribute as JSON
+
+
+class KerasCallback(Callback):
+    """Calls a Keras callback as `fit` does.
+
+    Its `logs` are those of `fit` with a `KerasTrainer`, else the scalars of the step. At the end of an epoch they
+    include what `Validation` has recorded in it as ``vld/<name>``, under ``val_<name>``. Other trainers have an
+    optimizer and `stop_training` but no Keras model; a callback that uses the model gets an error.
+
+    A callback that overrides a batch hook runs after every step, which makes each compiled call one step long, unless
+    it has ``save_freq="epoch"`` or ``update_freq="epoch"``.
+
+    Checkpoints hold the attributes that change while training if they are plain values: numbers, texts, arrays,
+    functions of a module, and lists, tuples and dicts of these, up to 16 MB each. Other attributes are not saved.
+    `on_train_end` is called at the planned end of the run, not after a signal or an error. The last checkpoint is
+    written before it, with the weights as they were trained. An epoch that the end of the run cuts short has no
+    `on_epoch_end`.
+
+    Args:
+        callback: such as ``keras.callbacks.ReduceLROnPlateau()``.
+        state_key: the name of its state in a checkpoint; by default its class and what it monitors.
+
+    Raises:
+        CallbackError: it is not a Keras callback; when a run begins, if it is a `BackupAndRestore` and the run has an
+            experiment; while training, if it uses a Keras model and there is none.
+    """
+
+    at_end = False
+    priority = Priority.DECIDE
+
+    def __init__(self, callback: keras.callbacks.Callback, *, state_key: str | None = None) -> None:
+        if not isinstance(callback, keras.callbacks.Callback) or isinstance(callback, keras.callbacks.CallbackList):
+            raise CallbackError(
+                f"{callback!r} is not a callback of Keras, such as keras.callbacks.CSVLogger(...); of a CallbackList "
+                "give the callbacks themselves"
+            )
+        self.callback = callback
+        frequencies = getattr(callback, "save_freq", None), getattr(callback, "update_freq", None)
+        self._by_step = "epoch" not in frequencies and any(_overrides(callback, hook) for hook in _BATCH_HOOKS)
+        monitored = f"/{callback.monitor}" if hasattr(callback, "monitor") else ""
+        self.state_key = state_key or f"keras.{self.name}{monitored}"
+
+    @property
+    def name(self) -> str:
+        return type(self.callback).__name__
+
+    @property
+    def wraps(self) -> keras.callbacks.Callback:
+        return self.callback
+
+    def overrides(self, hook: str) -> bool:
+        return super().overrides(hook) and (hook != "trigger_step" or self._by_step)
+
+    # -- hooks --------------------------------------------------------------------------------------------------------
+
+    def setup(self) -> None:
+        trainer = self.trainer
+        if isinstance(self.callback, keras.callbacks.BackupAndRestore) and trainer.experiment is not None:
+            raise CallbackError(
+                "BackupAndRestore would replace the weights of the checkpoint: leave it out, the experiment resumes "
+                "without it"
+            )
+        self._restored: dict[str, Any] = {"values": {}, "begun": -1, "ended": 0, "stopped": False}
+        self._at_begin: dict[str, str] | None = None
+        self._logs: tuple[tuple[str, int], dict[str, Any]] = (("", -1), {})
+        self._model = _NoModel(self.name, trainer) if trainer.keras_model is None else trainer.keras_model
+        self.callback.set_params({"epochs": trainer.max_epoch, "steps": trainer.steps_per_epoch, "verbose": 0})
+        self.callback.set_model(self._model)
+        if trainer.keras_model is None:  # `keras.Model.evaluate` calls these hooks
+            trainer.evaluation_scopes.append(self._evaluating)
+
+    def before_train(self) -> None:
+        trainer, callback, restored = self.trainer, self.callback, self._restored
+        self._begun, self._ended, self._stopped = restored["begun"], restored["ended"], False
+        self._model.stop_training = False
+        if self._begun >= 0 and isinstance(callback, keras.callbacks.CSVLogger):
+            callback.append = True
+            _cut_csv(callback, self._ended)
+        what = f"on_train_begin of {self.name}"
+        with announcing(what, trainer.log), trainer.stop.waiting_for(what):
+            self._call("on_train_begin", None)
+        self._at_begin = _plain_attributes(callback)
+        for name, text in restored["values"].items():
+            setattr(callback, name, _from_text(text))
+        may_wait = isinstance(callback, keras.callbacks.EarlyStopping) and callback.wait < callback.patience
+        if restored["stopped"] and not may_wait:  # more patience than before continues the run
+            self._stopped = True
+            raise StopTraining(f"{self.name} had stopped the run")
+        if trainer.local_step and not trainer.callbacks.unfinished:
+            self._begin_batch()  # an epoch that is resumed does not begin again
+
+    def before_epoch(self) -> None:
+        if self.trainer.local_step == 0 and self._begun != self.trainer.global_step:
+            self._call("on_epoch_begin", self.trainer.epoch_num - 1, None)
+        self._begin_batch()
+
+    def trigger_step(self) -> None:
+        logs = self._shared("batch", self.trainer._fit_logs())
+        self._call("on_train_batch_end", self.trainer.local_step - 1, logs)
+        self._begin_batch()
+
+    def trigger_epoch(self) -> None:
+        self._ended = self.trainer.epoch_num
+        self._call("on_epoch_end", self.trainer.epoch_num - 1, self._shared("epoch", self._epoch_logs()))
+
+    def after_train(self) -> None:
+        if self.trainer.global_step >= self.trainer.total_steps and not self.trainer.callbacks.unfinished:
+            if _overrides(self.callback, "on_train_end"):  # which may put other weights in place
+                save_ahead(self.trainer)
+            self.callback.on_train_end(self._shared("epoch", self._epoch_logs()))
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._at_begin is None:
+            return self._restored
+        changed = {
+            name: text for name, text in _plain_attributes(self.callback).items() if self._at_begin.get(name) != text
+        }
+        for name in [name for name, text in changed.items() if len(text) > _LARGEST]:
+            self.trainer.run.say_once(
+                f"WARNING: {self.name}.{name} is too large for a checkpoint; a resumed run begins without it"
+            )
+            del changed[name]
+        return {"values": changed, "begun": self._begun, "ended": self._ended, "stopped": self._stopped}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._restored = state
+
+    # -- calling Keras ------------------------------------------------------------------------------------------------
+
+    def _call(self, hook: str, *arguments: Any) -> None:
+        getattr(self.callback, hook)(*arguments)
+        if self._model.stop_training:
+            self._stopped = True
+            raise StopTraining(f"{self.name} asked for it")
+
+    def _begin_batch(self) -> None:
+        trainer, step = self.trainer, self.trainer.global_step
+        is_over = trainer.local_step >= trainer.steps_per_epoch or step >= trainer.total_steps
+        if not is_over and self._begun != step:
+            self._begun = step
+            if self._by_step:
+                self._call("on_train_batch_begin", trainer.local_step, {})
+
+    def _shared(self, of: str, logs: dict[str, Any]) -> dict[str, Any]:
+        """Return the one dict that all Keras callbacks of a step get: a callback sees what the ones before it add."""
+        each = (inner for inner in map(innermost, self.trainer.callbacks) if isinstance(inner, KerasCallback))
+        first, now = next(each, self), (of, self.trainer.global_step)
+        if first._logs[0] != now:
+            first._logs = (now, {})
+        for name, value in logs.items():
+            first._logs[1].setdefault(name, value)
+        return first._logs[1]
+
+    def _epoch_logs(self) -> dict[str, Any]:
+        trainer = self.trainer
+        logs = trainer._fit_logs()
+        for name in trainer.monitors.names():
+            step, value = trainer.monitors.history(name)[-1]
+            if name.startswith(_VALIDATION) and step > trainer.global_step - trainer.local_step:
+                logs[f"val_{name.removeprefix(_VALIDATION)}"] = value
+        return logs
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        self.callback.on_test_begin({})
+        yield
+        self.callback.on_test_end({})
+
+
+class _NoModelError(CallbackError, AttributeError):
+    """Also an AttributeError, for `hasattr`."""
+
+
+class _NoModel:
+    """Stands in for the Keras model where there is none."""
+
+    def __init__(self, callback: str, trainer: Trainer) -> None:
+        self._callback, self._trainer = callback, trainer
+        self.stop_training = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimizer" and self._trainer.optimizer is not None:
+            return self._trainer.optimizer  # another one once weights are frozen or unfrozen
+        kind = type(self._trainer).__name__
+        raise _NoModelError(
+            f"{self._callback} asks for the {name} of a Keras model, which {kind} has not; train the model "
+            "with KerasTrainer, or use one of prototrain's own callbacks"
+        )
+
+
+def _plain_attributes(callback: keras.callbacks.Callback) -> dict[str, str]:
+    """Return the attributes that JSON can hold, as JSON; of a function of a module its name."""
+    found = {}
+    for name, value in vars(callback).items():
+        with suppress(CheckpointError, ConfigError):
+            if name in CALLBACK_SCRATCH:
+                continue
+            if not callable(value):
+                found[name] = json.dumps(encode(value, name))
+            elif _from_text(text := f"{_FUNCTION}{json_form.encode(value, name, [])}") is value:
+                found[name] = text
+    return found
+
+
+def _from_text(text: str) -> Any:
+    if text.startswith(_FUNCTION):
+        return json_form.decode(text.removeprefix(_FUNCTION), "", [""])
+    return decode(json.loads(text))
+
+
+def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
+    method = getattr(callback, hook)  # of the instance, where keras.callbacks.LambdaCallback puts its functions
+    return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, hook)
+
+
+def _cut_csv(logger: keras.callbacks.CSVLogger, epochs: int) -> None:
+    """Remove the rows that a logger wrote after so many epochs: a run that was killed makes them again."""
+    path = Path(logger.filename)
+    lines = path.read_bytes().decode().splitlines(keepends=True) if path.is_file() else []  # with their line ends
+    rows = [(line.partition(logger.sep)[0], line) for line in lines[1:] if line.endswith("\n")]
+    if lines:
+        kept = [line for epoch, line in rows if epoch.isdigit() and int(epoch) < epochs]
+        write_atomic(path, "".join([lines[0], *kept]))

@@ -1,0 +1,160 @@
+"""The data that `keras.Model.fit` takes, as datasets whose batches are dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from prototrain.data.adapters import PARTS, as_array, from_generator, from_py_dataset
+from prototrain.errors import DataError
+
+Data: TypeAlias = Any
+"""A `tf.data.Dataset`, arrays (x, (x, y) or (x, y, sample_weight)), a `keras.utils.PyDataset`, a generator, or a
+function that returns one of these."""
+
+
+class Element:
+    """Names the parts of a dataset's elements.
+
+    ``(x, y, sample_weight)`` becomes ``{"x": ..., "y": ..., "sample_weight": ...}``. A part of a nested structure is
+    named by its path, such as ``x/age``. A tuple of more than three, which only a `train_step` can use, is numbered.
+
+    Args:
+        spec: the specification of the elements, as the user's dataset has it.
+    """
+
+    def __init__(self, spec: Any) -> None:
+        self._spec = spec
+        self._is_tuple = isinstance(spec, tuple)
+        parts = spec if self._is_tuple else (spec,)
+        roots: Any = PARTS if len(parts) <= len(PARTS) else range(len(parts))
+        self.names = [path for root, part in zip(roots, parts, strict=False) for path in by_path(root, part)]
+
+    def named(self, *element: Any) -> dict[str, Any]:
+        """Return the tensors of an element by name."""
+        leaves = keras.tree.flatten(element if self._is_tuple else element[0])
+        return dict(zip(self.names, leaves, strict=True))
+
+    def as_given(self, inputs: Mapping[str, Any]) -> Any:
+        """Return a batch in the structure of the user's dataset, with None for what `inputs` lacks."""
+        return keras.tree.pack_sequence_as(self._spec, [inputs.get(name) for name in self.names])
+
+    def unpacked(self, inputs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+        """Return x, y and sample_weight of a batch, with None for what it lacks."""
+        x, *others = keras.utils.unpack_x_y_sample_weight(self.as_given(inputs))
+        y, sample_weight = (None if any(leaf is None for leaf in keras.tree.flatten(part)) else part for part in others)
+        return x, y, sample_weight
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether there is a y."""
+        return any(name == "y" or name.startswith("y/") for name in self.names)
+
+
+def by_path(root: object, structure: Any) -> dict[str, Any]:
+    """Return the leaves of a nested structure by their paths."""
+    return {"/".join(map(str, (root, *path))): leaf for path, leaf in keras.tree.flatten_with_path(structure)}
+
+
+def as_dataset(
+    data: Data,
+    *,
+    batch_size: int | None = None,
+    training: bool = True,
+    shuffle: bool = False,
+    class_weight: Mapping[int, float] | None = None,
+) -> tf.data.Dataset:
+    """Return a dataset of batches.
+
+    Args:
+        data: see `Data`.
+        batch_size: of arrays, 32 if None; other data has its batches already.
+        training: whether the model is trained on it.
+        shuffle: whether arrays, and the batches of a `PyDataset`, come in another order in each pass.
+        class_weight: the weight of the examples of a class, by class; 1 for the others.
+
+    Raises:
+        DataError: the data is none of these kinds, or the arguments do not fit it.
+    """
+    function = data if callable(data) and not isinstance(data, keras.utils.PyDataset) else None
+    dataset = data if function is None else function()
+    if not isinstance(dataset, tf.data.Dataset | keras.utils.PyDataset | Iterator):
+        dataset = _from_arrays(dataset, 32 if batch_size is None else batch_size, shuffle=shuffle)
+    elif training and batch_size is not None:
+        raise DataError("batch_size is for arrays: a dataset, a PyDataset or a generator gives batches already")
+    elif isinstance(dataset, keras.utils.PyDataset):
+        dataset = from_py_dataset(dataset, shuffle=shuffle, ends_epochs=training)
+    elif isinstance(dataset, Iterator):
+        dataset = from_generator(dataset, function)
+    return dataset if class_weight is None else _weighted(dataset, class_weight)
+
+
+def split_data(x: Any, y: Any, sample_weight: Any, validation_split: float) -> tuple[Data, Data | None]:
+    """Return the training data of a `fit`, and the validation data that `validation_split` takes from its end.
+
+    Raises:
+        DataError: arguments that are for arrays come with other data, or a part of the split is empty.
+    """
+    if callable(x) or isinstance(x, tf.data.Dataset | keras.utils.PyDataset | Iterator):
+        if y is not None or sample_weight is not None or validation_split:
+            raise DataError(f"y, sample_weight and validation_split are for arrays; x is a {type(x).__name__}")
+        return x, None
+    data = (x, y, sample_weight) if sample_weight is not None else (x,) if y is None else (x, y)
+    if not validation_split:
+        return data, None
+    size = len(next(part for part in keras.tree.flatten(data) if part is not None))
+    at = int(size * (1 - validation_split))
+    if not 0 < at < size:
+        raise DataError(f"validation_split={validation_split} leaves one side of {size} examples empty")
+
+    def rows(some: slice) -> Any:
+        return keras.tree.map_structure(lambda part: None if part is None else part[some], data)
+
+    return rows(slice(at)), rows(slice(at, None))
+
+
+def _from_arrays(data: Any, batch_size: int, *, shuffle: bool) -> tf.data.Dataset:
+    if batch_size < 1:
+        raise DataError(f"batch_size must be at least 1, not {batch_size}")
+    parts = data if isinstance(data, tuple) else (data,)
+    arrays = keras.tree.map_structure(lambda part: None if part is None else as_array(part), parts)
+    sizes = [array.shape[0] for array in keras.tree.flatten(arrays) if array is not None]
+    if not sizes or len(set(sizes)) > 1 or len(arrays) > len(PARTS):
+        raise DataError(
+            "the data must be a tf.data.Dataset, a keras.utils.PyDataset, a generator function, or arrays (x, y) or "
+            f"(x, y, sample_weight) of one length, not a {type(data).__name__} of lengths {sizes}"
+        )
+    if sizes[0] == 0:
+        raise DataError("there are no examples")
+    while arrays[-1] is None:
+        arrays = arrays[:-1]
+    # To tf.data a list is one tensor, and an x of several arrays alone is (x, y).
+    arrays = keras.tree.traverse(lambda part: tuple(part) if isinstance(part, list) else None, arrays, top_down=False)
+    is_array = len(arrays) == 1 and not isinstance(arrays[0], tuple)
+    dataset = tf.data.Dataset.from_tensor_slices(arrays[0] if is_array else arrays)
+    if shuffle:
+        dataset = dataset.shuffle(sizes[0])
+    return dataset.batch(batch_size).prefetch(tf.data.AUTOTUNE)
+
+
+def _weighted(dataset: tf.data.Dataset, class_weight: Mapping[int, float]) -> tf.data.Dataset:
+    """Add the sample weights that `class_weight` gives."""
+    spec = dataset.element_spec
+    if not isinstance(spec, tuple) or len(spec) != 2 or keras.tree.is_nested(spec[1]):
+        raise DataError("class_weight is for data of (x, y) with one tensor of labels and no sample_weight")
+
+    def weighted(x: Any, y: Any) -> tuple[Any, Any, Any]:
+        if y.shape.rank is None or y.shape.rank == 1 or y.shape[-1] == 1:
+            y = tf.squeeze(y, -1) if y.shape.rank not in (None, 1) else y
+            label = tf.cast(tf.round(tf.cast(y, tf.float32)), tf.int64)
+        else:
+            label = tf.argmax(y, -1)  # one-hot
+        weight = tf.ones_like(label, tf.float32)
+        for number, value in class_weight.items():
+            weight = tf.where(label == int(number), tf.constant(float(value)), weight)
+        return x, y, weight
+
+    return dataset.map(weighted)

@@ -1,0 +1,240 @@
+"""A compiled Keras model in the form that tower trainers build."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from prototrain.checkpoint.random import global_seed, random_state, set_random_state
+from prototrain.config import Config
+from prototrain.data.batches import batch_size
+from prototrain.errors import ConfigError, ModelError
+from prototrain.experiment import source_of
+from prototrain.gradient_processors import summed
+from prototrain.keras.data import Element, by_path
+from prototrain.model.keras_hooks import calling, present_call
+from prototrain.step.nonfinite import Update
+from prototrain.step.trace import TowerTrace
+
+# Keys that compile() and the data determine, and those that a train_step of the model's own ignores.
+_OF_COMPILE = ("model.batch_size", "model.lr_schedule", "model.mixed_precision", "model.optimizer")
+_OF_ENGINE = ("model.clip_gradients", "model.trainable_variables", "model.weight_decay")
+
+
+class CompiledModel:
+    """A compiled Keras model with the `config`, `datasets` and `build` of a prototrain model.
+
+    Args:
+        model: compiled.
+        datasets: functions that make the datasets, as `fit` takes them, by name.
+        config: the user's keys.
+
+    Attributes:
+        has_own_step: whether a step calls the model's `train_step`, rather than doing what that of Keras does.
+        logged: the names that `train_step`, or else `compute_metrics`, has returned.
+
+    Raises:
+        ModelError: the object is not a Keras model, is not compiled, or is on several devices.
+        ConfigError: a key sets what `compile` and the data determine, or asks for micro-batches.
+    """
+
+    def __init__(
+        self, model: keras.Model, datasets: Mapping[str, Callable[[], tf.data.Dataset]], config: Mapping[str, Any]
+    ) -> None:
+        check_model(model)
+        self.has_own_step = _has_own_step(model)
+        if unused := [key for key in config if key.startswith(_OF_COMPILE + _OF_ENGINE * self.has_own_step)]:
+            raise ConfigError(
+                f"{unused[0]} has no effect in a KerasTrainer of {model.name}: leave it out, and set it in compile(), "
+                "in the data or in the model's train_step"
+            )
+        self._model = model
+        self._make = datasets
+        self._random: dict[str, Any] | None = random_state()
+        self._elements: dict[str, Element] = {}
+        self.name = model.name
+        self.source = None if type(model).__module__.startswith("keras.") else source_of(model)
+        self.logged: tuple[str, ...] = ()
+        seed = global_seed()
+        self.config = Config(
+            {
+                "trainer.experiment_name": model.name,
+                "trainer.validation_batches": 0,
+                "model.jit_compile": bool(model.jit_compile),
+                "model.batch_size": 1,  # until a batch is read
+                **({} if seed is None else {"trainer.random_seed": seed}),
+                **config,
+            }
+        )
+        if self.config["model.accumulate_steps"] > 1:
+            raise ConfigError(
+                "model.accumulate_steps: a KerasTrainer does not divide batches; use smaller ones, and give the "
+                "optimizer gradient_accumulation_steps"
+            )
+        if model.dtype_policy.name.startswith("mixed_") and not self.has_own_step:
+            self.config["model.mixed_precision"] = model.dtype_policy.name
+
+    def datasets(self) -> dict[str, tf.data.Dataset]:
+        found = {}
+        for name, make in self._make.items():
+            dataset = make()
+            self._elements[name] = element = Element(dataset.element_spec)
+            found[name] = dataset.map(element.named)
+        return found
+
+    def as_given(self, dataset: str) -> Callable[[dict[str, Any]], Any]:
+        """Return a function from a batch of a dataset to the structure that the user's own has."""
+        return self._elements[dataset].as_given
+
+    def build(self, inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
+        is_first = self._random is not None
+        if self._random is not None:
+            # Layers that are built only now draw the same initial weights as in `fit`.
+            set_random_state(self._random)
+            self._random = None
+        model = self._model
+        if train_phase and self.has_own_step:
+            net = self._own_step(inputs)
+            if is_first and any(not optimizer.built for _, optimizer in _named_optimizers(model)):
+                self._trace_branches(inputs)
+            return net
+        alike = [element for element in self._elements.values() if set(element.names) == inputs.keys()]
+        x, y, sample_weight = (alike or [self._elements["trn"]])[0].unpacked(inputs)
+        y_pred = model(x, training=train_phase)
+        net = by_path("y_pred", y_pred)
+        if y is None and self._elements["trn"].has_labels:
+            return net
+        more = {"training": train_phase} if "training" in inspect.signature(model.compute_loss).parameters else {}
+        loss = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **more)
+        if train_phase:
+            for metric in model.metrics:
+                if metric.name == "loss":  # Keras's own, which its train_step updates
+                    metric.update_state(loss, sample_weight=batch_size(inputs))
+            net.update(self._logs("compute_metrics", model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)))
+        return {**net, "loss": loss}
+
+    def _own_step(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        with calling(self._model):
+            logs = self._model.train_step(self._elements["trn"].as_given(inputs))
+        if not isinstance(logs, Mapping):
+            raise ModelError(f"{self.name}.train_step must return a dict of scalars, not {type(logs).__name__}")
+        return {name: tf.reshape(value, []) for name, value in self._logs("train_step", logs).items()}
+
+    def _trace_branches(self, inputs: dict[str, Any]) -> None:
+        """Build optimizers that are used only in a branch (`tf.cond`) that the first step does not take.
+
+        Tracing goes through all branches, as in `fit`.
+        """
+        call = present_call()
+        with nullcontext() if call is None else call.ignoring():  # what the first step has made stays as it is
+            as_given = self._elements["trn"].as_given
+            step = tf.function(lambda batch: self._model.train_step(as_given(batch)), autograph=False)
+            step.get_concrete_function(inputs)
+
+    def _logs(self, method: str, logs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+        """Return the scalars among what a method returned; metrics with several numbers are read for the logs only.
+
+        Raises:
+            ModelError: a value that is not a metric has several numbers.
+        """
+        found = {name: tf.convert_to_tensor(value) for name, value in flat(logs) if value is not None}
+        self.logged = tuple(found)
+        several = {name: value.shape for name, value in found.items() if value.shape.num_elements() not in (1, None)}
+        metrics = dict(flat(self._model.get_metrics_result())) if several else {}
+        for name, shape in several.items():
+            if name not in metrics:
+                raise ModelError(f"{self.name}.{method} must return scalars; {name!r} has shape {shape}")
+        return {name: value for name, value in found.items() if name not in several}
+
+
+def flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield names and values as `fit` reports them: metrics of `compile` may come in a dict of their own."""
+    for name, value in logs.items():
+        yield from flat(value) if isinstance(value, Mapping) else [(name, value)]
+
+
+def check_model(model: Any) -> None:
+    """Check that a model can be trained.
+
+    Raises:
+        ModelError: it is not a Keras model, is not compiled, or is on several devices.
+    """
+    if not isinstance(model, keras.Model):
+        raise ModelError(f"KerasTrainer takes a keras.Model, not {type(model).__name__}")
+    if not model.compiled or (model.optimizer is None and not _has_own_step(model)):
+        raise ModelError(f"{model.name} has no optimizer: call its compile(optimizer=..., loss=...) first")
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        raise ModelError(f"{model.name} was made for several devices; KerasTrainer has one")
+
+
+def _has_own_step(model: keras.Model) -> bool:
+    """Whether a step must call `train_step`: the model overrides it, or the optimizer scales the loss in it."""
+    optimizer = model.optimizer
+    if not inherits(model, "train_step"):
+        return True
+    if optimizer is None or type(optimizer) is keras.optimizers.LossScaleOptimizer:  # the engine scales the loss
+        return False
+    scales = getattr(optimizer.scale_loss, "__func__", None) is not keras.optimizers.Optimizer.scale_loss
+    return scales or optimizer.loss_scale_factor is not None
+
+
+def inherits(model: keras.Model, method: str) -> bool:
+    """Whether a model has a method as `keras.Model` defines it."""
+    return getattr(getattr(model, method), "__func__", None) is getattr(keras.Model, method)
+
+
+def optimizers_of(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
+    """Return the built optimizers of a model, each under one name.
+
+    "optimizer" is that of `compile`. Others are named after their attributes, in a list or dict such as
+    ``optimizers/0``.
+    """
+    found: dict[str, keras.optimizers.Optimizer] = {}
+    for name, optimizer in _named_optimizers(model):
+        if optimizer.built and not any(optimizer is other for other in found.values()):
+            found[name] = optimizer
+    return found
+
+
+def _named_optimizers(model: keras.Model) -> list[tuple[str, keras.optimizers.Optimizer]]:
+    attributes = {attribute.lstrip("_"): value for attribute, value in vars(model).items()}
+    inside: dict[str, Any] = {}  # after the attributes: Keras keeps dicts of them, too
+    for name, value in attributes.items():
+        pairs = (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+        )
+        inside |= {f"{name}/{key}": item for key, item in pairs}
+    found = sorted(attributes.items(), key=lambda item: item[0] != "optimizer") + list(inside.items())
+    return [(name, item) for name, item in found if isinstance(item, keras.optimizers.Optimizer)]
+
+
+@contextmanager
+def guarded(optimizers: Iterable[keras.optimizers.Optimizer], trace: TowerTrace) -> Iterator[None]:
+    """Pass the updates of a model's own `train_step` through the step's check for non-finite values; traced."""
+    # A LossScaleOptimizer handles an overflow itself.
+    checked = [one for one in optimizers if not isinstance(one, keras.optimizers.LossScaleOptimizer)]
+    for optimizer in checked:
+        optimizer.apply = partial(_apply, trace, optimizer, optimizer.apply)
+    try:
+        yield
+    finally:
+        for optimizer in checked:
+            del optimizer.apply
+
+
+def _apply(trace: TowerTrace, optimizer: Any, apply: Any, grads: Any, trainable_variables: Any = None) -> None:
+    gradients = [summed(gradient) for gradient in grads]
+    variables = None if trainable_variables is None else list(trainable_variables)
+    update: Any = SimpleNamespace(
+        learning_rate=optimizer.learning_rate, apply_gradients=lambda pairs: apply(gradients, variables)
+    )
+    known = [tf.cast(gradient, tf.float32) for gradient in gradients if gradient is not None]
+    norm = tf.linalg.global_norm(known) if known else tf.constant(0.0)
+    trace.guard.apply(trace, Update(update, known, known, norm))

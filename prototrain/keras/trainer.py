@@ -1,0 +1,476 @@
+"""The trainer of compiled Keras models."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from prototrain.callbacks import ModelSaver, ProgressBar, SaveOnExit, ScalarPrinter, Validation
+from prototrain.callbacks.base import Callback, innermost
+from prototrain.checkpoint.random import global_random_kept, random_state_kept, tensorflow_seeded
+from prototrain.config.json_form import encode
+from prototrain.data.batches import batch_size as examples_of
+from prototrain.data.rule import reshuffles
+from prototrain.errors import CallbackError, DataError, ModelError
+from prototrain.experiment import Experiment
+from prototrain.experiment.facts import Facts
+from prototrain.keras.callback import KerasCallback
+from prototrain.keras.data import Data, as_dataset, split_data
+from prototrain.keras.model import CompiledModel, check_model, flat, guarded, inherits, optimizers_of
+from prototrain.model.built import BuiltModel
+from prototrain.model.evaluation import first_batches
+from prototrain.model.keras_hooks import restoring_values
+from prototrain.model.variables import layer_table, select, variable_table
+from prototrain.private_api.of_keras import compiled_parts
+from prototrain.step.trace import tower_trace
+from prototrain.system.signals import StopRequest
+from prototrain.system.waiting import announcing
+from prototrain.trainers.tower import SimpleTrainer
+
+
+class KerasTrainer(SimpleTrainer):
+    """Trains a compiled `keras.Model` on the batches that `fit` takes, with the same losses.
+
+    Everything that `compile` was given is used: optimizer, losses and their weights, metrics, `jit_compile`. So are
+    regularizers, `add_loss`, frozen layers and constraints. The model's own variables are trained.
+
+    A batch is a dict: ``(x, y, sample_weight)`` becomes ``{"x": ..., "y": ..., "sample_weight": ...}``, and a part of
+    a nested structure is named by its path, such as ``x/age`` or ``y/0``. `build` gives the predictions as ``y_pred``,
+    named in the same way.
+
+    The scalars of a step are "loss", that of the step, and the metrics, which count from the start of the epoch as in
+    `fit`. `Validation` calls `keras.Model.evaluate`.
+
+    Args:
+        model: compiled, for one device. A `train_step` that it overrides is traced, with all optimizers of the model.
+        dataset: gives ``(x, y)``, ``(x, y, sample_weight)`` or x alone, batched: a `tf.data.Dataset`, a
+            `keras.utils.PyDataset` or a generator; or such arrays; or a function that returns one of these. Data
+            without a seed resumes exactly if it comes from a function. If None, `fit` is given the data.
+        validation: such data for the `Validation` callback, named "vld"; `validation_data` is another name of it.
+        batch_size: of arrays; 32 by default.
+        shuffle: whether arrays, and the batches of a `PyDataset`, come in another order in each epoch.
+        class_weight: the weight of the examples of a class, by class.
+        experiment: the directory of the run, or None to write nothing.
+        config: keys for `default_callbacks(trainer.model)` and `train`, such as ``{"trainer.print_interval": 10}``.
+
+    Attributes:
+        keras_model: the model that was given; `model` is its form in the training loop.
+
+    Raises:
+        ModelError: the model is not compiled.
+        DataError: the data is empty or of an unknown kind.
+        ConfigError: a key of `config` would have no effect.
+    """
+
+    model: CompiledModel
+    takes_other_optimizers = True
+    continues_from_trained = True  # as `fit` does
+    may_set_trainable = False  # the optimizer is the user's, built for what was trainable
+
+    def __init__(
+        self,
+        model: keras.Model,
+        dataset: Data | None = None,
+        *,
+        validation: Data | None = None,
+        validation_data: Data | None = None,
+        batch_size: int | None = None,
+        shuffle: bool = True,
+        class_weight: Mapping[int, float] | None = None,
+        experiment: Experiment | str | Path | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_model(model)
+        if validation is not None and validation_data is not None:
+            raise DataError("validation and validation_data are two names of one argument; give one of them")
+        held_out = validation_data if validation is None else validation
+        self.keras_model = model
+        self._begin = partial(self._begin_with, experiment=experiment, config=dict(config or {}))
+        self._fitted_epochs = 0
+        self._may_train: set[str] = set()
+        if dataset is None:
+            given = {"batch_size": batch_size, "shuffle": shuffle, "class_weight": class_weight}
+            _refuse_unused(KerasTrainer, "data", validation=held_out, **given)
+        else:
+            self._begin(dataset, held_out, batch_size, batch_size, shuffle, class_weight)
+
+    def _begin_with(
+        self,
+        data: Data,
+        held_out: Data | None,
+        batch_size: int | None,
+        held_out_batch_size: int | None,
+        shuffle: bool,
+        class_weight: Mapping[int, float] | None,
+        *,
+        experiment: Experiment | str | Path | None,
+        config: dict[str, Any],
+    ) -> None:
+        """Build the trainer, once there is data."""
+        make = {"trn": partial(as_dataset, data, batch_size=batch_size, shuffle=shuffle, class_weight=class_weight)}
+        if held_out is not None:
+            make["vld"] = partial(as_dataset, held_out, batch_size=held_out_batch_size, training=False)
+        self._can_be_counted = not isinstance(data, Iterator)
+        self._counted: int | None = None
+        with global_random_kept():
+            super().__init__(CompiledModel(self.keras_model, make, config), experiment=experiment)
+        self._compiled = compiled_parts(self.keras_model)
+        if not inherits(self.keras_model, "make_train_function"):
+            name = self.keras_model.name
+            self.log(f"WARNING: make_train_function of {name} is not called; override train_step")
+        self.config["model.batch_size"] = int(examples_of(self.data.first_batch))
+        self.keras_model.reset_metrics()
+
+    def __getattr__(self, name: str) -> Any:
+        model = vars(self).get("keras_model")
+        if name.startswith("_") or model is None:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}", name=name, obj=self)
+        if "built" not in vars(self):
+            raise _MissingError(f"this KerasTrainer has no data yet, and so no {name}: give it some, or call fit(x, y)")
+        instead = f"; the Keras model has it: trainer.keras_model.{name}" if hasattr(model, name) else ""
+        raise _MissingError(f"KerasTrainer has no {name}{instead}")
+
+    # -- the step -----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_own_train_step(self) -> bool:
+        return self.model.has_own_step
+
+    def create_optimizers(self) -> None:
+        """Register the optimizers that the model has."""
+        model = self.keras_model
+        # The Keras variables themselves, since the optimizer asks them for constraints.
+        names = {id(variable): name for name, variable in self.variables.items()}
+        trained = {names[id(v.value)]: v for v in model.trainable_variables if id(v.value) in names}
+        self.trainable = select(trained, self.config, "model.trainable_variables")
+        if self.has_own_train_step:  # building it has built them
+            optimizers = optimizers_of(model)
+            slots = {id(variable.value) for optimizer in optimizers.values() for variable in optimizer.variables}
+            for name in [name for name, variable in self.variables.items() if id(variable) in slots]:
+                del self.variables[name]
+            self.loss_scale = None  # train_step and the optimizer scale the loss
+        else:
+            optimizer = model.optimizer
+            if type(optimizer) is keras.optimizers.LossScaleOptimizer:
+                optimizer = optimizer.inner_optimizer  # the engine scales the loss
+            if not optimizer.built:
+                optimizer.build(model.trainable_variables)
+            elif self._may_train and not self.trainable.keys() <= self._may_train:
+                raise ModelError(
+                    f"layers of {model.name} are trainable now that were not when its optimizer was built; "
+                    "compile it again, as for fit, and make a new KerasTrainer"
+                )
+            self._may_train = self._may_train or set(self.trainable)
+            optimizers = {"optimizer": optimizer}
+        for name, optimizer in optimizers.items():
+            self.register_optimizer(name, optimizer)
+        self.optimizer = optimizers.get("optimizer", next(iter(optimizers.values()), None))
+
+    def train_step(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
+        """Do one iteration: that of `SimpleTrainer`, or the model's own `train_step`; traced."""
+        trace = tower_trace()
+        if not self.has_own_train_step or trace is None:
+            return super().train_step(inputs)
+        with guarded(optimizers_of(self.keras_model).values(), trace):
+            outputs = dict(self.build(inputs, True))
+            trace.weight = None  # in a log, "loss_weight" has no meaning
+        if self.optimizer is not None:
+            outputs.setdefault("learning_rate", tf.convert_to_tensor(self.optimizer.learning_rate))
+        return outputs
+
+    def _check_optimizer(self, optimizer: keras.optimizers.Optimizer) -> None:
+        pass  # arguments that only act in `fit` act here, too
+
+    def _say_of_unused(self) -> None:
+        pass  # `CompiledModel` refuses keys without effect
+
+    def _look_at_data(self, built: BuiltModel) -> None:
+        pass  # the data determines the batch size
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def train(self, callbacks: Any = (), **length: Any) -> None:
+        """Train; see `TowerTrainer.train`.
+
+        Raises:
+            ModelError: the model was compiled again since this trainer took it.
+        """
+        if "built" not in vars(self):
+            raise DataError("train: this KerasTrainer has no data yet: give it a dataset, or call fit(x, y)")
+        if any(now is not then for now, then in zip(compiled_parts(self.keras_model), self._compiled, strict=True)):
+            raise ModelError(
+                f"{self.keras_model.name} was compiled again since this KerasTrainer took it; make a new KerasTrainer"
+            )
+        super().train([_EpochMetrics(), *callbacks], **length)
+        if self.optimizer is not None and self.optimizer.use_ema:
+            self.optimizer.finalize_variable_values(list(self.trainable.values()))
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        class_weight: Mapping[int, float] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int = 1,
+        **options: Any,
+    ) -> keras.callbacks.History:
+        """Train as `keras.Model.fit` does, with its arguments. With an experiment, a stopped run continues.
+
+        Data is given once, here or to the constructor. Each further call trains for `epochs` more.
+
+        Args:
+            callbacks: of Keras and of prototrain. With an experiment a `ModelSaver` and a `SaveOnExit` are added.
+            options: of `train`, such as ``fresh=True`` and ``allow_changed_data=True``.
+
+        Returns:
+            the metrics by epoch, including the epochs before a resume.
+
+        Raises:
+            DataError: there is no data, or data twice; an argument has no effect; or `initial_epoch`, which a resumed
+                run knows.
+            PrototrainError: the user's mistakes, and errors of a step.
+        """
+        if initial_epoch:
+            raise DataError("fit: leave out initial_epoch: a resumed run continues in its epoch")
+        has_data = "built" in vars(self)
+        if x is None and not has_data:
+            raise DataError("fit: this KerasTrainer has no data yet: give it x, or the trainer a dataset")
+        if x is not None and has_data:
+            raise DataError("fit: this KerasTrainer has its data; make a new one for other data")
+        given = {"batch_size": batch_size, "shuffle": shuffle, "class_weight": class_weight}
+        given |= {"validation_data": validation_data, "validation_batch_size": validation_batch_size}
+        if has_data:
+            of_arrays = {"y": y, "sample_weight": sample_weight, "validation_split": validation_split}
+            _refuse_unused(KerasTrainer.fit, "x", **given, **of_arrays)
+        else:
+            # As in Keras, validation_data goes before validation_split.
+            data, split = split_data(x, y, sample_weight, 0.0 if validation_data is not None else validation_split)
+            held_out = split if validation_data is None else validation_data
+            sizes = batch_size, validation_batch_size or batch_size
+            self._begin(data, held_out, *sizes, shuffle, class_weight)
+        validates = "vld" in self.datasets
+        if not validates:
+            turns = {"validation_steps": validation_steps, "validation_freq": validation_freq}
+            _refuse_unused(KerasTrainer.fit, "validation data", **turns)
+        history = keras.callbacks.History()
+        validation = (validation_steps or 0, validation_freq) if validates else None
+        listed = _fit_callbacks(callbacks, verbose, saves=self.experiment is not None, validation=validation)
+        # The history comes after the user's callbacks, as in Keras: it takes what they put into the logs.
+        listed.append(KerasCallback(history, state_key="keras.History/fit"))
+        self.train(listed, steps_per_epoch=steps_per_epoch, max_epoch=self._fitted_epochs + epochs, **options)
+        self._fitted_epochs += epochs
+        return history
+
+    @contextmanager
+    def _around_run(self) -> Iterator[None]:
+        with super()._around_run(), tensorflow_seeded(self.config["trainer.random_seed"]):
+            yield
+
+    def _length(
+        self, steps_per_epoch: int | None, max_epoch: int | None, max_steps: int | None
+    ) -> tuple[int | None, int | None, int | None]:
+        steps = steps_per_epoch or self.config["trainer.steps_per_epoch"] or self.data.cardinality
+        if steps is None and (max_epoch is not None or self.config["model.num_epochs"] is not None):
+            steps = self._counted = self._counted or self._count()
+        return super()._length(steps if steps_per_epoch is None else steps_per_epoch, max_epoch, max_steps)
+
+    def _count(self) -> int:
+        """Read the training data once and return the number of its batches."""
+        dataset = self.datasets["trn"]
+        if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY or not self._can_be_counted:
+            raise DataError(
+                "the training data has no known end, or can be read only once: say how long an epoch is with "
+                "steps_per_epoch=, or give the function that makes the generator"
+            )
+        with announcing("reading the training data once, to count its batches", self.log):
+            steps = sum(1 for _ in dataset)
+        self.data.rewind()  # reading it may have changed the order of a shuffled dataset
+        return steps
+
+    # -- measuring ----------------------------------------------------------------------------------------------------
+
+    @property
+    def unaveraged(self) -> Collection[str]:  # type: ignore[override]
+        """Metrics too, which are means from the start of the epoch; "loss" is that of one step, unless it is a metric
+        in a `train_step` of the model's own."""
+        metrics = {name for name, _ in flat(self.keras_model.get_metrics_result())}
+        if not (self.has_own_train_step and set(self.model.logged) == metrics):
+            metrics.discard("loss")
+        return {*super().unaveraged, *metrics}
+
+    def _fit_logs(self) -> dict[str, Any]:
+        metrics = {name: _plain(value) for name, value in flat(self.keras_model.get_metrics_result())}
+        own, logged = self.has_own_train_step, self.model.logged
+        if own and set(logged) == metrics.keys():
+            return metrics  # as `fit` decides
+        step = {name: self.outputs[name] for name in logged if name in self.outputs}
+        if not own:
+            step.pop("loss", None)  # that of the step alone
+        return {name: step.get(name, metrics.get(name)) for name in logged if name in step or name in metrics}
+
+    def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:
+        """Measure the model with `keras.Model.evaluate`; see `TowerTrainer.evaluate`."""
+        if not isinstance(dataset, str):
+            kind = type(dataset).__name__
+            raise DataError(f"evaluate takes the name of a dataset, not a {kind}; keras_model.evaluate takes data")
+        if dataset not in self.datasets:
+            raise DataError(f"there is no dataset {dataset!r}; there are {', '.join(self.datasets)}")
+        model, data = self.keras_model, self.datasets[dataset].map(self.model.as_given(dataset))
+        watching = [cb.callback for cb in map(innermost, self.callbacks) if isinstance(cb, KerasCallback)]
+        callbacks = keras.callbacks.CallbackList([_StopEvaluation(self.stop), *watching], model=model)
+        of_training = [(variable, tf.identity(variable)) for variable in model.metrics_variables]
+        found = model.evaluate(data, steps=batches or None, callbacks=callbacks, verbose=0, return_dict=True)
+        for variable, value in of_training:  # which continue to count over the epoch
+            variable.assign(value)
+        return None if self.stop.signum is not None else _scalars(found)
+
+    def _rehearse(self, dataset: str, batches: int = 0) -> Collection[str] | None:
+        if type(self).evaluate is not KerasTrainer.evaluate or reshuffles(self.datasets[dataset]):
+            return None
+        data = self.datasets[dataset].map(self.model.as_given(dataset))
+        self.keras_model.test_function = None  # one that is traced already does not show which variables it uses
+        with random_state_kept(), restoring_values():
+            data = first_batches(dataset, data, batches, self.stop)
+            return list(_scalars(self.keras_model.evaluate(data, verbose=0, return_dict=True)))
+
+    # -- checkpoints and tables ---------------------------------------------------------------------------------------
+
+    def _describe_variables(self) -> tuple[str, str] | None:
+        shown = {name: variable for name, variable in self.variables.items() if name not in self._of_metrics()}
+        return layer_table(shown, self.trainable), str(variable_table(shown, self.trainable, self.decayed))
+
+    def _facts(self) -> Facts:
+        metrics = sorted({name.rpartition("/")[0] for name in self._of_metrics()})
+        loss = encode(getattr(self.keras_model, "loss", None), "loss", [])
+        return {**super()._facts(), "compiled with": {"loss": loss, "metrics": metrics}}
+
+    @contextmanager
+    def _fitted_to(self, saved: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> Iterator[None]:
+        """Accept a checkpoint that has other metrics: new ones begin to count at its step."""
+        then = (facts.get("compiled with") or {}).get("metrics") or []
+        new = {name: self.state.pop(name) for name in self._of_metrics() if name not in saved}
+        gone = [name for name in saved if name not in self.state and name.rpartition("/")[0] in then]
+        self.state.update({name: np.zeros(saved[name]["shape"], saved[name]["dtype"]) for name in gone})
+        try:
+            with super()._fitted_to(saved, facts):
+                yield
+        finally:
+            for name in gone:
+                del self.state[name]
+            self.state.update(new)
+
+    def _of_metrics(self) -> list[str]:
+        """The names of the metrics' variables."""
+        metrics = {id(variable.value) for variable in self.keras_model.metrics_variables}
+        return [name for name, variable in self.variables.items() if id(variable) in metrics]
+
+
+def _fit_callbacks(callbacks: Any, verbose: Any, *, saves: bool, validation: tuple[int, int] | None) -> list[Callback]:
+    """Return the callbacks of a `fit`: those that it adds, then the user's.
+
+    Args:
+        callbacks: one of Keras or of prototrain, or a list, perhaps nested.
+        verbose: "auto" or 1 for a progress bar, 2 for a line per epoch, 0 for neither.
+        saves: whether to write a checkpoint at the end of each epoch and of the run.
+        validation: the number of batches (0: all), and every how many epochs; None for none.
+
+    Raises:
+        CallbackError: an object in the list is not a callback, or says when to validate besides `validation`.
+    """
+    given: list[Callback] = []
+    numbers: Counter[str | None] = Counter()
+    for callback in keras.tree.flatten(callbacks or ()):
+        if not isinstance(callback, Callback):
+            callback = KerasCallback(callback)
+            numbers[callback.state_key] += 1
+            if (number := numbers[callback.state_key]) > 1:  # the second LambdaCallback, for example
+                callback.state_key = f"{callback.state_key} {number}"
+        given.append(callback)
+    kinds = {type(innermost(callback)) for callback in given}
+    added: list[Callback] = []
+    if Validation in kinds:
+        if validation not in (None, (0, 1)):
+            raise CallbackError(
+                "fit: there is a Validation in the list; say there how often and how much, and leave out "
+                "validation_steps and validation_freq"
+            )
+    elif validation is not None:
+        batches, epochs = validation
+        validates = Validation(batches=batches)
+        validates.at_end = False  # Keras does not validate the last epoch out of turn
+        added.append(validates.every(epochs=epochs))
+    if verbose in ("auto", 1, True):
+        added.append(ProgressBar())
+    elif verbose:
+        added.append(ScalarPrinter().every(epochs=1))
+    if saves:
+        added += [kind() for kind in (ModelSaver, SaveOnExit) if kind not in kinds]
+    return [*added, *given]
+
+
+def _refuse_unused(function: Callable[..., Any], without: str, **arguments: Any) -> None:
+    """Check that arguments which have no effect are at their defaults.
+
+    Raises:
+        DataError: names those that are not.
+    """
+    parameters = inspect.signature(function).parameters
+    if given := [name for name, value in arguments.items() if value is not parameters[name].default]:
+        raise DataError(f"{function.__name__}: without {without} there is no effect of {', '.join(given)}")
+
+
+class _MissingError(DataError, AttributeError):
+    """Also an AttributeError, for `hasattr`."""
+
+
+class _EpochMetrics(Callback):
+    """Resets the metrics at the start of each epoch."""
+
+    def before_epoch(self) -> None:
+        if self.trainer.local_step == 0:
+            self.trainer.keras_model.reset_metrics()
+
+
+class _StopEvaluation(keras.callbacks.Callback):  # type: ignore[misc]
+    """Ends an evaluation when the run is asked to stop."""
+
+    def __init__(self, stop: StopRequest) -> None:
+        super().__init__()
+        self._stop = stop
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.stop_evaluating = self._stop.signum is not None
+
+
+def _scalars(found: Mapping[str, Any]) -> dict[str, float]:
+    """Return metrics by name; one with a number for each class, such as `F1Score`, as ``<name>/<class>``."""
+    single: dict[str, float] = {}
+    for name, value in found.items():
+        numbers = np.ravel(value).tolist()
+        single |= {name: numbers[0]} if len(numbers) == 1 else {f"{name}/{n}": one for n, one in enumerate(numbers)}
+    return single
+
+
+def _plain(value: Any) -> Any:
+    array = np.asarray(value)
+    return array.item() if array.size == 1 else array

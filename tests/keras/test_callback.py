@@ -1,0 +1,283 @@
+"""A Keras callback is called as `fit` calls it, stops the run, and continues after a resume."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import KerasTrainer
+from prototrain.callbacks import Callback, KerasCallback, SaveOnExit, Validation
+from prototrain.errors import CallbackError
+from tests.keras.models import made
+from tests.tiny import CountingTrainer
+
+X = np.linspace(0, 1, 12, dtype=np.float32)[:, None]
+# Keras's own: it asks variables for arrays as NumPy 1 did.
+ALLOWED = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+def line() -> keras.Model:
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, name="dense")], name="line")
+    model.compile("sgd", "mse", metrics=["mae"])
+    return model
+
+
+def data() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((X, 2 * X)).batch(4)
+
+
+class Hooks(keras.callbacks.Callback):  # type: ignore[misc]
+    """Notes every hook with its number and the names in its logs."""
+
+    def __init__(self, *hooks: str) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+        for hook in hooks:
+            setattr(self, hook, self._noting(hook))
+
+    def _noting(self, hook: str) -> Callable[..., None]:
+        def note(number: Any = None, logs: Any = None) -> None:
+            self.calls.append((hook, number if isinstance(number, int) else None))
+
+        return note
+
+
+EPOCHS = ("on_epoch_begin", "on_epoch_end")
+BATCHES = ("on_train_batch_begin", "on_train_batch_end")
+TESTS = ("on_test_begin", "on_test_batch_begin", "on_test_batch_end", "on_test_end")
+ALL = ("on_train_begin", *EPOCHS, *BATCHES, *TESTS, "on_train_end")
+
+
+class Measured(CountingTrainer):
+    """Has something to validate, and no TensorFlow in it."""
+
+    def evaluate(self, dataset: str, batches: int = 0) -> Mapping[str, float]:
+        return {"loss": max(1.0, 5.0 - self.global_step)}
+
+
+def run(*callbacks: Any, steps: int = 6, experiment: Path | None = None) -> Measured:
+    trainer = Measured(experiment=experiment)
+    wrapped = [
+        KerasCallback(callback) if isinstance(callback, keras.callbacks.Callback) else callback
+        for callback in callbacks
+    ]
+    saving = [] if experiment is None else [SaveOnExit()]
+    trainer.train([Validation(), *wrapped, *saving], max_steps=steps, steps_per_epoch=2)
+    return trainer
+
+
+@ALLOWED
+def test_hooks_are_called_and_the_model_is_changed_as_in_fit(tmp_path: Path) -> None:
+    def callbacks(where: str) -> list[keras.callbacks.Callback]:
+        return [
+            Hooks(*ALL),
+            keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=10.0),
+            keras.callbacks.EarlyStopping("val_loss", patience=2, min_delta=10.0, restore_best_weights=True),
+            keras.callbacks.ModelCheckpoint(tmp_path / f"{where}.weights.h5", save_weights_only=True),
+            keras.callbacks.TensorBoard(tmp_path / where),
+            keras.callbacks.CSVLogger(tmp_path / f"{where}.csv"),
+        ]
+
+    there, here = made(line), made(line)
+    listed, mine = callbacks("there"), callbacks("here")
+    there.fit(data(), validation_data=data(), epochs=9, verbose=0, shuffle=False, callbacks=listed)
+    trainer = KerasTrainer(here, data(), validation=data())
+    trainer.train([Validation(), *map(KerasCallback, mine)], max_epoch=9)
+    assert trainer.global_step == 9  # three epochs of nine
+    assert mine[0].calls == listed[0].calls and ("on_test_batch_end", 2) in mine[0].calls
+    assert float(here.optimizer.learning_rate.numpy()) == float(there.optimizer.learning_rate.numpy()) < 0.01
+    for one, other in zip(here.weights, there.weights, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5)
+    assert (tmp_path / "here" / "validation").is_dir() and (tmp_path / "here.weights.h5").exists()
+    assert len((tmp_path / "here.csv").read_text().splitlines()) == 4
+
+
+def test_only_a_callback_with_batch_hooks_asks_for_every_step(tmp_path: Path) -> None:
+    seen = []
+    by_step = {
+        keras.callbacks.History(): None,
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None): None,
+        keras.callbacks.ModelCheckpoint(tmp_path / "a.keras", save_freq="epoch"): None,
+        keras.callbacks.ModelCheckpoint(tmp_path / "a.keras", save_freq=5): 4,
+        keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append((batch, logs["loss"]))): 4,
+        keras.callbacks.TerminateOnNaN(): 4,
+    }
+    for callback, expected in by_step.items():
+        wrapped = KerasCallback(callback)
+        wrapped.trainer = Measured()
+        wrapped.setup()
+        assert wrapped.next_step(3) == expected
+    run(list(by_step)[4])
+    assert seen == [(step % 2, 1 / (step + 1)) for step in range(6)]
+
+
+def test_logs_hold_what_was_validated_in_the_epoch_and_test_hooks_run_around_it() -> None:
+    history, hooks = keras.callbacks.History(), Hooks(*ALL)
+    run(history, hooks)
+    assert history.history == {"loss": [1 / 2, 1 / 4, 1 / 6], "val_loss": [3.0, 1.0, 1.0]}
+    tested = [hook for hook, _ in hooks.calls if "test" in hook]
+    assert tested == ["on_test_begin", "on_test_end"] * 3
+
+
+def test_a_callback_stops_the_run_and_it_stays_stopped(tmp_path: Path) -> None:
+    def stopping() -> keras.callbacks.Callback:
+        return keras.callbacks.EarlyStopping("val_loss", patience=1, mode="min")
+
+    trainer = run(stopping(), steps=20, experiment=tmp_path / "run")
+    assert trainer.global_step == 6 and trainer.run.stopped_by == "EarlyStopping asked for it"
+    assert run(stopping(), steps=20, experiment=tmp_path / "run").global_step == 6
+
+
+@ALLOWED
+@pytest.mark.parametrize(("patience", "resumed_at"), [(1, 6), (9, 12)])
+def test_training_does_not_continue_from_weights_that_are_put_back_at_the_end(
+    patience: int, resumed_at: int, tmp_path: Path
+) -> None:
+    """Neither after the end of the run nor with more patience, after which no epoch is better than the first."""
+
+    def trained(epochs: int, patience: int, directory: str) -> KerasTrainer:
+        stopping = keras.callbacks.EarlyStopping("loss", mode="max", patience=patience, restore_best_weights=True)
+        trainer = KerasTrainer(made(line), data(), experiment=tmp_path / directory)
+        trainer.train([KerasCallback(stopping), SaveOnExit()], max_epoch=epochs)
+        return trainer
+
+    trained(4, patience, "parts")
+    resumed, whole = trained(6, 9, "parts"), trained(6, 9, "whole")
+    assert resumed.run.resume_line() == f"resumed at step {resumed_at}; data: iterator" and resumed.global_step == 18
+    checkpoints = [trainer.run.checkpoints.newest() for trainer in (resumed, whole)]
+    mine, theirs = ({name: checkpoint.variables()[name] for name in whole.variables} for checkpoint in checkpoints)
+    for name, value in theirs.items():
+        np.testing.assert_array_equal(mine[name], value)
+
+
+def test_state_and_hooks_continue_within_an_epoch(tmp_path: Path) -> None:
+    def best(patience: int) -> keras.callbacks.EarlyStopping:
+        return keras.callbacks.EarlyStopping("val_loss", patience=patience, min_delta=0.5, mode="min")
+
+    def rows(name: str) -> keras.callbacks.CSVLogger:
+        return keras.callbacks.CSVLogger(tmp_path / f"{name}.csv")
+
+    whole, begun, parts = (Hooks(*EPOCHS, *BATCHES) for _ in range(3))
+    run(best(9), whole, rows("whole"), steps=7)
+    run(best(1), begun, rows("parts"), steps=3, experiment=tmp_path / "run")
+    stopping = best(9)
+    run(stopping, parts, rows("parts"), steps=7, experiment=tmp_path / "run")
+    assert parts.calls == whole.calls and begun.calls == whole.calls[: len(begun.calls)]
+    # A sign turned once must not be turned back, and the patience is that of the present list.
+    assert (stopping.wait, stopping.best, stopping.min_delta, stopping.patience) == (1, 1.0, -0.5, 9)
+    assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+class Interrupt(Callback):
+    """Presses Ctrl-C at a step, or at the end of the epoch that it ends."""
+
+    def __init__(self, step: int, *, at_epoch: bool) -> None:
+        self.step, self.at_epoch = step, at_epoch
+
+    def _press(self, at_epoch: bool) -> None:
+        if self.trainer.global_step == self.step and at_epoch is self.at_epoch:
+            signal.raise_signal(signal.SIGINT)
+
+    def trigger_step(self) -> None:
+        self._press(at_epoch=False)
+
+    def trigger_epoch(self) -> None:
+        self._press(at_epoch=True)
+
+
+@pytest.mark.parametrize("hooks", [EPOCHS, (*EPOCHS, *BATCHES)], ids=["epochs", "batches"])
+@pytest.mark.parametrize(("step", "at_epoch"), [(3, False), (4, False), (4, True)])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_stop_amid_the_callbacks_costs_no_hook(
+    tmp_path: Path, first: bool, step: int, at_epoch: bool, hooks: tuple[str, ...]
+) -> None:
+    whole, begun, parts = (Hooks(*hooks) for _ in range(3))
+    run(whole)
+    stop = Interrupt(step, at_epoch=at_epoch)
+    with pytest.raises(KeyboardInterrupt):
+        run(*([stop, begun] if first else [begun, stop]), experiment=tmp_path / "run")
+    run(parts, Interrupt(0, at_epoch=False), experiment=tmp_path / "run")
+    assert parts.calls == whole.calls
+
+
+class Holder(keras.callbacks.Callback):  # type: ignore[misc]
+    """Changes its attributes at each epoch."""
+
+    def __init__(self, **changes: tuple[Any, Callable[[Any], Any]]) -> None:
+        super().__init__()
+        self.changes = {name: change for name, (_, change) in changes.items()}
+        for name, (value, _) in changes.items():
+            setattr(self, name, value)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        for name, change in self.changes.items():
+            setattr(self, name, change(getattr(self, name)))
+
+
+@dataclass
+class Count:
+    number: int = 0
+
+
+def holder() -> Holder:
+    return Holder(
+        pair=((), lambda value: (*value, len(value))),
+        small=(np.float32(0.1), lambda value: value * 1.1 + 0.1),
+        endless=(0.0, lambda value: value + float("inf")),
+        bytes=(np.zeros((2, 3), np.int8, order="F"), lambda value: value + np.int8(1)),
+        inside=(np.zeros(2), lambda value: np.add(value, 1, out=value)),
+        texts=(np.array(["a"]), lambda value: np.append(value, "bc")),
+        nested=({}, lambda value: {**value, len(value): [(1, np.float32(2)), {"a": None}, np.ones(2)]}),
+        function=(None, lambda value: len),
+        # Not plain, or too large: these begin anew.
+        count=(Count(), lambda value: Count(value.number + 1)),
+        local=(None, lambda value: lambda: 0),
+        large=(np.zeros(1 << 21), lambda value: value + 1),
+    )
+
+
+def test_attributes_with_plain_values_are_saved_with_their_types(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, parts = holder(), holder()
+    run(whole, steps=8)
+    run(holder(), steps=4, experiment=tmp_path)
+    assert "WARNING: Holder.large is too large for a checkpoint" in capsys.readouterr().out
+    run(parts, steps=8, experiment=tmp_path)
+    for name in ("pair", "small", "endless", "bytes", "inside", "texts", "nested", "function"):
+        one, other = getattr(whole, name), getattr(parts, name)
+        assert (type(one), repr(one)) == (type(other), repr(other)), name
+    assert parts.count == Count(2) and whole.count == Count(4) and parts.large[0] == 2
+
+
+def test_the_end_is_told_only_when_it_is_the_end() -> None:
+    class Broken(Callback):
+        def trigger_epoch(self) -> None:
+            raise ValueError("on purpose")
+
+    ended = Hooks(*ALL)
+    with pytest.raises(ValueError, match="on purpose"):
+        run(ended, Broken())
+    assert ended.calls[0] == ("on_train_begin", None) and ("on_train_end", None) not in ended.calls
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: KerasCallback(Validation()), "is not a callback of Keras"),  # type: ignore[arg-type]
+        (lambda: KerasCallback(keras.callbacks.CallbackList([])), "give the callbacks themselves"),
+        (lambda: run(keras.callbacks.ModelCheckpoint("a.keras")), "asks for the save of a Keras model, which Measured"),
+        (lambda: run(*(keras.callbacks.LambdaCallback() for _ in "ab")), "give one of them another state_key"),
+    ],
+)
+def test_what_cannot_work_is_one_clear_line(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(CallbackError, match=message):
+        make()

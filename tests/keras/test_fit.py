@@ -1,0 +1,288 @@
+"""`KerasTrainer.fit` trains, logs and refuses as `keras.Model.fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+from prototrain import KerasTrainer
+from prototrain.callbacks import Validation
+from prototrain.errors import CallbackError, ConfigError, DataError, ModelError, PrototrainError
+from tests.keras.models import (
+    IMAGES,
+    LABELS,
+    MEANS,
+    TOKENS,
+    WEIGHTS,
+    CountsHalves,
+    Nested,
+    OwnMetrics,
+    Shuffling,
+    X,
+    Y,
+    batches,
+    classifier,
+    convnet,
+    distance,
+    doubling,
+    forty,
+    made,
+    masked,
+    own_step,
+    regularized,
+    two_outputs,
+    weighted,
+)
+
+
+class Measures(keras.callbacks.Callback):  # type: ignore[misc]
+    """Puts a value into the logs, for the callbacks after it."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs["val_own"] = 1.0 - epoch
+
+
+def measuring() -> list[keras.callbacks.Callback]:
+    stopping = keras.callbacks.EarlyStopping("val_own", mode="max", patience=1)
+    return [Measures(), stopping, keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)]
+
+
+Arguments = dict[str, Any]
+CASES: dict[str, tuple[Callable[[], keras.Model], Callable[[], Arguments]]] = {
+    "functional": (
+        convnet,
+        lambda: {"x": batches(IMAGES, LABELS[:, None]), "validation_data": batches(IMAGES, LABELS[:, None])},
+    ),
+    "two outputs": (
+        two_outputs,
+        lambda: {"x": {"image": IMAGES}, "y": {"label": LABELS, "mean": MEANS}, "validation_split": 0.25},
+    ),
+    "sample weights": (weighted, lambda: {"x": batches(IMAGES, MEANS, WEIGHTS)}),
+    "class weights": (
+        regularized,
+        lambda: {
+            "x": IMAGES.astype(np.float64),
+            "y": LABELS,
+            "class_weight": {1: 3.0, 0: 0.5},
+            "batch_size": 16,
+            "validation_split": 0.25,
+            "validation_freq": 2,
+        },
+    ),
+    "masks": (masked, lambda: {"x": TOKENS, "y": TOKENS // 2}),
+    "optimizer of its own": (doubling, lambda: {"x": IMAGES, "y": LABELS}),
+    "two inputs, no labels": (distance, lambda: {"x": [X, X * 2]}),
+    "train_step": (own_step, lambda: {"x": batches(IMAGES, MEANS), "validation_data": batches(IMAGES, MEANS)}),
+    "train_step, nested logs": (partial(classifier, Nested, lambda: ["accuracy"]), lambda: {"x": X, "y": Y}),
+    "compute_metrics": (partial(classifier, OwnMetrics, lambda: ["mae", "mse"]), lambda: {"x": X, "y": Y}),
+    "metrics of several numbers": (
+        partial(classifier, metrics=lambda: [keras.metrics.F1Score(), CountsHalves()]),
+        lambda: {"x": X, "y": Y},
+    ),
+    "callbacks": (classifier, lambda: {"x": X, "y": Y, "epochs": 4, "callbacks": measuring()}),
+    "PyDataset": (classifier, lambda: {"x": Shuffling(), "validation_data": (X, Y), "validation_steps": 2}),
+    "generator": (classifier, lambda: {"x": forty(), "steps_per_epoch": 2}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_a_model_trains_as_in_fit(case: str) -> None:
+    make, arguments = CASES[case]
+    there, here = made(make), made(make)
+    keras.utils.set_random_seed(2)
+    expected = there.fit(**{"epochs": 2, **arguments()}, verbose=0, shuffle=False).history
+    keras.utils.set_random_seed(2)
+    found = KerasTrainer(here).fit(**{"epochs": 2, **arguments()}, verbose=0, shuffle=False).history
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5, err_msg=name)
+    all_mine, all_theirs = ([*model.variables, *model.optimizer.variables] for model in (here, there))
+    for mine, theirs in zip(all_mine, all_theirs, strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5, err_msg=mine.path)
+
+
+def test_validation_in_its_turn_with_a_number_for_each_class() -> None:
+    model = classifier(metrics=lambda: [keras.metrics.F1Score()])
+    history = KerasTrainer(model).fit(X, Y, epochs=3, verbose=0, validation_data=(X, Y), validation_freq=2).history
+    assert [len(history[name]) for name in ("loss", "val_loss", "val_f1_score/0", "val_f1_score/1")] == [3, 1, 1, 1]
+
+
+def vector(method: str) -> type[keras.Model]:
+    def with_vector(self: Any, *arguments: Any, **keywords: Any) -> dict[str, Any]:
+        return {**getattr(keras.Model, method)(self, *arguments, **keywords), "mine": keras.ops.ones((2,))}
+
+    return type("Vector", (keras.Model,), {method: with_vector})
+
+
+def held() -> KerasTrainer:
+    return KerasTrainer(classifier(), (X, Y), validation=(X, Y), batch_size=20)
+
+
+def fit(*arguments: Any, **keywords: Any) -> Callable[[], Any]:
+    return lambda: KerasTrainer(classifier()).fit(*arguments, **keywords)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], type[PrototrainError], str]] = {
+    "not a model": (lambda: KerasTrainer(3), ModelError, "takes a keras.Model, not int"),
+    "not compiled": (lambda: KerasTrainer(keras.Sequential(name="raw")), ModelError, "raw has no optimizer"),
+    "no arrays": (lambda: KerasTrainer(classifier(), 3), DataError, "must be arrays of one length, not int"),
+    "lengths": (lambda: KerasTrainer(classifier(), (X, Y[1:])), DataError, "of one length, not a tuple of lengths"),
+    "empty": (lambda: KerasTrainer(classifier(), batches(X, Y).take(0)), DataError, "dataset 'trn' is empty"),
+    "zip": (lambda: KerasTrainer(classifier(), zip([X], [Y], strict=True)), DataError, "a zip can be read only once"),
+    "vector of train_step": (
+        lambda: KerasTrainer(classifier(vector("train_step")), (X, Y)),
+        ModelError,
+        r"train_step must return scalars; 'mine' has shape \(2,\)",
+    ),
+    "vector of compute_metrics": (
+        lambda: KerasTrainer(classifier(vector("compute_metrics")), (X, Y)),
+        ModelError,
+        "compute_metrics must return scalars; 'mine'",
+    ),
+    "key of compile": (
+        lambda: KerasTrainer(classifier(), (X, Y), config={"model.optimizer.method": "sgd"}),
+        ConfigError,
+        "model.optimizer.method has no effect",
+    ),
+    "key of the engine's step": (
+        lambda: KerasTrainer(classifier(Nested), (X, Y), config={"model.weight_decay.value": 0.1}),
+        ConfigError,
+        "model.weight_decay.value has no effect",
+    ),
+    "micro-batches": (
+        lambda: KerasTrainer(classifier(), (X, Y), config={"model.accumulate_steps": 2}),
+        ConfigError,
+        "give the optimizer gradient_accumulation_steps",
+    ),
+    "unused by the constructor": (
+        lambda: KerasTrainer(classifier(), validation=(X, Y), batch_size=4),
+        DataError,
+        "KerasTrainer: without data there is no effect of validation, batch_size",
+    ),
+    "no data for train": (lambda: KerasTrainer(classifier()).train(), DataError, "has no data yet"),
+    "no data for an attribute": (lambda: KerasTrainer(classifier()).train_data, DataError, "has no data yet"),
+    "no data": (fit(), DataError, "has no data yet"),
+    "batch size": (fit(X, Y, batch_size=0), DataError, "batch_size must be at least 1, not 0"),
+    "no examples": (fit(X[:0], Y[:0]), DataError, "there are no examples"),
+    "initial epoch": (fit(X, Y, initial_epoch=1), DataError, "leave out initial_epoch"),
+    "once": (fit((X, Y) for _ in range(2)), DataError, "can be read only once: say how long an epoch is"),
+    "split": (fit(X, Y, validation_split=1.0), DataError, "leaves one side of 40 examples empty"),
+    "labels of a dataset": (fit(batches(X, Y), Y), DataError, "y, sample_weight and validation_split are for arrays"),
+    "list of callbacks": (
+        fit(X, Y, callbacks=keras.callbacks.CallbackList([], model=classifier())),
+        CallbackError,
+        "give the callbacks themselves",
+    ),
+    "other data": (lambda: held().fit(X, Y), DataError, "has its data; make a new one"),
+    "unused by fit": (
+        lambda: held().fit(y=Y, sample_weight=WEIGHTS, shuffle=False),
+        DataError,
+        "fit: without x there is no effect of shuffle, y, sample_weight",
+    ),
+    "turns of no validation": (fit(X, Y, validation_steps=2), DataError, "no effect of validation_steps"),
+    "two kinds of turns": (
+        lambda: held().fit(callbacks=[Validation().every(epochs=1)], validation_freq=2),
+        CallbackError,
+        "leave out validation_steps and validation_freq",
+    ),
+    "arrays to evaluate": (lambda: held().evaluate(X), DataError, "takes the name of a dataset"),  # type: ignore[arg-type]
+    "unknown dataset": (lambda: held().evaluate("tst"), DataError, "no dataset 'tst'; there are trn, vld"),
+    "name of the model": (lambda: held().predict(X), DataError, "trainer.keras_model.predict"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_mistake_is_one_clear_line(case: str) -> None:
+    call, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_a_fit_that_fails_does_not_count_and_the_next_one_trains_further() -> None:
+    trainer = held()
+    with pytest.raises(ValueError, match="steps_per_epoch must be at least 1"):
+        trainer.fit(epochs=3, steps_per_epoch=0)
+    trainer.fit(epochs=2, verbose=0)
+    trainer.fit(verbose=0)
+    assert trainer.global_step == 6 and not hasattr(trainer, "nothing")
+
+
+@pytest.mark.parametrize("again", [{"optimizer": "adam"}, {}, {"metrics": ["mae"]}])
+def test_a_model_that_was_compiled_again_needs_another_trainer(again: dict[str, Any]) -> None:
+    trainer = held()
+    model = trainer.keras_model
+    model.compile(again.get("optimizer", model.optimizer), "mae", metrics=again.get("metrics"))
+    with pytest.raises(ModelError, match="classifier was compiled again since this KerasTrainer took it"):
+        trainer.fit(verbose=0)
+
+
+def test_an_overridden_make_train_function_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    class Own(keras.Model):  # type: ignore[misc]
+        def make_train_function(self, force: bool = False) -> Any:
+            return super().make_train_function(force)
+
+    KerasTrainer(classifier(Own), (X, Y))
+    assert "WARNING: make_train_function of classifier is not called" in capsys.readouterr().out
+
+
+def test_callbacks_alone_in_nested_lists_and_several_of_a_class(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def note(what: str) -> keras.callbacks.Callback:
+        return keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(what))
+
+    for epochs, callbacks in ((1, note("alone")), (2, [note("first"), [note("second")]])):
+        trainer = KerasTrainer(made(classifier), experiment=tmp_path)
+        trainer.fit(X, Y, epochs=epochs, verbose=0, callbacks=callbacks)
+    assert trainer.run.checkpoint is not None and seen == ["alone", "first", "second"]
+
+
+def test_a_backup_with_an_experiment_is_refused(tmp_path: Path) -> None:
+    backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
+    KerasTrainer(classifier()).fit(X, Y, verbose=0, callbacks=[backup])
+    with pytest.raises(CallbackError, match="BackupAndRestore would replace the weights"):
+        KerasTrainer(classifier(), experiment=tmp_path / "run").fit(X, Y, verbose=0, callbacks=[backup])
+
+
+def test_a_run_that_early_stopping_has_ended_gives_the_same_when_it_is_started_again(tmp_path: Path) -> None:
+    weights, histories = [], []
+    for _ in range(2):
+        model = made(classifier)
+        stopping = keras.callbacks.EarlyStopping("loss", mode="max", patience=2, restore_best_weights=True)
+        history = KerasTrainer(model, experiment=tmp_path).fit(X, Y, epochs=20, verbose=0, callbacks=[stopping])
+        weights.append(model.get_weights())
+        histories.append((history.history, history.epoch))
+    assert histories[0] == histories[1] and 2 <= len(histories[0][1]) < 20
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def _tags(directory: Path) -> list[str]:
+    files = sorted(directory.rglob("*tfevents*"))
+    return [value.tag for file in files for event in EventFileLoader(str(file)).Load() for value in event.summary.value]
+
+
+def test_summaries_go_to_the_writer_that_the_user_has_set(tmp_path: Path) -> None:
+    writer = tf.summary.create_file_writer(str(tmp_path / "own"))
+
+    def rate(epoch: int) -> float:
+        tf.summary.scalar("rate", 0.1, step=epoch)
+        return 0.1
+
+    with writer.as_default():
+        schedule = keras.callbacks.LearningRateScheduler(rate)
+        KerasTrainer(classifier()).fit(X, Y, verbose=0, callbacks=[schedule])
+    writer.close()
+    board = keras.callbacks.TensorBoard(str(tmp_path / "board"), update_freq=1, write_graph=False)
+    KerasTrainer(classifier()).fit(X, Y, verbose=0, batch_size=20, callbacks=[board])
+    assert _tags(tmp_path / "own") == ["rate"]
+    assert _tags(tmp_path / "board").count("batch_loss") == 2

@@ -1,0 +1,315 @@
+"""A compiled Keras model is built, resumed, stopped and checked as every other model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import KerasTrainer, default_callbacks
+from prototrain.callbacks import ModelSaver, SaveOnExit, StopOnNaN, Validation
+from prototrain.errors import NonFiniteError
+from prototrain.keras.model import optimizers_of
+from tests.keras.models import (
+    IMAGES,
+    LABELS,
+    LAYERS,
+    MEANS,
+    WEIGHTS,
+    Shuffling,
+    Subclassed,
+    X,
+    Y,
+    batches,
+    classifier,
+    convnet,
+    forty,
+    made,
+    own_step,
+    regularized,
+    two_outputs,
+)
+from tests.tiny import values
+
+
+def test_frozen_layers_stay() -> None:
+    model = made(convnet)
+    model.get_layer("conv").trainable = False
+    model.compile("adam", model.loss)
+    before = [variable.numpy() for variable in model.variables]
+    trainer = KerasTrainer(model, batches(IMAGES, LABELS[:, None]))
+    assert list(trainer.trainable) == ["norm/gamma", "norm/beta", "probability/kernel", "probability/bias"]
+    trainer.train([], max_steps=3)
+    changed = {new.path for old, new in zip(before, model.variables, strict=True) if (old != new.numpy()).any()}
+    assert changed.isdisjoint({"conv/kernel", "conv/bias"}) and changed >= {"norm/moving_mean", "probability/kernel"}
+
+
+class Counting(LAYERS.Layer):  # type: ignore[misc]
+    """Counts its calls in variables that Keras does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.total = tf.Variable(0), [tf.Variable(0.0, trainable=False)]
+        self.generator = tf.random.Generator.from_seed(1)
+
+    def call(self, x: Any) -> Any:
+        self.calls.assign_add(1)
+        self.total[0].assign_add(1.0)
+        return x + 0.0 * self.generator.normal(tf.shape(x))
+
+
+def test_making_a_trainer_and_trying_out_the_validation_change_no_state() -> None:
+    counting = Counting()
+    layers = [LAYERS.BatchNormalization(), counting, LAYERS.LSTM(3, stateful=True), LAYERS.Dense(1)]
+    model = keras.Sequential([keras.Input((5, 2), batch_size=8), *layers])
+    model.compile("sgd", "mse")
+    sequences = np.random.default_rng(1).normal(size=(16, 5, 2)).astype(np.float32)
+    data = tf.data.Dataset.from_tensor_slices((sequences, MEANS[:16])).batch(8)
+    model.fit(data, verbose=0, shuffle=False)
+
+    def state() -> list[Any]:
+        mine = [counting.calls, *counting.total, counting.generator.state]
+        return [np.array(variable) for variable in [*model.variables, *mine]]
+
+    before = state()
+    trainer = KerasTrainer(model, data, validation=data)
+    trainer._rehearse("vld")
+    for then, now in zip(before, state(), strict=True):
+        np.testing.assert_array_equal(then, now)
+    trainer.train([], max_steps=5)
+    assert int(counting.calls) - before[-3] == 5
+
+
+def test_a_mistake_in_the_validation_shows_before_the_first_step() -> None:
+    trainer = KerasTrainer(classifier(), (X, Y), validation=batches(X[:, :3], Y))
+    with pytest.raises(ValueError, match="expected"):
+        trainer.train([Validation().every(steps=50)], max_steps=60)
+    assert trainer.global_step == 0
+
+
+@pytest.mark.parametrize("make", [convnet, own_step])
+def test_a_resumed_run_is_exact_in_the_middle_of_an_epoch(make: Callable[[], keras.Model], tmp_path: Path) -> None:
+    labels = LABELS[:, None] if make is convnet else MEANS
+
+    def run(name: str, steps: int) -> KerasTrainer:
+        trainer = KerasTrainer(
+            made(make),
+            lambda: tf.data.Dataset.from_tensor_slices((IMAGES, labels)).shuffle(40).batch(8),
+            validation=batches(IMAGES, labels),
+            experiment=tmp_path / name,
+        )
+        trainer.train([Validation().every(steps=2), ModelSaver().every(steps=4), SaveOnExit()], max_steps=steps)
+        return trainer
+
+    whole = run("whole", 9)
+    run("parts", 7)
+    parts = run("parts", 9)
+    assert parts.run.resume_line().startswith("resumed at step 7")
+    assert values(parts) == values(whole) and "optimizer/iteration" in values(parts)
+    assert (make is own_step) == ({"of_hidden/iteration", "norm/total"} <= values(parts).keys())
+    measured = [dict(trainer.monitors.history("vld/loss")) for trainer in (parts, whole)]
+    assert measured[0].items() >= measured[1].items()
+
+
+@pytest.mark.parametrize("make_data", [Shuffling, lambda: forty], ids=["PyDataset", "function"])
+def test_data_of_unknown_length_and_a_python_dataset_resume_exactly(make_data: Any, tmp_path: Path) -> None:
+    def run(name: str, stop: int | None = None) -> KerasTrainer:
+        logger = keras.callbacks.CSVLogger(tmp_path / f"{name}.csv")
+        trainer = KerasTrainer(made(classifier), make_data(), experiment=tmp_path / name)
+        trainer.fit(epochs=3, verbose=0, max_steps=stop, callbacks=[logger])
+        return trainer
+
+    whole = run("whole")
+    run("parts", stop=5)
+    with open(tmp_path / "parts.csv", "a", encoding="utf-8") as file:
+        file.write("1,0.5,0.7\n2,0.")  # as if the run was killed before it saved these epochs
+    parts = run("parts")
+    assert parts.run.resume_line().startswith("resumed at step 5")
+    assert values(parts) == values(whole) and parts.global_step == 12
+    rows = [(tmp_path / f"{name}.csv").read_text() for name in ("whole", "parts")]
+    assert rows[0] == rows[1] and rows[0].count("\n") == 4
+
+
+class Accumulating(Subclassed):
+    """Updates in every third step, by `optimizer` or by `sparse`, and in the others, if at all, by `dense`."""
+
+    def compile(self, *arguments: Any, **keywords: Any) -> None:
+        super().compile(*arguments, jit_compile=False, **keywords)
+        self.number = tf.Variable(0, trainable=False)
+
+    def update(self, gradients: Any, weights: Any) -> Any:
+        optimizer = getattr(self, "sparse", self.optimizer)
+        optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return tf.constant(0)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        weights = self.trainable_weights
+        gradients = tape.gradient(loss, weights)
+        if hasattr(self, "dense"):
+            self.dense.apply_gradients([(gradients[0], weights[0])])
+        self.number.assign_add(1)
+        tf.cond(self.number % 3 == 0, lambda: self.update(gradients, weights), lambda: tf.constant(0))
+        return {"loss": loss}
+
+
+def accumulating(*others: str) -> keras.Model:
+    model = Accumulating()
+    model.compile(keras.optimizers.Adam(1e-2), "mse")
+    for name in others:
+        setattr(model, name, keras.optimizers.SGD(0.05, momentum=0.9, name=name))
+    return model
+
+
+@pytest.mark.parametrize("others", [(), ("dense",), ("sparse", "dense")], ids=" ".join)
+def test_an_update_in_a_branch_that_the_first_step_does_not_take(others: tuple[str, ...], tmp_path: Path) -> None:
+    """As in `fit`, with the slots that the update asks for."""
+    data = batches(IMAGES, MEANS)
+    expected = made(partial(accumulating, *others))
+    expected.fit(data, epochs=3, shuffle=False, verbose=0)
+    for steps in (4, 9):
+        model = made(partial(accumulating, *others))
+        trainer = KerasTrainer(model, data, experiment=tmp_path)
+        trainer.train([SaveOnExit()], max_steps=steps)
+    assert trainer.run.resume_line().startswith("resumed at step 4")
+    for mine, theirs in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
+    updating = "sparse/iteration" if "sparse" in others else "optimizer/iteration"
+    assert int(trainer.state[updating]) == 3
+
+
+def sgd() -> Any:
+    optimizer = keras.optimizers.SGD()
+    optimizer.build([keras.Variable(0.0, name="weight")])
+    return optimizer
+
+
+ONE, OTHER = sgd(), sgd()
+
+
+@pytest.mark.parametrize(
+    ("attributes", "names"),
+    [
+        ({"d_optimizer": ONE, "_g_optimizer": OTHER}, ["d_optimizer", "g_optimizer"]),
+        ({"first": ONE, "second": ONE}, ["first"]),
+        ({"first": ONE, "optimizer": ONE}, ["optimizer"]),
+        ({"all": [ONE, OTHER]}, ["all/0", "all/1"]),
+        ({"all": {"d": ONE, "g": OTHER}, "g": OTHER}, ["g", "all/d"]),
+        ({"unused": keras.optimizers.SGD()}, []),
+    ],
+    ids=["attributes", "two names", "that of compile", "list", "dict", "not built"],
+)
+def test_each_optimizer_of_a_model_has_one_name(attributes: dict[str, Any], names: list[str]) -> None:
+    model = keras.Model()
+    for name, value in attributes.items():
+        setattr(model, name, value)
+    assert list(optimizers_of(model)) == names
+
+
+def test_what_a_script_has_changed_takes_effect_and_is_named(tmp_path: Path) -> None:
+    def run(
+        steps: int, rate: Any = 1e-3, kind: Any = keras.optimizers.Adam, drop: float = 0.2, metrics: Any = ("mae",)
+    ) -> KerasTrainer:
+        made(convnet)  # which counts names and seeds anew
+        layers = [keras.Input((6, 6, 1)), LAYERS.Flatten(), LAYERS.Dropout(drop, name="drop"), LAYERS.Dense(1)]
+        model = keras.Sequential(layers, name="changing")
+        model.compile(kind(rate), "mse", metrics=list(metrics))
+        trainer = KerasTrainer(model, batches(IMAGES, MEANS), experiment=tmp_path)
+        trainer.train([SaveOnExit()], max_steps=steps)
+        return trainer
+
+    assert run(2).run.resume_line() == "fresh"
+    decay = keras.optimizers.schedules.ExponentialDecay(0.2, 1, 0.5)
+    edits: list[tuple[dict[str, Any], str]] = [
+        ({"drop": 0.9, "rate": 1e-4}, "optimizer learning_rate 0.001 -> 0.0001"),
+        ({"drop": 0.9, "rate": 1e-4}, ""),
+        ({"kind": keras.optimizers.SGD, "rate": 0.1, "metrics": ["mae", "mse"]}, "optimizer Adam -> SGD"),
+        ({"kind": keras.optimizers.SGD, "rate": decay, "metrics": []}, "optimizer learning_rate 0.1 -> "),
+    ]
+    for steps, (edit, named) in enumerate(edits, start=3):
+        trainer = run(steps, **edit)
+        line = trainer.run.resume_line()
+        assert named in line and bool(named) == ("changed: " in line), line
+        rate = edit["rate"]
+        wanted = rate if isinstance(rate, float) else float(rate(trainer.optimizer.iterations))
+        assert float(trainer.optimizer.learning_rate) == pytest.approx(wanted)
+
+
+def test_validation_data_has_a_structure_of_its_own() -> None:
+    model = made(regularized)
+    model.compile("sgd", "sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
+    with_weights = batches(IMAGES, LABELS, 0 * WEIGHTS)
+    trainer = KerasTrainer(model, batches(IMAGES, LABELS), validation=with_weights)
+    expected = model.evaluate(with_weights, verbose=0, return_dict=True)
+    assert trainer.evaluate("vld") == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_seed_of_keras_is_that_of_the_run_and_global_generators_are_left_alone() -> None:
+    def drawn() -> tuple[float, float, float, float]:
+        uniform = keras.random.uniform([])
+        return random.random(), np.random.random(), float(tf.random.uniform([])), float(uniform)
+
+    def run(seed: int, **config: Any) -> tuple[int, list[bytes], Any]:
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(seed)
+        model = Subclassed()  # whose layers are not built yet
+        model.compile("sgd", "mse")
+        keras.random.uniform([])  # which makes Keras's global generator
+        trainer = KerasTrainer(model, lambda: batches(IMAGES, MEANS).shuffle(5), config=config)
+        after = drawn()
+        trainer.train([], max_steps=2)
+        return trainer.config["trainer.random_seed"], [np.asarray(v).tobytes() for v in model.variables], after
+
+    keras.utils.set_random_seed(5)
+    Subclassed()
+    keras.random.uniform([])
+    expected = drawn()
+    first, again, other = run(5), run(5, **{"trainer.random_seed": 9}), run(6)
+    assert first[0] == 5 and first[2] == again[2] == expected and again[0] == 9
+    assert other[0] == 6 and first[1] != other[1]
+
+
+@pytest.mark.parametrize("make", [regularized, own_step])
+def test_a_loss_that_is_not_finite_is_not_applied(make: Callable[[], keras.Model]) -> None:
+    model = made(make)
+    model.compile(keras.optimizers.SGD(1e30), model.loss, metrics=["accuracy"])
+    labels = LABELS if make is regularized else MEANS
+    with pytest.raises(NonFiniteError, match="in step 2"):
+        KerasTrainer(model, batches(IMAGES, labels)).train([StopOnNaN()], max_steps=5)
+    assert all(np.isfinite(variable.numpy()).all() for variable in model.variables)
+
+
+def test_the_default_callbacks_and_predictions_by_name(tmp_path: Path) -> None:
+    data = batches({"image": IMAGES}, {"label": LABELS, "mean": MEANS})
+    model = made(two_outputs)
+    keys = {"trainer.validation_step_interval": 2, "model.num_steps": 4}
+    trainer = KerasTrainer(model, data, validation=data, experiment=tmp_path / "two", config=keys)
+    trainer.train(default_callbacks(trainer.model))
+    assert trainer.run.checkpoints.steps() == [4]
+    assert [step for step, _ in trainer.monitors.history("vld/loss")] == [2, 4]
+    assert list(trainer.element_spec) == ["x/image", "y/label", "y/mean"]
+    predict = trainer.get_predictor(["x/image"], ["y_pred/label"])
+    np.testing.assert_allclose(predict(IMAGES)[0], model({"image": IMAGES})["label"], atol=1e-6)
+    counted = [variable.numpy() for variable in model.metrics_variables]
+    assert trainer.evaluate("vld", batches=1) is not None
+    assert counted == [variable.numpy() for variable in model.metrics_variables]
+
+
+def test_in_16_bits_the_loss_is_scaled_by_the_engine() -> None:
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = keras.Sequential([keras.Input((6, 6, 1)), LAYERS.Flatten(), LAYERS.Dense(1)])
+    finally:
+        keras.config.set_dtype_policy("float32")
+    model.compile("sgd", "mse")
+    trainer = KerasTrainer(model, batches(IMAGES, MEANS))
+    assert trainer.loss_scale is not None and trainer.optimizer is model.optimizer.inner_optimizer
