@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from prototrain.errors import DataError
 from prototrain.readers.order import Shuffle
-from prototrain.readers.paths import PathLike, hint_for_missing, note_reader, several, without_columns
+from prototrain.readers.paths import PathLike, several
 from prototrain.readers.tables import Arrays, Column, Features, arrays_of, columns_of, dataset_of
 
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
@@ -87,8 +87,7 @@ def csv(
         except UnicodeDecodeError as error:
             raise DataError(f"{file}: not UTF-8 ({error.reason} at byte {error.start} of a part)") from None
 
-    given = several(paths)
-    return note_reader(dataset_of(given, made, read, shuffle=shuffle, seed=seed), "csv", given)
+    return dataset_of(several(paths), made, read, shuffle=shuffle, seed=seed)
 
 
 def _parser(
@@ -97,13 +96,9 @@ def _parser(
     """A function that makes the values of the fields from a row of a file with columns of these names."""
     parsers: list[tuple[int, Callable[[str], Any]]] = []
     for field in fields:
-        if field.name not in names and field.name in without_columns():
-            parsers.append((0, partial(_zero, field)))
-            continue
         if names.count(field.name) != 1:
             problem = "has several columns" if field.name in names else "has no column"
-            hint = "" if field.name in names else hint_for_missing(field.name)
-            raise DataError(f"{file}: {problem} {field.name!r}; there are: {', '.join(names)}{hint}")
+            raise DataError(f"{file}: {problem} {field.name!r}; there are: {', '.join(names)}")
         parsers.append((names.index(field.name), partial(_value, field, empty)))
 
     def parse(row: list[str]) -> list[Any]:
@@ -112,10 +107,6 @@ def _parser(
         return [parser(row[place]) for place, parser in parsers]
 
     return parse
-
-
-def _zero(field: Column, _: str) -> Any:
-    return field.zero
 
 
 def _value(field: Column, empty: Mapping[str, Any], text: str) -> Any:

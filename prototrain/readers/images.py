@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from prototrain.errors import DataError
 from prototrain.readers.order import Order, compare_labels, is_by_index, random_order
-from prototrain.readers.paths import OtherFiles, PathLike, note_reader, others_for, shown
+from prototrain.readers.paths import PathLike, shown
 from prototrain.system.storage import Storage, downloaded_all
 from prototrain.system.urls import local_path, url_of
 
@@ -80,19 +80,12 @@ def image_folder(
     """
     files: list[str] = []
     labels: list[int] = []
-    others = others_for([path])
-    if others is None:
-        by_class = _by_class(path, extensions)
-        numbered = list(by_class) if classes is None else list(classes)
-    else:
-        numbered = class_names(path) if classes is None else list(classes)
-        by_class = _of_others(others, numbered, extensions)
+    by_class = _by_class(path, extensions)
+    numbered = list(by_class) if classes is None else list(classes)
     if unknown := [name for name in by_class if name not in numbered]:
         raise DataError(f"{shown(path)}: the directory {unknown[0]!r} is not in classes={numbered}")
     if len(set(numbered)) < len(numbered):
         raise DataError(f"{shown(path)}: a name is twice in classes={numbered}")
-    if others is not None:
-        others.images = [file for found in by_class.values() for file in found]
     compare_labels(shown(path), numbered)
     for name, found in by_class.items():
         files += found
@@ -105,30 +98,13 @@ def image_folder(
         with tf.device("/cpu:0"):
             all_files, all_labels = tf.constant(files), tf.constant(labels)
         order = Order(len(files), seed)
-        by_index = random_order(
+        return random_order(
             order, lambda number: decode(all_files[number], all_labels[number]), about="images", files=files, each=None
         )
-        return note_reader(by_index, "images", [path])
     listed = tf.data.Dataset.from_tensor_slices((files, labels))
     if shuffle:
         listed = listed.shuffle(len(files), seed=seed)
-    return note_reader(listed.map(decode, **_PARALLEL), "images", [path])
-
-
-def _of_others(others: OtherFiles, classes: Sequence[str], extensions: Sequence[str]) -> dict[str, list[str]]:
-    """The images to read instead of a folder's: of the same classes, or of the first one where labels are missing."""
-    if "label" in others.without:
-        found = [image_files(file, extensions=extensions) if Path(file).is_dir() else [file] for file in others.files]
-        images = {classes[0]: [file for some in found for file in some]}
-    elif len(others.files) == 1 and Path(others.files[0]).is_dir():
-        if not any(map(Path.is_dir, Path(others.files[0]).iterdir())):
-            raise DataError(f"{others.files[0]}: holds no directories, one for each class; or add --without label")
-        images = _by_class(others.files[0], extensions)
-    else:
-        raise DataError("images have the label of their directory: name one directory, or add --without label")
-    if not any(images.values()):
-        raise DataError(f"{', '.join(others.files)}: holds no images ({' '.join(extensions).lower()})")
-    return images
+    return listed.map(decode, **_PARALLEL)
 
 
 def _by_class(path: PathLike, extensions: Sequence[str]) -> dict[str, list[str]]:

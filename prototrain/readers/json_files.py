@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from prototrain.errors import DataError
 from prototrain.readers.order import Shuffle
-from prototrain.readers.paths import PathLike, hint_for_missing, note_reader, several, without_columns
+from prototrain.readers.paths import PathLike, several
 from prototrain.readers.tables import Arrays, Features, arrays_of, columns_of, dataset_of, short
 
 
@@ -43,7 +43,6 @@ def json_lines(
         StorageError: a file at a URL cannot be downloaded.
     """
     columns = columns_of(features, "JSON holds")
-    zeros = {column.name: column.zero for column in columns if column.name in without_columns()}
     names = [column.name for column in columns]
 
     def parse(line: bytes) -> list[Any]:
@@ -54,9 +53,9 @@ def json_lines(
         if not isinstance(item, dict):
             raise DataError(f"not a JSON object: {short(item)}")
         try:
-            return [item[name] if name in item or name not in zeros else zeros[name] for name in names]
+            return [item[name] for name in names]
         except KeyError as error:
-            raise DataError(f"{error.args[0]!r} is missing{hint_for_missing(error.args[0])}") from None
+            raise DataError(f"{error.args[0]!r} is missing") from None
 
     def read(name: str, path: str) -> Iterator[Arrays]:
         with open(path, "rb") as file:
@@ -64,5 +63,4 @@ def json_lines(
             filled = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
             yield from arrays_of(name, filled, columns, parse)
 
-    given = several(paths)
-    return note_reader(dataset_of(given, columns, read, shuffle=shuffle, seed=seed), "json", given)
+    return dataset_of(several(paths), columns, read, shuffle=shuffle, seed=seed)

@@ -5,81 +5,17 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from prototrain.errors import DataError
 from prototrain.system.storage import Storage, downloaded, downloaded_all
 from prototrain.system.urls import cache_home, local_path, url_of
 
-if TYPE_CHECKING:
-    import tensorflow as tf
-
 PathLike: TypeAlias = str | os.PathLike[str]
 Files: TypeAlias = list[tuple[str, str]]  # the name for messages, and the path, of each
-
-
-READER = "reader_for_prototrain"
-"""The attribute that a reader gives a dataset: its format, and the files that it reads."""
-
-
-@dataclass
-class OtherFiles:
-    """Files that a reader reads instead of those that it is given.
-
-    Attributes:
-        paths: what the reader is given.
-        files: to read in their place.
-        without: columns that these lack; zeros take their place.
-        rows: how many examples they have, once they are read.
-        images: their names, of a directory of images.
-    """
-
-    paths: tuple[str, ...]
-    files: list[str]
-    without: set[str]
-    rows: int | None = None
-    images: list[str] = field(default_factory=list)
-
-
-_others: list[OtherFiles] = []
-
-
-@contextmanager
-def replaced(others: OtherFiles) -> Iterator[None]:
-    """Have the reader of some files read others."""
-    _others.append(others)
-    try:
-        yield
-    finally:
-        _others.pop()
-
-
-def others_for(paths: Iterable[PathLike]) -> OtherFiles | None:
-    """What to read instead of some files; None to read these."""
-    return _others[-1] if _others and tuple(map(str, paths)) == _others[-1].paths else None
-
-
-def without_columns() -> set[str]:
-    """The columns that need not be in a file."""
-    return _others[-1].without if _others else set()
-
-
-def hint_for_missing(name: str) -> str:
-    """Ends the error message about a column that new data lacks; nothing elsewhere."""
-    return f"; if new data has none, add --without {name}" if _others else ""
-
-
-def note_reader(dataset: tf.data.Dataset, kind: str, paths: Sequence[PathLike]) -> tf.data.Dataset:
-    """Note on a dataset which reader made it, and from which files."""
-    setattr(dataset, READER, (kind, tuple(map(str, paths))))
-    if (others := others_for(paths)) is not None:
-        others.rows = int(dataset.cardinality())
-    return dataset
 
 
 def several(paths: PathLike | Iterable[PathLike]) -> list[PathLike]:
@@ -95,9 +31,7 @@ def local_files(paths: PathLike | Iterable[PathLike]) -> Files:
         StorageError: a file cannot be downloaded.
     """
     found: Files = []
-    paths = several(paths)
-    others = others_for(paths)
-    for path in paths if others is None else others.files:
+    for path in several(paths):
         url = url_of(path)
         if url is None:
             found.append((shown(path), str(local_path(path))))
