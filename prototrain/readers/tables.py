@@ -49,14 +49,6 @@ class Column:
         number, bounds = self._types[-1], (self.dtype.min, self.dtype.max) if self.is_number else (0, 0)
         self.low, self.high = number(bounds[0]), number(bounds[1])
 
-    @property
-    def zero(self) -> Any:
-        """The value for a missing column: 0, False or an empty text, in the column's shape."""
-        value: Any = self._types[0]()
-        for size in reversed(self.shape):
-            value = [value] * size
-        return value
-
     def array(self, values: Sequence[Any]) -> np.ndarray[Any, Any]:
         """An array of the values of several rows, each a scalar or nested lists of the column's shape.
 
