@@ -60,8 +60,8 @@ NAMES = {
     "dataflow": """
         BatchData BatchDataByShape CacheData ConcatData DataFlow DataFromGenerator DataFromList FakeData FixedSizeData
         HDF5Data ImageFromFile JoinData LMDBData LocallyShuffleData MapData MapDataComponent MultiProcessMapData
-        MultiProcessRunner MultiProcessRunnerZMQ MultiThreadMapData PrintData RandomChooseData RandomMixData RepeatedData
-        RepeatedDataPoint SelectComponent TestDataSpeed TFRecordData
+        MultiProcessRunner MultiProcessRunnerZMQ MultiThreadMapData PrintData RandomChooseData RandomMixData
+        RepeatedData RepeatedDataPoint SelectComponent TestDataSpeed TFRecordData
     """,
     "graph_builder": """
         DataParallelBuilder LeastLoadedDeviceSetter allreduce_grads
