@@ -91,7 +91,7 @@ def test_the_page_describes_run_json() -> None:
 def test_the_picture_of_the_folders_points_down() -> None:
     page = (DOCS / "inside.md").read_text(encoding="utf-8").partition("## The folders")[2]
     picture = page.partition("```text\n")[2].partition("```")[0]
-    rows = [[name for name in re.findall(r"\w+", line[:47]) if name in RANK] for line in picture.splitlines()]
+    rows = [[name for name in re.findall(r"\w+", line[:40]) if name in RANK] for line in picture.splitlines()]
     ranks = [[RANK[name] for name in row] for row in rows if row]
     assert all(min(upper) > max(lower) for upper, lower in pairwise(ranks))
     folders = {path.parent.name for path in (ROOT / "prototrain").glob("*/__init__.py")}
