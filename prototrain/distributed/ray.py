@@ -119,7 +119,7 @@ def run(
     except ImportError as error:
         raise ConfigError("several workers need Ray Train: pip install 'prototrain[ray]'") from error
     try:
-        board = ray.remote(num_cpus=0)(_Board).remote()
+        board = make_board(_Board)
         with tempfile.TemporaryDirectory(prefix="prototrain-ray-", ignore_cleanup_errors=True) as directory:
             trainer = _trainer(function, board, directory, workers, min_workers, gpus_per_worker, max_restarts)
             _Driver(board, trainer.fit, f"{workers} workers", max_restarts).run()
@@ -343,6 +343,15 @@ def _work(order: dict[str, Any]) -> None:
             failure = worker.name(worker.index), f"it ended with exit code {code}", ""
     finally:
         ray.get(board.pin.remote(printed=output.take(), failure=failure))
+
+
+def make_board(actor: type[Any]) -> Any:
+    """Make an actor on this process's node: the loss of another node must not take it along."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return ray.remote(num_cpus=0, scheduling_strategy=here)(actor).remote()
 
 
 def connect_ray(address: str, cpus: int) -> bool:

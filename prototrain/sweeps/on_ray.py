@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from prototrain.distributed.ray import connect_ray
+from prototrain.distributed.ray import connect_ray, make_board
 from prototrain.experiment.lock import LOCK, is_locked
 from prototrain.sweeps.processes import TICK_SECONDS, Ending, run_process
 from prototrain.sweeps.study import Trial
@@ -53,7 +53,7 @@ class OnRay:
         self._environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         if gpus % 1:  # a trial with a part of a GPU must not take all of its memory
             self._environment["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
-        self._board = ray.remote(num_cpus=0)(_Board).remote()
+        self._board = make_board(_Board)
         self._task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=_TRIES, retry_exceptions=[_LostError])(_work)
 
     def __enter__(self) -> OnRay:
