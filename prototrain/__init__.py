@@ -24,7 +24,7 @@ _HOMES = {
     "NoOpTrainer": "trainers.base",
     "SimpleTrainer": "trainers.tower",
     "StopTraining": "errors",
-    "SyncParameterServerTrainer": "trainers.parameter_server",
+    "SyncParameterServerTrainer": "trainers.replicated",
     "SyncReplicatedTrainer": "trainers.replicated",
     "TowerTrainer": "trainers.tower",
     "Trainer": "trainers.base",
@@ -71,8 +71,7 @@ if TYPE_CHECKING:
     from prototrain.trainers.base import NoOpTrainer, Trainer
     from prototrain.trainers.distributed_async import DistributedAsyncTrainer
     from prototrain.trainers.multi_worker import MultiWorkerTrainer
-    from prototrain.trainers.parameter_server import SyncParameterServerTrainer
-    from prototrain.trainers.replicated import SyncReplicatedTrainer
+    from prototrain.trainers.replicated import SyncParameterServerTrainer, SyncReplicatedTrainer
     from prototrain.trainers.tower import SimpleTrainer, TowerTrainer
 
 

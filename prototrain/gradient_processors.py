@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.errors import ConfigError
-from prototrain.private_api.of_keras import KerasVariable
+from prototrain.tf_private import KerasVariable
 
 Pair = tuple[Any, Any]
 """(gradient: tf.Tensor, tf.IndexedSlices or None; variable: tf.Variable or keras.Variable)."""

@@ -29,7 +29,7 @@ from prototrain.gradient_processors import (
     drop_missing,
     global_norm,
 )
-from prototrain.private_api.of_keras import adam_slots
+from prototrain.tf_private import adam_slots
 
 __all__ = [
     "Adam",

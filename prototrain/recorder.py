@@ -28,7 +28,7 @@ from prototrain.errors import StopTraining
 from prototrain.experiment import Experiment
 from prototrain.experiment.experiment import VERIFY
 from prototrain.experiment.rows import is_repeatable
-from prototrain.private_api.of_keras import KerasVariable
+from prototrain.tf_private import KerasVariable
 from prototrain.towers import components
 from prototrain.verify import OF_CALLBACK, OUTSIDE
 

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parent.parent
 
 COMPATIBILITY = (
     # Training, exact resumes, and the private names that these stand on.
-    "tests/test_private_api.py",
+    "tests/test_tf_private.py",
     "tests/test_launch.py",
     "tests/test_optimizers.py",
     "tests/data/test_iterator_state.py",

@@ -19,7 +19,7 @@ from tests.conftest import COMPATIBILITY, ROOT
 
 LAYERS = [
     ["errors"],
-    ["private_api"],
+    ["tf_private"],
     ["system"],
     ["config"],
     ["experiment", "gradient_processors", "schedules", "towers"],

@@ -12,8 +12,8 @@ from google.protobuf.message import DecodeError
 from prototrain.actions import reload_export
 from prototrain.actions.saved_model import ServedModel
 from prototrain.errors import ExperimentError, ModelError
-from prototrain.private_api.graphs import optimized, with_constants
 from prototrain.system.tracebacks import first_line
+from prototrain.tf_private import optimized, with_constants
 
 _INPUTS, _OUTPUTS = reload_export.INPUTS, reload_export.OUTPUTS
 _OPTIMIZERS = ("function", "pruning", "constfold", "arithmetic", "common_subgraph_elimination", "dependency")

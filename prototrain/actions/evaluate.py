@@ -14,8 +14,7 @@ from prototrain.actions.restore import Restored, add_checkpoint, restore
 from prototrain.errors import ExperimentError, ModelError
 from prototrain.model import ModelProtocol
 from prototrain.system.files import write_atomic
-from prototrain.system.tables import Table, plain_table, show
-from prototrain.system.terminal import say
+from prototrain.system.terminal import Table, plain_table, say, show
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -18,8 +18,7 @@ from prototrain.actions.saved_model import ServedModel, compare
 from prototrain.errors import ConfigError, ExperimentError, ModelError
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel
-from prototrain.system.tables import plain_table
-from prototrain.system.terminal import say
+from prototrain.system.terminal import plain_table, say
 from prototrain.system.tracebacks import first_line
 
 _SUFFIXES = {"saved_model": "", "compact": ".pb", "keras": ".keras"}

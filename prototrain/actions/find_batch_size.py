@@ -22,8 +22,7 @@ from prototrain.callbacks import Callback, LearningRate
 from prototrain.data.batches import batch_size
 from prototrain.errors import ConfigError, DataError, OutOfMemoryError
 from prototrain.model import ModelProtocol
-from prototrain.system.tables import Table, show
-from prototrain.system.terminal import say
+from prototrain.system.terminal import Table, say, show
 from prototrain.trainers.tower import SimpleTrainer
 
 ABOUT_AS_FAST: Final = 0.95

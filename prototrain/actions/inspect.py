@@ -13,7 +13,7 @@ from prototrain.data.batches import by_path
 from prototrain.launch import default_callbacks
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel
-from prototrain.system.tables import Table, plain_table, show
+from prototrain.system.terminal import Table, plain_table, show
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:

@@ -21,8 +21,7 @@ from prototrain.errors import ConfigError, DataError, ExperimentError, ModelErro
 from prototrain.model import ModelProtocol
 from prototrain.predictor import DatasetPredictor
 from prototrain.system.files import write_atomic
-from prototrain.system.tables import plain_table
-from prototrain.system.terminal import say
+from prototrain.system.terminal import plain_table, say
 
 SUFFIXES = (".csv", ".jsonl", ".npz")
 

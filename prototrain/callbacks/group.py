@@ -13,7 +13,7 @@ from prototrain.callbacks.base import Callback, Priority, ProxyCallback, chain, 
 from prototrain.callbacks.monitor import Monitor, runs_code_of_user
 from prototrain.callbacks.trigger import PeriodicTrigger
 from prototrain.errors import CallbackError, CheckpointError, StopTraining
-from prototrain.system.forks import tell_of_forks
+from prototrain.system.signals import tell_of_forks
 from prototrain.system.waiting import announcing
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import CheckpointError
-from prototrain.private_api.of_keras import KerasVariable
+from prototrain.tf_private import KerasVariable
 
 TAG = "prototrain:"
 """A dict whose only key starts with this is a tagged value."""

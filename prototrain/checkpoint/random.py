@@ -11,9 +11,8 @@ import numpy as np
 
 from prototrain.checkpoint.json_codec import decode, encode
 from prototrain.errors import CheckpointError
-from prototrain.private_api.of_keras import keras_globals_kept
-from prototrain.private_api.of_keras import keras_seed as global_seed
-from prototrain.private_api.runtime import drawing_seeds, set_tensorflow_seed, tensorflow_seed
+from prototrain.tf_private import drawing_seeds, keras_globals_kept, set_tensorflow_seed, tensorflow_seed
+from prototrain.tf_private import keras_seed as global_seed
 
 __all__ = [
     "GENERATORS",

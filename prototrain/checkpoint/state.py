@@ -18,10 +18,9 @@ from prototrain.checkpoint.files import HOLDS_GRAPH, READ_ERRORS, Checkpoint, Sa
 from prototrain.checkpoint.json_codec import TAG, decode, encode
 from prototrain.checkpoint.random import GENERATORS, GeneratorState
 from prototrain.errors import CheckpointError
-from prototrain.private_api.graphs import trackable_kinds
-from prototrain.private_api.of_keras import KerasVariable
 from prototrain.system.tracebacks import first_line
 from prototrain.system.wording import FRESH
+from prototrain.tf_private import KerasVariable, trackable_kinds
 from prototrain.towers import OF_TOWER, components, is_seed, seed_of_tower
 
 OF_CALLBACKS = "callbacks/"

@@ -26,10 +26,9 @@ from prototrain.checkpoint.store import Checkpoints
 from prototrain.errors import CheckpointError
 from prototrain.experiment import STEP, Experiment
 from prototrain.experiment.remote import fetched
-from prototrain.private_api.graphs import names_in_checkpoint
-from prototrain.system.contained import special
-from prototrain.system.files import write_atomic
+from prototrain.system.files import special, write_atomic
 from prototrain.system.tracebacks import first_line
+from prototrain.tf_private import names_in_checkpoint
 
 AVERAGES = f"{OF_CALLBACKS}ExponentialMovingAverage/"
 """The prefix of the variables with the averages of `ExponentialMovingAverage`."""

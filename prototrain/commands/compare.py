@@ -11,7 +11,7 @@ from prototrain.commands.arguments import option
 from prototrain.commands.runs import COLOURS, LOSSES, in_json, range_in_json, short_value, winner
 from prototrain.config import differing
 from prototrain.runs import Range, Run, flat, read_run, settings, short_names
-from prototrain.system.tables import Table, show
+from prototrain.system.terminal import Table, show
 from prototrain.system.wording import in_digits, in_words
 
 _OF_EACH_RUN = ("run_id", "started", "command")  # always differ

@@ -15,8 +15,7 @@ from prototrain.config.json_form import encode
 from prototrain.config.schema import SCHEMA, UNSET
 from prototrain.model import load_model
 from prototrain.system.quiet import import_tensorflow
-from prototrain.system.tables import Table, show
-from prototrain.system.terminal import one_line
+from prototrain.system.terminal import Table, one_line, show
 
 _HEADERS = ("key", "value", "default", "type")
 _LEAST = 12  # characters of a value or a default

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TRAINERS: Final = {
     "simple": "prototrain.trainers.tower:SimpleTrainer",
     "replicated": "prototrain.trainers.replicated:SyncReplicatedTrainer",
-    "parameter_server": "prototrain.trainers.parameter_server:SyncParameterServerTrainer",
+    "parameter_server": "prototrain.trainers.replicated:SyncParameterServerTrainer",
     "async": "prototrain.trainers.async_towers:AsyncTrainer",
     "multi_worker": "prototrain.trainers.multi_worker:MultiWorkerTrainer",
     "distributed_async": "prototrain.trainers.distributed_async:DistributedAsyncTrainer",

@@ -18,8 +18,7 @@ from prototrain.config.values import as_text, read_value
 from prototrain.errors import ExperimentError, PrototrainError
 from prototrain.experiment import Experiment
 from prototrain.runs import Range, Run, find_runs, read_run, settings
-from prototrain.system.tables import Table, console, show
-from prototrain.system.terminal import say
+from prototrain.system.terminal import Table, console, say, show
 from prototrain.system.wording import in_digits, in_words, matching
 
 LOSSES = ("trn/loss", "vld/loss")

@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.data.stages import graphs, name_of, shown, sources, stages
-from prototrain.private_api.datasets import saved_in, stage_functions, stage_settings
 from prototrain.readers.order import DESCRIPTION, FILES
 from prototrain.system.files import short_digest
 from prototrain.system.urls import cache_home
+from prototrain.tf_private import saved_in, stage_functions, stage_settings
 
 _LOOKED_AT = 20_000  # names of a list whose files are looked at: on a network it takes long
 _MOST_TEXTS = 100_000  # of a list that may be names of files

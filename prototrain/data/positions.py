@@ -22,10 +22,10 @@ from prototrain.data.rule import is_function_of_element, is_python
 from prototrain.data.source import Source
 from prototrain.data.stages import name_of, sources
 from prototrain.errors import CheckpointError
-from prototrain.private_api.datasets import holds_generator, iterator_state, set_iterator_state, stage_number
 from prototrain.readers.order import Order, order_of
 from prototrain.system.files import literal_prefix
 from prototrain.system.tracebacks import first_line
+from prototrain.tf_private import holds_generator, iterator_state, set_iterator_state, stage_number
 
 Meta = dict[str, Any]
 

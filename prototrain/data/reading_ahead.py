@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.data.stages import name_of
-from prototrain.private_api.datasets import stage_inputs, stage_number
+from prototrain.tf_private import stage_inputs, stage_number
 
 PREFETCH = 2  # batches
 _MOST, _MOST_BYTES = 16, 64 * 2**20

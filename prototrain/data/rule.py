@@ -13,7 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.data.stages import graph_of, name_of, nodes, operations, shown, sources, stages
-from prototrain.private_api.datasets import (
+from prototrain.readers import is_live
+from prototrain.readers.order import order_of
+from prototrain.tf_private import (
     cache_file,
     has_each_pass_anew,
     is_declared_unordered,
@@ -21,8 +23,6 @@ from prototrain.private_api.datasets import (
     set_options,
     stage_functions,
 )
-from prototrain.readers import is_live
-from prototrain.readers.order import order_of
 
 PLAIN = frozenset(
     (

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from prototrain.errors import CheckpointError, ConfigError, DataError
 from prototrain.experiment import checkpoint_steps
-from prototrain.private_api.datasets import divided_by_files
 from prototrain.system.tracebacks import first_line
+from prototrain.tf_private import divided_by_files
 
 if TYPE_CHECKING:
     from prototrain.data.stream import TrainingData

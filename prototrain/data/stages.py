@@ -8,9 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from prototrain.private_api.datasets import stage_functions, stage_inputs, stood_for
-from prototrain.private_api.datasets import stage_name as name_of
-from prototrain.private_api.graphs import nested_functions
+from prototrain.tf_private import nested_functions, stage_functions, stage_inputs, stood_for
+from prototrain.tf_private import stage_name as name_of
 
 __all__ = ["graph_of", "graphs", "name_of", "nodes", "operations", "shown", "sources", "stages"]
 

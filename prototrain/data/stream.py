@@ -20,9 +20,9 @@ from prototrain.data.shares import OwnPlaces, Share
 from prototrain.data.source import Source
 from prototrain.data.stages import stages
 from prototrain.errors import CheckpointError, ConfigError, StopTraining
-from prototrain.private_api.datasets import iterator_handle
 from prototrain.readers import is_live
 from prototrain.system.wording import ALLOW_CHANGED_DATA, FRESH
+from prototrain.tf_private import iterator_handle
 
 SAME_DATA = "each worker reads all the training data"
 

@@ -19,10 +19,10 @@ import tensorflow as tf
 
 from prototrain.config.schema import SCHEMA
 from prototrain.errors import ClusterError, ConfigError
-from prototrain.private_api.runtime import has_started, set_patience
 from prototrain.system.signals import LeavingAtOnce
 from prototrain.system.terminal import say
 from prototrain.system.waiting import PATIENCE_SECONDS
+from prototrain.tf_private import has_started, set_patience
 
 # Below the ports that systems hand out; the tasks of one job on a node share a range of them.
 SLURM_PORTS = range(12000, 32000)

@@ -20,9 +20,9 @@ import tensorflow as tf
 
 from prototrain.distributed.connect import Worker, is_lost
 from prototrain.errors import ClusterError
-from prototrain.private_api.runtime import report_to_cluster
 from prototrain.system.signals import StopRequest
 from prototrain.system.tracebacks import in_one_line
+from prototrain.tf_private import report_to_cluster
 
 FIRST_STALL_SECONDS = 1800.0  # at least, for a first call, which is traced
 ENDED_SECONDS = 10.0

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from prototrain.errors import ExperimentError
 from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
 from prototrain.experiment.names import MIRRORS, is_own
-from prototrain.system.contained import has_other_names, outsider
-from prototrain.system.files import LONGEST_NAME, write_atomic
+from prototrain.system.files import LONGEST_NAME, has_other_names, outsider, write_atomic
 from prototrain.system.urls import PathLike, joined, local_path, url_of
 
 if TYPE_CHECKING:
@@ -243,7 +242,7 @@ class Experiment:
             ExperimentError: a file cannot be written.
         """
         from prototrain.experiment.copies import copy_source  # only when a run starts
-        from prototrain.experiment.environment import describe_environment
+        from prototrain.experiment.facts import describe_environment
 
         try:
             if config is not None:

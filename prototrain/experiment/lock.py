@@ -18,8 +18,8 @@ from typing import IO
 import psutil
 
 from prototrain.errors import ExperimentError
-from prototrain.system.contained import open_file
-from prototrain.system.forks import tell_of_forks
+from prototrain.system.files import open_file
+from prototrain.system.signals import tell_of_forks
 
 LOCK = ".lock"
 """The name of the file."""

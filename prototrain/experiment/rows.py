@@ -11,8 +11,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from prototrain.system.contained import open_file
-from prototrain.system.files import sync
+from prototrain.system.files import open_file, sync
 
 Row = dict[str, Any]
 

@@ -15,9 +15,9 @@ from prototrain.callbacks.saving.save_on_exit import save_ahead
 from prototrain.checkpoint.json_codec import decode, encode
 from prototrain.config import json_form
 from prototrain.errors import CallbackError, CheckpointError, ConfigError, StopTraining
-from prototrain.private_api.of_keras import CALLBACK_SCRATCH
 from prototrain.system.files import write_atomic
 from prototrain.system.waiting import announcing
+from prototrain.tf_private import CALLBACK_SCRATCH
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer

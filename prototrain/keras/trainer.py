@@ -30,10 +30,10 @@ from prototrain.model.built import BuiltModel
 from prototrain.model.evaluation import first_batches
 from prototrain.model.keras_hooks import restoring_values
 from prototrain.model.variables import layer_table, select, variable_table
-from prototrain.private_api.of_keras import compiled_parts
 from prototrain.step.trace import tower_trace
 from prototrain.system.signals import StopRequest
 from prototrain.system.waiting import announcing
+from prototrain.tf_private import compiled_parts
 from prototrain.trainers.tower import SimpleTrainer
 
 

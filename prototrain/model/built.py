@@ -34,14 +34,14 @@ from prototrain.model.net import check_net, loss_weight, naming_batch, scalars
 from prototrain.model.placement import Placement
 from prototrain.model.variables import select, variable_table
 from prototrain.predictor import Predictor
-from prototrain.private_api.of_keras import layers_within
 from prototrain.step.python_summaries import left_out_of_graphs
 from prototrain.step.trace import tower_trace
 from prototrain.step.variables import StepCounter
 from prototrain.system.signals import StopRequest
-from prototrain.system.tables import Table
+from prototrain.system.terminal import Table
 from prototrain.system.tracebacks import out_of_memory
 from prototrain.system.waiting import announcing
+from prototrain.tf_private import layers_within
 from prototrain.towers import building
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from prototrain.private_api.of_keras import KerasVariable, functional_kinds, hold, in_stateless_scope
-from prototrain.private_api.runtime import raw_handle, tell_of_uses
+from prototrain.tf_private import KerasVariable, functional_kinds, hold, in_stateless_scope, raw_handle, tell_of_uses
 
 if TYPE_CHECKING:
     from prototrain.model.layer_cache import BuildCall

@@ -32,7 +32,8 @@ from prototrain.model.keras_hooks import (
     place_again,
     restoring_values,
 )
-from prototrain.private_api.of_keras import (
+from prototrain.step.variables import is_scratch
+from prototrain.tf_private import (
     KerasVariable,
     call_by,
     forget_losses,
@@ -41,7 +42,6 @@ from prototrain.private_api.of_keras import (
     made_by,
     own_weights,
 )
-from prototrain.step.variables import is_scratch
 from prototrain.towers import components, tower_index
 
 Key = tuple[Any, ...]

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from prototrain.data.batches import by_path
 from prototrain.errors import ModelError, PrototrainError
-from prototrain.private_api.of_keras import KerasVariable
 from prototrain.system.tracebacks import own_line
+from prototrain.tf_private import KerasVariable
 
 OF_ENGINE = (
     "gradient_norm",

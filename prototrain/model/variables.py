@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from prototrain.config import Config
 from prototrain.errors import ConfigError
-from prototrain.system.tables import Table
+from prototrain.system.terminal import Table
 from prototrain.system.wording import in_bytes, shortened
 
 _MOST_ROWS = 20

@@ -18,7 +18,7 @@ from prototrain.experiment.data_files import file_changes
 from prototrain.experiment.facts import differences
 from prototrain.experiment.record import read_attempts
 from prototrain.experiment.rows import rows_of
-from prototrain.system.tables import plain_table
+from prototrain.system.terminal import plain_table
 
 _FORM = {"trainer": str, "modules": dict, "callbacks": list, "facts": dict, "versions": dict, "data": dict}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from prototrain.private_api.graphs import captures_vary
+from prototrain.tf_private import captures_vary
 
 
 def compiled(function: Callable[..., Any]) -> Any:

@@ -14,14 +14,13 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.private_api.datasets import next_synchronously
-from prototrain.private_api.runtime import is_deterministic
 from prototrain.step.functions import ConcreteCall
 from prototrain.step.nonfinite import NoCheck
 from prototrain.step.python_summaries import noting_summaries
 from prototrain.step.result import ScalarPacker, StepResult
 from prototrain.step.trace import TowerTrace, join, pick, tracing, write_scalar
 from prototrain.step.variables import StopVariable, scratch_variable
+from prototrain.tf_private import is_deterministic, next_synchronously
 from prototrain.towers import components
 
 Batch = dict[str, Any]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from prototrain.private_api.runtime import ChangingWriter, default_writer
+from prototrain.tf_private import ChangingWriter, default_writer
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from prototrain.data.batches import at_path, by_path, has_path
 from prototrain.errors import ModelError
-from prototrain.private_api.runtime import default_writer, writing_through
 from prototrain.step.arithmetic import share_of_tower, weighted
+from prototrain.tf_private import default_writer, writing_through
 
 if TYPE_CHECKING:
     from prototrain.step.nonfinite import NoCheck

@@ -14,10 +14,10 @@ from prototrain.data.batches import Batch, split_batch
 from prototrain.errors import ModelError
 from prototrain.gradient_processors import drop_missing, global_norm, summed, variable_name
 from prototrain.optimizers import update_if
-from prototrain.private_api.of_keras import expect_averages
 from prototrain.step.arithmetic import add, as_float, divide, share_of_tower, weighted
 from prototrain.step.nonfinite import Update
 from prototrain.step.trace import ScalarSummary, averaged, tower_trace
+from prototrain.tf_private import expect_averages
 
 Pairs = Sequence[tuple[Any, Any]]
 

@@ -14,8 +14,7 @@ from prototrain.model import ModelProtocol, load_model
 from prototrain.sweeps.plan import Plan
 from prototrain.sweeps.space import as_options, from_mapping
 from prototrain.system.signals import AFTER_STEP, StopRequest, ignore_save_signals
-from prototrain.system.tables import show
-from prototrain.system.terminal import say
+from prototrain.system.terminal import say, show
 
 if TYPE_CHECKING:
     from prototrain.callbacks.base import Callback

@@ -1,10 +1,21 @@
-"""Printing: text that is safe to show on a terminal, and whether someone is typing into this process."""
+"""Printing: text that is safe on a terminal, and tables that fit it."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import sys
-from typing import Any
+import textwrap
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tabulate import tabulate
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
 
 # Control characters, with those that begin escape sequences; marks that change the direction of writing; characters
 # that end a line for some programs only; lone surrogates, which no terminal can encode.
@@ -48,3 +59,170 @@ def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook; importing one is not enough."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return hasattr(shell, "kernel")
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+WIDTH = 120
+_LEAST = 20  # characters of a folded value
+_CUT = 60  # characters of a cell that is cut, where there is no terminal
+_WORD = 12  # characters: a longer word may be folded
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells below headers.
+
+    Attributes:
+        rows: of texts, numbers, or None for nothing.
+        headers: of the columns; without them it is never shown but as plain text.
+        colours: for cells that begin with one of these words, on a terminal.
+        cut: headers of columns whose long cells end in an ellipsis, where others are folded.
+        options: for `tabulate`, which writes it where there is no terminal. Numbers have the same form on one.
+    """
+
+    rows: Sequence[Sequence[Any]]
+    headers: Sequence[str] = ()
+    colours: Mapping[str, str] = field(default_factory=dict)
+    cut: Collection[str] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """As tabulate shows it, without what in its texts would harm a terminal."""
+        rooms = [_CUT if header in self.cut else None for header in self.headers] or [None] * len(self.rows[0])
+        rows = [
+            [
+                _cut(one_line(cell), room) if isinstance(cell, str) else cell
+                for cell, room in zip(row, rooms, strict=True)
+            ]
+            for row in self.rows
+        ]
+        return tabulate(rows, headers=list(map(one_line, self.headers)), **self.options)
+
+    def fitted(self, width: int) -> RichTable:
+        """The same for a terminal: folded to its width, or row by row if it is too narrow for that.
+
+        Args:
+            width: in characters.
+        """
+        from rich.table import Table as RichTable
+
+        rows = [list(map(self._text, row)) for row in self.rows]
+        headers = list(map(one_line, self.headers))
+        columns = list(zip(headers, *rows, strict=True))
+        wanted = [(_longest(column), _least(column)) for column in columns]
+        gap = 2
+        if (widths := _shared(wanted, width, gap)) is None:
+            gap = 1
+            widths = _shared(wanted, width, gap)
+        made = RichTable(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold")
+        if widths is None:
+            return self._row_by_row(made, headers, rows)
+        for header, room, cells in zip(headers, widths, zip(*self.rows, strict=True), strict=True):
+            are_numbers = all(isinstance(cell, int | float) or cell is None for cell in cells)
+            overflow: Any = "ellipsis" if header in self.cut else "fold"
+            justify: Any = "right" if are_numbers else "left"
+            made.add_column(header, width=room, overflow=overflow, no_wrap=header in self.cut, justify=justify)
+        for row in rows:
+            made.add_row(*map(self._coloured, row))
+        return made
+
+    def _row_by_row(self, made: RichTable, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> RichTable:
+        made.show_header = False
+        made.add_column(style="bold", no_wrap=True)
+        made.add_column(overflow="fold")
+        for number, row in enumerate(rows):
+            if number:
+                made.add_row()
+            for header, cell in zip(headers, row, strict=True):
+                if cell:
+                    made.add_row(header, self._coloured(cell))
+        return made
+
+    def _text(self, cell: Any) -> str:
+        if isinstance(cell, bool) or not isinstance(cell, int | float):
+            return "" if cell is None else one_line(str(cell))
+        return format(cell, self.options.get("intfmt" if isinstance(cell, int) else "floatfmt", ""))
+
+    def _coloured(self, cell: str) -> Any:
+        from rich.text import Text
+
+        return Text(cell, style=self.colours.get(cell.partition(":")[0], ""))
+
+
+def _cut(text: str, room: int | None) -> str:
+    return text if room is None or len(text) <= room else f"{text[: room - 1]}\u2026"
+
+
+def _longest(cells: Iterable[str]) -> int:
+    from rich.cells import cell_len
+
+    return max(map(cell_len, cells), default=0)
+
+
+def _least(cells: Iterable[str]) -> int:
+    """The fewest characters that a column can do with, if only long words are folded."""
+    return min(_WORD, _longest(word for cell in cells for word in cell.split()))
+
+
+def _shared(wanted: Sequence[tuple[int, int]], width: int, gap: int) -> list[int] | None:
+    """Share a width among columns: what lacks, the widest ones give.
+
+    Args:
+        wanted: how wide each would like to be, and has to be.
+        width: of all together, the gaps included.
+        gap: between two of them.
+
+    Returns:
+        the width of each, or None if they have no room beside each other.
+    """
+    room = width - gap * (len(wanted) - 1)
+    if sum(least for _, least in wanted) > room:
+        return None
+    widths = [longest for longest, _ in wanted]
+    while sum(widths) > room:
+        can_give = [place for place, (_, least) in enumerate(wanted) if widths[place] > least]
+        widths[max(can_give, key=lambda place: widths[place])] -= 1
+    return widths
+
+
+def console() -> Console | None:
+    """The terminal that is printed to, as rich knows it; None if there is none."""
+    if not sys.stdout.isatty():
+        return None
+    from rich.console import Console
+
+    return Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+
+
+def show(*parts: Table | str, end: str = "\n") -> None:
+    """Print tables, and text between them."""
+    terminal = console()
+    for number, part in enumerate(parts):
+        last = end if number == len(parts) - 1 else "\n"
+        if terminal is None or isinstance(part, str) or not (part.headers and part.rows):
+            say(part, end=last)
+        else:
+            terminal.print(part.fitted(terminal.width))
+            say("", end=last.removeprefix("\n"))
+
+
+def plain_table(rows: Mapping[str, Any], *, width: int | None = WIDTH) -> str:
+    """Names and values as a table without lines.
+
+    Args:
+        rows: values by name.
+        width: long values are folded where spaces allow, so that lines keep to this many characters, on a terminal to
+            its width at most; None for never.
+    """
+    texts = {one_line(name): printable(str(value)) for name, value in rows.items()}
+    if width is not None:
+        if sys.stdout.isatty():
+            width = min(width, shutil.get_terminal_size().columns)
+        room = max(width - max(map(len, texts)) - 2, _LEAST)
+        texts = {name: _folded(text, room) for name, text in texts.items()}
+    return tabulate(texts.items(), tablefmt="plain", disable_numparse=True)
+
+
+def _folded(text: str, width: int) -> str:
+    return textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)

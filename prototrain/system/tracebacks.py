@@ -81,7 +81,7 @@ def source_line(error: BaseException, graph: Any = None) -> str | None:
     frames = [(found[1], int(found[2])) for found in _FRAME.finditer(str(error))]
     nodes = _NODE.findall(str(error))
     if not frames and nodes and graph is not None:
-        from prototrain.private_api.graphs import all_operations  # this module must not import TensorFlow
+        from prototrain.tf_private import all_operations  # this module must not import TensorFlow
 
         ops = [op for op in all_operations(graph) if f"/{nodes[-1]}".endswith(f"/{op.name}")]
         made = max(ops, key=lambda op: len(op.name)).traceback if ops else []

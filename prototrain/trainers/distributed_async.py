@@ -19,15 +19,15 @@ from prototrain.distributed.connect import Deadline, ending_after, host_and_port
 from prototrain.errors import ConfigError, StepError
 from prototrain.experiment import Experiment
 from prototrain.model.placement import Placement
-from prototrain.private_api.runtime import is_ready
 from prototrain.step.calls import StepCalls
 from prototrain.step.loop import Iteration, StepPlan
 from prototrain.step.result import ScalarPacker, StepResult
 from prototrain.step.variables import VariableBackup
 from prototrain.system.signals import LeavingAtOnce, ignore_save_signals
 from prototrain.system.terminal import say
+from prototrain.tf_private import is_ready
+from prototrain.trainers.async_towers import OwnPaceTrainer
 from prototrain.trainers.compiled_steps import step_plan
-from prototrain.trainers.own_pace import OwnPaceTrainer
 
 if TYPE_CHECKING:
     from prototrain.model import ModelProtocol

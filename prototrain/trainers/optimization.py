@@ -16,8 +16,8 @@ from prototrain.config import Config
 from prototrain.config.json_form import encode
 from prototrain.config.schema import SCHEMA
 from prototrain.errors import ConfigError
-from prototrain.private_api.of_keras import copy_kept_from_decay, kept_from_decay, learning_rate_source
 from prototrain.system.tracebacks import first_line
+from prototrain.tf_private import copy_kept_from_decay, kept_from_decay, learning_rate_source
 
 UNSET_RATE = 0.0
 """The learning rate of an optimizer for which the config has none, until a callback sets it."""

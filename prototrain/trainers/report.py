@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from prototrain.system.tables import plain_table as plain_table
+from prototrain.system.terminal import plain_table as plain_table
 from prototrain.system.wording import in_digits, in_words
 from prototrain.towers import why_no_gpu
 

@@ -30,13 +30,10 @@ from prototrain.errors import (
     StorageError,
 )
 from prototrain.experiment import Experiment
-from prototrain.experiment.environment import versions
-from prototrain.experiment.facts import Facts, changes, file_digests
-from prototrain.experiment.past import read_past
-from prototrain.experiment.record import Outcome, RunRecord
-from prototrain.system.contained import open_file
-from prototrain.system.forks import end_child, tell_of_forks
-from prototrain.system.signals import ignore_save_signals
+from prototrain.experiment.facts import Facts, changes, file_digests, versions
+from prototrain.experiment.record import Outcome, RunRecord, read_past
+from prototrain.system.files import open_file
+from prototrain.system.signals import end_child, ignore_save_signals, tell_of_forks
 from prototrain.system.terminal import printable
 from prototrain.system.tracebacks import in_one_line, out_of_memory
 from prototrain.system.waiting import announcing

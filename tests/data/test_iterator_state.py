@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain.data.positions import mapped, read_state, restore_state, take_state, write_state
-from prototrain.private_api.datasets import holds_generator
+from prototrain.tf_private import holds_generator
 
 
 def numbers() -> tf.data.Dataset:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from prototrain.data.reading_ahead import prefetched
 from prototrain.data.stages import name_of
-from prototrain.private_api.datasets import stage_inputs, stage_number
+from prototrain.tf_private import stage_inputs, stage_number
 
 AUTOTUNE = tf.data.AUTOTUNE
 NUMBERS = tf.data.Dataset.range(3)

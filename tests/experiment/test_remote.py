@@ -22,7 +22,7 @@ from prototrain.cli import main
 from prototrain.errors import ExperimentError, StorageError
 from prototrain.experiment import Experiment, checkpoint_steps, lease, remote
 from prototrain.experiment.mirror import Mirror, local_copy, url_of_copy
-from prototrain.experiment.past import read_past
+from prototrain.experiment.record import read_past
 from prototrain.experiment.remote import Remote
 from prototrain.experiment.rows import rows_of
 from prototrain.runs import find_runs, read_run

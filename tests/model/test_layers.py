@@ -15,7 +15,7 @@ from prototrain import SimpleTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import JSONWriter, SaveOnExit
 from prototrain.errors import ModelError
 from prototrain.model.built import BuiltModel
-from prototrain.trainers.parameter_server import SyncParameterServerTrainer
+from prototrain.trainers.replicated import SyncParameterServerTrainer
 from tests.tiny import tiny_arrays, tiny_model, tiny_trainer
 
 L = keras.layers

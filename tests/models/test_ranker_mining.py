@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from models.ranker.mining import mine
 from prototrain import ModelDict
-from prototrain.trainers.parameter_server import SyncParameterServerTrainer
-from prototrain.trainers.replicated import SyncReplicatedTrainer
+from prototrain.trainers.replicated import SyncParameterServerTrainer, SyncReplicatedTrainer
 from prototrain.trainers.tower import SimpleTrainer
 from tests.tiny import Losses, tiny_config
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prototrain.system.contained import has_other_names, open_file, outsider
-from prototrain.system.files import write_atomic
+from prototrain.system.files import has_other_names, open_file, outsider, write_atomic
 
 
 def _socket(path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import towers
-from prototrain.system.gpus import gpus_in_machine
+from prototrain.towers import gpus_in_machine
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from prototrain.system.tables import Table, _shared, plain_table, show
+from prototrain.system.terminal import Table, _shared, plain_table, show
 
 WIDE = Table(
     [["a-long-name-of-a-run", "failed: nobody knows\x1b[31m", 12, None], ["b", "finished", 1, "x"]],

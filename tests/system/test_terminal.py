@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prototrain.system.tables import Table, plain_table
-from prototrain.system.terminal import one_line, printable, say
+from prototrain.system.terminal import Table, one_line, plain_table, printable, say
 
 
 @pytest.mark.parametrize(

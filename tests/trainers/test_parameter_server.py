@@ -10,7 +10,7 @@ import tensorflow as tf
 from prototrain import SimpleTrainer
 from prototrain.callbacks import LearningRate, SaveOnExit, StopOnNaN
 from prototrain.errors import NonFiniteError
-from prototrain.trainers.parameter_server import SyncParameterServerTrainer
+from prototrain.trainers.replicated import SyncParameterServerTrainer
 from tests.tiny import At, tiny_model
 from tests.trainers.test_replicated import bits, endless, plain_build, poisoned
 

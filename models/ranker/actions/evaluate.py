@@ -17,7 +17,7 @@ from prototrain.errors import DataError, ExperimentError
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel
 from prototrain.system.files import write_atomic
-from prototrain.system.tables import plain_table
+from prototrain.system.terminal import plain_table
 
 from ..config import positive
 from ..faults import answerable, usable

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import CallbackError
-from prototrain.private_api.of_keras import KerasVariable
+from prototrain.tf_private import KerasVariable
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
 from prototrain.errors import CallbackError, NonFiniteError
-from prototrain.private_api.of_keras import KerasVariable
+from prototrain.tf_private import KerasVariable
 
 
 class LearningRate(Callback):

@@ -10,7 +10,7 @@ import tensorflow as tf
 from prototrain.callbacks.base import Callback
 from prototrain.callbacks.writers.tensor_summaries import matching
 from prototrain.errors import CallbackError
-from prototrain.private_api.of_keras import KerasVariable
+from prototrain.tf_private import KerasVariable
 
 Hook = Callable[["CallbackFactory"], Any]
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from prototrain.callbacks.base import Callback
 from prototrain.errors import CallbackError, NonFiniteError
-from prototrain.private_api.of_keras import KerasVariable
 from prototrain.step.functions import compiled
+from prototrain.tf_private import KerasVariable
 
 
 class StopOnNaN(Callback):

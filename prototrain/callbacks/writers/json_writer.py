@@ -14,8 +14,7 @@ from prototrain.callbacks.base import Callback, Priority, innermost
 from prototrain.callbacks.monitor import Monitor
 from prototrain.errors import CallbackError, ExperimentError
 from prototrain.experiment.rows import RepeatedRows, Row, cut_back, rows_of, superseded
-from prototrain.system.contained import open_file
-from prototrain.system.files import write_atomic
+from prototrain.system.files import open_file, write_atomic
 from prototrain.system.waiting import announcing
 
 

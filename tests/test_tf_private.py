@@ -1,4 +1,4 @@
-"""What prototrain relies on in TensorFlow and Keras without their promise: a test for each function of `private_api`.
+"""What prototrain relies on in TensorFlow and Keras without their promise: a test for each function of `tf_private`.
 
 When one fails with a new version, that function is where to mend it.
 """
@@ -21,11 +21,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from prototrain import tf_private
 from prototrain.checkpoint.random import global_random_kept
 from prototrain.data.rule import PLAIN
 from prototrain.data.stages import name_of
 from prototrain.errors import PrototrainError
-from prototrain.private_api import datasets, graphs, of_keras, private, runtime
 from tests.conftest import ROOT
 
 # -- tf.data ----------------------------------------------------------------------------------------------------------
@@ -38,17 +38,17 @@ def numbers() -> tf.data.Dataset:
 def the(name: str, dataset: Any) -> Any:
     """The stage of this name above everything that a dataset reads from."""
     while name_of(dataset) != name:
-        (dataset,) = datasets.stage_inputs(dataset)
+        (dataset,) = tf_private.stage_inputs(dataset)
     return dataset
 
 
 def test_an_iterator_has_a_state_in_one_tensor() -> None:
     iterator, other = iter(numbers()), iter(numbers())
     next(iterator)
-    state = datasets.iterator_state(iterator)
+    state = tf_private.iterator_state(iterator)
     assert state.dtype == tf.variant
     expected = next(iterator).numpy()
-    datasets.set_iterator_state(other, state)
+    tf_private.set_iterator_state(other, state)
     np.testing.assert_array_equal(next(other), expected)
 
 
@@ -58,9 +58,12 @@ def test_a_stage_s_numbers() -> None:
         tf.data.Dataset.range(8).padded_batch(2),
         tf.data.Dataset.range(8).batch(2, num_parallel_calls=2),
     ):
-        assert (datasets.stage_number(batch, "batch_size"), datasets.stage_number(batch, "drop_remainder")) == (2, 0)
-    assert datasets.stage_number(numbers().repeat(), "count") == -1
-    assert datasets.stage_number(numbers(), "count") is None
+        assert (tf_private.stage_number(batch, "batch_size"), tf_private.stage_number(batch, "drop_remainder")) == (
+            2,
+            0,
+        )
+    assert tf_private.stage_number(numbers().repeat(), "count") == -1
+    assert tf_private.stage_number(numbers(), "count") is None
 
 
 def test_a_state_names_a_shuffle_s_generator(tmp_path: Path) -> None:
@@ -68,9 +71,9 @@ def test_a_state_names_a_shuffle_s_generator(tmp_path: Path) -> None:
         iterator = iter(dataset)
         next(iterator)
         prefix = str(tmp_path / f"{expected}")
-        state = datasets.iterator_state(iterator)
+        state = tf_private.iterator_state(iterator)
         tf.raw_ops.SaveV2(prefix=prefix, tensor_names=["state"], shape_and_slices=[""], tensors=[state])
-        assert datasets.holds_generator(Path(f"{prefix}.data-00000-of-00001").read_bytes()) == expected
+        assert tf_private.holds_generator(Path(f"{prefix}.data-00000-of-00001").read_bytes()) == expected
 
 
 def test_the_classes_of_stages_are_called_so() -> None:
@@ -87,54 +90,56 @@ def test_the_classes_of_stages_are_called_so() -> None:
 
 def test_a_dataset_knows_its_stages_and_their_functions() -> None:
     batch = numbers()
-    (parallel,) = datasets.stage_inputs(batch)
-    (shuffle,) = datasets.stage_inputs(parallel)
+    (parallel,) = tf_private.stage_inputs(batch)
+    (shuffle,) = tf_private.stage_inputs(parallel)
     assert [name_of(stage) for stage in (batch, parallel, shuffle)] == ["_Batch", "_ParallelMap", "_Shuffle"]
-    (function,) = datasets.stage_functions(parallel)
+    (function,) = tf_private.stage_functions(parallel)
     assert {"AddV2"} <= {op.type for op in function.graph.get_operations()} and function.captured_inputs == []
-    assert datasets.stage_functions(shuffle) == []
+    assert tf_private.stage_functions(shuffle) == []
 
 
 def test_a_reader_stands_for_a_dataset() -> None:
-    assert name_of(datasets.stood_for(tf.data.TFRecordDataset("a", num_parallel_reads=2))) == "ParallelInterleave"
-    assert datasets.stood_for(numbers()) is None
+    assert name_of(tf_private.stood_for(tf.data.TFRecordDataset("a", num_parallel_reads=2))) == "ParallelInterleave"
+    assert tf_private.stood_for(numbers()) is None
 
 
 def test_a_stage_has_what_it_was_given_in_attributes() -> None:
-    settings = datasets.stage_settings(tf.data.Dataset.range(9).batch(4, drop_remainder=True))
+    settings = tf_private.stage_settings(tf.data.Dataset.range(9).batch(4, drop_remainder=True))
     given = [value.numpy() for value in settings.values() if isinstance(value, tf.Tensor) and value.dtype != tf.variant]
     assert sorted(given) == [True, 4]
 
 
 @pytest.mark.usefixtures("own_seed")
 def test_what_a_stage_was_told_of_order_and_seeds() -> None:
-    runtime.set_tensorflow_seed(None)  # which would be that of what has none
+    tf_private.set_tensorflow_seed(None)  # which would be that of what has none
     plain = tf.data.Dataset.range(4)
     anew, same = plain.shuffle(4), plain.shuffle(4, seed=0, reshuffle_each_iteration=False)
-    assert [datasets.is_seeded(stage) for stage in (anew, same)] == [False, True]
-    assert [datasets.has_each_pass_anew(stage) for stage in (anew, same)] == [True, False]
+    assert [tf_private.is_seeded(stage) for stage in (anew, same)] == [False, True]
+    assert [tf_private.has_each_pass_anew(stage) for stage in (anew, same)] == [True, False]
     drawn = [the("_Random", tf.data.Dataset.random(seed=seed)) for seed in (None, 3)]
-    assert [datasets.is_seeded(stage) for stage in drawn] == [False, True]
+    assert [tf_private.is_seeded(stage) for stage in drawn] == [False, True]
     drawn += [the("_Random", tf.data.Dataset.random(rerandomize_each_iteration=True))]
-    assert [datasets.has_each_pass_anew(stage) for stage in drawn] == [False, False, True]
+    assert [tf_private.has_each_pass_anew(stage) for stage in drawn] == [False, False, True]
     for kind in (False, True, None):
         parallel = plain.map(lambda x: x, num_parallel_calls=2, deterministic=kind)
         batched = plain.batch(2, num_parallel_calls=2, deterministic=kind)
-        assert datasets.is_declared_unordered(parallel) == datasets.is_declared_unordered(batched) == (kind is False)
+        assert (
+            tf_private.is_declared_unordered(parallel) == tf_private.is_declared_unordered(batched) == (kind is False)
+        )
 
 
 def test_a_cache_knows_its_file() -> None:
-    found = [datasets.cache_file(tf.data.Dataset.range(4).cache(*file)).numpy() for file in ([], ["there"])]
+    found = [tf_private.cache_file(tf.data.Dataset.range(4).cache(*file)).numpy() for file in ([], ["there"])]
     assert found == [b"", b"there"]
 
 
 def test_the_options_that_were_set() -> None:
-    assert datasets.set_options(tf.data.Options()) == {}
+    assert tf_private.set_options(tf.data.Options()) == {}
     options = tf.data.Options()
     options.deterministic = True
     options.threading.private_threadpool_size = 2
     assert len(options.autotune.__class__.__name__) and options.autotune.enabled is None  # only asked for
-    assert set(datasets.set_options(options)) == {"deterministic", "threading"}
+    assert set(tf_private.set_options(options)) == {"deterministic", "threading"}
 
 
 # -- graphs and ops ---------------------------------------------------------------------------------------------------
@@ -153,10 +158,10 @@ def outer(x: Any) -> Any:
 def test_the_functions_in_a_graph_are_traced_ones() -> None:
     graph = outer.get_concrete_function().graph
     (call,) = (op for op in graph.get_operations() if "PartitionedCall" in op.type)
-    found = graphs.called_function(graph, call.node_def.attr["f"].func.name)
+    found = tf_private.called_function(graph, call.node_def.attr["f"].func.name)
     assert "Mul" in {op.type for op in found.graph.get_operations()}
-    assert graphs.called_function(graph, "no_such") is None
-    assert "Mul" in {op.type for each in graphs.nested_functions(graph) for op in each.graph.get_operations()}
+    assert tf_private.called_function(graph, "no_such") is None
+    assert "Mul" in {op.type for each in tf_private.nested_functions(graph) for op in each.graph.get_operations()}
 
 
 def test_what_a_function_captured_is_the_same_at_each_call_or_not() -> None:
@@ -167,18 +172,18 @@ def test_what_a_function_captured_is_the_same_at_each_call_or_not() -> None:
         graph = tf.compat.v1.get_default_graph()
         return graph.capture_call_time_value(lambda: tf.constant(1.0), tf.TensorSpec([])) if late else weight + 1
 
-    assert graphs.captures_vary(asks.get_concrete_function(True))
-    assert not graphs.captures_vary(asks.get_concrete_function(False))
+    assert tf_private.captures_vary(asks.get_concrete_function(True))
+    assert not tf_private.captures_vary(asks.get_concrete_function(False))
 
 
 def test_a_passing_graph_takes_eager_tensors() -> None:
     eager = tf.constant([1.0, 2.0])
-    with graphs.passing_graph("passing").as_default():
+    with tf_private.passing_graph("passing").as_default():
         assert not tf.executing_eagerly() and (eager + tf.ones([2])).shape == [2]
 
 
 def test_what_a_checkpoint_of_tensorflow_s_can_save() -> None:
-    kinds = graphs.trackable_kinds()
+    kinds = tf_private.trackable_kinds()
     table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, 0)
     assert all(isinstance(thing, kinds) for thing in (tf.Module(), iter(tf.data.Dataset.range(2)), table))
     assert not isinstance("text", kinds)
@@ -187,7 +192,7 @@ def test_what_a_checkpoint_of_tensorflow_s_can_save() -> None:
 def test_a_checkpoint_of_tensorflow_s_has_the_names_of_variables(tmp_path: Path) -> None:
     path = tf.train.Checkpoint(some=tf.Variable(1.0, name="mine")).write(str(tmp_path / "some"))
     saved = tf.train.load_checkpoint(path).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH")
-    assert graphs.names_in_checkpoint(saved)["some/.ATTRIBUTES/VARIABLE_VALUE"] == "mine"
+    assert tf_private.names_in_checkpoint(saved)["some/.ATTRIBUTES/VARIABLE_VALUE"] == "mine"
 
 
 # -- what TensorFlow keeps --------------------------------------------------------------------------------------------
@@ -195,33 +200,33 @@ def test_a_checkpoint_of_tensorflow_s_has_the_names_of_variables(tmp_path: Path)
 
 @pytest.fixture
 def own_seed() -> Iterator[None]:
-    before = runtime.tensorflow_seed()
+    before = tf_private.tensorflow_seed()
     yield
-    runtime.set_tensorflow_seed(before)
+    tf_private.set_tensorflow_seed(before)
 
 
 @pytest.mark.usefixtures("own_seed")
 def test_the_seed_of_random_ops() -> None:
     tf.random.set_seed(7)
-    assert runtime.tensorflow_seed() == 7
-    generator = runtime.drawing_seeds()
+    assert tf_private.tensorflow_seed() == 7
+    generator = tf_private.drawing_seeds()
     assert isinstance(generator, random.Random)
     state = generator.getstate()
     first = tf.random.uniform([])
     generator.setstate(state)
-    runtime.set_tensorflow_seed(7)
+    tf_private.set_tensorflow_seed(7)
     assert tf.random.uniform([]) == first
-    runtime.set_tensorflow_seed(None)
-    assert runtime.tensorflow_seed() is None
+    tf_private.set_tensorflow_seed(None)
+    assert tf_private.tensorflow_seed() is None
 
 
 def test_whether_ops_must_be_deterministic() -> None:
     from tensorflow.python.framework.config import disable_op_determinism
 
-    assert not runtime.is_deterministic()
+    assert not tf_private.is_deterministic()
     tf.config.experimental.enable_op_determinism()
     try:
-        assert runtime.is_deterministic()
+        assert tf_private.is_deterministic()
     finally:
         disable_op_determinism()
 
@@ -232,11 +237,11 @@ def test_variables_are_told_of_before_they_are_used(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(BaseResourceVariable, "handle", BaseResourceVariable.handle)  # to be put back
     variable = tf.Variable(1.0)
-    runtime.tell_of_uses(used.append)
-    handle = runtime.raw_handle(variable)
+    tf_private.tell_of_uses(used.append)
+    handle = tf_private.raw_handle(variable)
     assert used == []
     variable.assign_add(1.0)
-    assert used and all(runtime.raw_handle(each) is handle for each in used)
+    assert used and all(tf_private.raw_handle(each) is handle for each in used)
     used.clear()
     tf.function(lambda: variable + 1)()
     assert used
@@ -244,16 +249,16 @@ def test_variables_are_told_of_before_they_are_used(monkeypatch: pytest.MonkeyPa
 
 def test_a_handle_knows_whose_it_is() -> None:
     table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0], ["a"]), "b")
-    assert runtime.owner(table.resource_handle) is table
-    assert runtime.owner(tf.constant(0)) is None
+    assert tf_private.owner(table.resource_handle) is table
+    assert tf_private.owner(tf.constant(0)) is None
     handle = table.resource_handle
     del table
     gc.collect()
-    assert runtime.owner(handle) is None
+    assert tf_private.owner(handle) is None
 
 
 def test_a_writer_can_be_another_one_for_each_call(tmp_path: Path) -> None:
-    class Alternating(runtime.ChangingWriter):
+    class Alternating(tf_private.ChangingWriter):
         def __init__(self) -> None:
             self.asked = 0
             self.writers = [tf.summary.create_file_writer(str(tmp_path / name)) for name in "ab"]
@@ -275,7 +280,7 @@ def test_a_writer_can_be_another_one_for_each_call(tmp_path: Path) -> None:
 def test_workers_are_connected_and_let_go_of() -> None:
     from tensorflow.python.eager import context
 
-    assert runtime.has_started() == (tf.config.list_logical_devices() != [])
+    assert tf_private.has_started() == (tf.config.list_logical_devices() != [])
     given = inspect.signature(context.Context.configure_coordination_service).parameters
     asked = ("service_type", "service_leader", "heartbeat_timeout_in_ms", "cluster_register_timeout_in_ms")
     assert {*asked, "coordinated_jobs"} <= set(given)
@@ -287,9 +292,9 @@ def test_what_a_coordinator_has_scheduled_says_whether_it_is_there() -> None:
     from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
 
     result = RemoteValueImpl(None, tf.TensorSpec([]))
-    assert not runtime.is_ready(result)
+    assert not tf_private.is_ready(result)
     result._set_values(tf.constant(1.0))
-    assert runtime.is_ready(result)
+    assert tf_private.is_ready(result)
 
 
 # -- Keras ------------------------------------------------------------------------------------------------------------
@@ -297,27 +302,29 @@ def test_what_a_coordinator_has_scheduled_says_whether_it_is_there() -> None:
 
 def test_what_keras_keeps_for_a_thread_is_put_back() -> None:
     first = keras.layers.Dense(1).name
-    with global_random_kept(), of_keras.keras_globals_kept():
+    with global_random_kept(), tf_private.keras_globals_kept():
         keras.utils.set_random_seed(11)
-        assert of_keras.keras_seed() == 11
+        assert tf_private.keras_seed() == 11
         with global_random_kept():
             keras.utils.set_random_seed(12)
             keras.utils.clear_session()
             assert keras.layers.Dense(1).name == "dense"
-        assert of_keras.keras_seed() == 11
+        assert tf_private.keras_seed() == 11
     assert keras.layers.Dense(1).name not in ("dense", first)
 
 
 def test_a_stateless_scope_is_known() -> None:
-    assert not of_keras.in_stateless_scope()
+    assert not tf_private.in_stateless_scope()
     with keras.StatelessScope():
-        assert of_keras.in_stateless_scope()
+        assert tf_private.in_stateless_scope()
 
 
 def test_a_functional_model_has_a_class_of_its_own() -> None:
     given = keras.Input([2])
     model = keras.Model(given, keras.layers.Dense(1)(given))
-    assert isinstance(model, of_keras.functional_kinds()) and not isinstance(keras.Model(), of_keras.functional_kinds())
+    assert isinstance(model, tf_private.functional_kinds()) and not isinstance(
+        keras.Model(), tf_private.functional_kinds()
+    )
 
 
 class Nested(keras.layers.Layer):
@@ -337,23 +344,23 @@ class Nested(keras.layers.Layer):
 def test_what_is_in_a_layer() -> None:
     layer = Nested()
     layer(tf.ones([2, 2]))
-    assert {id(each) for each in of_keras.layers_within(layer)} == {id(layer), id(layer.inside), id(layer.dropout)}
-    assert [weight.name for weight in of_keras.own_weights(layer)] == ["factor", "count"]
+    assert {id(each) for each in tf_private.layers_within(layer)} == {id(layer), id(layer.inside), id(layer.dropout)}
+    assert [weight.name for weight in tf_private.own_weights(layer)] == ["factor", "count"]
     assert len(layer.losses) == 1
-    of_keras.forget_losses(layer)
+    tf_private.forget_losses(layer)
     assert not layer.losses and not layer.inside.losses
 
 
 def test_a_symbolic_tensor_knows_its_layer() -> None:
     dense = keras.layers.Dense(1)
-    assert of_keras.made_by(dense(keras.Input([2]))) is dense
+    assert tf_private.made_by(dense(keras.Input([2]))) is dense
 
 
 def test_a_variable_of_keras_gets_another_path_and_another_value() -> None:
     variable, other = keras.Variable([1.0], name="some"), tf.Variable([3.0])
-    of_keras.call_by(variable, "scope/some")
+    tf_private.call_by(variable, "scope/some")
     assert variable.path == "scope/some"
-    of_keras.hold(variable, other)
+    tf_private.hold(variable, other)
     variable.assign_add([1.0])
     assert variable.value is other and other.numpy() == [4.0]
 
@@ -362,7 +369,7 @@ def test_adam_s_slots() -> None:
     adam, variable = keras.optimizers.Adam(0.1), keras.Variable([1.0])
     adam.build([variable])
     adam.apply([tf.constant([2.0])], [variable])
-    mean, square = of_keras.adam_slots(adam, variable)
+    mean, square = tf_private.adam_slots(adam, variable)
     np.testing.assert_allclose([mean.numpy()[0], square.numpy()[0]], [0.1 * 2, 0.001 * 4], rtol=1e-5)
 
 
@@ -371,7 +378,7 @@ def test_averages_are_not_added_up() -> None:
     with strategy.scope():
         variable, optimizer = tf.Variable([5.0]), keras.optimizers.SGD(1.0)
         optimizer.build([variable])
-    of_keras.expect_averages(optimizer)
+    tf_private.expect_averages(optimizer)
     strategy.run(tf.function(lambda: optimizer.apply([tf.constant([2.0])], [variable])))
     assert variable.numpy() == [3.0]
 
@@ -380,18 +387,18 @@ def test_the_attributes_of_keras_callbacks_that_are_no_state() -> None:
     assert set(vars(keras.callbacks.Callback())) >= {"_model", "params"}
     assert set(vars(keras.callbacks.CSVLogger("a"))) >= {"writer"}
     assert "csv_file" in keras.callbacks.CSVLogger.on_train_begin.__code__.co_names
-    assert {"_model", "params", "writer", "csv_file"} <= of_keras.CALLBACK_SCRATCH
+    assert {"_model", "params", "writer", "csv_file"} <= tf_private.CALLBACK_SCRATCH
 
 
 def test_a_function_becomes_one_graph() -> None:
     weight = tf.Variable(2.0)
     twice = tf.function(lambda x: x * weight).get_concrete_function(tf.TensorSpec([], tf.float32))
-    frozen = graphs.with_constants(twice)
+    frozen = tf_private.with_constants(twice)
     weight.assign(5.0)
     assert float(frozen(tf.constant(3.0))[0]) == 6.0 and not frozen.variables
     meta = tf.compat.v1.MetaGraphDef(graph_def=frozen.graph.as_graph_def())
     meta.collection_def["train_op"].node_list.value.append(frozen.outputs[0].op.name)
-    assert len(graphs.optimized(tf.compat.v1.ConfigProto(), meta).node) <= len(meta.graph_def.node)
+    assert len(tf_private.optimized(tf.compat.v1.ConfigProto(), meta).node) <= len(meta.graph_def.node)
 
 
 def test_a_dataset_is_divided_by_its_files(tmp_path: Path) -> None:
@@ -400,26 +407,26 @@ def test_a_dataset_is_divided_by_its_files(tmp_path: Path) -> None:
     lines = tf.data.TextLineDataset(sorted(map(str, tmp_path.iterdir())))
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
-    part = datasets.divided_by_files(lines.with_options(options), 2, 1)
+    part = tf_private.divided_by_files(lines.with_options(options), 2, 1)
     assert list(part.as_numpy_iterator()) == [b"b1", b"b2"]
 
 
 # -- a version that has changed a name --------------------------------------------------------------------------------
 
 
-@private
+@tf_private.private
 def renamed(thing: Any) -> Any:
     return thing._no_such_name
 
 
-@private
+@tf_private.private
 def moved() -> Any:
     from tensorflow.python.framework import no_such_module
 
     return no_such_module
 
 
-@private
+@tf_private.private
 def calls(function: Callable[[], Any]) -> Any:
     return function()
 
@@ -484,9 +491,7 @@ def private_names(tree: ast.AST) -> Iterator[str]:
 
 
 def test_private_names_are_used_in_one_place() -> None:
-    others = {
-        str(path.relative_to(PACKAGE)): tree for path, tree in SOURCES.items() if path.parent.name != "private_api"
-    }
+    others = {str(path.relative_to(PACKAGE)): tree for path, tree in SOURCES.items() if path.name != "tf_private.py"}
     ours = set().union(*map(defined, SOURCES.values()))
     found = {name: names for name, tree in others.items() if (names := set(private_names(tree)) - ours)}
     assert found == OTHERS
