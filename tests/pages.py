@@ -133,6 +133,7 @@ def shape(text: str) -> list[str]:
     Whole numbers stay, except in a cell with others that are not whole, and a 0 or 1 that may be a score.
     """
     lines = [line.rstrip() for line in text.strip().splitlines() if not line.endswith(" ...")]
+    lines = [re.sub(r"\d+(:\d\d)+ +[\d.,]+(?= )", "0:00  0", line) for line in lines]  # the time and the steps/s
     return ["  ".join(map(_shape_of_cell, re.split(r" {2,}|-{2,}", line))) for line in lines]
 
 
