@@ -248,7 +248,7 @@ def test_the_command_line_exits_with_the_signal_and_resumes(tmp_path: Path) -> N
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path, env=environment()
     )
-    wait_for(process, "step 100,")
+    wait_for(process, "  100  ")
     process.send_signal(signum)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signum

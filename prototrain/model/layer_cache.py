@@ -45,7 +45,8 @@ from prototrain.tf_private import (
 from prototrain.towers import components, tower_index
 
 Key = tuple[Any, ...]
-"""What identifies an object: the id of the layer that makes it (0 for `build`), class, name, outline of arguments."""
+"""What identifies an object: the id of the layer that makes it (0 for `build`), class, name, outline of arguments, and
+the name scope within `build`."""
 
 Objects = dict[Key, list[Any]]
 """The objects that the first call made; those of one key in the order of creation."""
@@ -342,6 +343,7 @@ class BuildCall:
         self._first = first
         self._seeds = seeds or {}
         self._frames = [_Frame(0)]
+        self._outer_scope = tf.get_current_name_scope()
         self._given: Any = None
         self._new: dict[int, Any] = {}
         self._taken: set[int] = set()  # ids of losses, and of weights whose regularizers, that `build` has read
@@ -357,12 +359,20 @@ class BuildCall:
 
     # -- objects ------------------------------------------------------------------------------------------------------
 
+    def _name_scope(self) -> str:
+        """The `tf.name_scope` within `build`, without the numbers that a graph adds to one that is entered again."""
+        inner = tf.get_current_name_scope().removeprefix(self._outer_scope).strip("/")
+        return re.sub(r"_\d+(?=/|$)", "", inner)
+
     def _find_or_make(self, key: Key, make: Callable[[], Any]) -> tuple[Any, bool]:
         """The next object of a key, and whether it is new."""
         frame = self._frames[-1]
         if frame.is_ignored:
             return make(), True
-        key = (frame.owner, *key)
+        key = (frame.owner, *key, "" if self._in_layer else self._name_scope())
+        if self._first is None and key not in self._objects:  # control flow begins with another scope in a graph
+            others = [other for other in self._objects if other[:-1] == key[:-1]]
+            key = others[0] if len(others) == 1 else key
         made, number = self._objects.get(key, []), frame.counts[key]
         frame.counts[key] += 1
         if number < len(made):

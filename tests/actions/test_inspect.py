@@ -69,7 +69,7 @@ def test_callbacks_are_listed_in_the_order_of_running() -> None:
     rows = [line.split() for line in str(table).splitlines()[2:]]
     assert [row[0] for row in rows] == [*["evaluate"] * 4, "decide", "write", "save", "save"]
     assert {row[1]: " ".join(row[2:]) for row in rows} == {
-        "Summaries": "after each step and every 2 epochs and at the end",
+        "Summaries": "after each step and every 2 epochs and at the end after_run yes",
         "StatMonitorParamSetter": "after each epoch yes",
         "CheckNumerics": "after each epoch (EnableCallbackIf)",
         "ExponentialMovingAverage": "before train after_run yes",

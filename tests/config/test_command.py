@@ -44,7 +44,7 @@ def test_json(capsys: pytest.CaptureFixture[str], scratch: Path) -> None:
     assert main(["config", "listed", *arguments]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["model.units"] == {"value": [8], "default": [64, 32], "type": "list", "required": False}
-    assert found["trainer.print_interval"] == {"value": 7, "default": 100, "type": "int", "required": False}
+    assert found["trainer.print_interval"] == {"value": 7, "default": 100, "type": "interval", "required": False}
     assert found["model.batch_size"] == {"value": 16, "type": "int", "required": True}
     assert found["model.optimizer.method"] == {"value": "sgd", "type": "optimizer", "required": False}
     assert found["trainer.keep_best"]["value"] is None

@@ -111,7 +111,7 @@ def test_a_worker_comes_back_to_its_own_place(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "places").iterdir()} >= {"place-0000000003"}
 
     changed = mine()
-    changed._source.seed = 2
+    changed.fingerprint["seed"] = 2
     with pytest.raises(CheckpointError, match="the training data has changed: seed was 1 and is 2"):
         changed.read("not used", metas[3])
 

@@ -168,7 +168,6 @@ def test_a_key_that_the_step_does_not_use_is_named(
     trainer(model).train(max_steps=2)
     out = capsys.readouterr().out
     assert [key for key in keys if f"WARNING: {key} is set" in out] == named
-    assert ("decays" in out) == (trainer is SimpleTrainer)
 
 
 @pytest.mark.parametrize("make", [SimpleTrainer, two_towers])

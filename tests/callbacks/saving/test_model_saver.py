@@ -122,7 +122,7 @@ def test_the_config_asks_for_it() -> None:
     model = tiny_model(trainer__checkpoint_save_interval="auto", trainer__failures_per_day=2.0)
     (saver,) = (callback for callback in default_callbacks(model) if isinstance(callback, ModelSaver))
     assert saver._failure_seconds == 43_200
-    with pytest.raises(ConfigError, match="expected int >= 1 or auto, got 'often'"):
+    with pytest.raises(ConfigError, match=r"expected int >= 1 or .* or auto, got 'often'"):
         Config({"trainer.checkpoint_save_interval": "often"})
 
 
