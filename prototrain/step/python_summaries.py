@@ -33,7 +33,7 @@ class PythonSummaries(ChangingWriter):
         self._log = log
         self._file: SummaryFile | None = None
         self._unseen: SummaryFile | None = None
-        self._is_asked = False
+        self._is_asked = self._has_warned = False
 
     @contextmanager
     def recording(self, step: int) -> Iterator[None]:
@@ -61,12 +61,14 @@ class PythonSummaries(ChangingWriter):
             self._is_asked = True
             self._file = SummaryFile() if self._file is None else self._file
             return self._file.writer
-        if self._unseen is None:
+        if not self._has_warned:
+            self._has_warned = True  # first: another thread may be tracing as well
             # It is called later as well, when its step is no longer that of its tracing.
             self._log(
                 "WARNING: tf.summary calls inside of a function that tf.function compiles are not recorded outside of "
                 "a compiled step; return the values and call monitors.put_image, put_histogram, put_text or put_scalar"
             )
+        if self._unseen is None:
             with tf.init_scope():
                 self._unseen = SummaryFile()
         return self._unseen.writer
