@@ -114,7 +114,8 @@ class XlaLoop(StepCalls):
 
         def body(state: State) -> list[State]:
             place = row + state["done"]
-            inputs = tf.nest.map_structure(lambda stacked: stacked[place], block)
+            # Not stacked[place]: XLA would compile a slice for each value of `row`.
+            inputs = tf.nest.map_structure(lambda stacked: tf.gather(stacked, place), block)
             counts, single, double = step_function(inputs, start + tf.cast(state["done"], tf.int64))
             done = state["done"] + tf.cast(counts, tf.int32)
             return [{"done": done, "finite": counts, "single": single, "double": double}]

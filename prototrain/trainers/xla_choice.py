@@ -136,7 +136,7 @@ def _form(step: Step, steps: int, *, with_xla: bool) -> Any:
 
     def run(block: Any) -> tf.Tensor:
         def body(number: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return number + 1, total + sum_of(tf.nest.map_structure(lambda stacked: stacked[number], block))
+            return number + 1, total + sum_of(tf.nest.map_structure(lambda stacked: tf.gather(stacked, number), block))
 
         begin = (tf.constant(0), tf.zeros([]))
         return tf.while_loop(lambda number, _: number < steps, body, begin, parallel_iterations=1)[1]
