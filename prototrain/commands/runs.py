@@ -65,7 +65,7 @@ def add(commands: Any) -> None:
         action="append",
         default=[],
     )
-    option(runs, "--scalar NAME", f"in place of {', '.join(LOSSES)}; may have * in it; repeatable", action="append")
+    option(runs, "--scalar NAME", f"instead of {', '.join(LOSSES)}; may have * in it; repeatable", action="append")
     runs.set_defaults(command=_list)
 
 

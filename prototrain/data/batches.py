@@ -259,7 +259,7 @@ def first_part(inputs: Batch, parts: int) -> Batch:
 
 
 def length_in_words(dataset: Any) -> str:
-    """How many examples a dataset has, if its batches are all of one size, or how many batches, as far as it says."""
+    """The number of examples in a dataset if all batches have one size, else the number of batches, if it is known."""
     if not isinstance(dataset, tf.data.Dataset):
         return "of unknown length"
     batches = int(dataset.cardinality())

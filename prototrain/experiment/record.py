@@ -175,7 +175,7 @@ class Past:
     """The attempts at a run since it was last begun at step 0.
 
     Attributes:
-        steps: how far they came, as far as is known; one that was killed tells no more than its metrics.
+        steps: how many steps are known to have been made; of a killed attempt only the metrics tell.
         has_saved: whether there has been a checkpoint of theirs.
     """
 

@@ -211,7 +211,7 @@ def _built_once(layer: Any, build: Method) -> Method:
 # -- methods ----------------------------------------------------------------------------------------------------------
 
 Hook = Callable[..., Any]
-"""Called in place of a method while `build` is called: with the `BuildCall`, the original, self and the arguments."""
+"""Called instead of a method while `build` is called: with the `BuildCall`, the original, self and the arguments."""
 
 
 def _with_hook(original: Method, hook: Hook) -> Method:

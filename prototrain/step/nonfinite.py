@@ -55,7 +55,7 @@ class Update:
     when: tf.Tensor | None = None
 
     def make(self, when: tf.Tensor | None) -> None:
-        """Update, if `when` says so; traced."""
+        """Update if `when` is true or None; traced."""
         update_if(when, self.optimizer, self.gradients, self.variables)
 
 

@@ -23,7 +23,7 @@ _KINDS: Final = {
 def outsider(directory: Path, *, deep: bool = True) -> str | None:
     """What is wrong with the first entry of a directory that leads out of it, or is neither file nor directory.
 
-    Links that stay inside are followed by nobody who would mind, and the directory itself may be a link.
+    Links that stay inside are harmless, and the directory itself may be a link.
 
     Args:
         directory: where to look; it need not be there.
@@ -95,7 +95,7 @@ def open_file(path: str | Path, flags: int = os.O_RDONLY) -> int:
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a socket, or a pipe that nobody reads
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a socket, or a pipe without a reader
             what = "it is a link" if error.errno == errno.ELOOP else "it is not a file"
             raise OSError(error.errno, what, os.fspath(path)) from error
         raise

@@ -198,7 +198,7 @@ class AsyncTrainer(OwnPaceTrainer):
         return LoopsInThreads(plan, self.placement, self._stop_variable)
 
     def describe(self) -> dict[str, Any]:
-        found = {**super().describe(), "towers": f"{len(self.devices)}, each with batches of its own"}
+        found = {**super().describe(), "towers": f"{len(self.devices)}, each with its own batches"}
         return {**found, "devices": in_words(self.devices)}
 
     def _facts(self) -> Facts:

@@ -394,7 +394,7 @@ class Trainer:
 
     @property
     def trained_variables(self) -> dict[str, Any]:
-        """Those of the model's variables that training changes by gradients, by name, as far as that is known."""
+        """The trainable ones among `model_variables`, by name."""
         return {name: variable for name, variable in self.model_variables.items() if variable.trainable}
 
     def get_predictor(self, input_names: Sequence[str], output_names: Sequence[str]) -> Predictor:

@@ -273,7 +273,7 @@ class DistributedAsyncTrainer(OwnPaceTrainer):
             **super().describe(),
             "towers": None,
             "devices": None,
-            "workers": f"{len(self.cluster.addresses['worker'])}, each with batches of its own",
+            "workers": f"{len(self.cluster.addresses['worker'])}, each with its own batches",
             "parameter servers": len(self.cluster.addresses["ps"]),
         }
 

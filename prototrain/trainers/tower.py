@@ -246,9 +246,14 @@ class TowerTrainer(Trainer):
         return self._xla.recorded()
 
     def _may_loop_in_xla(self) -> bool:
-        """Whether ``model.jit_compile = "loop"`` is possible, as far as that is known before the step is traced."""
+        """Whether ``model.jit_compile = "auto"`` may choose "loop"; a callback in every step makes it slow."""
         is_at_start = not self.data.block and not self.data.total
-        return self.towers == 1 and is_at_start and self.data.fits_blocks() is None and not self.callbacks.watched_names
+        return (
+            self.towers == 1
+            and is_at_start
+            and self.data.fits_blocks() is None
+            and not (self.callbacks.watched_names or self.callbacks.each_step)
+        )
 
     def _read_blocks(self) -> None:
         """Have the data read in blocks, if whole calls are compiled."""

@@ -209,7 +209,7 @@ class Identity(OfOneFeature):
     Attributes:
         key: of the feature.
         num_buckets: how many there are.
-        default_value: in place of others; None makes them an error while training.
+        default_value: the number for other words; None makes them an error while training.
     """
 
     num_buckets: int
