@@ -61,8 +61,8 @@ class Trainer:
         steps_per_epoch, max_epoch, max_steps, total_steps: the length of the run; `total_steps` is where it ends.
         given_steps_per_epoch: what `train` was given, which counts as config.
         outputs: the last step's scalars by name.
-        watched, summary_events: tensors of the last step by name, and TensorBoard events that `tf.summary` calls in it
-            made, if a callback watches it; see `Callback.watches`.
+        watched, summary_events: tensors of the last step by name, and the TensorBoard events of its `tf.summary`
+            calls, if a callback watches them; see `Callback.watches`.
         step_is_whole: False while a step is under way, and after one failed half-done.
         state: what a checkpoint holds, by name: variables, trackable objects, objects with `state_dict` and
             `load_state_dict`, and plain JSON values. A subclass registers here what a resumed run needs.
@@ -71,16 +71,16 @@ class Trainer:
         experiment: the directory of the run, or None.
         run: the present run in its directory: its checkpoints, how it was resumed.
         summaries: what Python code gives to `tf.summary`.
-        stop: asks the run to stop, and says whether somebody has.
+        stop: asks the run to stop, and knows whether that was asked.
         times: where the time of the run goes.
         is_chief: whether this process writes the experiment directory.
         workers: how many processes train together, each of which ends the run when it fails.
         record_gradient_norm: whether a compiled step has the scalar "gradient_norm".
-        allow_changed_data: whether the present run goes on with other training data than its checkpoint was made with.
+        allow_changed_data: whether the run may continue with other training data than its checkpoint was made with.
         check_finite: whether a scalar, update or variable that is not finite ends the run with an error.
         evaluation_scopes: functions that return a context manager; an evaluation takes place inside of them.
         unaveraged: names of scalars in `outputs` of which `Summaries` records the last value and not the mean.
-        config, optimizer, datasets, element_spec, keras_model: what a subclass has of it, else None.
+        config, optimizer, datasets, element_spec, keras_model: those of a subclass that has them, else None.
     """
 
     config: Config | None = None
@@ -177,17 +177,17 @@ class Trainer:
         """Train until `max_epoch` or `max_steps`, whichever comes first, or until something stops the run.
 
         Args:
-            callbacks: everything that is to happen besides the iterations.
+            callbacks: what happens besides the iterations.
             steps_per_epoch: the length of an epoch; by default ``trainer.steps_per_epoch`` of a config, else the
                 number of batches in the data, else the number of steps.
             max_epoch: the number of epochs.
             max_steps: the number of steps; by default ``model.num_steps`` of a config if `max_epoch` is None.
-            resume: go on from the experiment's newest checkpoint, if there is one.
-            fresh: delete everything in the experiment's directory first, without asking, and start anew.
-            allow_changed_data: go on from a new pass if the training data is not what the checkpoint was made with.
+            resume: continue from the newest checkpoint of the experiment, if there is one.
+            fresh: delete everything in the experiment's directory first, without asking.
+            allow_changed_data: begin a new pass if the training data is not what the checkpoint was made with.
 
         Raises:
-            PrototrainError: the user's mistakes, and what went wrong in a step.
+            PrototrainError: a mistake of the user, or a step that failed.
             KeyboardInterrupt: after Ctrl-C, once everything is saved.
             SystemExit: after SIGTERM, SIGHUP or SIGXCPU, with exit code 128 + its number, once everything is saved.
         """
@@ -327,10 +327,10 @@ class Trainer:
         self.total_steps = min(self.max_steps, self.max_epoch * self.steps_per_epoch)
 
     def _around_run(self) -> AbstractContextManager[None]:
-        """What a whole run takes place in, for a subclass that has to begin and to end something."""
+        """Context manager around a run, for a subclass that begins and ends something."""
         return nullcontext()
 
-    # -- what a subclass may offer to callbacks -----------------------------------------------------------------------
+    # -- what a subclass offers to callbacks ------------------------------------------------------------------------
 
     def _fit_logs(self) -> dict[str, Any]:
         """What Keras callbacks are given of the training, as `keras.Model.fit` gives it: here the step's outputs."""
@@ -363,7 +363,7 @@ class Trainer:
         raise NotImplementedError(f"{type(self).__name__} must define build() for predictors and InferenceRunner")
 
     def _setup_scope(self) -> AbstractContextManager[Any]:
-        """What callbacks are set up in; a subclass decides with it where the variables lie that they make."""
+        """Context manager in which callbacks are set up; a subclass places the variables that they make."""
         return nullcontext()
 
     @property
@@ -383,8 +383,8 @@ class Trainer:
 
     @property
     def outcome(self) -> Outcome:
-        """What became of the run, as run.json has it: "running", and in `after_train` and behind it "finished",
-        "interrupted" or "failed", with the reason."""
+        """How the run ended, as in run.json: "running", and from `after_train` on "finished", "interrupted" or
+        "failed", with the reason."""
         return self.run.outcome
 
     @property
@@ -405,7 +405,7 @@ class Trainer:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """What held-out data is measured in: all `evaluation_scopes`."""
+        """Context manager for measuring held-out data: all `evaluation_scopes`."""
         with ExitStack() as stack:
             for scope in self.evaluation_scopes:
                 stack.enter_context(scope())
@@ -432,7 +432,7 @@ class Trainer:
         with self.stop.uninterrupted():
             return self.run.start_save(gives_way=False)()
 
-    # -- what is said -------------------------------------------------------------------------------------------------
+    # -- what is printed -----------------------------------------------------------------------------------------------
 
     def log(self, text: str) -> None:
         """Print a line, past a progress bar if there is one, and add it to the experiment's train.log."""
@@ -452,7 +452,7 @@ class Trainer:
         return False
 
     def _attempt_facts(self) -> dict[str, Any]:
-        """What run.json is to say of the present attempt from its start, as attributes of `Attempt`."""
+        """Facts of the present attempt for run.json, as attributes of `Attempt`."""
         return {"total_steps": None if self.is_endless else self.total_steps}
 
     def _facts(self) -> Facts:
@@ -460,18 +460,17 @@ class Trainer:
         return self.run.facts()
 
     def _measure(self) -> dict[str, Any]:
-        """Find out, before the first step, what the run goes by from here on; called where a resume has restored what
-        an earlier part of it has found.
+        """Measure, before the first step, what the run decides by; a resume has restored earlier results by then.
 
         Returns:
-            what run.json is to say of it, as attributes of `Attempt`.
+            facts for run.json, as attributes of `Attempt`.
         """
         return {}
 
     def _fitted_to(
         self, saved: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]
     ) -> AbstractContextManager[None]:
-        """Let `state` have, until the end of the context, what a checkpoint holds that is restored in it.
+        """Context manager in which `state` has the entries of a checkpoint that is restored.
 
         Args:
             saved: "shape" and "dtype" of its variables by name.
@@ -483,11 +482,11 @@ class Trainer:
         """Note that a checkpoint is about to be written."""
 
     def _after_restore(self) -> list[str]:
-        """Prepare to go on from a checkpoint that was restored; returns what the line "start" says of it."""
+        """Prepare to continue from a restored checkpoint; returns notes for the line "start"."""
         return []
 
     def _sources(self) -> list[Path]:
-        """The files and packages that the experiment keeps a copy of: where the trainer was written, and the script."""
+        """The files and packages of which the experiment keeps a copy: the trainer's own, and the script."""
         return sources_of(self)
 
     def _origin(self) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class CompiledSteps:
     def run(self, n: int) -> int:
         """Do up to `n` steps in one compiled call; returns 0 at the end of a pass over the data, or at a stop."""
         trainer, start = self._trainer, self._trainer.counter.step
-        if not trainer.data.catch_up(trainer.leaves_off):
+        if not trainer.data.catch_up(trainer.should_stop):
             return 0
         if trainer.is_compiled and trainer.callbacks.watching and self.calls.may_be_watched:
             result = self.calls.run(start, n - 1) if n > 1 else self.calls.run_watched(start)
@@ -109,7 +109,7 @@ def step_plan(trainer: TowerTrainer, *, may_fail: bool = True, may_be_watched: b
         may_be_watched=may_be_watched,
         # With several towers a loop's convolutions may differ in the last bits from those of a step outside of one.
         alone=trainer.towers == 1 and each_step,
-        stop_requested=trainer.leaves_off,
+        stop_requested=trainer.should_stop,
         log=trainer.log,
     )
 

@@ -86,9 +86,9 @@ class TowerTrainer(Trainer):
     """
 
     takes_towers = False  # whether the constructor has an argument `towers`
-    takes_other_optimizers = False  # whether a resume goes on with one for which there are other variables
+    takes_other_optimizers = False  # whether a resume may have one with other variables
     measures_xla = True  # whether it can find out what XLA is worth, for ``model.jit_compile = "auto"``
-    repeats_data = True  # whether training data with an end begins anew there, or ends the training
+    repeats_data = True  # whether training data is read again from its end, or ends the training
     may_set_trainable = True  # whether `_set_trainable` can be called between two steps
     continues_from_trained = False  # whether a new trainer keeps what an earlier one has trained
     share = Share()  # which of several workers reads the data
@@ -261,7 +261,7 @@ class TowerTrainer(Trainer):
             self.data.use_blocks(block_size(self.data.element_spec))
 
     def run_step(self) -> Mapping[str, Any] | None:
-        """Do one compiled step. An override is called for every step, in Python, in place of the compiled call."""
+        """Do one compiled step. An override is called for every step, in Python, instead of it."""
         while not self._steps.run(1):
             pass  # a pass over the data ended, and the next one has begun
         return self.outputs
@@ -451,8 +451,8 @@ class TowerTrainer(Trainer):
         if self.is_compiled:  # a step in Python may use at its end what it has not used yet
             self._say_of_unused()
 
-    def leaves_off(self) -> bool:
-        """Whether a call that is about to be made, or under way, should rather not."""
+    def should_stop(self) -> bool:
+        """Whether the compiled steps are to end, because a stop was requested."""
         return self.stop.signum is not None and self.is_compiled
 
     def _length(
@@ -531,7 +531,7 @@ class TowerTrainer(Trainer):
         self._has_begun = True
 
     def _check_begin(self) -> None:
-        """Say, once it is known that no checkpoint was restored, which layers begin anew.
+        """Log, once it is known that no checkpoint was restored, which layers begin with earlier values.
 
         Raises:
             ModelError: the first values of one were not kept.
