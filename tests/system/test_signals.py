@@ -194,11 +194,12 @@ def test_a_save_taken_while_listeners_are_being_told_does_not_leave_them_paused(
             takers[-1].join(timeout=0.2)
         heard.append(pause)
 
-    with request.telling(listener, pauses=True), request:
-        heard.clear()
-        send(signal.SIGUSR1)
-    (taker,) = takers  # leaving has waited for the thread that tells the listeners
-    taker.join()
+    with request.telling(listener, pauses=True):
+        with request:
+            heard.clear()
+            send(signal.SIGUSR1)
+        (taker,) = takers  # leaving has waited for the thread that tells the listeners
+        taker.join()
     assert heard == [True, False]
 
 
