@@ -44,7 +44,9 @@ def run(model: ModelProtocol, args: Namespace) -> None:
         scalars = built.evaluate(name)
         built.stop.check()
     if not scalars:
-        raise ModelError("build() returned no scalars without training, so there is nothing to evaluate")
+        raise ModelError(
+            "build() returned no scalars without training, so there is nothing to evaluate (has the data labels?)"
+        )
     examples = built.evaluation(name).examples
     rows = {**restored.describe(), "dataset": f"{name}, {examples:,} examples"}
     show(plain_table(rows), end="\n\n")

@@ -18,6 +18,7 @@ from prototrain.data.batches import check_dataset
 from prototrain.errors import DataError
 from prototrain.model.built import BuiltModel
 from prototrain.model.evaluation import require_end
+from prototrain.system.tracebacks import cause
 
 
 @dataclass
@@ -85,7 +86,15 @@ def _new_data(built: BuiltModel, files: Sequence[Path]) -> Data:
         raise DataError("--files: name files of one format, .csv, .jsonl or .npz, or images or directories of images")
     images = _images(files) if read is _image_examples else []
     dataset = read(images or [str(path) for path in files]).batch(built.config["model.batch_size"])
-    return Data(", ".join(map(str, files)), check_dataset(dataset.map(serving), "files"), images)
+    try:
+        served = dataset.map(serving)
+        next(iter(served.take(1)), None)
+    except Exception as error:  # the user's function may raise anything
+        behind_frames = str(error).strip().splitlines()[-1:]  # that AutoGraph adds
+        what = cause(error) if isinstance(error, tf.errors.OpError) else "".join(behind_frames).strip()
+        there = ", ".join(f"{name} ({spec.dtype.name})" for name, spec in dataset.element_spec.items())
+        raise DataError(f"serving() failed: {what}; the files have {there}") from error
+    return Data(", ".join(map(str, files)), check_dataset(served, "files"), images)
 
 
 def _images(paths: Sequence[Path]) -> list[str]:

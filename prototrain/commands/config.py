@@ -57,6 +57,7 @@ def _facts(key: str, config: Config, own: Mapping[str, Any]) -> dict[str, Any]:
     default = own.get(key, UNSET) if spec is None else spec.default
     value = config.get(key, default)
     kind = spec.type if spec is not None else type(value if default is UNSET else default).__name__
+    kind = "|".join([kind, *spec.choices]) if spec is not None and kind == "bool" else kind
     facts = {"value": value, "default": default}
     plain = {name: encode(fact, key, []) for name, fact in facts.items() if fact is not UNSET}
     return {**plain, "type": kind, "required": spec is not None and spec.required}
@@ -66,7 +67,8 @@ def _table(found: Mapping[str, Mapping[str, Any]]) -> Table:
     rows = []
     for key, facts in found.items():
         value, default = (_text(facts[name]) if name in facts else "" for name in ("value", "default"))
-        rows.append([key, value, "required" if facts["required"] else default, facts["type"]])
+        kind = facts["type"].partition("|")[0]  # at 80 columns there is no room for more
+        rows.append([key, value, "required" if facts["required"] else default, kind])
     if sys.stdout.isatty():
         longest = [max(len(row[column]) for row in rows) for column in range(4)]
         room = get_terminal_size().columns - longest[0] - longest[3] - 3 * 2

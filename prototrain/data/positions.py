@@ -85,11 +85,6 @@ class Position:
         self.begin(self.number)
 
     @property
-    def form(self) -> str:
-        """The mode, and what else must be the same for a place that was written to be read."""
-        return self.mode
-
-    @property
     def rows(self) -> int:
         """How many batches of the present block have still to be trained on."""
         return 0 if self.current is None else int(tf.nest.flatten(self.current)[0].shape[0]) - self.row
@@ -287,10 +282,6 @@ class IteratorPosition(Position):
         self._held = self._between = _HeldState(take_state(self.iterator), 0)
         self._taken_at = time.monotonic()
 
-    @property
-    def form(self) -> str:
-        return f"{self.mode}, blocks of {self.block}" if self.block else self.mode
-
     def read_block(self) -> None:
         if self._between is self._held or time.monotonic() - self._taken_at > SECONDS_BETWEEN_STATES:
             self._between = _HeldState(take_state(self.iterator), self.offset - self.behind)
@@ -317,7 +308,7 @@ class IteratorPosition(Position):
             if held is not new:
                 write_state(prefix, held.state)
             self._held = held
-            return {"offset": offset, "behind": offset - held.passed, "pass": number}
+            return {"offset": offset, "behind": offset - held.passed, "pass": number, "block": self.block}
 
         return finish
 
@@ -329,6 +320,10 @@ class IteratorPosition(Position):
 
     def read(self, prefix: str, meta: Meta) -> str | None:
         number, offset, behind = meta["pass"], meta["offset"], meta["behind"]
+        if meta.get("block", 0) != self.block:  # the state is of another pipeline: the batches are read again instead
+            self.begin(number)
+            self.offset = self.behind = offset
+            return None
         # The iterators of one dataset share the generator of its shuffle, which the state resets.
         dataset = self._dataset if number == self.number else self._source.training_of(number)
         iterator = self._iterate(dataset, endless=True)

@@ -139,6 +139,11 @@ class TrainingData:
         is_certain = len(static) == 1 and None not in static
         if not is_certain:
             static = set() if self.is_made_up else set(map(int, first_dimensions(self.first_batch).values()))
+        if len(static) > 1 and None not in static and size not in static:
+            self._announce(
+                f"WARNING: nothing in a batch of the dataset 'trn' has model.batch_size ({size}) rows; if these are "
+                "single examples, add .batch(model.batch_size)"
+            )
         if len(static) != 1 or size in static:
             return
         (found,) = static
@@ -213,7 +218,6 @@ class TrainingData:
         if (reason := self.fits_blocks()) is not None:
             raise ConfigError(f'model.jit_compile: "loop" does not work with this training data: {reason}')
         self._position.use_blocks(size)
-        self.fingerprint["mode"] = self._position.form
 
     @property
     def block(self) -> int:

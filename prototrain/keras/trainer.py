@@ -390,7 +390,7 @@ def _fit_callbacks(callbacks: Any, verbose: Any, *, saves: bool, validation: tup
 
     Args:
         callbacks: one of Keras or of prototrain, or a list, perhaps nested.
-        verbose: "auto" or 1 for a progress bar, 2 for a line per epoch, 0 for neither.
+        verbose: "auto" or 1 for a progress bar and a line per epoch, 2 for the line, 0 for neither.
         saves: whether to write a checkpoint at the end of each epoch and of the run.
         validation: the number of batches (0: all), and every how many epochs; None for none.
 
@@ -419,10 +419,10 @@ def _fit_callbacks(callbacks: Any, verbose: Any, *, saves: bool, validation: tup
         validates = Validation(batches=batches)
         validates.at_end = False  # Keras does not validate the last epoch out of turn
         added.append(validates.every(epochs=epochs))
+    if verbose:
+        added.append(ScalarPrinter().every(epochs=1))
     if verbose in ("auto", 1, True):
         added.append(ProgressBar())
-    elif verbose:
-        added.append(ScalarPrinter().every(epochs=1))
     if saves:
         added += [kind() for kind in (ModelSaver, SaveOnExit) if kind not in kinds]
     return [*added, *given]

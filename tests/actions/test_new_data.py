@@ -108,6 +108,8 @@ def test_what_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mixed.jsonl").write_text('{"years": 1}\n{"years": "a"}\n')
     Path("deep.jsonl").write_text('{"user": {"age": 1}}\n')
     Path("uneven.csv").write_text("years,name\n1\n")
+    Path("other.csv").write_text("name\na\n")
+    Path("words.csv").write_text("years\na\n")
     np.savez("uneven.npz", years=np.zeros(1), name=np.zeros(2))
     Path("no.npz").write_text("no zip")
     for files, message in [
@@ -122,6 +124,8 @@ def test_what_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
         (["uneven.csv"], "has 1 fields where 2 are expected"),
         (["uneven.npz"], "must have arrays of one length"),
         (["no.npz"], "is no .npz of arrays"),
+        (["other.csv"], "serving() failed: KeyError: 'years'; the files have name (string)"),
+        (["words.csv"], "serving() failed: "),
     ]:
         assert main(["action", "m", "evaluate", "--files", *files]) == 1
         said = capsys.readouterr().err

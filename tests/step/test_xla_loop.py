@@ -113,11 +113,20 @@ def test_a_resume_continues_within_a_block(datasets: Any, experiment: Path) -> N
     assert part.data.caveat is None
 
 
-def test_a_change_of_the_form_begins_a_new_pass_where_the_iterator_is_saved(experiment: Path) -> None:
-    trainer(experiment, loop=False).train([SaveOnExit()], max_steps=7)
-    other = trainer(experiment)
-    other.train([], max_steps=8)
-    assert "blocks of 3" in str(other.data.caveat)
+@pytest.mark.parametrize("datasets", [shuffled, repeated, generated])
+def test_a_resume_with_the_other_form_keeps_the_place(datasets: Any, experiment: Path) -> None:
+    noted = []
+    for directory, parts in (
+        (experiment / "straight", [(False, STEPS)]),
+        (experiment / "parts", [(False, 4), ("loop", 9), (False, STEPS)]),
+    ):
+        losses = Losses()
+        for loop, steps in parts:
+            part = trainer(directory, loop=loop, datasets=datasets, build=plain_build)
+            part.train([SaveOnExit(), losses], max_steps=steps)
+            assert part.data.caveat is None
+        noted.append(list(losses.by_step.values()))
+    np.testing.assert_allclose(noted[1], noted[0], rtol=1e-3)
 
 
 def nan_at(step: int) -> Any:

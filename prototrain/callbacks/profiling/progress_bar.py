@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from prototrain.errors import CallbackError
 from prototrain.system.terminal import in_notebook
 from prototrain.system.wording import matching
 
+_WIDE = 100  # columns: a narrower terminal has no room for the epoch
 _USUAL = ("loss",)  # which not every trainer has
 
 
@@ -85,7 +87,8 @@ class ProgressBar(Callback):
 
     def _move(self) -> None:
         trainer = self.trainer
-        self._bar.set_description(self._epoch(), refresh=False)
+        if shutil.get_terminal_size().columns >= _WIDE:
+            self._bar.set_description(self._epoch(), refresh=False)
         self._bar.set_postfix(self._shown_scalars(), refresh=False)
         self._bar.update(trainer.global_step - self._bar.n)
         self._bar.refresh()

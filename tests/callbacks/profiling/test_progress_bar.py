@@ -119,13 +119,15 @@ def screen(written: str) -> list[str]:
     return shown
 
 
-def test_on_a_terminal_it_is_a_bar() -> None:
+@pytest.mark.parametrize(("columns", "begin"), [("120", "epoch 2 of 2: 100%|"), ("80", "100%|")])
+def test_on_a_terminal_it_is_a_bar(columns: str, begin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
     with terminal() as read:
         CountingTrainer().train([ProgressBar(refresh_seconds=0), EachStep()], steps_per_epoch=5, max_steps=10)
         written = read()
     assert written.count("\r") > 5
     (bar,) = [line for line in screen(written) if "10/10" in line]
-    assert bar.startswith("epoch 2 of 2: 100%|")
+    assert bar.strip().startswith(begin)
     assert "loss=0.1" in bar
 
 
