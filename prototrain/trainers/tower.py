@@ -247,9 +247,11 @@ class TowerTrainer(Trainer):
 
             return lambda batch: next(iter(self.placement.local_results(self.placement.run(one_tower, batch))))
 
+        begin = self.times.clock()
         self._xla.measure(
             step, self.data.first_batch, with_loop=self._may_loop_in_xla(), variables=variables_in(self.state)
         )
+        self.times.tracing += self.times.clock() - begin
         self._read_blocks()
         return self._xla.recorded()
 
