@@ -13,9 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.errors import ModelError, StorageError
-from prototrain.estimator.columns.base import Column, adopted, as_layer_name, categorical, check_combiner
+from prototrain.estimator.columns.base import Column, categorical, check_combiner, checked, input_layer, layer_name
 from prototrain.estimator.columns.dense import Embedded, Indicator, SharedEmbedded, Table
-from prototrain.estimator.columns.layers import input_layer
 from prototrain.estimator.columns.several import Crossed, Weighted
 from prototrain.estimator.columns.single import Bucketized, Hashed, Identity, Numeric, Vocabulary
 from prototrain.system.storage import downloaded
@@ -112,7 +111,7 @@ def shared_embeddings(
     if len({source.size for source in sources}) != 1:
         raise ModelError(f"shared_embeddings takes columns of one size, not {', '.join(sorted(sizes)) or 'none'}")
     name = shared_embedding_collection_name or "_".join(sorted(source.name for source in sources)) + "_shared_embedding"
-    table = Table(as_layer_name(name), sources[0].size, dimension, initializer, trainable)
+    table = Table(layer_name(name), sources[0].size, dimension, initializer, trainable)
     return [SharedEmbedded(source, table, combiner, max_norm) for source in sources]
 
 
@@ -127,7 +126,7 @@ def make_parse_example_spec(feature_columns: Iterable[Column]) -> dict[str, Any]
         ModelError: two columns read one feature in different ways.
     """
     spec: dict[str, Any] = {}
-    for column in map(adopted, feature_columns):
+    for column in map(checked, feature_columns):
         for key, feature in column.parse_spec.items():
             if spec.setdefault(key, feature) != feature:
                 raise ModelError(f"two columns read the feature {key!r} in different ways: {spec[key]} and {feature}")

@@ -14,7 +14,7 @@ from tensorflow.python.feature_column import feature_column_v2 as reference
 from prototrain import estimator
 from prototrain.errors import ModelError
 from prototrain.estimator import EstimatorSpec, feature_column
-from prototrain.estimator.columns.base import adopted, combined
+from prototrain.estimator.columns.base import combined
 
 FEATURES = {
     "age": tf.constant([10.0, 20.0, 25.5, 60.0]),
@@ -44,7 +44,7 @@ def made_by(module: Any, file: Path) -> list[Any]:
         m.categorical_column_with_hash_bucket("word", 11),
         m.categorical_column_with_hash_bucket("number", 11, dtype=tf.int64),
         m.crossed_column(["words", "word", identity], 17),
-        m.crossed_column([pairs, crossed, words], 19, hash_key=5),
+        m.crossed_column([pairs, words], 19, hash_key=5),
     ]
     return [m.numeric_column("age"), pair, bucketized, pairs, *map(m.indicator_column, categorical)]
 
@@ -55,9 +55,8 @@ def test_they_give_what_tensorflow_gives(tmp_path: Path) -> None:
     for mine, theirs in zip(made_by(feature_column, file), made_by(tf.feature_column, file), strict=True):
         cache = reference.FeatureTransformationCache(FEATURES)
         expected = theirs.get_dense_tensor(cache, None).numpy().reshape(4, -1)
-        for column in (mine, adopted(theirs)):
-            np.testing.assert_array_equal(column.dense(FEATURES), expected, err_msg=theirs.name)
-            assert (column.name, column.parse_spec) == (theirs.name, theirs.parse_example_spec)
+        np.testing.assert_array_equal(mine.dense(FEATURES), expected, err_msg=theirs.name)
+        assert (mine.name, mine.parse_spec) == (theirs.name, theirs.parse_example_spec)
 
 
 def test_sparse_features_are_as_good_and_nothing_is_nothing() -> None:
@@ -105,10 +104,9 @@ class State:
 
 
 def both(make: Any) -> tuple[Any, Any]:
-    """A column, and that of TensorFlow, which is taken over as the same."""
+    """A column, and that of TensorFlow."""
     mine, theirs = make(f), make(tf.feature_column)
-    for column in (mine, adopted(theirs)):
-        assert (column.name, column.parse_spec) == (theirs.name, theirs.parse_example_spec)
+    assert (mine.name, mine.parse_spec) == (theirs.name, theirs.parse_example_spec)
     return mine, theirs
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
@@ -92,13 +93,8 @@ def check_combiner(combiner: str) -> None:
         raise ModelError(f"there is no combiner {combiner!r}; there are {', '.join(_COMBINERS)}")
 
 
-def layer_name(column: Column) -> str:
-    """The name of the layer that has a column's weights."""
-    return as_layer_name(str(column.name))
-
-
-def as_layer_name(name: str) -> str:
-    """A name for a layer: Keras and TensorFlow do not take every character."""
+def layer_name(name: str) -> str:
+    """A name for the layer of a column: Keras and TensorFlow do not take every character."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip("_-") or "column"
 
 
@@ -106,45 +102,23 @@ set_field = object.__setattr__
 """Sets a field of a frozen column, in its `__post_init__`."""
 
 
-def adopted(column: Any) -> Any:
-    """A column of this package; one of `tf.feature_column` is taken over by its fields.
+def checked(column: Any) -> Any:
+    """A column of this package.
 
     Raises:
-        ModelError: it is neither.
+        ModelError: it is something else.
     """
     if isinstance(column, Column):
         return column
-    from prototrain.estimator import feature_column  # which imports this
-
-    fields: dict[str, Any] = getattr(column, "_asdict", dict)()  # those of TensorFlow are named tuples
-    make = getattr(feature_column, _OF_TENSORFLOW.get(type(column).__name__, ""), None) if fields else None
-    if make is None:
-        raise ModelError(
-            f"feature_columns: {type(column).__name__} is no column; prototrain.estimator.feature_column makes them"
-        )
-    known = inspect.signature(make).parameters
-    fields = {_RENAMED.get(name, name): value for name, value in fields.items()}
-    return make(**{name: value for name, value in fields.items() if name in known and value is not None})
-
-
-_RENAMED = {"number_buckets": "num_buckets"}
-_OF_TENSORFLOW = {
-    "NumericColumn": "numeric_column",
-    "BucketizedColumn": "bucketized_column",
-    "VocabularyListCategoricalColumn": "categorical_column_with_vocabulary_list",
-    "VocabularyFileCategoricalColumn": "categorical_column_with_vocabulary_file",
-    "HashedCategoricalColumn": "categorical_column_with_hash_bucket",
-    "IdentityCategoricalColumn": "categorical_column_with_identity",
-    "CrossedColumn": "crossed_column",
-    "WeightedCategoricalColumn": "weighted_categorical_column",
-    "IndicatorColumn": "indicator_column",
-    "EmbeddingColumn": "embedding_column",
-}
+    raise ModelError(
+        f"feature_columns: {type(column).__name__} is no column of prototrain.estimator.feature_column, which has the "
+        "names of tf.feature_column"
+    )
 
 
 def categorical(column: Any, who: str) -> Categorical:
     """A categorical column; a ModelError says who asks for one if it is of another kind."""
-    found = adopted(column)
+    found = checked(column)
     if isinstance(found, Categorical):
         return found
     raise ModelError(f"{who} takes a categorical column, not {type(found).__name__}")
@@ -193,3 +167,56 @@ def discrete(features: Mapping[str, Any], key: str) -> tf.Tensor:
 def is_missing(values: tf.Tensor) -> tf.Tensor:
     """Where there is no value."""
     return values == ("" if values.dtype == tf.string else tf.constant(-1, values.dtype))
+
+
+# -- what a model does with several columns ------------------------------------------------------------------------
+
+
+def input_layer(features: Mapping[str, Any], feature_columns: Iterable[Any]) -> tf.Tensor:
+    """The numbers of all columns side by side, in the order of their names; what a network of layers begins with.
+
+    Raises:
+        ModelError: there are no columns, or one is no numbers.
+    """
+    return tf.concat([_numbers(column, features) for column in ordered(feature_columns)], axis=1)
+
+
+def _numbers(column: Any, features: Mapping[str, Any]) -> tf.Tensor:
+    if isinstance(column, Dense):
+        return column.dense(features)
+    raise ModelError(
+        f"the column {column.name!r} is categorical: a network of layers takes numbers, so give it an "
+        "indicator_column or an embedding_column of it"
+    )
+
+
+def linear_model(features: Mapping[str, Any], feature_columns: Iterable[Any], units: int, combiner: str) -> tf.Tensor:
+    """A weighted sum of all columns, and a bias; all weights are 0 at first."""
+    total = tf.convert_to_tensor(tf.Variable(lambda: tf.zeros([units]), name="bias_weights"))
+    for column in ordered(feature_columns):
+        if isinstance(column, Categorical):
+            layer = keras.layers.Embedding(
+                column.size, units, embeddings_initializer="zeros", name=layer_name(column.name)
+            )
+            total += combined(layer, column.ids(features), combiner, weights=column.weights(features))
+        else:
+            layer = keras.layers.Dense(units, use_bias=False, kernel_initializer="zeros", name=layer_name(column.name))
+            total += layer(_numbers(column, features))
+    return total
+
+
+def ordered(feature_columns: Iterable[Any]) -> list[Any]:
+    """Columns in the order of their names.
+
+    Raises:
+        ModelError: there are none, or two have one name.
+    """
+    given = feature_columns if isinstance(feature_columns, Iterable) else [feature_columns]
+    found = sorted(map(checked, given), key=lambda column: str(column.name))
+    names = [column.name for column in found]
+    double = [name for one, name in pairwise(names) if one == name]
+    if double:
+        raise ModelError(f"feature_columns has two columns {double[0]!r}")
+    if not found:
+        raise ModelError("feature_columns is empty")
+    return found

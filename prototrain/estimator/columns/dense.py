@@ -126,7 +126,7 @@ class Embedded(_Vectors):
 
     def _layer(self) -> Any:
         size = self.categorical_column.size
-        return Table(layer_name(self), size, self.dimension, self.initializer, self.trainable).layer()
+        return Table(layer_name(self.name), size, self.dimension, self.initializer, self.trainable).layer()
 
 
 @dataclass(frozen=True)

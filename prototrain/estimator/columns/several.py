@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.estimator.columns.base import Categorical, adopted, categorical, discrete, is_missing, raw, set_field
-from prototrain.estimator.columns.single import Hashed
+from prototrain.estimator.columns.base import Categorical, categorical, checked, discrete, is_missing, raw, set_field
+from prototrain.estimator.columns.single import Bucketized, Hashed, OfOneFeature
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class Crossed(Categorical):
     """Which values come together, distributed over so many buckets by a hash.
 
     Attributes:
-        keys: at least two: keys of features, bucketized columns, or categorical ones that are neither hashed nor
-            weighted.
+        keys: at least two: keys of features, bucketized columns, or categorical ones of one feature that are not
+            hashed.
         hash_bucket_size: how many buckets there are.
         hash_key: another one gives another hash.
 
@@ -32,24 +32,20 @@ class Crossed(Categorical):
     hash_key: int | None = None
 
     def __post_init__(self) -> None:
-        parts = tuple(key if isinstance(key, str) else adopted(key) for key in self.keys)
+        parts = tuple(key if isinstance(key, str) else checked(key) for key in self.keys)
         if isinstance(self.keys, str) or len(parts) < 2:
             raise ModelError(f"crossed_column needs at least two keys, not {self.keys!r}")
         for part in parts:
-            if isinstance(part, Hashed | Weighted) or not isinstance(part, str | Categorical):
+            if isinstance(part, Hashed) or not isinstance(part, str | Bucketized | OfOneFeature):
                 raise ModelError(
-                    "crossed_column takes keys of features, bucketized columns and categorical ones that are not "
-                    f"weighted and not hashed, not {type(part).__name__}"
+                    "crossed_column takes keys of features, bucketized columns and categorical ones of one feature "
+                    f"that are not hashed, not {type(part).__name__}"
                 )
         set_field(self, "keys", parts)
 
     @property
     def name(self) -> str:
-        return "_X_".join(sorted(self._leaves()))
-
-    def _leaves(self) -> list[str]:
-        parts = [key._leaves() if isinstance(key, Crossed) else key for key in self.keys]
-        return [name for part in parts for name in (part if isinstance(part, list) else [getattr(part, "name", part)])]
+        return "_X_".join(sorted(key if isinstance(key, str) else key.name for key in self.keys))
 
     @property
     def parse_spec(self) -> dict[str, Any]:
@@ -62,14 +58,10 @@ class Crossed(Categorical):
 
     def ids(self, features: Mapping[str, Any]) -> tf.Tensor:
         # The hash depends on the order: as in TensorFlow, features themselves come last.
-        parts = [_sparse(part, features) for part in sorted(self._parts(), key=lambda part: isinstance(part, str))]
+        parts = [_sparse(part, features) for part in sorted(self.keys, key=lambda part: isinstance(part, str))]
         # What keras.layers.HashedCrossing calls, which takes single values only.
         crossed = tf.sparse.cross_hashed(parts, self.hash_bucket_size, self.hash_key)
         return tf.sparse.to_dense(crossed, default_value=-1)
-
-    def _parts(self) -> list[Any]:
-        found = [key._parts() if isinstance(key, Crossed) else [key] for key in self.keys]
-        return [part for parts in found for part in parts]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.estimator.columns.base import Categorical, Dense, adopted, discrete, is_missing, raw, set_field
+from prototrain.estimator.columns.base import Categorical, Dense, checked, discrete, is_missing, raw, set_field
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Bucketized(Dense, Categorical):
     boundaries: Sequence[float]
 
     def __post_init__(self) -> None:
-        source, boundaries = adopted(self.source_column), list(self.boundaries)
+        source, boundaries = checked(self.source_column), list(self.boundaries)
         if not isinstance(source, Numeric):
             raise ModelError(f"bucketized_column takes a numeric_column, not {type(source).__name__}")
         if boundaries != sorted(set(boundaries)) or not boundaries:
