@@ -151,15 +151,6 @@ class Estimator:
         callbacks = [*trainer.learning_rates(), *callbacks, *as_callbacks(hooks)]
         trainer.train(callbacks, max_steps=spec.max_steps or ENDLESS)
 
-    @ignore_save_signals()
-    def train_and_evaluate(self, train_spec: TrainSpec, eval_spec: EvalSpec) -> dict[str, Any]:
-        """Train, evaluating whenever a checkpoint is due and at the end; see `train_and_evaluate`.
-
-        Returns:
-            what the last evaluation measured.
-        """
-        return self._train_and_export(train_spec, eval_spec)[0]
-
     def _train_and_export(self, train_spec: TrainSpec, eval_spec: EvalSpec) -> tuple[dict[str, Any], list[str | None]]:
         if (trainer := self._trainer(train_spec, self._directory.newest_step())) is not None:
             with global_random_kept():

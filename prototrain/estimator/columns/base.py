@@ -51,14 +51,8 @@ class Categorical(Column):
         ids = self.ids(features)
         return ids, ids >= 0
 
-    def weights(self, features: Mapping[str, Any]) -> tf.Tensor | None:
-        """What each of its numbers counts, float32, of the shape of `ids`; None if all count 1."""
-        return None
 
-
-def combined(
-    layer: Any, ids: tf.Tensor, combiner: str, max_norm: float | None = None, weights: tf.Tensor | None = None
-) -> tf.Tensor:
+def combined(layer: Any, ids: tf.Tensor, combiner: str, max_norm: float | None = None) -> tf.Tensor:
     """The vectors of each example's ids put together; zeros where it has none.
 
     Args:
@@ -66,7 +60,6 @@ def combined(
         ids: of shape (..., values), -1 where there is none.
         combiner: "sum", "mean", or "sqrtn".
         max_norm: longer vectors are shortened to this L2 norm.
-        weights: of the shape of the ids; None if all are 1.
 
     Returns:
         of shape (..., width).
@@ -74,17 +67,11 @@ def combined(
     vectors = layer(tf.maximum(ids, 0))
     if max_norm is not None:
         vectors = tf.clip_by_norm(vectors, max_norm, axes=-1)
-    parts = tf.cast(ids >= 0, vectors.dtype)
-    if weights is not None:
-        # As in TensorFlow, a mean leaves out what has no weight above 0.
-        parts *= tf.cast(weights if combiner == "sum" else tf.nn.relu(weights), vectors.dtype)
-    parts = parts[..., tf.newaxis]
-    total = tf.reduce_sum(vectors * parts, axis=-2)
+    given = tf.cast(ids >= 0, vectors.dtype)[..., tf.newaxis]
+    total, count = tf.reduce_sum(vectors * given, axis=-2), tf.reduce_sum(given, axis=-2)
     if combiner == "sum":
         return total
-    if combiner == "mean":
-        return tf.math.divide_no_nan(total, tf.reduce_sum(parts, axis=-2))
-    return tf.math.divide_no_nan(total, tf.sqrt(tf.reduce_sum(parts**2, axis=-2)))
+    return tf.math.divide_no_nan(total, count if combiner == "mean" else tf.sqrt(count))
 
 
 def check_combiner(combiner: str) -> None:
@@ -127,13 +114,8 @@ def categorical(column: Any, who: str) -> Categorical:
 # -- features as columns read them: dense, with a dimension of values ---------------------------------------------
 
 
-def raw(features: Mapping[str, Any], key: str, missing: Any = None) -> tf.Tensor:
-    """A feature with a dimension of values.
-
-    Args:
-        features: by name.
-        key: of the feature.
-        missing: what stands where a sparse or ragged one has no value; an empty text or -1 if None.
+def raw(features: Mapping[str, Any], key: str) -> tf.Tensor:
+    """A feature with a dimension of values: an empty text or -1 where a sparse or ragged one has none.
 
     Raises:
         ModelError: there is no such feature.
@@ -142,12 +124,11 @@ def raw(features: Mapping[str, Any], key: str, missing: Any = None) -> tf.Tensor
         there = ", ".join(features) if isinstance(features, Mapping) else type(features).__name__
         raise ModelError(f"there is no feature {key!r} for its column; input_fn gives {there}")
     value = features[key]
-    if missing is None or value.dtype == tf.string:
-        missing = "" if value.dtype == tf.string else -1
+    missing = tf.constant("" if value.dtype == tf.string else -1, value.dtype)
     if isinstance(value, tf.SparseTensor):
-        value = tf.sparse.to_dense(value, default_value=tf.constant(missing, value.dtype))
+        value = tf.sparse.to_dense(value, default_value=missing)
     elif isinstance(value, tf.RaggedTensor):
-        value = value.to_tensor(default_value=tf.constant(missing, value.dtype))
+        value = value.to_tensor(default_value=missing)
     value = tf.convert_to_tensor(value)
     return value[:, tf.newaxis] if value.shape.rank == 1 else value
 
@@ -198,7 +179,7 @@ def linear_model(features: Mapping[str, Any], feature_columns: Iterable[Any], un
             layer = keras.layers.Embedding(
                 column.size, units, embeddings_initializer="zeros", name=layer_name(column.name)
             )
-            total += combined(layer, column.ids(features), combiner, weights=column.weights(features))
+            total += combined(layer, column.ids(features), combiner)
         else:
             layer = keras.layers.Dense(units, use_bias=False, kernel_initializer="zeros", name=layer_name(column.name))
             total += layer(_numbers(column, features))
