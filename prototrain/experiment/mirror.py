@@ -211,7 +211,7 @@ class Mirror:
                 self.remember()  # a process that is killed now must not take it for one that was not uploaded
 
     def _hold(self, folder: Path, names: Iterable[str]) -> dict[str, tuple[int, int]]:
-        """Keep changed files as they are while they are uploaded: of checkpoints links in a folder, of others copies."""
+        """Put links to changed files of checkpoints, and copies of others, into a folder: what is uploaded stays."""
         held = {}
         for name in names:
             state = self._state(name)
