@@ -105,7 +105,10 @@ class Storage:
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects; missing ones are ignored."""
         for name in names:  # `fs.rm` of many would take names with * or [ for patterns
-            self._do("delete in", lambda fs, root, name=name: fs.rm_file(f"{root}/{name}"), None)
+            self._delete(name)
+
+    def _delete(self, name: str) -> None:
+        self._do("delete in", lambda fs, root: fs.rm_file(f"{root}/{name}"), None)
 
     # -- fsspec -------------------------------------------------------------------------------------------------------
 
