@@ -92,10 +92,6 @@ class Experiment:
     def token(self) -> Path:
         return self.directory / ".token"
 
-    def places(self, worker: int) -> Path:
-        """Where a worker other than the chief keeps its place in its own share of the data."""
-        return self.directory / "places" / f"worker-{worker}"
-
     @property
     def run_id(self) -> str | None:
         """What tells this run from any other, given when its directory was made; moving or copying keeps it."""
