@@ -47,5 +47,8 @@ def test_peers_in_a_table() -> None:
 
 def test_peers_that_are_not_installed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(compare.importlib.util, "find_spec", lambda name: None if name == "jax" else object())
-    assert compare.chosen(["jit"]) == ["prototrain, usual callbacks", "prototrain, model.jit_compile"]
+    assert compare.chosen(["compile: loop", "JAX by hand, jit"]) == [
+        "prototrain, usual callbacks",
+        "prototrain, model.jit_compile: loop",
+    ]
     assert capsys.readouterr().out == "left out: JAX by hand, jit: jax not installed\n"

@@ -59,10 +59,19 @@ _KERAS = "losses to TensorBoard, progress bar with the mean loss, checkpoints"
 _HAND = "prints losses"
 PEERS = {
     OURS: Peer(_USUAL, "of_tensorflow:prototrain"),
-    "prototrain, model.jit_compile": Peer(_USUAL, "of_tensorflow:prototrain", {"xla": True}),
+    **{
+        f"prototrain, model.jit_compile: {form}": Peer(_USUAL, "of_tensorflow:prototrain", {"form": form})
+        for form in (True, "loop", "auto")
+    },
     "prototrain, loss only": Peer("losses to metrics.jsonl", "of_tensorflow:prototrain", {"usual": False}),
     "Keras fit as it comes": Peer(_KERAS, "of_tensorflow:keras_fit"),
-    "Keras fit, 50 steps per execution, no XLA": Peer(_KERAS, "of_tensorflow:keras_fit", {"at_once": 50, "jit": False}),
+    **{
+        f"Keras fit, {n} steps per execution, {title}": Peer(
+            _KERAS, "of_tensorflow:keras_fit", {"at_once": n, "jit": jit}
+        )
+        for n in (10, 50, 100)
+        for jit, title in ((False, "no XLA"), (True, "XLA"))
+    },
     "tensorpack": Peer(
         "losses to TensorBoard and as JSON, their moving average at each step, progress bar, checkpoints",
         "of_tensorpack:train",

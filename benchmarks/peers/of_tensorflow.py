@@ -33,7 +33,7 @@ def in_memory(name: str, batches: Batches) -> InMemory:
     return InMemory(**vars(SIDE_BY_SIDE[name]), arrays=batches)
 
 
-def prototrain(name: str, batches: Batches, turns: Turns, *, usual: bool = True, xla: bool = False) -> None:
+def prototrain(name: str, batches: Batches, turns: Turns, *, usual: bool = True, form: bool | str = False) -> None:
     """With the callbacks of ``prototrain run``, or with the loss in metrics.jsonl only."""
 
     class InTurns(Callback):
@@ -47,7 +47,7 @@ def prototrain(name: str, batches: Batches, turns: Turns, *, usual: bool = True,
             turns.over(float(self.trainer.outputs["loss"]), parameters)
 
     def make(model: Any, **keywords: Any) -> SimpleTrainer:
-        model.config["model.jit_compile"] = xla
+        model.config["model.jit_compile"] = form
         return SimpleTrainer(model, **keywords)
 
     turns.begin()
