@@ -399,9 +399,25 @@ def forget_losses(layer: Any) -> None:
 
 
 @private
-def made_by(tensor: Any) -> Any:
-    """The layer or operation that made a symbolic tensor of a functional model."""
-    return tensor._keras_history.operation
+def history(tensor: Any) -> list[tuple[Any, ...]]:
+    """The layers and operations that have led to a symbolic tensor of a functional model, with their arguments.
+
+    The last one is first. Instead of symbolic tensors, the arguments have their numbers.
+    """
+    numbers, waiting = {id(tensor): 0}, [tensor]
+    found: list[tuple[Any, ...]] = []
+    while waiting:
+        made_by = waiting.pop()._keras_history
+        arguments = made_by.operation._inbound_nodes[made_by.node_index].arguments
+        new = [one for one in arguments.keras_tensors if id(one) not in numbers]
+        numbers.update({id(one): len(numbers) + place for place, one in enumerate(new)})
+        waiting += new
+        others = keras.tree.map_structure(
+            lambda one: numbers[id(one)] if isinstance(one, keras.KerasTensor) else one,
+            [arguments.args, arguments.kwargs],
+        )
+        found.append((made_by.operation, made_by.tensor_index, others))
+    return found
 
 
 # -- variables --------------------------------------------------------------------------------------------------------

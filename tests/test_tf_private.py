@@ -353,7 +353,7 @@ def test_what_is_in_a_layer() -> None:
 
 def test_a_symbolic_tensor_knows_its_layer() -> None:
     dense = keras.layers.Dense(1)
-    assert tf_private.made_by(dense(keras.Input([2]))) is dense
+    assert tf_private.history(dense(keras.Input([2])) * 3.0)[1][0] is dense
 
 
 def test_a_variable_of_keras_gets_another_path_and_another_value() -> None:
