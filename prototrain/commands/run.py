@@ -12,13 +12,12 @@ from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
-from prototrain.commands.arguments import add_model, confirm, load, option, whole
+from prototrain.commands.arguments import add_model, check_early, confirm, load, load_tensorflow, option, whole
 from prototrain.commands.workers import OPTIONS, check_trainer, start_workers
 from prototrain.config import Config
 from prototrain.config.schema import REFERENCE
 from prototrain.errors import ConfigError
 from prototrain.model import import_own
-from prototrain.system.quiet import import_tensorflow
 from prototrain.system.signals import ignore_save_signals
 from prototrain.system.wording import did_you_mean
 
@@ -84,7 +83,6 @@ def add(commands: Any) -> None:
     option(workers, "--gpus-per-worker G", "give each worker G GPUs", type=int)
     option(workers, "--max-restarts R", "restart at most R times after a worker is lost (default: 10)", type=int)
     option(workers, "--stall-timeout S", "restart after S seconds without a step (default: 1800)", type=float)
-    run.add_argument("--report-to", type=int, help=argparse.SUPPRESS)  # the sweep that has started this process
     run.set_defaults(command=_run, wrong_usage=run.error, is_worker=False)
 
 
@@ -107,6 +105,8 @@ def _run(options: argparse.Namespace) -> None:
     for name in ("steps", "epochs"):
         if (number := getattr(options, name)) is not None:
             options.set.append(f"model.num_{name}={number}")
+    if options.model is not None:
+        check_early(options)
     if options.workers is not None:
         start_workers(options)
         return
@@ -136,7 +136,7 @@ def _shortened(options: argparse.Namespace) -> Iterator[None]:
         raise ConfigError(
             "--fast-dev-run leaves the experiment alone, so there is nothing to delete; leave out --fresh"
         )
-    import_tensorflow()  # Ctrl-C during it must not leave the directory behind
+    load_tensorflow()  # Ctrl-C during it must not leave the directory behind
     with TemporaryDirectory() as directory:
         values = {"experiment_base_dir": json.dumps(directory), "limit_batches": 2, "validation_batches": 0}
         intervals = ("validation_step", "summary_save", "print", "checkpoint_save")
@@ -148,7 +148,7 @@ def _shortened(options: argparse.Namespace) -> Iterator[None]:
 
 
 def _repeat(options: argparse.Namespace) -> None:
-    import_tensorflow()
+    load_tensorflow()
     from prototrain.experiment.copies import imported_from_copies
     from prototrain.runs.repeat import Repeat
 
@@ -168,13 +168,13 @@ def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTr
             "--debug opens a shell, and there is no terminal to read from; run it at one, or leave it out"
         )
     if options.towers is not None:
-        import_tensorflow()
+        load_tensorflow()
         from prototrain.towers import prepare_devices
 
         prepare_devices(options.towers)  # before the model is imported, which may start TensorFlow
     keywords: dict[str, Any] = {}
     if options.trainer:
-        import_tensorflow()
+        load_tensorflow()
         keywords["trainer"] = trainer_class(options.trainer)
         if options.is_worker:
             check_trainer(keywords["trainer"])
@@ -190,17 +190,15 @@ def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTr
 def _launch(options: argparse.Namespace, repeat: Repeat | None, keywords: dict[str, Any]) -> TowerTrainer:
     model = load(options, None if repeat is None else repeat.configure)
     from prototrain.launch import default_callbacks, launch
+    from prototrain.sweeps import reporter
 
     gc.freeze()  # tracing must not have the collector search through all of TensorFlow: half a second at the start
     callbacks = default_callbacks(model)
     if repeat is not None:
         repeat.check_directory(model.config)
         callbacks.append(repeat.announcement())
-    if options.report_to is not None:
-        from prototrain.sweeps.reporter import Link, reporter
-
-        report = Link(options.report_to).report
-        callbacks.append(reporter(report, model.config))
+    if reporter.link is not None:
+        callbacks.append(reporter.reporter(reporter.link.report, model.config))
     return launch(
         model,
         callbacks=callbacks,

@@ -1,4 +1,4 @@
-"""Names in an experiment's directory that several have to do with."""
+"""The names of files in an experiment's directory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from prototrain.experiment.lock import LOCK
 _OWN_NAMES = {
     "config.json", "config.txt", "source", "environment.json", "checkpoints", "summaries", "metrics.jsonl",
     "metrics.superseded.jsonl", "train.log", LOCK, "analysis", "exported", "hyper.txt", "run.json",
-    "report.html", ".token", "places",
+    "report.html", ".token",
 }  # fmt: skip
 STEP = re.compile(r"step-(\d{10,})")
 """The name of a checkpoint's directory."""
 MIRRORS = "mirrors"
 """The directory of the cache that has the copies of experiments at URLs."""
 META = "meta.json"
-"""The file of a checkpoint that says what the others are."""
+"""The file of a checkpoint that lists the others, with checksums."""
+MARKS = ("config.json", "environment.json")
+"""Files that tell an experiment's directory from any other."""
 
 
 def checkpoint_steps(directory: Path) -> list[int]:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,24 +92,23 @@ class Storage:
 
     def upload(self, paths: Mapping[str, Path]) -> None:
         """Write files to objects, several at once where the storage allows it."""
-        here, names = [str(path) for path in paths.values()], list(paths)
-        for path in here:
+        for path in paths.values():
             os.stat(path)  # fsspec passes over files that do not exist
-        if names:
-            self._transfer("write to", lambda fs, there, **more: fs.put(here, there, **more), names)
+        self._transfer("write to", lambda fs, here, there, **more: fs.put(here, there, **more), paths)
 
     def download(self, paths: Mapping[str, Path]) -> None:
         """Write objects to files, several at once where the storage allows it."""
-        here, names = [str(path) for path in paths.values()], list(paths)
         for path in paths.values():
             path.parent.mkdir(parents=True, exist_ok=True)
-        if names:
-            self._transfer("read from", lambda fs, there, **more: fs.get(there, here, **more), names)
+        self._transfer("read from", lambda fs, here, there, **more: fs.get(there, here, **more), paths)
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects; missing ones are ignored."""
         for name in names:  # `fs.rm` of many would take names with * or [ for patterns
-            self._do("delete in", partial(_delete, name), None)
+            self._delete(name)
+
+    def _delete(self, name: str) -> None:
+        self._do("delete in", lambda fs, root: fs.rm_file(f"{root}/{name}"), None)
 
     # -- fsspec -------------------------------------------------------------------------------------------------------
 
@@ -121,7 +120,7 @@ class Storage:
         fs, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
         return fs, root.rstrip("/")
 
-    def _transfer(self, what: str, move: Callable[..., object], names: list[str]) -> None:
+    def _transfer(self, what: str, move: Callable[..., object], paths: Mapping[str, Path]) -> None:
         import fsspec
 
         moved_at = time.monotonic()
@@ -134,12 +133,12 @@ class Storage:
                 nonlocal moved_at
                 moved_at = time.monotonic()
 
-        self._do(
-            what,
-            lambda fs, root: move(fs, [f"{root}/{name}" for name in names], callback=Progress()),
-            seconds=TRANSFER_SECONDS,
-            since=lambda: moved_at,
-        )
+        def act(fs: Any, root: str) -> None:
+            here, there = list(map(str, paths.values())), [f"{root}/{name}" for name in paths]
+            move(fs, here, there, callback=Progress())
+
+        if paths:
+            self._do(what, act, seconds=TRANSFER_SECONDS, since=lambda: moved_at)
 
     def _do(
         self,
@@ -188,10 +187,6 @@ class Storage:
         except Exception as error:  # each library has its own exceptions, without a common base
             text = str(getattr(error, "strerror", None) or error).strip().partition("\n")[0]
             raise StorageError(f"cannot {what} {self.url}: {printable(text) or type(error).__name__}") from error
-
-
-def _delete(name: str, fs: Any, root: str) -> None:
-    fs.rm_file(f"{root}/{name}")
 
 
 def _mark(info: Mapping[str, Any]) -> str:

@@ -174,7 +174,7 @@ class Run:
             self._write_to_log(text)
         self._tidy()
         if self._record is not None:
-            self._record.begin(first_step=trainer.global_step, start=self.resume_line(), **measured)
+            self._record.note(first_step=trainer.global_step, start=self.resume_line(), **measured)
         if (remote := self._remote) is not None:
             remote.begin(trainer.log)
 
@@ -381,7 +381,6 @@ class Run:
         if not self._is_accepted:
             raise CheckpointError("nothing can be saved before the run has begun; save in before_train() or later")
         trainer, record, remote = self._trainer, self._record, self._remote
-        trainer._before_save()
         is_sound = self.state_is_sound
         trainer.monitors.flush()
         finish = self.checkpoints.start(self._snapshot(gives_way), aside=not is_sound)
