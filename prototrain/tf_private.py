@@ -255,12 +255,6 @@ def captures_vary(function: Any) -> bool:
 
 
 @private
-def passing_graph(name: str) -> Any:
-    """A temporary graph for tracing, which captures eager tensors as `tf.function` does."""
-    return tf.__internal__.FuncGraph(name)
-
-
-@private
 def trackable_kinds() -> tuple[type, ...]:
     """The base class of everything that `tf.train.Checkpoint` saves."""
     return (tf.__internal__.tracking.Trackable,)
@@ -572,19 +566,6 @@ def default_writer() -> Any:
     from tensorflow.python.ops import summary_ops_v2
 
     return summary_ops_v2._summary_state.writer
-
-
-@contextmanager
-def writing_through(write: Callable[..., Any]) -> Iterator[None]:
-    """Let `tf.summary.scalar` and the like call `write` meanwhile."""
-    from tensorboard.compat import tf2
-
-    summary = tf2.summary
-    original, summary.write = summary.write, write
-    try:
-        yield
-    finally:
-        summary.write = original
 
 
 # -- workers ----------------------------------------------------------------------------------------------------------

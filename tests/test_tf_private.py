@@ -22,7 +22,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import tf_private
-from prototrain.checkpoint.random import global_random_kept
+from prototrain.checkpoint.values import global_random_kept
 from prototrain.data.rule import PLAIN
 from prototrain.errors import PrototrainError
 from prototrain.tf_private import stage_name as name_of
@@ -172,12 +172,6 @@ def test_what_a_function_captured_is_the_same_at_each_call_or_not() -> None:
 
     assert tf_private.captures_vary(asks.get_concrete_function(True))
     assert not tf_private.captures_vary(asks.get_concrete_function(False))
-
-
-def test_a_passing_graph_takes_eager_tensors() -> None:
-    eager = tf.constant([1.0, 2.0])
-    with tf_private.passing_graph("passing").as_default():
-        assert not tf.executing_eagerly() and (eager + tf.ones([2])).shape == [2]
 
 
 def test_what_a_checkpoint_of_tensorflow_s_can_save() -> None:

@@ -20,8 +20,7 @@ import tensorflow as tf
 from tabulate import tabulate
 
 from prototrain.checkpoint.files import BUNDLE, META, read_bundle, verify
-from prototrain.checkpoint.finite import NAN, in_words, not_finite
-from prototrain.checkpoint.state import OF_CALLBACKS, describe_variable
+from prototrain.checkpoint.state import NAN, OF_CALLBACKS, describe_variable, in_words, not_finite
 from prototrain.checkpoint.store import Checkpoints
 from prototrain.errors import CheckpointError
 from prototrain.experiment import STEP, Experiment

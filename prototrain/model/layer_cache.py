@@ -22,8 +22,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.checkpoint.random import random_state_kept
 from prototrain.checkpoint.state import describe_variable
+from prototrain.checkpoint.values import random_state_kept
 from prototrain.errors import ModelError
 from prototrain.model.keras_hooks import (
     CACHED,

@@ -27,9 +27,9 @@ class Summaries(Callback):
     are in `trainer.outputs`.
 
     `tf.summary.image`, `histogram`, `audio`, `text` and `scalar` may be called anywhere in a compiled step, such as in
-    `build`, without a writer and without a step. They cost nothing in the steps that are not recorded. Of a scalar the
-    mean over micro-batches and towers is recorded, of the others the first. Asynchronous towers and several workers
-    record what a step returns only.
+    `build`, without a writer and without a step. They cost nothing in the steps that are not recorded. What the first
+    tower gives in its first micro-batch is recorded; return a scalar from `build` for the mean over all of them.
+    Asynchronous towers and several workers record what a step returns only.
 
     Args:
         prefix: what the scalars' names start with.
@@ -121,7 +121,7 @@ class Summaries(Callback):
                 if (found := scalar_in(value)) is not None
             }
             for name, number in numbers.items():
-                scalars.setdefault(name, []).append(number)  # one for each micro-batch
+                scalars.setdefault(name, []).append(number)  # a loop may give several
             if not numbers:
                 self.trainer.monitors.put_summary(event.summary, self.prefix)
         self.trainer.monitors.put_scalars({name: fmean(found) for name, found in scalars.items()}, self.prefix)
