@@ -12,7 +12,7 @@ import inspect
 import pkgutil
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ import tensorflow as tf
 from prototrain import tf_private
 from prototrain.checkpoint.values import global_random_kept
 from prototrain.data.rule import PLAIN
-from prototrain.errors import PrototrainError
 from prototrain.tf_private import stage_name as name_of
 from tests.conftest import ROOT
 
@@ -403,40 +402,6 @@ def test_a_dataset_is_divided_by_its_files(tmp_path: Path) -> None:
     assert list(part.as_numpy_iterator()) == [b"b1", b"b2"]
 
 
-# -- a version that has changed a name --------------------------------------------------------------------------------
-
-
-@tf_private.private
-def renamed(thing: Any) -> Any:
-    return thing._no_such_name
-
-
-@tf_private.private
-def moved() -> Any:
-    from tensorflow.python.framework import no_such_module
-
-    return no_such_module
-
-
-@tf_private.private
-def calls(function: Callable[[], Any]) -> Any:
-    return function()
-
-
-@pytest.mark.parametrize(
-    ("call", "said"), [(lambda: renamed(tf.Variable(1.0)), "renamed.*_no_such_name"), (moved, "moved.*no_such_module")]
-)
-def test_a_name_that_is_not_there_is_one_line(call: Callable[[], Any], said: str) -> None:
-    with pytest.raises(PrototrainError, match=rf"{said}.*docs/versions.md") as caught:
-        call()
-    assert tf.__version__ in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_an_error_of_other_code_is_left_alone() -> None:
-    with pytest.raises(AttributeError):
-        calls(lambda: tf.no_such_name)
-
-
 # -- nowhere else -----------------------------------------------------------------------------------------------------
 
 OTHERS = {
@@ -487,12 +452,3 @@ def test_private_names_are_used_in_one_place() -> None:
     ours = set().union(*map(defined, SOURCES.values()))
     found = {name: names for name, tree in others.items() if (names := set(private_names(tree)) - ours)}
     assert found == OTHERS
-
-
-def test_private_names_are_seen() -> None:
-    program = """
-from tensorflow.python.eager import context
-import keras.src.models
-def f(self, stage): return stage._inputs(), self._seed2_of_it, tf.__internal__, "tensorflow.python.x"
-"""
-    assert len(list(private_names(ast.parse(program)))) == 6
