@@ -50,7 +50,6 @@ from prototrain.estimator.hooks import (
     SessionRunHook,
     SessionRunValues,
 )
-from prototrain.estimator.multi_head import MultiHead
 from prototrain.estimator.specs import (
     EstimatorSpec,
     EvalSpec,
@@ -85,7 +84,6 @@ __all__ = [
     "LogisticRegressionHead",
     "ModeKeys",
     "MultiClassHead",
-    "MultiHead",
     "MultiLabelHead",
     "OptimizerSpec",
     "PoissonRegressionHead",
@@ -113,6 +111,7 @@ _INSTEAD = {
     "inputs": "return a tf.data.Dataset: tf.data.Dataset.from_tensor_slices((x, y)).shuffle(n).repeat().batch(32)",
     "experimental": 'EarlyStopping("eval/loss", mode="min", patience=3).every(steps=n) takes the place of its hooks',
     "tpu": "there is no TPU; see the page on several devices for what there is",
+    "MultiHead": "add the losses of several heads up in a model_fn, and give EstimatorSpec the sum",
     "VocabInfo": "rows are not taken over by words; begin with an .npz that has them in the new order",
     "SecondOrStepTimer": "make the hook a callback and give it .every(steps=..., seconds=...)",
     "CheckpointSaverListener": "give train() a callback as a hook, with priority = Priority.SAVE + 1",

@@ -18,7 +18,7 @@ from prototrain.checkpoint.random import global_random_kept
 from prototrain.config import Config
 from prototrain.errors import CheckpointError, ConfigError, ModelError
 from prototrain.estimator.evaluation import Exports, ThrottledValidation, export_all, prefix, scalars
-from prototrain.estimator.export import ServingInputReceiver, named
+from prototrain.estimator.export import ServingInputReceiver
 from prototrain.estimator.exporting import export_built, receiver_of, trying
 from prototrain.estimator.hooks import as_callbacks, wanted
 from prototrain.estimator.model_directory import ModelDirectory
@@ -235,12 +235,12 @@ class Estimator:
         predictions = built.model.spec.predictions
         single = not isinstance(predictions, Mapping)
         found = ["output"] if single else list(predictions)
-        asked = [predict_keys] if isinstance(predict_keys, str | tuple) else predict_keys
+        asked = [predict_keys] if isinstance(predict_keys, str) else predict_keys
         keys = [key for key in found if asked is None or key in asked]
         if not keys:
-            raise ModelError(f"predict_keys: there is none of {asked}; model_fn predicts {', '.join(map(str, found))}")
+            raise ModelError(f"predict_keys: there is none of {asked}; model_fn predicts {', '.join(found)}")
         names = list(built.data.element_spec)
-        predictor = built.get_predictor(names, list(named(dict.fromkeys(keys))))
+        predictor = built.get_predictor(names, keys)
         for batch in built.datasets["trn"]:
             arrays = dict(zip(keys, predictor(*(batch[name] for name in names)), strict=True))
             for example in _examples(arrays) if yield_single_examples else [arrays]:
