@@ -24,7 +24,7 @@ class Triplets(NamedTuple):
     hardest: tf.Tensor
 
     def scalars(self, margin: float) -> dict[str, tf.Tensor]:
-        """The loss and what is watched beside it.
+        """The loss and further scalars.
 
         Args:
             margin: by how much the positive is to be more similar than the negative.

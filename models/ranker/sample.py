@@ -1,7 +1,7 @@
 """Renders the sample catalogue: pictures of made-up products, in the layout of Stanford Online Products.
 
-Each class is a silhouette of a few parts. A product has proportions, two colours and a print of its own; a view of it
-has a place, a turn, a light and a background of its own. So pictures that resemble each other as a whole are mostly of
+Each class is a silhouette of a few parts. Each product has other proportions, two colours and a print; each view of it
+has another place, turn, light and background. So pictures that resemble each other as a whole are mostly of
 different products: a network has to learn what belongs to the product.
 
 `python -m models.ranker.sample DIRECTORY` writes it anywhere; the model does so when it first needs it.

@@ -1,4 +1,4 @@
-"""What heads have in common."""
+"""The base class of heads."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ class Head:
         trainable_variables: Sequence[Any] | None = None,
         regularization_losses: Sequence[Any] | None = None,
     ) -> EstimatorSpec:
-        """What a `model_fn` returns.
+        """Return the `EstimatorSpec` of a `model_fn`.
 
         Args:
             features, mode, labels: what `model_fn` was given.
             logits: of shape (examples, `logits_dimension`).
             optimizer: a Keras optimizer, an `OptimizerSpec`, or a list of these; required to train.
             trainable_variables: those that it trains; all if None.
-            regularization_losses: are added to the loss. Those of layers are a part of what is minimised by
-                themselves, unless a `model_fn` has asked for them.
+            regularization_losses: are added to the loss. The losses of layers are added already, unless a
+                `model_fn` has asked for them.
 
         Raises:
             ModelError: logits or labels do not fit, or there is no optimizer to train with.

@@ -1,4 +1,4 @@
-"""What an export takes and gives, by the names of `tf.estimator.export`."""
+"""Inputs and outputs of exported models, with the names of `tf.estimator.export`."""
 
 from __future__ import annotations
 

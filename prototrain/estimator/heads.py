@@ -22,7 +22,7 @@ from prototrain.estimator.labels import all_classes, as_rows, checked_range, col
 
 
 class _ClassHead(Head):
-    """What heads of classes have in common."""
+    """Base of heads for one class of several."""
 
     n_classes: int
     _vocabulary: list[str] | None

@@ -140,7 +140,7 @@ class CompiledModel:
 
 
 def flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield names and values as `fit` reports them: metrics of `compile` may come in a dict of their own."""
+    """Yield names and values as `fit` reports them: metrics of `compile` may come in a nested dict."""
     for name, value in logs.items():
         yield from flat(value) if isinstance(value, Mapping) else [(name, value)]
 

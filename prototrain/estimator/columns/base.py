@@ -1,4 +1,4 @@
-"""What columns are, and what they have in common."""
+"""Base classes of columns, and functions that they share."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _COMBINERS = ("mean", "sqrtn", "sum")
 
 
 class Column:
-    """What of the features a model sees."""
+    """A part of the features that a model sees."""
 
     @property
     def name(self) -> str:
-        """By which columns are ordered, and what layers of theirs are called."""
+        """The name, by which columns are ordered and their layers are named."""
         raise NotImplementedError
 
     @property
