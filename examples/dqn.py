@@ -265,7 +265,7 @@ def _network(name: str, state: tf.Tensor) -> tf.Tensor:
 
 
 def updating_target(trainer: SimpleTrainer) -> Callable[[], None]:
-    """What `RunOp` is to call: each call copies the weights to the target network."""
+    """Return a function for `RunOp` that copies the weights to the target network."""
     variables = trainer.variables
     pairs = [(v, variables[name.replace("target/", "online/")]) for name, v in variables.items() if "target/" in name]
 

@@ -71,7 +71,7 @@ class EvolutionTrainer(Trainer):
         return {"loss": loss, "accuracy": accuracy, "learning_rate": rate}
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float]:
-        """What `Validation` calls. The sets are small, so `batches` is left aside and the whole set is used."""
+        """Measure a dataset, for `Validation`. The sets are small, so `batches` is ignored."""
         (loss,), (accuracy,) = measure(self.state["weights"][np.newaxis], *self.datasets[dataset])
         return {"loss": loss, "accuracy": accuracy}
 

@@ -1,4 +1,4 @@
-"""What can be changed from outside, the network itself among it."""
+"""Settings, including the network."""
 
 from __future__ import annotations
 

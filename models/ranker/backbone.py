@@ -15,7 +15,7 @@ from .config import backbone_name, config, picture_size
 
 
 def features(pictures: tf.Tensor, train_phase: bool) -> tf.Tensor:
-    """What a network sees in pictures.
+    """The features of pictures.
 
     Args:
         pictures: uint8 [batch, height, width, 3].

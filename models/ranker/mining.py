@@ -11,7 +11,7 @@ import tensorflow as tf
 
 
 class Triplets(NamedTuple):
-    """What was mined for the queries of one tower, each tensor [pairs].
+    """The triplets mined for the queries of one tower, each tensor [pairs].
 
     Attributes:
         positive: a query's cosine similarity to its positive, float32.

@@ -118,7 +118,7 @@ CLASSES: dict[str, Shape] = {
 
 
 def _print(x: Array, y: Array, kind: int, frequency: float, angle: float) -> Array:
-    """Where a product's body has its second colour, from 0 to 1."""
+    """The share of the second colour on a product's body, from 0 to 1."""
     a, b = np.cos(angle) * x + np.sin(angle) * y, np.cos(angle) * y - np.sin(angle) * x
     waves = {
         0: np.full_like(x, -1.0),
@@ -131,7 +131,7 @@ def _print(x: Array, y: Array, kind: int, frequency: float, angle: float) -> Arr
 
 
 class Product:
-    """What all views of a product have in common.
+    """The properties that all views of a product share.
 
     Args:
         shape: its class's silhouette.

@@ -14,7 +14,7 @@ from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec
 from prototrain.towers import tower_count
 
 MEAN, SUM = "sum_over_batch_size", "sum"
-"""How the losses of the examples are reduced to that of the batch."""
+"""Reductions of the losses of the examples to that of the batch."""
 
 Tensors = dict[str, Any]
 Metrics = dict[str, keras.metrics.Metric]
@@ -173,7 +173,7 @@ def checked_thresholds(thresholds: Sequence[float] | None) -> tuple[float, ...]:
 
 
 def checked_vocabulary(label_vocabulary: Sequence[str] | None, n_classes: int) -> list[str] | None:
-    """What the classes of a head are called.
+    """Return the names of the classes of a head.
 
     Raises:
         ModelError: there are not as many.

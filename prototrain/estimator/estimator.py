@@ -283,7 +283,7 @@ class Estimator:
         return None if newest is None else str(newest.path / BUNDLE)
 
     def eval_dir(self, name: str | None = None) -> str:
-        """Where TensorBoard finds what evaluations measured; `name` as for `evaluate`."""
+        """The directory with an evaluation's charts; `name` as for `evaluate`."""
         return str(self._directory.experiment.summaries / prefix(name))
 
     def get_variable_names(self) -> list[str]:

@@ -52,7 +52,7 @@ class ThrottledValidation(Validation):
 
 
 def prefix(name: str | None) -> str:
-    """What the scalars of an evaluation start with: "eval", or "eval_<name>"."""
+    """The prefix of an evaluation's scalars: "eval", or "eval_<name>"."""
     return "eval" if name is None else f"eval_{name}"
 
 

@@ -28,7 +28,7 @@ class _ClassHead(Head):
     _vocabulary: list[str] | None
 
     def _classes(self, scores: tf.Tensor) -> Tensors:
-        """What there is to predict of classes, from a score for each."""
+        """Return the predictions of classes, from a score for each."""
         ids = tf.argmax(scores, axis=-1)[..., tf.newaxis]
         named = tf.as_string(ids) if self._vocabulary is None else tf.gather(tf.constant(self._vocabulary), ids)
         everything = columns_of(tf.range(self.n_classes), scores)

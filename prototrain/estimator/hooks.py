@@ -178,7 +178,7 @@ def as_callbacks(hooks: Iterable[Any] | None) -> list[Callback]:
 
 
 def _has_own(hook: Any, method: str) -> bool:
-    """Whether a hook, or a base of it that is no mere interface, defines a method."""
+    """Return whether a hook defines a method, or inherits it from a class that is not an interface."""
     defined = getattr(type(hook), method, None)
     return defined is not None and not str(defined.__module__).startswith(("tensorflow.", __name__))
 

@@ -53,7 +53,7 @@ class _Fields:
 
 @dataclass
 class RunConfig(_Fields):
-    """How an `Estimator` runs.
+    """Settings of an `Estimator`'s runs.
 
     Attributes:
         model_dir: the directory of the run, unless the `Estimator` is given one; that of the `Estimator` in its own.

@@ -25,7 +25,7 @@ class Column:
 
     @property
     def parse_spec(self) -> dict[str, Any]:
-        """How the features that it needs are read from a serialized `tf.train.Example`."""
+        """The features that it reads, as `tf.io.parse_example` takes them."""
         raise NotImplementedError
 
 
@@ -146,7 +146,7 @@ def discrete(features: Mapping[str, Any], key: str) -> tf.Tensor:
 
 
 def is_missing(values: tf.Tensor) -> tf.Tensor:
-    """Where there is no value."""
+    """Return a mask of missing values."""
     return values == ("" if values.dtype == tf.string else tf.constant(-1, values.dtype))
 
 
