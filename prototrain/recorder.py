@@ -30,6 +30,7 @@ from prototrain.experiment.experiment import VERIFY
 from prototrain.experiment.rows import is_repeatable
 from prototrain.tf_private import KerasVariable
 from prototrain.towers import components
+from prototrain.trainers.tower import TowerTrainer
 from prototrain.verify import OF_CALLBACK, OUTSIDE
 
 if TYPE_CHECKING:
@@ -146,6 +147,8 @@ def record(trainer: Trainer, callbacks: Any) -> list[Callback]:
         _record_train_step(trainer, recording, key)
     if "run_step" not in vars(trainer):
         _mark_run_step(trainer, recording)
+    if isinstance(trainer, TowerTrainer):
+        trainer._xla.leave_off("a verification needs the same form in all its runs")
     return [*callbacks, Recorder(recording, key), Interrupter(recording, key)]
 
 
@@ -158,8 +161,9 @@ def _record_train_step(trainer: Any, recording: Recording, key: str) -> None:
 
     @functools.wraps(train_step)
     def recorded(inputs: dict[str, Any]) -> Any:
-        with tf.device("CPU:0"):
-            tf.numpy_function(note, _tensors(inputs), [])
+        if not trainer.data.block:  # XLA cannot compile it; see `Recorder.trigger_step`
+            with tf.device("CPU:0"):
+                tf.numpy_function(note, _tensors(inputs), [])
         outputs = train_step(inputs)
         graph = tf.compat.v1.get_default_graph().as_graph_def()
         nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
@@ -210,6 +214,9 @@ class Recorder(Monitor):
     def trigger_step(self) -> None:
         if not self.trainer.is_chief:
             return
+        data = getattr(self.trainer, "data", None)
+        if data is not None and data.block:
+            self._recording.batches.append(digest(*_tensors(data.last_of_block)))
         scalars = {name: _bits(value) for name, value in self.trainer.outputs.items()}
         variables = self._digests(callbacks=False) if self._is_small or self._is_saved else {}
         self._write("step", batches=self._recording.take_batches(), scalars=scalars, variables=variables)

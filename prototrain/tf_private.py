@@ -147,21 +147,9 @@ def stage_functions(stage: Any) -> list[Any]:
     return [function.function for function in functions if function is not None]
 
 
-@private
-def saved_in(stage: Any) -> str | None:
-    """The directory that `Dataset.load` reads; None for any other stage."""
-    return str(stage._path) if stage_name(stage) == "_Load" else None
-
-
 def stage_settings(stage: Any) -> dict[str, Any]:
     """The attributes of a stage, without addresses of this process."""
     return {name: value for name, value in vars(stage).items() if name not in _ADDRESSES}
-
-
-@private
-def is_seeded(stage: Any) -> bool:
-    """Whether a shuffle or a stage of random numbers has a seed; without one, TensorFlow sets both to 0."""
-    return bool(int(stage._seed) or int(stage._seed2))
 
 
 def has_each_pass_anew(stage: Any) -> bool:
@@ -322,8 +310,8 @@ def optimized(config: tf.compat.v1.ConfigProto, meta: tf.compat.v1.MetaGraphDef)
 
 # -- Keras -------------------------------------------------------------------------------------------------------------
 
-CALLBACK_SCRATCH = {"_model", "params", "csv_file", "writer", "_writers", "_summary_module"}
-"""Attributes of Keras's callbacks that are not state: set in every run, or open files."""
+CALLBACK_SCRATCH = {"_model", "params", "csv_file", "writer", "_writers", "_summary_module", "min_delta"}
+"""Attributes of Keras's callbacks that are not state: set in every run (`min_delta` gets its sign), or open files."""
 
 
 # -- global state -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import keras
 import numpy as np
@@ -22,7 +22,7 @@ from prototrain.data.positions import Meta, Position
 from prototrain.data.source import Source
 from prototrain.errors import CheckpointError, DataError
 from prototrain.readers import dataflow
-from prototrain.readers.order import DESCRIPTION, pass_being_made
+from prototrain.readers.order import ABOUT, pass_being_made
 
 PARTS = ("x", "y", "sample_weight")
 """What the parts of a tuple are called."""
@@ -323,25 +323,13 @@ def _as_float(value: Any) -> Any:
 _KEPT_STATES = 1024  # states; more than the batches that are ever read ahead of the training
 _THREADS = 8  # that read a `MapDataset`
 _GRAIN = "grain_for_prototrain"  # on the Python object of a dataset
+_Grain: TypeAlias = tuple[Any, Callable[[Any], dict[str, Any]]]
 
 
 def is_grain(value: Any) -> bool:
     """Whether something is a dataset of Grain, which is not imported for that."""
     grain = sys.modules.get("grain")
     return grain is not None and isinstance(value, (grain.MapDataset, grain.IterDataset))
-
-
-@dataclass(frozen=True)
-class _Grain:
-    """What a dataset is made of.
-
-    Attributes:
-        dataset: of Grain, as it was given.
-        named: makes a dict of a batch.
-    """
-
-    dataset: Any
-    named: Callable[[Any], dict[str, Any]]
 
 
 def from_grain(given: Any, named: Callable[[Any], dict[str, Any]], name: str) -> tf.data.Dataset:
@@ -355,10 +343,9 @@ def from_grain(given: Any, named: Callable[[Any], dict[str, Any]], name: str) ->
     Raises:
         DataError: it is empty, or its batches are not alike.
     """
-    grain = _Grain(given, named)
 
     def batches() -> Iterator[Any]:
-        return (_tensors(grain, batch) for batch in _as_iterable(given))
+        return (as_tuple(named(batch)) for batch in _as_iterable(given))
 
     first = list(islice(batches(), 2))
     if not first:
@@ -370,18 +357,15 @@ def from_grain(given: Any, named: Callable[[Any], dict[str, Any]], name: str) ->
     if hasattr(given, "__len__") and not any("Filter" in stage for stage in stages):  # whose length counts all
         length = tf.data.INFINITE_CARDINALITY if len(given) >= sys.maxsize else len(given)
         found = found.apply(tf.data.experimental.assert_cardinality(length))
-    setattr(found, _GRAIN, grain)
-    setattr(found, DESCRIPTION, stages)
+    setattr(found, _GRAIN, (given, named))
+    setattr(found, ABOUT, (stages, []))
     return found
 
 
 def grain_of(dataset: tf.data.Dataset) -> _Grain | None:
-    """What a dataset is made of by `from_grain`, and by nothing behind it; else None."""
+    """The dataset of Grain that a dataset is made of, by `from_grain` and nothing behind it, and what names its parts;
+    else None."""
     return getattr(dataset, _GRAIN, None)
-
-
-def _tensors(grain: _Grain, batch: Any) -> Any:
-    return as_tuple(grain.named(batch))
 
 
 def describe(given: Any) -> list[str]:
@@ -427,33 +411,30 @@ class GrainPosition(Position):
 
     def __init__(self, source: Source, announce: Callable[[str], None], grain: _Grain) -> None:
         super().__init__(source, announce)
-        self._start(grain, 0, 0, None)
+        self._grain = grain
+        self._start(0, 0, None)
 
     def begin(self, number: int) -> None:
-        grain = grain_of(self._source.training_of(number))
-        self._start(self._grain if grain is None else grain, number, 0, None)
+        self._start(number, 0, None)
 
-    def _start(self, grain: _Grain, number: int, offset: int, state: str | None) -> None:
-        reading = _Reading(grain, offset, state)
+    def _start(self, number: int, offset: int, state: str | None) -> None:
+        reading = _Reading(self._grain, offset, state)
         self.iterator = None  # the old one first, which reads ahead
         spec = self._source.training.element_spec
-        dataset = tf.data.Dataset.from_generator(reading.batches, output_signature=spec)
-        self.iterator = self._iterate(dataset)
-        self._grain, self._reading = grain, reading
+        self.iterator = self._iterate(tf.data.Dataset.from_generator(reading.batches, output_signature=spec))
+        self._reading = reading
         self.number, self.offset, self.behind = number, offset, 0
 
     def rewind(self) -> None:
-        self._start(self._grain, self.number, self.offset, self._reading.state_behind(self.offset))
+        self._start(self.number, self.offset, self._reading.state_behind(self.offset))
 
     def write(self, prefix: str) -> Callable[[], Meta]:
         finish, state = super().write(prefix), self._reading.state_behind(self.offset)
         return lambda: {**finish(), "grain": state}
 
     def read(self, prefix: str, meta: Meta) -> str | None:
-        number, state = meta["pass"], meta.get("grain")
-        grain = self._grain if number == self.number else grain_of(self._source.training_of(number))
         try:
-            self._start(self._grain if grain is None else grain, number, meta["offset"], state)
+            self._start(meta["pass"], meta["offset"], meta.get("grain"))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise CheckpointError(f"the data position {prefix} is no state of this Grain dataset: {error}") from error
         return None
@@ -469,10 +450,9 @@ class _Reading:
     """
 
     def __init__(self, grain: _Grain, offset: int, state: str | None) -> None:
-        dataset = grain.dataset
+        dataset, self._named = grain
         if hasattr(dataset, "to_iter_dataset") and len(dataset) < sys.maxsize:  # a MapDataset with an end
             dataset = dataset.repeat()
-        self._grain = grain
         self._iterator = iter(_as_iterable(dataset))
         if state is not None:
             self._iterator.set_state(json.loads(state))
@@ -484,7 +464,7 @@ class _Reading:
         for number, batch in enumerate(self._iterator, start=self._offset + 1):
             self._states[number] = json.dumps(self._iterator.get_state())  # now: Grain may go on changing it
             self._states.pop(number - _KEPT_STATES, None)
-            yield _tensors(self._grain, batch)
+            yield as_tuple(self._named(batch))
 
     def state_behind(self, offset: int) -> str:
         """The state behind so many batches of the pass."""

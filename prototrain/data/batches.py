@@ -174,52 +174,24 @@ def first_dimensions(inputs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
     return found
 
 
-def check_spec(declared: Mapping[str, Any], spec: Mapping[str, Any]) -> None:
-    """Check that batches look as a model says that they do.
-
-    Args:
-        declared: the model's `element_spec`.
-        spec: that of the training dataset.
-
-    Raises:
-        DataError: it names what is not as it was declared.
-    """
-    said, found = by_path(declared), by_path(spec)
-    odd = [path for path, one in said.items() if not isinstance(one, _TENSORS)]
-    if odd:
-        raise DataError(f"element_spec: {odd[0]!r} must be a tf.TensorSpec, not {said[odd[0]]!r}")
-    if said.keys() != found.keys():
-        raise DataError(f"element_spec has {', '.join(said)}; a batch of the dataset 'trn' has {', '.join(found)}")
-    for path, one in said.items():
-        if one.most_specific_common_supertype([found[path]]) is None or not one.shape.is_compatible_with(
-            found[path].shape
-        ):
-            raise DataError(f"element_spec: {path!r} is {one}; in the dataset 'trn' it is {found[path]}")
-
-
-def made_up_batch(declared: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
+def made_up_batch(spec: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
     """A batch of zeros, to build a model on before there is any data.
 
     Args:
-        declared: what a batch looks like; an open first dimension is that of the examples, other open ones are 1.
+        spec: of a batch; an open first dimension is that of the examples, other open ones are 1.
         batch_size: the number of examples.
+
+    Raises:
+        DataError: a part is no dense tensor of a known rank.
     """
 
-    def zeros(spec: Any) -> Any:
-        rank = spec.shape.rank
-        if rank is None:
-            raise DataError(f"element_spec: {spec} must have a known rank")
+    def zeros(spec: Any) -> tf.Tensor:
+        if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
+            raise DataError(f"live data must be of dense tensors with known ranks; {spec} is none")
         shape = [size if size is not None else 1 if axis else batch_size for axis, size in enumerate(spec.shape)]
-        if isinstance(spec, tf.SparseTensorSpec):
-            return tf.sparse.from_dense(tf.zeros(shape, spec.dtype))
-        dense = tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
-        return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank) if _is_ragged(spec) else dense
+        return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
 
-    return dict(tf.nest.map_structure(zeros, dict(declared)))
-
-
-def _is_ragged(spec: Any) -> bool:
-    return isinstance(spec, tf.RaggedTensorSpec) and spec.ragged_rank > 0
+    return dict(tf.nest.map_structure(zeros, dict(spec)))
 
 
 def first_batch(iterator: Any) -> dict[str, Any]:
@@ -366,9 +338,7 @@ class RollingDigest:
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device("CPU:0"):
-            self._digests = tf.Variable(
-                tf.zeros([_KEPT_DIGESTS + 1], tf.int64), trainable=False
-            )  # the last: of the first batch
+            self._digests = tf.Variable(tf.zeros([_KEPT_DIGESTS], tf.int64), trainable=False)
 
     def over(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """The same dataset, which leaves a digest with every batch that is read."""
@@ -376,17 +346,10 @@ class RollingDigest:
         def leave_digest(state: tuple[Any, Any], batch: Any) -> tuple[tuple[Any, Any], Any]:
             number, before = state
             number, digest = number + 1, roll(batch, before)
-            place = number % _KEPT_DIGESTS
-            self._digests.scatter_nd_update(
-                [[place], [tf.where(number == 1, tf.constant(_KEPT_DIGESTS, tf.int64), place)]], [digest, digest]
-            )
+            self._digests.scatter_nd_update([[number % _KEPT_DIGESTS]], [digest])
             return (number, digest), batch
 
         return dataset.scan((tf.constant(0, tf.int64), tf.constant(0, tf.int64)), leave_digest)
-
-    def first(self) -> str:
-        """The digest of the first batch of the pass that is read."""
-        return _text(self._digests[_KEPT_DIGESTS])
 
     def after(self, batches: int) -> str:
         """The digest of the first so many batches of the pass that is read, of which the last is one of the newest."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from prototrain.data.adapters import GrainPosition, grain_of
 from prototrain.data.batches import first_batch
-from prototrain.data.cache_files import take_caches, unfinished
+from prototrain.data.pipeline import stages
 from prototrain.data.positions import (
     NOT_SAVABLE,
     IndexedPosition,
@@ -18,12 +18,11 @@ from prototrain.data.positions import (
     indexed,
     iterate,
 )
-from prototrain.data.rule import UNKNOWN_FILE, data_position, file_caches, reshuffles, shares_generators
+from prototrain.data.rule import data_position, is_file_cache, reshuffles
 from prototrain.data.source import Source
-from prototrain.data.waiting import patiently
 from prototrain.errors import DataError
 from prototrain.system.tracebacks import cause
-from prototrain.system.waiting import announcing
+from prototrain.system.waiting import announcing, patiently
 
 WAITING = "waiting for the first batch of the training data"
 
@@ -51,22 +50,23 @@ def choose_position(
     Raises:
         DataError: there is no first batch, it cannot be read, or TensorFlow cannot save the iterator that is wanted.
     """
-    if wanted in ("auto", "iterator") and not is_single_pass:
-        numbered = _numbered(source, announce)
-        if numbered is not None:
-            return numbered, "", _first_of(numbered.look, announce, made_up)
-    caches = file_caches(source.training)
-    to_make = unfinished([name for name in caches if name != UNKNOWN_FILE])  # before anything is read
-    take_caches(to_make, announce)
+
+    def first_of(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        if made_up is not None:
+            return made_up
+        with announcing(WAITING, announce):
+            return patiently(look)
+
+    position: Position | None = None
     mode, reason = data_position(source.training, wanted)
     if is_single_pass:
         mode, reason = "restart", "each run reads it from its start to its end"
-    if mode == "iterator":
+    elif wanted in ("auto", "iterator"):
+        position = _numbered(source, announce)
+    if position is None and mode == "iterator":
         try:
-            if caches:
-                raise DataError(
-                    f'trainer.data_position cannot be "iterator": the data is cached in the file {caches[0]}'
-                )
+            if any(map(is_file_cache, stages(source.training))):
+                raise DataError('trainer.data_position cannot be "iterator": the data is cached in a file')
             position = IteratorPosition(source, announce, reshuffles=reshuffles(source.training))
         except NOT_SAVABLE as error:
             if wanted == "iterator":
@@ -74,40 +74,24 @@ def choose_position(
                     f"trainer.data_position: TensorFlow cannot save the iterator: {cause(error)}"
                 ) from error
             mode, reason = "replay", f"TensorFlow cannot save its iterator: {cause(error)}"
-        else:
-            return position, "", _first_of(position.look, announce, made_up)
-    looked_at = source.training
-    first = _look(looked_at, announce) if made_up is None else made_up
+    if position is not None:
+        return position, "", first_of(position.look)
+    first = first_of(lambda: first_batch(iterate(source.training)))
     source.build_anew()
-    if mode == "replay" and shares_generators(source.training, looked_at):
-        mode, reason = "restart", "it has a shuffle that was made outside of datasets()"
     if mode == "restart":
         return RestartedPosition(source, announce, reason), reason, first
-    return ReplayedPosition(source, announce, to_make), reason, first
+    return ReplayedPosition(source, announce), reason, first
 
 
 def _numbered(source: Source, announce: Callable[[str], None]) -> Position | None:
     """A position that is a small value of the data's own, where it has one."""
     if (grain := grain_of(source.training)) is not None:
         return GrainPosition(source, announce, grain)
-    if indexed(source.training) is None:
+    shown = indexed(source.training)
+    if shown is None:
         return None
-    own = source.training_of(0)  # not read elsewhere: each reading has another order
-    if indexed(own) is None or shares_generators(source.training, own):
+    dataset = source.training_of(0)  # not read elsewhere: each reading has another order
+    known = indexed(dataset)
+    if known is None or known.order is shown.order:  # the reader was called outside of datasets()
         return None
-    return IndexedPosition(source, announce, own)
-
-
-def _first_of(
-    look: Callable[[], dict[str, Any]], announce: Callable[[str], None], made_up: dict[str, Any] | None
-) -> dict[str, Any]:
-    if made_up is not None:
-        return made_up
-    with announcing(WAITING, announce):
-        return patiently(look)
-
-
-def _look(dataset: Any, announce: Callable[[str], None]) -> dict[str, Any]:
-    # In a function of its own: the iterator, which may hold the lock of a cache's file, ends with it.
-    probe = iterate(dataset)
-    return _first_of(lambda: first_batch(probe), announce, None)
+    return IndexedPosition(source, announce, dataset)

@@ -1,26 +1,64 @@
-"""What a tf.data pipeline is made of: its stages by name, and the files that it reads."""
+"""What a tf.data pipeline is made of: its stages, the functions that they call, and the files that it reads."""
 
 from __future__ import annotations
 
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from prototrain.data.stages import graphs, name_of, shown, sources, stages
-from prototrain.readers.order import DESCRIPTION, FILES
+from prototrain.readers.order import ABOUT
 from prototrain.system.files import short_digest
 from prototrain.system.urls import cache_home
-from prototrain.tf_private import saved_in, stage_functions, stage_settings
+from prototrain.tf_private import nested_functions, stage_functions, stage_inputs, stage_settings, stood_for
+from prototrain.tf_private import stage_name as name_of
 
 _LOOKED_AT = 20_000  # names of a list whose files are looked at: on a network it takes long
-_MOST_TEXTS = 100_000  # of a list that may be names of files
-_LONGEST_PATH = 4096
 _HASHED_BYTES = 64 * 2**20  # contents of more than this are known by shape only: hashing them would delay every start
+
+
+def shown(stage: Any) -> str:
+    """A stage's name for people, such as ``ParallelMap``."""
+    return name_of(stage).strip("_")
+
+
+def sources(stage: Any) -> list[Any]:
+    """The stages that a stage reads from."""
+    if stood_for(stage) is not None:
+        return [stood_for(stage)]
+    inputs = stage_inputs(stage)
+    held = [value for value in vars(stage).values() if isinstance(value, tf.data.Dataset)]
+    return inputs + [value for value in held if not any(value is known for known in inputs)]
+
+
+def stages(*datasets: tf.data.Dataset) -> Iterator[Any]:
+    """The datasets and all that they are made of, each once, the sources of a stage before it."""
+    seen: set[int] = set()
+    waiting = [(dataset, False) for dataset in reversed(datasets)]
+    while waiting:
+        stage, has_sources = waiting.pop()
+        if has_sources:
+            yield stage
+        elif id(stage) not in seen:
+            seen.add(id(stage))
+            waiting += [(stage, True), *((source, False) for source in reversed(sources(stage)))]
+
+
+def graphs(stage: Any) -> Iterator[Any]:
+    """The graphs of the functions that a stage calls, and of those inside of them."""
+    waiting = [function.graph for function in stage_functions(stage)]
+    while waiting:
+        graph = waiting.pop()
+        waiting += [function.graph for function in nested_functions(graph)]
+        yield graph
+
+
+def operations(stage: Any) -> Iterator[Any]:
+    """The operations of the functions that a stage calls."""
+    return (op for graph in graphs(stage) for op in graph.get_operations())
 
 
 def describe_pipeline(dataset: tf.data.Dataset) -> dict[str, Any]:
@@ -35,13 +73,12 @@ def describe_pipeline(dataset: tf.data.Dataset) -> dict[str, Any]:
     lines: list[str] = []
     names: list[list[str]] = []
     sizes: list[list[int]] = []
-    for stage in _from_source(dataset):
+    for stage in stages(dataset):
         tensors = _tensors(stage)
         settings = [text for tensor in tensors if (text := _setting(tensor)) is not None]
-        told, files = _told(stage)
+        told, files = getattr(stage, ABOUT, ([], []))
         lines += [*told, f"{shown(stage)}({', '.join(settings)})"]
-        lists: list[list[Any]] = [files, *map(_texts, tensors)]
-        for found in lists:
+        for found in (files, *map(_texts, tensors)):
             if found and (found_sizes := _sizes(found)) is not None:
                 names.append([os.fsdecode(name) for name in found])
                 sizes.append(found_sizes)
@@ -52,12 +89,11 @@ def describe_pipeline(dataset: tf.data.Dataset) -> dict[str, Any]:
 
 def describe_sources(dataset: tf.data.Dataset) -> list[str]:
     """Describe where the data of a dataset comes from: the contents of its sources, but no seeds."""
-    lines = []
-    for stage in _from_source(dataset):
-        if not sources(stage) and name_of(stage) not in ("_Random", "_Variant"):
-            told = getattr(stage, DESCRIPTION, _told(stage)[1])
-            lines.append(f"{shown(stage)} {told} {[_content(value) for value in _tensors(stage)]}")
-    return lines
+    return [
+        f"{shown(stage)} {getattr(stage, ABOUT, None)} {[_content(value) for value in _tensors(stage)]}"
+        for stage in stages(dataset)
+        if not sources(stage) and name_of(stage) not in ("_Random", "_Variant")
+    ]
 
 
 def first_difference(then: list[str], now: list[str]) -> str | None:
@@ -75,35 +111,14 @@ def named_files(datasets: Iterable[tf.data.Dataset]) -> set[str]:
     """The absolute paths of the files whose names stand in the datasets' graphs."""
     found: set[str] = set()
     for stage in stages(*datasets):
-        found.update(map(os.path.abspath, _told(stage)[1]))
+        found.update(map(os.path.abspath, getattr(stage, ABOUT, ([], []))[1]))
         tensors = _tensors(stage)
         for function in stage_functions(stage):
             tensors += function.captured_inputs
         tensors += [op.outputs[0] for graph in graphs(stage) for op in graph.get_operations() if op.type == "Const"]
-        for tensor in tensors:
-            found.update(_existing(tensor))
+        texts = (text for tensor in tensors for text in _texts(tensor)[:_LOOKED_AT])
+        found.update(os.path.abspath(os.fsdecode(text)) for text in texts if text and os.path.isfile(text))
     return found
-
-
-def _from_source(dataset: tf.data.Dataset) -> Iterator[Any]:
-    seen: set[int] = set()
-
-    def visit(stage: Any) -> Iterator[Any]:
-        if id(stage) not in seen:
-            seen.add(id(stage))
-            for source in sources(stage):
-                yield from visit(source)
-            yield stage
-
-    return visit(dataset)
-
-
-def _told(stage: Any) -> tuple[list[str], list[str]]:
-    """What a reader tells of a stage, and the files that a stage was not given as a tensor."""
-    if (directory := saved_in(stage)) is not None:
-        return [], sorted(str(file) for file in Path(directory).rglob("*") if file.is_file())
-    files, lines = getattr(stage, FILES, ([], getattr(stage, DESCRIPTION, [])))
-    return lines, files
 
 
 def _tensors(stage: Any) -> list[Any]:
@@ -127,12 +142,6 @@ def _texts(tensor: Any) -> list[bytes]:
     value = tf.get_static_value(tensor) if isinstance(tensor, tf.Tensor) and tensor.dtype == tf.string else None
     found: list[bytes] = [] if value is None else value.ravel().tolist() if hasattr(value, "ravel") else [value]
     return found
-
-
-def _existing(tensor: Any) -> Iterator[str]:
-    for text in _texts(tensor)[:_MOST_TEXTS]:
-        if 0 < len(text) <= _LONGEST_PATH and b"\0" not in text and os.path.isfile(text):
-            yield os.path.abspath(os.fsdecode(text))
 
 
 def _sizes(names: list[Any]) -> list[int] | None:

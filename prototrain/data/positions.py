@@ -6,26 +6,26 @@ has "replay" and `RestartedPosition` "restart".
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
 
 from prototrain.checkpoint import READ_ERRORS
 from prototrain.data.batches import RollingDigest, first_batch
-from prototrain.data.reading_ahead import PREFETCH, in_blocks, prefetched
-from prototrain.data.rule import is_function_of_element, is_python
+from prototrain.data.pipeline import sources
+from prototrain.data.rule import is_function_of_element
 from prototrain.data.source import Source
-from prototrain.data.stages import name_of, sources
 from prototrain.errors import CheckpointError
 from prototrain.readers.order import Order, order_of
 from prototrain.system.files import literal_prefix
 from prototrain.system.tracebacks import first_line
-from prototrain.tf_private import holds_generator, iterator_state, set_iterator_state, stage_number
+from prototrain.tf_private import holds_generator, iterator_state, set_iterator_state, stage_inputs, stage_number
+from prototrain.tf_private import stage_name as name_of
 
 Meta = dict[str, Any]
 
@@ -79,6 +79,11 @@ class Position:
         self.iterator = self._iterate(self._source.training_of(number))
         self.number, self.offset, self.behind = number, 0, 0
 
+    def replay(self, number: int, offset: int) -> None:
+        """Go to a place of a pass, whose batches before it have to be read again."""
+        self.begin(number)
+        self.offset = self.behind = offset
+
     def use_blocks(self, block: int) -> None:
         """Have the iterator give so many batches at a time, before the first one is trained on."""
         self.block = block
@@ -88,6 +93,10 @@ class Position:
     def rows(self) -> int:
         """How many batches of the present block have still to be trained on."""
         return 0 if self.current is None else int(tf.nest.flatten(self.current)[0].shape[0]) - self.row
+
+    def row_of_block(self, row: int) -> dict[str, Any]:
+        """One batch of the present block."""
+        return dict(tf.nest.map_structure(lambda stacked: stacked[row], self.current))
 
     def read_block(self) -> None:
         """Read the next block.
@@ -135,8 +144,15 @@ class Position:
         """Say why the batches that were read again are not those that were trained on; None if they are."""
         return None
 
-    def read_passes_before(self, read_to_end: Callable[[], bool]) -> bool:
-        """Read earlier passes again, where they change what the present one gives; returns whether it did."""
+    def begin_again(self, read_to_end: Callable[[], bool]) -> bool:
+        """Go to the start of the present pass by reading those before it again, where they may change what it gives.
+
+        Args:
+            read_to_end: reads a pass; returns False if it was left before its end.
+
+        Returns:
+            whether they were read.
+        """
         return False
 
 
@@ -165,46 +181,52 @@ class RestartedPosition(Position):
         return f"the training data starts anew: {self._reason}"
 
 
+PREFETCH = 2  # batches
+
+
 def iterate(dataset: tf.data.Dataset, *, endless: bool = False, block: int = 0) -> Any:
     """Begin reading a dataset, some batches ahead.
 
     Args:
         dataset: gives batches.
         endless: begin it anew at its end.
-        block: how many batches to stack; 0 for single ones.
+        block: how many batches to stack (fewer at the end of a pass); 0 for single ones.
     """
     if endless and int(dataset.cardinality()) != tf.data.INFINITE_CARDINALITY:
         dataset = dataset.repeat()
-    return iter(in_blocks(dataset, block) if block else prefetched(dataset, PREFETCH))
+    return iter(prefetched(dataset, 0).batch(block).prefetch(1) if block else prefetched(dataset, PREFETCH))
+
+
+def prefetched(dataset: Any, batches: int) -> tf.data.Dataset:
+    """Have batches made ahead of their use, if the dataset does not: a second buffer costs as much as the first.
+
+    The buffer of ``prefetch(tf.data.AUTOTUNE)`` at the end is given a length: TensorFlow lets it grow up to half of the
+    memory, and all of it is in every checkpoint.
+
+    Args:
+        dataset: gives batches.
+        batches: how many are made ahead; 0 for none but those that the dataset makes ahead itself.
+    """
+    last, is_repeated = dataset, False
+    if name_of(last) == "_Repeat" and stage_number(last, "count") == -1:
+        ((last,), is_repeated) = stage_inputs(last), True
+    if name_of(last) != "_Prefetch":
+        return dataset.prefetch(batches) if batches else dataset
+    if stage_number(last, "buffer_size") != tf.data.AUTOTUNE:
+        return dataset
+    made = stage_inputs(last)[0].prefetch(PREFETCH)
+    return made.repeat() if is_repeated else made
 
 
 NOT_SAVABLE = (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError, tf.errors.InvalidArgumentError)
-_DATA = "data-00000-of-00001"
 _KEY = "iterator/.ATTRIBUTES/ITERATOR_STATE"  # as tf.train.Checkpoint(iterator=...) names it
 
 
-def take_state(iterator: Any) -> tf.Tensor:
-    """An iterator's state, which does not move on with it; a vector of variants.
-
-    Raises:
-        NOT_SAVABLE: it cannot be saved.
-    """
-    return iterator_state(iterator)
-
-
-def restore_state(iterator: Any, state: tf.Tensor) -> None:
-    """Bring an iterator of the same dataset to a state.
-
-    Raises:
-        tf.errors.OpError: it is not of such an iterator.
-    """
-    set_iterator_state(iterator, state)
-
-
-def write_state(prefix: str, state: tf.Tensor) -> None:
-    """Write a state to files, from any thread."""
+def write_state(prefix: str, state: tf.Tensor) -> Path:
+    """Write the state of an iterator to files, from any thread; returns the one with its content."""
     with tf.device("CPU:0"):
         tf.raw_ops.SaveV2(prefix=prefix, tensor_names=[_KEY], shape_and_slices=[""], tensors=[state])
+    return Path(f"{prefix}.data-00000-of-00001")
 
 
 def read_state(prefix: str) -> tf.Tensor:
@@ -216,17 +238,6 @@ def read_state(prefix: str) -> tf.Tensor:
     with literal_prefix(prefix) as path, tf.device("CPU:0"):
         (state,) = tf.raw_ops.RestoreV2(prefix=path, tensor_names=[_KEY], shape_and_slices=[""], dtypes=[tf.variant])
     return state
-
-
-def mapped(prefix: str) -> mmap:
-    """The bytes of a written state."""
-    with open(f"{prefix}.{_DATA}", "rb") as file:
-        return mmap(file.fileno(), 0, access=ACCESS_READ)
-
-
-def size_of_state(prefix: str) -> int:
-    """The size of a written state in bytes."""
-    return os.path.getsize(f"{prefix}.{_DATA}")
 
 
 LARGE_STATE = 100 * 2**20  # bytes
@@ -243,6 +254,12 @@ class _HeldState(NamedTuple):
 
     state: tf.Tensor
     passed: int
+
+
+def holds_shuffle(path: Path) -> bool:
+    """Whether the file of a written state has the random generator of a shuffle."""
+    with open(path, "rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+        return holds_generator(content)
 
 
 class IteratorPosition(Position):
@@ -279,12 +296,12 @@ class IteratorPosition(Position):
     def _start(self, number: int) -> None:
         self.iterator = self._iterate(self._dataset, endless=True)
         self.number, self.offset, self.behind = number, 0, 0
-        self._held = self._between = _HeldState(take_state(self.iterator), 0)
+        self._held = self._between = _HeldState(iterator_state(self.iterator), 0)
         self._taken_at = time.monotonic()
 
     def read_block(self) -> None:
         if self._between is self._held or time.monotonic() - self._taken_at > SECONDS_BETWEEN_STATES:
-            self._between = _HeldState(take_state(self.iterator), self.offset - self.behind)
+            self._between = _HeldState(iterator_state(self.iterator), self.offset - self.behind)
             self._taken_at = time.monotonic()
         super().read_block()
 
@@ -292,19 +309,19 @@ class IteratorPosition(Position):
         # The old one first: it reads ahead, and iterators of one dataset share the generator of its shuffle.
         self.iterator = None
         held, self.iterator = self._held, self._iterate(self._dataset, endless=True)
-        restore_state(self.iterator, held.state)
+        set_iterator_state(self.iterator, held.state)
         self._between = held
         self.behind = self.offset - held.passed
 
     def write(self, prefix: str) -> Callable[[], Meta]:
         number, offset = self.number, self.offset
         # Within a block the iterator is ahead of the run: the state from between two blocks is written.
-        new = self._between if self.rows else _HeldState(take_state(self.iterator), offset - self.behind)
+        new = self._between if self.rows else _HeldState(iterator_state(self.iterator), offset - self.behind)
 
         def finish() -> Meta:
-            write_state(prefix, new.state)
-            self._warn_if_large(prefix)
-            held = new if self._is_whole(prefix) else self._held
+            path = write_state(prefix, new.state)
+            self._warn_if_large(path.stat().st_size)
+            held = self._held if self._reshuffles and not holds_shuffle(path) else new
             if held is not new:
                 write_state(prefix, held.state)
             self._held = held
@@ -312,24 +329,17 @@ class IteratorPosition(Position):
 
         return finish
 
-    def _is_whole(self, prefix: str) -> bool:
-        if not self._reshuffles:
-            return True
-        with mapped(prefix) as content:
-            return holds_generator(content)
-
     def read(self, prefix: str, meta: Meta) -> str | None:
         number, offset, behind = meta["pass"], meta["offset"], meta["behind"]
         if meta.get("block", 0) != self.block:  # the state is of another pipeline: the batches are read again instead
-            self.begin(number)
-            self.offset = self.behind = offset
+            self.replay(number, offset)
             return None
         # The iterators of one dataset share the generator of its shuffle, which the state resets.
         dataset = self._dataset if number == self.number else self._source.training_of(number)
         iterator = self._iterate(dataset, endless=True)
         try:
             state = read_state(prefix)
-            restore_state(iterator, state)
+            set_iterator_state(iterator, state)
         except READ_ERRORS as error:
             raise CheckpointError(f"the data position {prefix} cannot be restored: {first_line(error)}") from error
         self.iterator, self._dataset = iterator, dataset
@@ -337,8 +347,7 @@ class IteratorPosition(Position):
         self._held = self._between = _HeldState(state, offset - behind)
         return None
 
-    def _warn_if_large(self, prefix: str) -> None:
-        size = size_of_state(prefix)
+    def _warn_if_large(self, size: int) -> None:
         if size > LARGE_STATE and not self._has_warned:
             self._has_warned = True
             self._announce(
@@ -352,10 +361,6 @@ OTHER_BATCHES = (
     "generator of these in datasets(), with a seed)"
 )
 FEWER_BATCHES = "the training data did not repeat: reading it again gave fewer batches"
-SAME_BATCHES = (
-    "the training data begins each pass with the same batch: shuffle it (Dataset.shuffle), or draw another order in "
-    "each pass"
-)
 
 
 class ReplayedPosition(Position):
@@ -364,34 +369,18 @@ class ReplayedPosition(Position):
     Data of Python code, or that is shuffled behind it, is made once for all passes. Its pass is read again on its own
     first. If that gives other batches, such as from a generator that keeps its random numbers from pass to pass, all
     passes before are read again, too.
-
-    Args:
-        source: see `Position`.
-        announce: see `Position`.
-        caches: files that the first pass has still to make.
     """
 
     mode = "replay"
 
-    def __init__(self, source: Source, announce: Callable[[str], None], caches: list[str]) -> None:
+    def __init__(self, source: Source, announce: Callable[[str], None]) -> None:
         super().__init__(source, announce)
-        self._caches = caches
         self._digest = RollingDigest()
         self._expected: str | None = None  # at the present offset, while there are batches behind
-        self._first: str | None = None  # batch of the last pass, as a digest
-        self._has_told = False
         self._next = 0  # the pass that the next reading of a dataset made once begins
-        self._start(0)
+        self.begin(0)
 
     def begin(self, number: int) -> None:
-        if number == self.number + 1 and self.offset:
-            first, self._first = self._first, self._digest.first()
-            if first == self._first and not self._has_told and is_python(self._source.training):
-                self._has_told = True
-                self._announce(SAME_BATCHES)
-        self._start(number)
-
-    def _start(self, number: int) -> None:
         self.iterator = None  # the old one may hold the lock of a cache's file
         if self._source.is_made_once and number != self._next:
             self._source.build_anew()
@@ -400,15 +389,14 @@ class ReplayedPosition(Position):
         self.iterator = self._iterate(self._digest.over(self._source.training_of(number)))
         self._next = number + 1
         self.number, self.offset, self.behind = number, 0, 0
+        self._expected = None
 
-    def go_to(self, number: int, offset: int, digest: str | None) -> None:
-        """Go to a place of a pass; the batches before it, with this digest, have to be read again."""
-        self._start(number)
-        self.offset = self.behind = offset
+    def replay(self, number: int, offset: int, digest: str | None = None) -> None:
+        super().replay(number, offset)
         self._expected = digest
 
     def rewind(self) -> None:
-        self.go_to(self.number, self.offset, self._present())
+        self.replay(self.number, self.offset, self._present())
 
     def write(self, prefix: str) -> Callable[[], Meta]:
         finish = super().write(prefix)
@@ -417,105 +405,80 @@ class ReplayedPosition(Position):
 
     def _present(self) -> str | None:
         """The digest of the batches that were trained on."""
-        if self.behind:
-            return self._expected
-        return self._digest.after(self.offset)
+        return self._expected if self.behind else self._digest.after(self.offset)
 
     def read(self, prefix: str, meta: Meta) -> str | None:
-        number = meta["pass"]
-        if number and self._caches:
-            self.begin(number + 1)
-            return f"the training data starts anew: it was cached in {self._caches[0]}, which is gone and made again"
-        self.go_to(number, meta["offset"], meta.get("digest"))
+        self.replay(meta["pass"], meta["offset"], meta.get("digest"))
         return None
 
     def caught_up(self) -> str | None:
         return OTHER_BATCHES if self._expected is not None and self._expected != self._present() else None
 
-    def read_passes_before(self, read_to_end: Callable[[], bool]) -> bool:
-        """Read the passes before the present one again, each to its end, where they may change what it gives.
-
-        Args:
-            read_to_end: reads the present pass; returns False if it was left before its end.
-
-        Returns:
-            whether they were read; the present pass then begins once more.
-        """
-        number, offset, digest = self.number, self.offset, self._expected
+    def begin_again(self, read_to_end: Callable[[], bool]) -> bool:
+        # Only what Python code makes, once for all passes, can depend on the passes before.
+        number, offset, digest, is_there = self.number, self.offset, self._expected, False
         if not number or not self._source.is_made_once:
             return False
-        reached = False
         try:
-            self._start(0)
+            self.begin(0)
             while self.number < number and read_to_end():
-                self._start(self.number + 1)
-            reached = self.number == number
+                self.begin(self.number + 1)
+            is_there = self.number == number
         finally:
-            if not reached:
-                self._start(number)
+            if not is_there:
+                self.begin(number)
             self.offset = self.behind = offset
             self._expected = digest
-        return reached
+        return is_there
 
 
-_ONE_BY_ONE = ("_Map", "_ParallelMap", "_Options", "_Prefetch", "_Restructured", "_DenseToRagged")
+_ONE_BY_ONE = ("_Map", "_ParallelMap", "_Options", "_Prefetch", "_Restructured")
 _BATCHES = ("_Batch", "_ParallelBatch", "_PaddedBatch")
 
 
 @dataclass(frozen=True)
 class Indexed:
-    """A dataset of which is known which examples each of its elements is made of.
+    """A dataset of which is known which examples each of its batches is made of.
 
     Attributes:
         order: of the examples.
-        steps: what stands between these and the dataset, from the examples on: the size of a batch, and whether one
-            that is not full is left out; or None, for data that begins anew at its end.
+        size: of a batch.
+        is_cut: whether a batch at the end of a pass that is not full is left out.
+        is_endless: whether the examples begin anew at their end, so that batches go across it.
     """
 
     order: Order
-    steps: tuple[tuple[int, bool] | None, ...]
+    size: int
+    is_cut: bool
+    is_endless: bool
 
     def place_of(self, offset: int) -> tuple[int, int]:
-        """Which example is next after so many elements: the number of the reading, and of its example."""
-        lengths: list[int | None] = [self.order.length]  # of what each step is given; None: without an end
-        for step in self.steps:
-            lengths.append(_length_behind(step, lengths[-1]))
-        reading, place = 0, offset
-        # Whoever reads the dataset begins it anew at its end, if it has one.
-        for step, length in reversed(list(zip((*self.steps, None), lengths, strict=True))):
-            if step is not None:
-                place *= step[0]
-            elif length:
-                reading, place = divmod(place, length)
-        return reading, place
-
-
-def _length_behind(step: tuple[int, bool] | None, length: int | None) -> int | None:
-    if step is None or length is None:
-        return None
-    size, is_full = step
-    return length // size if is_full else -(-length // size)
+        """Which example is next after so many batches: the number of the reading, and of its example."""
+        length = self.order.length
+        if self.is_endless:
+            return divmod(offset * self.size, length)
+        reading, batch = divmod(offset, length // self.size if self.is_cut else -(-length // self.size))
+        return reading, batch * self.size
 
 
 def indexed(dataset: tf.data.Dataset) -> Indexed | None:
     """What is known of a dataset; None if it is none of a reader's, or has other stages above that."""
-    steps: list[tuple[int, bool] | None] = []
+    batch: tuple[int | None, int | None] | None = None
+    is_endless = False
     stage: Any = dataset
     while (order := order_of(stage)) is None:
         below, name = sources(stage), name_of(stage)
         if len(below) != 1 or not is_function_of_element(stage):
             return None
-        if name in _BATCHES:
-            size, full = stage_number(stage, "batch_size"), stage_number(stage, "drop_remainder")
-            if size is None or full is None:
-                return None
-            steps.append((size, bool(full)))
+        if name in _BATCHES and batch is None:
+            batch = stage_number(stage, "batch_size"), stage_number(stage, "drop_remainder")
         elif name == "_Repeat" and stage_number(stage, "count") == -1:
-            steps.append(None)
+            is_endless = is_endless or batch is not None
         elif name not in _ONE_BY_ONE:
             return None
         (stage,) = below
-    return Indexed(order, tuple(reversed(steps)))
+    size, is_cut = batch or (1, 1)
+    return None if size is None or is_cut is None else Indexed(order, size, bool(is_cut), is_endless)
 
 
 class IndexedPosition(Position):

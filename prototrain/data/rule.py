@@ -1,28 +1,17 @@
-"""The rule that chooses how a run returns to its place in the training data, and what it asks of a dataset.
-
-`data_position` gives "iterator" for plain pipelines with at most one shuffle, "restart" for data that does not repeat,
-and "replay" for the rest. What a replay reads is compared with what was read before.
-"""
+"""The rule that chooses how a run returns to its place in the training data, and what it asks of a dataset."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from prototrain.data.stages import graph_of, name_of, nodes, operations, shown, sources, stages
+from prototrain.data.pipeline import operations, shown, sources, stages
 from prototrain.readers import is_live
 from prototrain.readers.order import order_of
-from prototrain.tf_private import (
-    cache_file,
-    has_each_pass_anew,
-    is_declared_unordered,
-    is_seeded,
-    set_options,
-    stage_functions,
-)
+from prototrain.tf_private import cache_file, has_each_pass_anew, is_declared_unordered, set_options, stage_functions
+from prototrain.tf_private import stage_name as name_of
 
 PLAIN = frozenset(
     (
@@ -34,12 +23,8 @@ PLAIN = frozenset(
     )
 )
 """The stages whose state TensorFlow saves whole, by the names of their classes."""
-UNKNOWN_FILE = "(not known)"
-"""Stands for the file of a cache whose name no constant has."""
 _SPREAD = ("_FlatMap", "_Interleave", "_ParallelInterleave", "Cache")  # drop a shuffle before the pass has ended
 _ENDS_EARLY = ("_Take", "_Zip")  # may end before what they read from
-_CHANGING = ("_DataService", "_Snapshot", "_CopyToDevice")
-_PARALLEL = ("_ParallelMap", "_MapAndBatch", "_ParallelInterleave")
 _IN_FUNCTIONS = (
     *("RangeDataset", "TensorDataset", "TensorSliceDataset", "TextLineDataset", "TFRecordDataset", "TFRecordDatasetV2"),
     *("FixedLengthRecordDatasetV2", "MapDataset", "FilterDataset", "BatchDatasetV2", "TakeDataset", "SkipDataset"),
@@ -51,7 +36,6 @@ _WITHOUT_STATE = (  # although TensorFlow declares them stateful, so that they r
 )
 _HIDDEN = frozenset(("Const", "_Retval", "_Arg", "Identity", "NoOp", "RangeDataset", "TensorDataset", "RewriteDataset"))
 _HARMLESS_OPTIONS = ("autotune", "deterministic", "threading", "experimental_distribute", "dataset_name")
-_STATELESS = "use tf.random.stateless_* or tf.image.stateless_random_* with a seed from Dataset.enumerate()"
 
 
 def data_position(dataset: tf.data.Dataset, wanted: str = "auto") -> tuple[str, str]:
@@ -62,34 +46,20 @@ def data_position(dataset: tf.data.Dataset, wanted: str = "auto") -> tuple[str, 
         wanted: ``trainer.data_position``: "auto", or the mode.
 
     Returns:
-        the mode, "iterator", "replay" or "restart", and why it is not "iterator".
+        the mode and why it is not "iterator": "iterator" for plain stages with at most one shuffle, "restart" for data
+        that is declared not to repeat, and "replay" for the rest.
     """
     if wanted != "auto":
         return wanted, "" if wanted == "iterator" else "trainer.data_position"
-    if (reason := next(_does_not_repeat(dataset), None)) is not None:
-        return "restart", reason
-    if (reason := next(_is_not_plain(dataset), None)) is not None:
-        return "replay", reason
-    return "iterator", ""
-
-
-def _does_not_repeat(dataset: tf.data.Dataset) -> Iterator[str]:
     if dataset.options().deterministic is False:
-        yield "its options have deterministic=False"
+        return "restart", "its options have deterministic=False"
     for stage in stages(dataset):
-        if is_live(stage):
-            yield "it is live"
-        if name_of(stage) in _CHANGING:
-            yield f"the stage {shown(stage)} does not repeat"
+        if is_live(stage) or name_of(stage) == "_DataService":
+            return "restart", "it is live"
         if is_unordered(stage):
-            yield f"{shown(stage)} has deterministic=False"
-        if not _has_seed(stage):
-            yield "it is shuffled without a seed (call shuffle() in datasets(), or give it a seed)"
-        random_ops = [op for op in operations(stage) if is_random(op)]
-        if random_ops and name_of(stage) in _PARALLEL:
-            yield f"{shown(stage)} draws random numbers in parallel ({random_ops[0].type}); {_STATELESS}"
-        if any(not op.get_attr("seed") and not op.get_attr("seed2") for op in random_ops):
-            yield f"{shown(stage)} draws random numbers without a seed"
+            return "restart", f"{shown(stage)} has deterministic=False"
+    reason = next(_is_not_plain(dataset), "")
+    return ("replay" if reason else "iterator"), reason
 
 
 def _is_not_plain(dataset: tf.data.Dataset) -> Iterator[str]:
@@ -97,23 +67,19 @@ def _is_not_plain(dataset: tf.data.Dataset) -> Iterator[str]:
         if name not in _HARMLESS_OPTIONS:
             yield f"it has the option {name}"
     for stage in stages(dataset):
-        if name_of(stage) == "_Variant":
-            if not hidden_ops(stage) or not hidden_ops(stage) <= _HIDDEN:
-                yield "it has a stage that TensorFlow hides"
-        elif name_of(stage) not in PLAIN:
+        if name_of(stage) not in PLAIN and not (name_of(stage) == "_Variant" and hidden_ops(stage) <= _HIDDEN):
             yield f"stage {shown(stage)}"
+        if is_file_cache(stage):
+            yield "it is cached in a file"  # restored without that file, the iterator would end the whole process
         for op in operations(stage):
             if is_random(op):
-                yield f"{shown(stage)} draws random numbers ({op.type}); {_STATELESS}"
+                yield f"{shown(stage)} draws random numbers ({op.type}); tf.random.stateless_* keep the place"
             elif "PyFunc" in op.type or op.type == "GeneratorDataset":
                 yield "Python code makes it"
             elif op.type not in _IN_FUNCTIONS and ("Dataset" in op.type or _has_state(op)):
                 yield f"the function of {shown(stage)} runs {op.type}"
         if any(tensor.dtype == tf.variant for one in stage_functions(stage) for tensor in one.captured_inputs):
             yield f"the function of {shown(stage)} reads another dataset"
-    if caches := file_caches(dataset):
-        # Restored without that file, the iterator would end the whole process.
-        yield f"it is cached in the file {caches[0]}"
     shuffles = [stage for stage in stages(dataset) if name_of(stage) == "_Shuffle"]
     if len(shuffles) > 1:
         yield f"{len(shuffles)} shuffles"
@@ -138,9 +104,6 @@ def _above_shuffle(stage: Any, above: tuple[str, ...], below_end: tuple[str, ...
         yield from _above_shuffle(source, (*above, name), (*below_end, name) if cut else below_end)
 
 
-# -- stages, and the ops of their functions ---------------------------------------------------------------------------
-
-
 def is_random(op: Any) -> bool:
     """Whether an op draws random numbers from a generator that it keeps."""
     return bool(op.op_def is not None and op.op_def.is_stateful and "seed2" in op.node_def.attr)
@@ -152,51 +115,44 @@ def is_python(dataset: tf.data.Dataset) -> bool:
 
 
 def is_unordered(stage: Any) -> bool:
-    """Whether a stage, or one in its functions, has ``deterministic=False``."""
-    if is_declared_unordered(stage):
-        return True
-    if name_of(stage) == "_ParallelInterleave":  # only its graph tells
-        made = [node for node in nodes(stage) if node.op.startswith("ParallelInterleaveDataset")]
-        return not made or any(node.attr["deterministic"].s == b"false" for node in made)
-    with_attribute = (op for op in operations(stage) if "deterministic" in op.node_def.attr)
-    return any(op.get_attr("deterministic") == b"false" for op in with_attribute)
+    """Whether a stage has ``deterministic=False``."""
+    if name_of(stage) != "_ParallelInterleave":
+        return is_declared_unordered(stage)
+    made = [node for node in _nodes(stage) if node.op.startswith("ParallelInterleaveDataset")]
+    return any(node.attr["deterministic"].s == b"false" for node in made)
 
 
 def hidden_ops(stage: Any) -> set[str]:
     """The ops of a stage of which TensorFlow keeps no object, such as the choices of `choose_from_datasets`."""
-    graph = graph_of(stage) if name_of(stage) == "_Variant" else None
-    if graph is None:
-        return set()
-    found = [graph.node, *(function.node_def for function in graph.library.function)]
-    return {node.op for among in found for node in among}
+    return {node.op for node in _nodes(stage)} if name_of(stage) == "_Variant" else set()
 
 
-def is_reshuffled(stage: Any) -> bool:
-    """Whether each reading of a stage gives another order, or other numbers."""
-    own = name_of(stage) in ("_Shuffle", "_Random") and has_each_pass_anew(stage)
-    return own or order_of(stage) is not None or any("Shuffle" in op or "Random" in op for op in hidden_ops(stage))
+def _nodes(stage: Any) -> list[Any]:
+    """A dataset as the nodes of a graph."""
+    found = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=tf.data.experimental.to_variant(stage), external_state_policy=1, strip_device_assignment=True
+    )
+    graph = tf.compat.v1.GraphDef.FromString(found.numpy())
+    return [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
 
 
-def draws(stage: Any) -> bool:
-    """Whether a stage has a random generator, or its functions have one."""
-    if is_reshuffled(stage) or name_of(stage) in ("_Shuffle", "_Random"):
-        return True
-    return any(is_random(op) or op.type.startswith("ShuffleDataset") for op in operations(stage))
+def reshuffles(dataset: tf.data.Dataset) -> bool:
+    """Whether each reading of a dataset gives another order, or may."""
+    return any(
+        (name_of(stage) in ("_Shuffle", "_Random") and has_each_pass_anew(stage))
+        or any("Shuffle" in op or "Random" in op for op in hidden_ops(stage))
+        or order_of(stage) is not None
+        for stage in stages(dataset)
+    )
 
 
-def reshuffles(dataset: Any) -> bool:
-    """Whether each reading of a dataset gives another order."""
-    return any(map(is_reshuffled, stages(dataset)))
-
-
-def _has_seed(stage: Any) -> bool:
-    return name_of(stage) not in ("_Shuffle", "_Random") or is_seeded(stage)
-
-
-def shares_generators(one: tf.data.Dataset, other: tf.data.Dataset) -> bool:
-    """Whether two datasets have a stage in common that draws random numbers."""
-    known = {id(stage) for stage in stages(other)}
-    return any(id(stage) in known and draws(stage) for stage in stages(one))
+def draws(dataset: tf.data.Dataset) -> bool:
+    """Whether a stage of a dataset has a random generator, or its functions have one."""
+    return reshuffles(dataset) or any(
+        name_of(stage) in ("_Shuffle", "_Random")
+        or any(is_random(op) or op.type.startswith("ShuffleDataset") for op in operations(stage))
+        for stage in stages(dataset)
+    )
 
 
 def is_function_of_element(stage: Any) -> bool:
@@ -208,12 +164,6 @@ def _has_state(op: Any) -> bool:
     return op.type not in _WITHOUT_STATE and (op.op_def is None or op.op_def.is_stateful)
 
 
-def file_caches(dataset: tf.data.Dataset) -> list[str]:
-    """The names that a dataset gives to the files of its `cache(filename)`."""
-    names = set()
-    for stage in stages(dataset):
-        if name_of(stage) == "Cache":
-            tensor = cache_file(stage)
-            value = None if tensor is None else tf.get_static_value(tensor)
-            names.add(UNKNOWN_FILE if value is None else tf.compat.as_text(np.asarray(value).item()))
-    return sorted(names - {""})  # in memory: an empty name
+def is_file_cache(stage: Any) -> bool:
+    """Whether a stage is a `cache(filename)`."""
+    return name_of(stage) == "Cache" and tf.get_static_value(cache_file(stage)) != b""

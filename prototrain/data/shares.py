@@ -1,29 +1,20 @@
-"""What each of several workers reads: all of the training data, or a share of its own with a place of its own."""
+"""What each of several workers reads: all of the training data, or its own share of it."""
 
 from __future__ import annotations
 
 import inspect
-import json
-import re
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
-from prototrain.errors import CheckpointError, ConfigError, DataError
-from prototrain.experiment import checkpoint_steps
+from prototrain.errors import ConfigError, DataError
 from prototrain.system.tracebacks import first_line
 from prototrain.tf_private import divided_by_files
 
-if TYPE_CHECKING:
-    from prototrain.data.stream import TrainingData
-
 Datasets = dict[str, tf.data.Dataset]
-_PLACE = re.compile(r"place-(\d{10,})")
 _DIVISIONS = {
     "files": "its own files of the training data",
     "none": "training data of its own",
@@ -97,19 +88,6 @@ def shared_out(datasets: Datasets, share: Share, batch_size: int) -> Datasets:
     return {**datasets, "trn": trn.rebatch(batch_size, drop_remainder=True).repeat()}
 
 
-def own_spec(declared: Mapping[str, Any] | None, share: Share) -> Mapping[str, Any] | None:
-    """What a worker's own batches look like, where a model says what whole ones look like."""
-    if declared is None or not share.is_own:
-        return declared
-
-    def open_size(spec: Any) -> Any:
-        plain = isinstance(spec, tf.TensorSpec) and spec.shape.rank
-        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if plain else spec
-
-    found: Mapping[str, Any] = tf.nest.map_structure(open_size, dict(declared))
-    return found
-
-
 def _by_files(dataset: tf.data.Dataset, share: Share) -> tf.data.Dataset:
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
@@ -123,87 +101,3 @@ def _by_files(dataset: tf.data.Dataset, share: Share) -> tf.data.Dataset:
         ) from error
     except tf.errors.OpError as error:
         raise DataError(f'model.data_sharding is "files": {first_line(error)}') from error
-
-
-class OwnPlaces:
-    """Where one worker is in its own share, on disk beside the chief's checkpoints.
-
-    A place is written whenever the chief has saved, but need not be of the very step that a run goes on from: what lies
-    between is read again.
-
-    Args:
-        directory: of this worker.
-        checkpoints: the directory of the chief's.
-    """
-
-    def __init__(self, directory: Path, checkpoints: Path) -> None:
-        self._directory = directory
-        self._checkpoints = checkpoints
-
-    def write(self, data: TrainingData, *, is_start: bool = False) -> None:
-        """Write the present place; places that no checkpoint needs go.
-
-        Args:
-            data: this worker's.
-            is_start: whether a run begins here, which leaves no place behind it.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        name = f"place-{data.total:010d}"
-        unfinished = self._directory / f".tmp-{name}"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        meta = data.write(str(unfinished / "data"))()
-        (unfinished / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-        shutil.rmtree(self._directory / name, ignore_errors=True)
-        unfinished.rename(self._directory / name)
-        needed = {data.total, *checkpoint_steps(self._checkpoints)}
-        for total in self._totals():
-            if total not in needed or (is_start and total > data.total):
-                shutil.rmtree(self._directory / f"place-{total:010d}", ignore_errors=True)
-
-    def clear(self) -> None:
-        """Delete all places."""
-        shutil.rmtree(self._directory, ignore_errors=True)
-
-    def restore(self, data: TrainingData, total: int, division: str) -> bool:
-        """Go to where this worker had read so many batches.
-
-        Args:
-            data: this worker's.
-            total: how many.
-            division: how the data was divided then.
-
-        Returns:
-            whether it is there.
-
-        Raises:
-            CheckpointError: the data has changed.
-        """
-        for found in sorted(self._totals(), reverse=True):
-            if found <= total and self._take(data, self._directory / f"place-{found:010d}", division):
-                for _ in range(total - found):
-                    data.next_batch()
-                return True
-        return False
-
-    def _take(self, data: TrainingData, path: Path, division: str) -> bool:
-        try:
-            meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
-            if meta["fingerprint"].get("division") != division:
-                return False
-        except (AttributeError, KeyError, OSError, TypeError, ValueError):
-            return False
-        data.require_unchanged(meta)
-        try:
-            data.go_to(str(path / "data"), meta)
-        except CheckpointError:  # half of it is there, after the machine has broken down
-            return False
-        return True
-
-    def _totals(self) -> list[int]:
-        if not self._directory.is_dir():
-            return []
-        names = (path.name for path in self._directory.iterdir())
-        return [int(match[1]) for match in map(_PLACE.fullmatch, names) if match]

@@ -11,9 +11,8 @@ import tensorflow as tf
 
 from prototrain.checkpoint.random import global_random_kept
 from prototrain.data.batches import check_dataset
-from prototrain.data.pipeline import describe_sources
+from prototrain.data.pipeline import describe_sources, operations, stages
 from prototrain.data.rule import draws, is_python, is_random
-from prototrain.data.stages import operations, stages
 from prototrain.errors import DataError
 from prototrain.readers.order import making_pass
 from prototrain.system.waiting import announcing
@@ -95,7 +94,7 @@ class Source:
         # as their seeds are set where the function is traced.
         training = checked["trn"]
         in_functions = any(is_random(op) for stage in stages(training) for op in operations(stage))
-        self._follows_pass |= in_functions or (not is_python(training) and any(map(draws, stages(training))))
+        self._follows_pass |= in_functions or (not is_python(training) and draws(training))
         return checked
 
 

@@ -11,20 +11,24 @@ from typing import Any
 
 import tensorflow as tf
 
-from prototrain.data.batches import by_path, check_spec, digest_of, first_dimensions, made_up_batch
-from prototrain.data.changes import Changes, changes_of, other_first_batch
+from prototrain.data.batches import by_path, digest_of, first_dimensions, made_up_batch
 from prototrain.data.choice import choose_position
-from prototrain.data.pipeline import describe_pipeline
-from prototrain.data.reading_again import read_again
-from prototrain.data.shares import OwnPlaces, Share
+from prototrain.data.pipeline import describe_pipeline, first_difference, stages
+from prototrain.data.positions import FEWER_BATCHES
+from prototrain.data.reading_again import Reader
+from prototrain.data.shares import Share
 from prototrain.data.source import Source
-from prototrain.data.stages import stages
 from prototrain.errors import CheckpointError, ConfigError, StopTraining
 from prototrain.readers import is_live
 from prototrain.system.wording import ALLOW_CHANGED_DATA, FRESH
 from prototrain.tf_private import iterator_handle
 
 SAME_DATA = "each worker reads all the training data"
+OTHER_FIRST_BATCH = (
+    "the training data did not repeat: its first batch is another one (have its files changed, or does its code draw "
+    "random numbers?)"
+)
+OTHER_SIZES = "files of the training data have other sizes than they had"
 
 _alive: weakref.WeakSet[TrainingData] = weakref.WeakSet()
 
@@ -45,9 +49,7 @@ class TrainingData:
         make: a model's `datasets`; called again for each pass where the position has to be replayed.
         seed: the run's seed, which a dataset without one of its own gets.
         announce: called with a line of text that the user should know.
-        declared: what a training batch looks like, by name. Then nothing is read before it is trained on, and the first
-            batch is one of zeros; so it is with data that is live, too.
-        batch_size: the number of examples in such a batch, where the shape leaves it open.
+        batch_size: the number of examples in the batch of zeros that stands for the first one of live data.
         repeat: whether a dataset with an end begins anew there; otherwise that is the end of the training, and a
             resumed run reads it from its start.
         share: which of several workers reads.
@@ -56,12 +58,10 @@ class TrainingData:
 
     Attributes:
         share: as it was given.
-        own_places: where a worker with a share of its own finds its place, if it is not the chief, whose is in the
-            checkpoints.
         total: how many batches were trained on in all passes.
         datasets: everything that `make` returned, by name.
         element_spec: of a training batch.
-        first_batch: of the training data, or what was made up in its place, as `is_made_up` says.
+        first_batch: of the training data; of zeros if that is live, as `is_made_up` says.
         reason: why the mode is not "iterator".
         caveat: why the place that was restored last is not the exact one, or None.
         allow_changes: whether a restore goes on with other data than was saved.
@@ -69,7 +69,7 @@ class TrainingData:
         fingerprint: what must be the same for a saved position to mean the same batches.
 
     Raises:
-        DataError: the dataset is empty, or its elements are not dicts of tensors, or not what was declared.
+        DataError: the dataset is empty, or its elements are not dicts of tensors.
     """
 
     def __init__(
@@ -78,7 +78,6 @@ class TrainingData:
         *,
         seed: int,
         announce: Callable[[str], None] = print,
-        declared: Mapping[str, Any] | None = None,
         batch_size: int = 1,
         repeat: bool = True,
         share: Share = Share(),  # noqa: B008 - it is frozen
@@ -86,7 +85,6 @@ class TrainingData:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.share = share
-        self.own_places: OwnPlaces | None = None
         self.total = 0
         self._announce = announce
         self._clock = clock
@@ -98,15 +96,11 @@ class TrainingData:
         length = int(training.cardinality())
         self.cardinality = length if length >= 0 else None
         self._is_single_pass = not repeat and length != tf.data.INFINITE_CARDINALITY
-        if declared is not None:
-            check_spec(declared, training.element_spec)
-        elif any(map(is_live, stages(training))):
-            declared = training.element_spec
-        made_up = None if declared is None else made_up_batch(declared, batch_size)
+        self.is_made_up = any(map(is_live, stages(training)))
+        made_up = made_up_batch(training.element_spec, batch_size) if self.is_made_up else None
         self._position, self.reason, self.first_batch = choose_position(
             self._source, announce, is_single_pass=self._is_single_pass, wanted=data_position, made_up=made_up
         )
-        self.is_made_up = made_up is not None
         # Which every run reads, so that it costs nothing to find that what the data is made of has changed.
         self._first = digest_of(self.first_batch) if made_up is None and self._position.keeps_place else None
         self.datasets = self._source.datasets
@@ -125,8 +119,7 @@ class TrainingData:
     def require_batch_size(self, size: int, configured: int) -> None:
         """Check that batches have as many examples as the config says.
 
-        A batch whose tensors have different first dimensions is not checked. If the dimension is not static, the first
-        batch tells; what may be a short batch at the end of a pass is only mentioned.
+        If the dimension is not static, the first batch tells; what may be a short batch is only mentioned.
 
         Args:
             size: of a batch that is read here.
@@ -135,28 +128,26 @@ class TrainingData:
         Raises:
             ConfigError: they have not.
         """
-        static = {spec.shape[0] for spec in tf.nest.flatten(dict(self.element_spec)) if spec.shape.rank}
-        is_certain = len(static) == 1 and None not in static
-        if not is_certain:
-            static = set() if self.is_made_up else set(map(int, first_dimensions(self.first_batch).values()))
-        if len(static) > 1 and None not in static and size not in static:
+        sizes = {spec.shape[0] for spec in tf.nest.flatten(dict(self.element_spec)) if spec.shape.rank}
+        is_static = None not in sizes
+        if not is_static:
+            sizes = set() if self.is_made_up else set(map(int, first_dimensions(self.first_batch).values()))
+        is_all = self.cardinality == 1 and max(sizes, default=0) < size  # the only batch there is
+        if not sizes or size in sizes or (not is_static and (len(sizes) > 1 or is_all)):
+            return
+        if len(sizes) > 1:
             self._announce(
                 f"WARNING: nothing in a batch of the dataset 'trn' has model.batch_size ({size}) rows; if these are "
                 "single examples, add .batch(model.batch_size)"
             )
-        if len(static) != 1 or size in static:
             return
-        (found,) = static
-        if not is_certain:
-            if found < size and self.cardinality == 1:  # all there is
-                return
-            is_certain = found > size or self.cardinality is not None
+        (found,) = sizes
         share = "" if size == configured else f" ({size} of them are read here)"
         said = (
             f"model.batch_size is {configured}{share}, and the batches of the dataset 'trn' have {found} examples; "
             "use .batch(model.batch_size) in datasets(), or set it to what they have"
         )
-        if is_certain:
+        if is_static or found > size or self.cardinality is not None:
             raise ConfigError(said)
         self._announce(f"WARNING: {said}")
 
@@ -197,7 +188,16 @@ class TrainingData:
         self._settle()
         if not self._position.behind:
             return True
-        return read_again(self._position, stop_requested, self._take_caveat, announce=self._announce, clock=self._clock)
+        reader = Reader(self._position, stop_requested, self._announce, self._clock)
+        caveat = reader.read()
+        if reader.is_stopped:
+            return False
+        if caveat is not None:
+            self.caveat = caveat
+            self._announce(f"WARNING: {caveat}; the batches from here on may differ from those of an uninterrupted run")
+        if caveat == FEWER_BATCHES:
+            self._position.begin(self._position.number + 1)
+        return caveat != FEWER_BATCHES
 
     def fits_blocks(self) -> str | None:
         """Why the batches cannot be stacked to blocks: they differ in shape, are no dense numbers, or are live."""
@@ -238,6 +238,11 @@ class TrainingData:
                 return None
         return position.current, position.row, position.rows
 
+    @property
+    def last_of_block(self) -> dict[str, Any]:
+        """The batch that was trained on last, where batches are read in blocks."""
+        return self._position.row_of_block(self._position.row - 1)
+
     def next_batch(self) -> dict[str, Any]:
         """Read one batch, for training on it.
 
@@ -245,20 +250,19 @@ class TrainingData:
             StopTraining: there is no more data.
         """
         self.catch_up()
-        for batch in self.iterator:
-            self.count(1)
-            return dict(batch)
-        self.start_next_pass()
-        return self.next_batch()
+        if self.block:
+            batch = None if self.next_block() is None else self._position.row_of_block(self._position.row)
+        else:
+            batch = next(iter(self.iterator), None)
+        if batch is None:
+            self.start_next_pass()
+            return self.next_batch()
+        self.count(1)
+        return dict(batch)
 
     def describe(self) -> str:
         """The mode and its reason, such as "replay (2 shuffles)"."""
         return f"{self.mode} ({self.reason})" if self.reason else self.mode
-
-    def _take_caveat(self, found: str | None) -> None:
-        if found is not None:
-            self.caveat = found
-            self._announce(f"WARNING: {found}; the batches from here on may differ from those of an uninterrupted run")
 
     def count(self, batches: int, *, reads_ahead: bool = False) -> None:
         """Take note that so many batches were read from the iterator and trained on.
@@ -291,6 +295,7 @@ class TrainingData:
         """End reading ahead; the iterator has no more batches."""
         if self.iterator is not None:
             nothing = self._source.training.take(0)
+            nothing = nothing.batch(self.block) if self.block else nothing
             tf.raw_ops.MakeIterator(
                 dataset=tf.data.experimental.to_variant(nothing), iterator=iterator_handle(self.iterator)
             )
@@ -315,57 +320,33 @@ class TrainingData:
         Raises:
             CheckpointError: the data is not what the position was saved of, or it cannot be read.
         """
-        self.caveat, self._reads_ahead = None, False
-        then, now = meta["fingerprint"].get("division"), self.share.division
-        total = meta.get("total", meta["offset"])
-        if then != now:
-            self._begin_anew(meta, f"{now or SAME_DATA}, and not as before ({then or SAME_DATA})")
-        elif self.own_places is None or now is None:
-            self.require_unchanged(meta)
-            self.go_to(prefix, meta)
-        elif not self.own_places.restore(self, total, now):
-            self._begin_anew(meta, "the place of this worker in its share of the training data is not known")
-        self.total = total
-
-    def _begin_anew(self, meta: dict[str, Any], why: str) -> None:
-        if self.own_places is not None:
-            self.own_places.clear()
-        self.caveat = f"{why}: a new pass begins"
-        self._position.begin(meta["pass"] + 1)
-
-    def require_unchanged(self, meta: dict[str, Any]) -> None:
-        """Check that the data is what a position was saved of, unless changes are allowed.
-
-        Raises:
-            CheckpointError: it is not.
-        """
-        refused = self._changes(meta).refused
-        if refused and not self.allow_changes:
-            raise CheckpointError(
-                f"the training data has changed: {'; '.join(refused)}; use {ALLOW_CHANGED_DATA} "
-                f"to go on with it from a new pass, or {FRESH} to start anew"
-            )
-
-    def go_to(self, prefix: str, meta: dict[str, Any]) -> None:
-        """Go to a position that was saved of this data, or of data with changes that are allowed.
-
-        Raises:
-            CheckpointError: it cannot be read.
-        """
+        position, fingerprint = self._position, meta["fingerprint"]
         place = [meta[key] for key in ("pass", "offset", "behind")]
         if not all(type(value) is int and 0 <= value < 2**31 for value in place):
             raise CheckpointError(f"the data position {prefix} is of pass, batch, distance {place}: no run writes that")
-        changes = self._changes(meta)
-        if changes.refused or changes.lost:
-            self.caveat = f"the training data has changed: {'; '.join([*changes.refused, *changes.lost])}"
-            self._position.begin(meta["pass"] + 1)
-        else:
-            self.caveat = (
-                self._position.read(prefix, meta)
-                or other_first_batch(meta.get("first batch"), self._first)
-                or changes.doubt
+        number, offset, _ = place
+        self.caveat, self._reads_ahead = None, False
+        then, now = fingerprint.get("division"), self.share.division
+        is_chiefs = now is not None and self.share.index > 0  # the position is that of the chief in its own share
+        if then != now:
+            changed = [f"{now or SAME_DATA}, and not as before ({then or SAME_DATA})"]
+        elif (changed := [] if is_chiefs else self._changes(fingerprint)) and not self.allow_changes:
+            raise CheckpointError(
+                f"the training data has changed: {'; '.join(changed)}; use {ALLOW_CHANGED_DATA} "
+                f"to go on with it from a new pass, or {FRESH} to start anew"
             )
-        self.total = meta.get("total", meta["offset"])
+        if changed:
+            self.caveat = f"the training data has changed: {'; '.join(changed)}; a new pass begins"
+            position.begin(number + 1)
+        elif is_chiefs and position.keeps_place:
+            position.replay(number, offset)
+        else:
+            self.caveat = position.read(prefix, meta)
+            if self.caveat is None and None not in (meta.get("first batch"), self._first):
+                self.caveat = None if meta["first batch"] == self._first else OTHER_FIRST_BATCH
+            if self.caveat is None and fingerprint.get("file sizes") != self.fingerprint["file sizes"]:
+                self.caveat = OTHER_SIZES
+        self.total = meta.get("total", offset)
 
     def rewind(self) -> None:
         """Go back to before the last batch that was trained on, after a step that read one and failed.
@@ -376,5 +357,17 @@ class TrainingData:
         self._position.rewind()
         self._reads_ahead = False
 
-    def _changes(self, meta: dict[str, Any]) -> Changes:
-        return changes_of(meta["fingerprint"], self.fingerprint, type(self._position))
+    def _changes(self, then: Mapping[str, Any]) -> list[str]:
+        """In words, what of the data is not as it was when a position was saved."""
+        now, position = self.fingerprint, self._position
+        keys = ["elements", "seed", *(("batch size", "batches per pass", "mode") if position.keeps_place else ())]
+        found = [f"{key} was {then.get(key)} and is {now[key]}" for key in keys if then.get(key) != now[key]]
+        if not position.keeps_place:
+            return found
+        if (difference := first_difference(then.get("stages", []), now["stages"])) is not None:
+            found.append(difference)
+        elif then.get("file names") != now["file names"]:
+            found.append("the names of its files are not what they were")
+        elif then.get("directory") != now["directory"] and position.names_files:
+            found.append(f"its files are in {now['directory']}, and the saved position reads {then['directory']}")
+        return found

@@ -85,7 +85,6 @@ class Agreement:
         steps: how many steps all of them can do.
         places: of each worker the completed steps and the batches read.
         save: whether a worker was asked to save.
-        has_saved: whether the chief has saved since the last agreement.
         signum: the signal that one of them got, or None.
         ended: the worker that ends the run at this step, or None.
     """
@@ -93,7 +92,6 @@ class Agreement:
     steps: int
     places: list[tuple[int, int]]
     save: bool
-    has_saved: bool
     signum: int | None
     ended: int | None
 
@@ -151,7 +149,6 @@ class WorkerSync:
         step: int,
         batches: int,
         save: bool = False,
-        has_saved: bool = False,
         signum: int | None = None,
         ended: bool = False,
         data_ended: bool = False,
@@ -163,7 +160,6 @@ class WorkerSync:
             step: completed steps.
             batches: how many batches it has read.
             save: whether it was asked to save.
-            has_saved: whether it has saved since the last agreement.
             signum: the signal that ends the run.
             ended: whether the run ends at this step for another reason.
             data_ended: whether the last call met the end of the data, which must be so on all workers.
@@ -175,14 +171,13 @@ class WorkerSync:
         code = signum or launcher.signum or (_ENDED if ended else 0)
         self._watch()
         with self._others_come(step) if data_ended else nullcontext():
-            told = self.gather([n, step, batches, save, has_saved, code])
-        signals = [row[5] for row in told if row[5] > 0]
-        left = [index for index, row in enumerate(told) if row[5] == _ENDED]
+            told = self.gather([n, step, batches, save, code])
+        signals = [row[4] for row in told if row[4] > 0]
+        left = [index for index, row in enumerate(told) if row[4] == _ENDED]
         return Agreement(
             steps=min(row[0] for row in told),
             places=[(row[1], row[2]) for row in told],
             save=any(row[3] for row in told),
-            has_saved=any(row[4] for row in told),
             signum=signals[0] if signals else None,
             ended=left[0] if left else None,
         )

@@ -86,10 +86,6 @@ class Experiment:
         """What a path in the directory is called for the user: its URL, if the experiment has one."""
         return str(path) if self.remote is None else f"{self.remote}/{path.relative_to(self.directory).as_posix()}"
 
-    def places(self, worker: int) -> Path:
-        """Where a worker other than the chief keeps its place in its own share of the data."""
-        return self.directory / "places" / f"worker-{worker}"
-
     @property
     def run_id(self) -> str | None:
         """What tells this run from any other, given when its directory was made; moving or copying keeps it."""

@@ -11,7 +11,7 @@ from prototrain.experiment.lock import LOCK
 _OWN_NAMES = {
     "config.json", "config.txt", "source", "environment.json", "checkpoints", "summaries", "metrics.jsonl",
     "metrics.superseded.jsonl", "train.log", LOCK, "analysis", "exported", "hyper.txt", "run.json",
-    "report.html", ".token", "places",
+    "report.html", ".token",
 }  # fmt: skip
 STEP = re.compile(r"step-(\d{10,})")
 """The name of a checkpoint's directory."""

@@ -20,7 +20,7 @@ from prototrain.checkpoint.weights import Source, averaged_weights, dump_weights
 from prototrain.data.adapters import as_datasets
 from prototrain.data.batches import first_dimensions, first_part, limited
 from prototrain.data.pipeline import named_files
-from prototrain.data.shares import Share, for_worker, own_spec
+from prototrain.data.shares import Share, for_worker
 from prototrain.data.stream import TrainingData
 from prototrain.errors import CallbackError, DataError, ModelError, OutOfMemoryError
 from prototrain.experiment import home_of, source_of
@@ -29,7 +29,7 @@ from prototrain.experiment.facts import Facts, file_digests
 from prototrain.model import first_values
 from prototrain.model.evaluation import Evaluation
 from prototrain.model.layer_cache import LayerCache
-from prototrain.model.loading import Model, declared_spec
+from prototrain.model.loading import Model
 from prototrain.model.net import check_net, loss_weight, naming_batch, scalars
 from prototrain.model.placement import Placement
 from prototrain.model.variables import select, variable_table
@@ -54,8 +54,7 @@ class BuiltModel:
     Any model will do that has a `config`, `datasets` and `build`, whether it is going to be trained or only used.
 
     Args:
-        model: an object with `config`, `datasets()` and `build(inputs, train_phase)`. With an `element_spec` of a
-            training batch it is built on zeros, and no data is read before it is trained on.
+        model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
         placement: the towers; one on the default device if None.
         datasets: instead of the model's `datasets`.
         repeats_data: whether finite training data is repeated.
@@ -112,7 +111,6 @@ class BuiltModel:
                 limited(partial(datasets_of, model, share) if datasets is None else datasets, **limits),
                 seed=seed,
                 announce=log,
-                declared=own_spec(declared_spec(model), share),
                 batch_size=self.config["model.batch_size"] * self.placement.parts // self.placement.towers,
                 repeat=repeats_data,
                 share=share,

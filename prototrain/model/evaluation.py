@@ -10,16 +10,15 @@ import tensorflow as tf
 
 from prototrain.checkpoint.random import random_state_kept
 from prototrain.data.batches import WHY_EMPTY, counted_examples
-from prototrain.data.reading_ahead import prefetched
+from prototrain.data.positions import prefetched
 from prototrain.data.rule import reshuffles
-from prototrain.data.waiting import patiently
 from prototrain.errors import DataError, StepError
 from prototrain.step.functions import compiled
 from prototrain.step.result import failed_stage
 from prototrain.step.variables import StopVariable
 from prototrain.system.signals import StopRequest
 from prototrain.system.tracebacks import cause
-from prototrain.system.waiting import announcing
+from prototrain.system.waiting import announcing, patiently
 from prototrain.towers import components
 
 Batch = dict[str, Any]

@@ -85,7 +85,6 @@ class Model:
         build: its function that builds one tower.
         source: the package's directory or the module's file, for the snapshot.
         callbacks: its function that returns more callbacks, if it has one.
-        element_spec: describes a training batch, or a function that returns it, if it has one.
         serving: its function that makes a batch of new data, if it has one.
     """
 
@@ -95,7 +94,6 @@ class Model:
     build: Callable[[dict[str, Any], bool], Mapping[str, Any]]
     source: Path | None = None
     callbacks: Callable[[], Iterable[Callback]] | None = None
-    element_spec: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None
     serving: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
 
@@ -104,7 +102,6 @@ _HOMES = {
     "datasets": "datasets",
     "build": "definition",
     "callbacks": "callbacks",
-    "element_spec": "datasets",
     "serving": "datasets",
 }
 """The module of a package that each part of a model may be in."""
@@ -128,26 +125,12 @@ def check_model(model: Any) -> None:
         raise ModelError(f"a {type(model).__name__} is no model: it has no {' and no '.join(missing)}")
 
 
-def declared_spec(model: Any) -> Mapping[str, Any] | None:
-    """The `element_spec` of a model, which describes a training batch; None if it has none.
-
-    Raises:
-        ModelError: it is not a dict.
-    """
-    declared = getattr(model, "element_spec", None)
-    declared = declared() if callable(declared) else declared
-    if declared is not None and not isinstance(declared, Mapping):
-        raise ModelError(f"element_spec must be a dict of tf.TensorSpec by name, not {type(declared).__name__}")
-    return declared
-
-
 def load_model(name: str) -> Model:
     """Import a model package from the current directory or from any installed package.
 
     The package gives `config`, `datasets` and `build` itself, or has them in its modules ``config.py``, ``datasets.py``
     and ``definition.py``. Optional, there too: `callbacks` (in ``callbacks.py``) adds callbacks to those that the
-    config asks for; `element_spec` (in ``datasets.py``) describes a training batch, so that none has to be read to
-    build the model; `serving(inputs)` (in ``datasets.py``) makes a batch of new data for `predict` and `evaluate`.
+    config asks for; `serving(inputs)` (in ``datasets.py``) makes a batch of new data for `predict` and `evaluate`.
 
     A model may be a class as well, with these as attributes and methods: then `name` is ``module:Class``, and it is
     made without arguments.

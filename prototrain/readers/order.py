@@ -17,15 +17,12 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import DataError
-from prototrain.readers.paths import digest_of_names
 from prototrain.system.terminal import say
 
 Shuffle: TypeAlias = Literal["index", False] | None
 
-DESCRIPTION = "description_for_prototrain"
-"""An attribute of a dataset's Python object: lines that describe what TensorFlow does not know about it."""
-FILES = "files_for_prototrain"
-"""An attribute of a dataset's Python object: the files that it reads, and its description without them."""
+ABOUT = "about_for_prototrain"
+"""An attribute of a dataset's Python object: its description in lines, and its files; TensorFlow knows neither."""
 _ORDER = "order_for_prototrain"  # on the Python object of a dataset
 _BLOCK, _BLOCK_BYTES = 1024, 2**20  # that are read at once; examples, and about how much
 _ROUNDS = 8  # of the cipher that a permutation is made by; an even number
@@ -115,7 +112,6 @@ def random_order(
     *,
     about: str,
     files: list[str],
-    paths: list[str] | None = None,
     each: float | None,
 ) -> tf.data.Dataset:
     """Examples in an order.
@@ -124,8 +120,7 @@ def random_order(
         order: of their numbers.
         read: returns the examples of many numbers, or the example of one number; traced.
         about: what the examples are, in a word.
-        files: that they are read from; with other files it is other data.
-        paths: of these files on this machine, if they have other names.
+        files: that they are read from, as files of this machine; with other files it is other data.
         each: the size of an example in bytes, about, to read many at once; None to read one by one.
     """
 
@@ -138,9 +133,7 @@ def random_order(
         return numbers.map(_as_it_is(lambda block: _permuted(block, seed, order.length)))
 
     source = tf.data.Dataset.range(1)
-    what, seed = f"shuffle by index({order.length} {about}", f"seed {order.seed})"
-    setattr(source, DESCRIPTION, [f"{what} of {digest_of_names(files)}, {seed}"])
-    setattr(source, FILES, (files if paths is None else paths, [f"{what}, {seed}"]))
+    setattr(source, ABOUT, ([f"shuffle by index({order.length} {about}, seed {order.seed})"], files))
     numbers = source.flat_map(_as_it_is(places))
     numbers = numbers.unbatch() if each is None else numbers
     examples = numbers.map(_as_it_is(read), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)

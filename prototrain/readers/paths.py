@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import os
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -12,7 +11,7 @@ from typing import TypeAlias
 
 from prototrain.errors import DataError
 from prototrain.system.storage import Storage, downloaded, downloaded_all
-from prototrain.system.urls import cache_home, local_path, url_of
+from prototrain.system.urls import local_path, url_of
 
 PathLike: TypeAlias = str | os.PathLike[str]
 Files: TypeAlias = list[tuple[str, str]]  # the name for messages, and the path, of each
@@ -65,13 +64,6 @@ def matching_files(pattern: PathLike) -> list[str]:
         name = glob.escape(name)
     matches = {other: info for other, info in sorted(Storage(base_url).listing().items()) if fnmatchcase(other, name)}
     return [str(path) for path in downloaded_all(base_url, matches)]
-
-
-def digest_of_names(files: Iterable[str]) -> str:
-    """A text that is the same for files of the same names, on another machine's cache of URLs as well."""
-    home = cache_home()
-    names = [str(Path(file).relative_to(home)) if Path(file).is_relative_to(home) else file for file in files]
-    return hashlib.sha256("\0".join(names).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def stamp(path: str) -> list[int]:

@@ -1,13 +1,14 @@
-"""Prints a message when an operation takes longer than two seconds."""
+"""Waiting: messages for operations that take longer than two seconds, and waits that signals interrupt."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 PATIENCE_SECONDS = 2.0
+_Result = TypeVar("_Result")
 _open = threading.local()  # the operations of this thread, the outermost first
 
 
@@ -61,3 +62,32 @@ def announcing(
     finally:
         others.remove(this)
         begun[-1].cancel()
+
+
+def patiently(work: Callable[[], _Result], *, check: Callable[[], object] = lambda: None) -> _Result:
+    """Do something in another thread, so that signals are handled meanwhile.
+
+    Args:
+        work: what to do.
+        check: called every now and then; what it raises ends the wait, and the work is left to itself.
+
+    Returns:
+        what `work` returned; what it raised is raised.
+    """
+    outcome: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            outcome["result"] = work()
+        except BaseException as error:
+            outcome["error"] = error
+
+    thread = threading.Thread(target=run, name="wait", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)  # some systems hear of a signal only in between
+        check()
+    if "error" in outcome:
+        raise outcome["error"]
+    result: _Result = outcome["result"]
+    return result

@@ -478,9 +478,6 @@ class Trainer:
         """
         return nullcontext()
 
-    def _before_save(self) -> None:
-        """Note that a checkpoint is about to be written."""
-
     def _after_restore(self) -> list[str]:
         """Prepare to continue from a restored checkpoint; returns notes for the line "start"."""
         return []

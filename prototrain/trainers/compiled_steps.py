@@ -58,7 +58,7 @@ class CompiledSteps:
         self._record(result)
         if result.error is not None:
             raise result.error from result.error.__cause__
-        if not self._has_looked:
+        if not self._has_looked and result.steps:  # else nothing is traced yet
             self._has_looked = True
             self._look()
             if self.calls.graph is not None and self.calls.calls_summaries and not trainer.callbacks.has_watchers:

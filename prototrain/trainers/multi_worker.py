@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
 
-from prototrain.data.shares import OwnPlaces, Share, shared_out
+from prototrain.data.shares import Share, shared_out
 from prototrain.distributed.checks import require_same, require_same_data, require_same_settings, require_shared
 from prototrain.distributed.connect import COLLECTIVES, connect, find_cluster
 from prototrain.distributed.sync import AgreedStop, WorkerSync, is_of_peers, launcher, report
@@ -83,10 +83,7 @@ class MultiWorkerTrainer(SyncTrainer):
             super().__init__(model, experiment=experiment, placement=placement, batch=batch)
             require_same(self._sync, "the model", {"variables": list(self.variables)})
         self.is_chief, self.workers = self.worker.is_chief, self.worker.count
-        if self.share.is_own and not self.is_chief and self.experiment is not None:
-            self.data.own_places = OwnPlaces(self.experiment.places(self.worker.index), self.experiment.checkpoints)
         self.stop = AgreedStop(self._say)
-        self._has_saved = False
         self._forget()
 
     def _forget(self) -> None:
@@ -128,12 +125,10 @@ class MultiWorkerTrainer(SyncTrainer):
                 yield
             if not self._all_know and self.global_step < planned:
                 self._agree(0, ended=True)
-            self._write_place()
             self._sync.wait_for_all()
         except (KeyboardInterrupt, SystemExit) as error:
             if not self._all_know:
                 self._sync.fail(error)
-            self._write_place()
             self._sync.wait_for_all()
             raise
         except NonFiniteError:
@@ -147,7 +142,6 @@ class MultiWorkerTrainer(SyncTrainer):
         self.check_rate()
         if not self._has_begun:
             self._has_begun = launcher.has_begun = True
-            self._write_place(is_start=True)
             if self.is_chief:
                 self.monitors.put_scalar("cluster/restarts", launcher.restarts)
                 self.monitors.put_scalar("cluster/workers", self.worker.count)
@@ -173,7 +167,6 @@ class MultiWorkerTrainer(SyncTrainer):
             step=self.global_step,
             batches=self.data.total,
             save=self.stop.take_save(),
-            has_saved=self._has_saved,
             signum=self.stop.wanted,
             ended=ended,
             data_ended=self._data_ended,
@@ -192,9 +185,6 @@ class MultiWorkerTrainer(SyncTrainer):
             return 0
         if told.ended is not None:
             raise StopTraining(f"{self.worker.name(told.ended)} has ended the run")
-        if told.save or told.has_saved:
-            self._has_saved = False
-            self._write_place()
         if told.save:
             self.run.save_as_asked()
         return told.steps
@@ -205,9 +195,6 @@ class MultiWorkerTrainer(SyncTrainer):
 
     def make_datasets(self) -> dict[str, tf.data.Dataset]:
         return shared_out(super().make_datasets(), self.share, self.global_batch // self.worker.count)
-
-    def _before_save(self) -> None:
-        self._has_saved = True
 
     def log(self, text: str) -> None:
         if self.worker.is_chief or text.startswith("WARNING"):
@@ -238,15 +225,6 @@ class MultiWorkerTrainer(SyncTrainer):
         super()._look_at_data(built)
         if (warning := require_same_data(self._sync, built)) is not None:
             self.log(f"WARNING: {warning}")
-
-    def _write_place(self, *, is_start: bool = False) -> None:
-        """Write where this worker is in its own share of the data, next to what the chief saves."""
-        if self.data.own_places is None or not (self._has_begun and self.run.state_is_sound):
-            return
-        try:
-            self.data.own_places.write(self.data, is_start=is_start)
-        except (OSError, tf.errors.OpError) as error:
-            self._say(f"WARNING: worker {self.worker.index} cannot save its place in the data: {in_one_line(error)}")
 
     def _say(self, text: str) -> None:
         """Print a line on any worker, at once."""

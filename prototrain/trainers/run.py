@@ -381,7 +381,6 @@ class Run:
         if not self._is_accepted:
             raise CheckpointError("nothing can be saved before the run has begun; save in before_train() or later")
         trainer, record, remote = self._trainer, self._record, self._remote
-        trainer._before_save()
         is_sound = self.state_is_sound
         trainer.monitors.flush()
         finish = self.checkpoints.start(self._snapshot(gives_way), aside=not is_sound)

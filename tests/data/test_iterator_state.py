@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from prototrain.data.positions import mapped, read_state, restore_state, take_state, write_state
-from prototrain.tf_private import holds_generator
+from prototrain.data.positions import holds_shuffle, read_state, write_state
+from prototrain.tf_private import iterator_state, set_iterator_state
 
 
 def numbers() -> tf.data.Dataset:
@@ -18,12 +18,12 @@ def test_a_state_does_not_move_on_with_its_iterator(tmp_path: Path) -> None:
     iterator = iter(numbers())
     for _ in range(4):
         next(iterator)
-    state = take_state(iterator)
+    state = iterator_state(iterator)
     expected = [next(iterator).numpy().tolist() for _ in range(10)]
     write_state(str(tmp_path / "data"), state)
     del iterator
     other = iter(numbers())
-    restore_state(other, read_state(str(tmp_path / "data")))
+    set_iterator_state(other, read_state(str(tmp_path / "data")))
     assert [next(other).numpy().tolist() for _ in range(10)] == expected
 
 
@@ -36,15 +36,13 @@ def test_a_state_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_state_of_another_dataset(tmp_path: Path) -> None:
-    write_state(str(tmp_path / "data"), take_state(iter(numbers())))
+    write_state(str(tmp_path / "data"), iterator_state(iter(numbers())))
     with pytest.raises(tf.errors.OpError):
-        restore_state(iter(tf.data.Dataset.range(3).shuffle(2)), read_state(str(tmp_path / "data")))
+        set_iterator_state(iter(tf.data.Dataset.range(3).shuffle(2)), read_state(str(tmp_path / "data")))
 
 
 def holds(directory: Path, iterator: Any) -> bool:
-    write_state(str(directory / "data"), take_state(iterator))
-    with mapped(str(directory / "data")) as content:
-        return holds_generator(content)
+    return holds_shuffle(write_state(str(directory / "data"), iterator_state(iterator)))
 
 
 def test_whether_a_state_holds_the_generator_of_the_shuffle(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_random_ops_behind_a_generator_give_other_numbers_in_each_pass() -> None
     assert found[0] != found[2] != found[4]
 
 
-@pytest.mark.parametrize("done", range(1, 8))
+@pytest.mark.parametrize("done", [1, 2, 4, 7])
 @pytest.mark.parametrize(
     "make",
     [
@@ -142,14 +142,3 @@ def test_a_flow_is_reset_once_and_then_goes_on() -> None:
     data, _ = training(make)
     found = batches(data, 6)
     assert found[:2] != found[2:4] != found[4:] and flows[-1].resets == 1
-
-
-def test_the_same_batches_in_each_pass_are_told_once() -> None:
-    said: list[str] = []
-    data, _ = training(rows, said)
-    batches(data, 9)
-    assert len([line for line in said if "begins each pass with the same batch" in line]) == 1
-    said.clear()
-    data, _ = training(lambda: rows().shuffle(8), said)
-    batches(data, 9)
-    assert not said

@@ -14,7 +14,6 @@ import pytest
 import tensorflow as tf
 
 from prototrain import readers
-from prototrain.data import batches, cache_files
 from prototrain.data.stream import TrainingData
 from prototrain.errors import CheckpointError, DataError
 from prototrain.system import waiting
@@ -135,73 +134,29 @@ def test_fewer_batches_are_found_out(tmp_path: Path) -> None:
     assert read(other, 1) == [[0, 1]]
 
 
-def test_a_difference_of_mode_goes_on(tmp_path: Path) -> None:
-    stopped = data(lambda: generated(lambda: iter(range(10))))
-    read(stopped, 2)
-    meta = save(stopped, tmp_path / "saved")
-    meta["fingerprint"]["mode"] = "restart"
-    other = data(lambda: generated(lambda: iter(range(10))))
-    other.read(str(tmp_path / "saved" / "data"), meta)
-    assert other.caveat == "the training data has changed: mode was restart and is replay"
-    assert other.offset == 0
+@pytest.mark.parametrize(
+    ("make", "other", "words"),
+    [
+        (lambda: generated(lambda: iter(range(9))), lambda: generated(lambda: iter(range(9)), length=3), "batch size"),
+        (lambda: numbers_in_any_order(4), lambda: numbers_in_any_order(5), None),
+    ],
+)
+def test_other_batches_are_refused_unless_no_place_is_kept(make: Any, other: Any, words: Any, tmp_path: Path) -> None:
+    meta = save(data(make), tmp_path / "saved")
+    after = data(other)
+    if words is None:
+        after.read(str(tmp_path / "saved" / "data"), meta)
+        assert after.caveat is not None and "starts anew" in after.caveat
+        return
+    for mode in ("replay", "restart"):
+        meta["fingerprint"]["mode"] = mode
+        with pytest.raises(CheckpointError, match=rf"{words}.*allow-changed-data \(in Python: train\(allow_changed_d"):
+            after.read(str(tmp_path / "saved" / "data"), meta)
 
 
-def test_other_batches_are_refused_unless_no_place_is_kept(tmp_path: Path) -> None:
-    def in_any_order(examples: int) -> Datasets:
-        numbers = tf.data.Dataset.range(examples).map(lambda x: x, num_parallel_calls=2, deterministic=False)
-        return {"trn": numbers.batch(2).map(lambda x: {"x": x})}
-
-    for make, is_refused in ((in_any_order, False), (lambda n: generated(lambda: iter(range(9)), length=n), True)):
-        stopped = data(lambda make=make: make(4))
-        meta = save(stopped, tmp_path / f"{is_refused}")
-        other = data(lambda make=make: make(5))
-        if is_refused:
-            with pytest.raises(CheckpointError, match=r"allow-changed-data \(in Python: train\(allow_changed_d"):
-                other.read(str(tmp_path / f"{is_refused}" / "data"), meta)
-        else:
-            other.read(str(tmp_path / f"{is_refused}" / "data"), meta)
-            assert other.caveat is not None and "batches per pass was 2 and is 3" in other.caveat
-
-
-# Caches in files.
-
-
-@pytest.fixture
-def _no_caches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    owned: dict[str, Any] = {}
-    monkeypatch.setattr(cache_files, "_owned", owned)
-    yield
-    for file in owned.values():
-        file.close()
-
-
-@pytest.mark.usefixtures("_no_caches")
-def test_the_lock_of_a_cache_whose_run_is_gone_is_removed(tmp_path: Path) -> None:
-    name = str(tmp_path / "cache")
-    for file in ("cache_0.lockfile", "cache_0.data-00000-of-00001"):
-        (tmp_path / file).write_text("left")
-    Path(f"{name}.owner").write_text("process 99")
-    lines: list[str] = []
-    cache_files.take_caches([name], lines.append)
-    assert lines == [f"removed the unfinished cache {name} of process 99, which ended while it wrote that"]
-    assert [path.name for path in tmp_path.iterdir()] == ["cache.owner"]
-
-
-@pytest.mark.usefixtures("_no_caches")
-def test_a_lock_of_nobody_knows_whom(tmp_path: Path) -> None:
-    (tmp_path / "cache_0.lockfile").write_text("left")
-    with pytest.raises(DataError, match=r"if none is running, delete .*cache_0.lockfile"):
-        cache_files.take_caches([str(tmp_path / "cache")], print)
-    with pytest.raises(DataError, match="if none is running"):
-        cache_files.take_caches([str(tmp_path / "cache")], print)
-
-
-@pytest.mark.usefixtures("_no_caches")
-def test_a_cache_that_another_process_writes(tmp_path: Path) -> None:
-    cache_files.take_caches([str(tmp_path / "cache")], print)
-    cache_files._owned["its file"] = cache_files._owned.pop(str(tmp_path / "cache"))  # which stays open
-    with pytest.raises(DataError, match=r"is being written by process \d+"):
-        cache_files.take_caches([str(tmp_path / "cache")], print)
+def numbers_in_any_order(examples: int) -> Datasets:
+    numbers = tf.data.Dataset.range(examples).map(lambda x: x, num_parallel_calls=2, deterministic=False)
+    return {"trn": numbers.batch(2).map(lambda x: {"x": x})}
 
 
 # Waiting.
@@ -225,45 +180,6 @@ def test_a_first_batch_that_takes_long_is_waited_for_aloud(monkeypatch: pytest.M
     assert "waiting for the first batch of the training data ..." in lines
 
 
-def test_nothing_is_read_ahead_of_the_training_where_batches_are_declared() -> None:
-    reads: list[int] = []
-
-    def generate() -> Iterator[int]:
-        for number in range(1, 5):
-            reads.append(number)
-            yield number
-
-    said = {"x": tf.TensorSpec([None], tf.int64)}
-    source = TrainingData(lambda: generated(generate), seed=5, announce=print, declared=said)
-    assert source.mode == "replay" and source.first_batch["x"].numpy().tolist() == [0] and not reads
-    assert source.next_batch()["x"].numpy().tolist() == [1, 2] and reads
-    batch = batches.made_up_batch(
-        {
-            "x": tf.TensorSpec([None, None, 3], tf.float32),
-            "y": (tf.TensorSpec([None], tf.string), tf.RaggedTensorSpec([None, None], tf.int32, 1)),
-            "z": tf.SparseTensorSpec([None, 4], tf.bool),
-        },
-        2,
-    )
-    assert batch["x"].shape == (2, 1, 3) and batch["y"][0].shape == batch["y"][1].nrows() == 2
-    assert batch["z"].dense_shape.numpy().tolist() == [2, 4]
-
-
-@pytest.mark.parametrize(
-    ("declared", "words"),
-    [
-        ({"z": tf.TensorSpec([None], tf.int64)}, "element_spec has z; a batch of the dataset 'trn' has x"),
-        ({"x": tf.TensorSpec([None], tf.int32)}, "element_spec: 'x' is .*int32.*; in the dataset 'trn' it is .*int64"),
-        ({"x": tf.TensorSpec([], tf.int64)}, "element_spec: 'x' is"),
-        ({"x": tf.int64}, "element_spec: 'x' must be a tf.TensorSpec, not tf.int64"),
-        ({"x": tf.TensorSpec(None, tf.int64)}, "must have a known rank"),
-    ],
-)
-def test_batches_that_are_not_as_declared(declared: Any, words: str) -> None:
-    with pytest.raises(DataError, match=words):
-        TrainingData(lambda: generated(lambda: iter(range(4))), seed=5, announce=print, declared=declared)
-
-
 def test_data_that_the_run_itself_makes() -> None:
     ready, spec = threading.Event(), {"x": tf.TensorSpec([], tf.int64)}
 
@@ -280,11 +196,15 @@ def test_data_that_the_run_itself_makes() -> None:
 
     def make() -> TrainingData:
         return TrainingData(
-            lambda: {"trn": readers.dataflow(flow, spec=spec, live=True).batch(2)}, seed=5, announce=print
+            lambda: {"trn": readers.dataflow(flow, spec=spec, live=True).batch(2)},
+            seed=5,
+            announce=print,
+            batch_size=3,
         )
 
     source = make()  # does not wait for anything
     assert source.describe() == "restart (it is live)"
+    assert source.is_made_up and source.first_batch["x"].numpy().tolist() == [0] * 3
     ready.set()
     assert source.next_batch()["x"].numpy().tolist() == [1, 2]
     source.stop_reading()

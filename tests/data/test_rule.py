@@ -43,7 +43,6 @@ def chosen(choices: tf.data.Dataset) -> tf.data.Dataset:
 
 
 EARLIER = numbers().shuffle(4, seed=3)
-EARLIER_TWICE = EARLIER.shuffle(2, seed=1)
 VARIABLE = tf.Variable(1, dtype=tf.int64)
 
 ITERATOR: dict[str, Make] = {
@@ -66,9 +65,9 @@ REPLAY: dict[str, tuple[Make, str]] = {
     "shuffled files": (lambda: numbers().shuffle(9).interleave(lambda x: D.range(x)), "shuffle below Interleave"),
     "a shuffle below a cache": (lambda: numbers().shuffle(9).cache(), "shuffle below Cache"),
     "concatenated": (lambda: numbers().shuffle(3).concatenate(numbers()), "stage Concatenate"),
-    "sampled": (lambda: D.sample_from_datasets([numbers(), numbers()]), "hides|stage (Random|DirectedInterleave)"),
-    "chosen": (lambda: chosen(D.range(2).repeat(6)), "stage DirectedInterleave"),
-    "chosen at random": (lambda: chosen(D.range(2).shuffle(2).repeat(6)), "hides|stage DirectedInterleave"),
+    "sampled": (lambda: D.sample_from_datasets([numbers(), numbers()]), "stage (Variant|Random|DirectedInterleave)"),
+    "chosen": (lambda: chosen(D.range(2).repeat(6)), "stage (Variant|DirectedInterleave)"),
+    "chosen at random": (lambda: chosen(D.range(2).shuffle(2).repeat(6)), "stage (Variant|DirectedInterleave)"),
     "a generator": (generated, "Python code makes it"),
     "Python code": (
         lambda: numbers().map(lambda x: tf.py_function(lambda y: y, [x], tf.int64)),
@@ -80,8 +79,10 @@ REPLAY: dict[str, tuple[Make, str]] = {
         lambda: numbers().flat_map(lambda x: D.range(4).shuffle(4)),
         "runs DummySeed",
     ),
+    "parallel random ops": (lambda: numbers().map(noisy, num_parallel_calls=2), "draws random numbers"),
+    "a snapshot": (lambda: numbers().snapshot("nowhere"), "stage (Variant|Snapshot)"),
     "a shuffle that is repeated and cut off": (lambda: numbers().shuffle(3).repeat().prefetch(9).take(4), "cut off"),
-    "a file's cache": (lambda: numbers().cache("kept"), "cached in the file kept"),
+    "a file's cache": (lambda: numbers().cache("kept"), "cached in a file"),
     "an option": (lambda: with_options(experimental_symbolic_checkpoint=True), "symbolic_checkpoint"),
     "a stage that the table has not": (lambda: numbers().window(2).flat_map(lambda x: x), "Window"),
 }
@@ -92,9 +93,6 @@ RESTART: dict[str, tuple[Make, str]] = {
         "ParallelInterleave has deterministic=False",
     ),
     "any order by option": (lambda: with_options(deterministic=False), "options have deterministic=False"),
-    "parallel random ops": (lambda: numbers().map(noisy, num_parallel_calls=2), "in parallel .*stateless_"),
-    "a snapshot": (lambda: numbers().snapshot("nowhere"), "Snapshot does not repeat"),
-    "two shuffles made before": (lambda: EARLIER_TWICE, r"made outside of datasets\(\)"),
 }
 
 
@@ -141,12 +139,6 @@ def test_an_iterator_that_cannot_be_saved_is_refused(make: Make) -> None:
 
 def test_the_table_is_short() -> None:
     assert len(PLAIN) <= 30
-
-
-def test_a_shuffle_without_a_seed_is_not_repeated() -> None:
-    tf.random.set_seed(None)
-    made = numbers().shuffle(3)
-    assert data_of(lambda: made).describe().startswith("restart (it is shuffled without a seed")
 
 
 @pytest.mark.parametrize(

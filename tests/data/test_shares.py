@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,9 +7,9 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from prototrain.data.shares import OwnPlaces, Share, for_worker, own_spec, shared_out
+from prototrain.data.shares import Share, for_worker, shared_out
 from prototrain.data.stream import TrainingData
-from prototrain.errors import CheckpointError, ConfigError, DataError
+from prototrain.errors import ConfigError, DataError
 
 
 def text_files(directory: Path) -> list[str]:
@@ -66,65 +65,23 @@ def test_files_are_divided_and_each_share_repeats(tmp_path: Path) -> None:
     assert shared_out({"trn": tf.data.Dataset.range(3)}, Share(0, 1, "files"), 3)["trn"].cardinality() == 3
 
 
-def test_a_declared_batch_has_any_size_where_it_is_a_part() -> None:
-    declared = {"x": tf.TensorSpec([8, 4]), "scale": tf.TensorSpec([])}
-    assert own_spec(declared, Share(1, 2, "batch")) is declared
-    assert own_spec(declared, Share(1, 2, "files")) == {"x": tf.TensorSpec([None, 4]), "scale": tf.TensorSpec([])}
-    assert own_spec(None, Share(1, 2, "files")) is None
-
-
 def test_what_has_no_files_cannot_be_divided_by_them() -> None:
     with pytest.raises(DataError, match=r"does not come from files .*set model\.data_sharding to \"none\""):
         shared_out({"trn": tf.data.Dataset.range(9).batch(3)}, Share(0, 2, "files"), 3)
 
 
-def test_a_worker_comes_back_to_its_own_place(tmp_path: Path) -> None:
+def test_a_worker_reads_its_own_share_again_up_to_the_place_of_the_chief(tmp_path: Path) -> None:
     names, share = text_files(tmp_path), Share(1, 2, "files")
     whole = read(share_of(names, share, shuffle=8), 14)
-    checkpoints = tmp_path / "checkpoints"
+    chiefs = share_of(names, Share(0, 2, "files"), shuffle=8)
+    read(chiefs, 6)
+    meta = chiefs.write(str(tmp_path / "chief"))()
 
-    def mine(share: Share = share) -> TrainingData:
-        data = share_of(names, share, shuffle=8)
-        data.own_places = OwnPlaces(tmp_path / "places", checkpoints)
-        return data
+    again = share_of(names, share, shuffle=8)
+    again.read("not used", meta)
+    assert read(again, 5) == whole[6:11] and again.caveat is None and again.total == 11
 
-    data, chiefs = mine(), share_of(names, Share(0, 2, "files"), shuffle=8)
-    metas = {}
-    for total in range(1, 10):
-        read(data, 1)
-        read(chiefs, 1)
-        if total in (3, 6, 9):  # where the chief saves
-            metas[total] = chiefs.write(str(tmp_path / "chief"))()
-            (checkpoints / f"step-{total:010d}").mkdir(parents=True)
-            assert data.own_places is not None
-            data.own_places.write(data)
-    shutil.rmtree(tmp_path / "places" / "place-0000000009")  # it was killed before it could write it
-    (tmp_path / "places" / "place-0000000006" / "meta.json").write_text("{")
-
-    for total in (3, 6, 9):
-        again = mine()
-        again.read("not used", metas[total])
-        assert (again.total, again.caveat) == (total, None)
-        assert read(again, 5) == whole[total : total + 5]
-    assert again.own_places is not None
-    again.own_places.write(again, is_start=True)
-    assert {path.name for path in (tmp_path / "places").iterdir()} >= {"place-0000000003"}
-
-    changed = mine()
-    changed.fingerprint["seed"] = 2
-    with pytest.raises(CheckpointError, match="the training data has changed: seed was 1 and is 2"):
-        changed.read("not used", metas[3])
-
-    third = mine(Share(1, 3, "files"))
-    third.read("not used", metas[9])
-    assert third.total == 9 and third.caveat is not None
-    assert third.caveat.startswith(
-        "each of 3 workers reads its own files of the training data, and not as before (each"
-    )
-    assert not (tmp_path / "places").exists()
-
-    nowhere = mine()
-    nowhere.read("not used", metas[9])
-    assert (
-        nowhere.caveat == "the place of this worker in its share of the training data is not known: a new pass begins"
-    )
+    third = share_of(names, Share(1, 3, "files"), shuffle=8)
+    third.read("not used", meta)
+    assert third.total == 6 and third.caveat is not None
+    assert "each of 3 workers reads its own files of the training data, and not as before (each" in third.caveat

@@ -169,17 +169,6 @@ def test_going_back_to_before_a_shuffle_has_begun(make: Callable[[], dict[str, t
     assert read(source, batches) == expected
 
 
-def test_a_checkpoint_with_batches_behind_its_state_is_resumed(tmp_path: Path) -> None:
-    """As earlier versions wrote them where saves followed each other quickly."""
-    source = data()
-    read(source, 4)
-    meta = {**save(source, tmp_path / "state"), "offset": 9, "behind": 5}
-    expected = read(source, 12)[5:]
-    other = data()
-    other.read(str(tmp_path / "state" / "data"), meta)
-    assert read(other, 7) == expected
-
-
 def of_lines() -> tf.data.Dataset:
     return tf.data.TextLineDataset("lines").map(tf.strings.length).batch(2)
 

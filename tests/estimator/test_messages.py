@@ -98,7 +98,7 @@ def train(**arguments: Any) -> Callable[[Path], Any]:
 
 
 OF_SETTINGS: dict[str, Callable[[Path], Any]] = {
-    "RunConfig has no save_checkpoint_steps: the nearest .* save_checkpoints_steps": lambda path: RunConfig(
+    "RunConfig has no save_checkpoint_steps: it has .* save_checkpoints_steps": lambda path: RunConfig(
         save_checkpoint_steps=3  # type: ignore[call-arg]
     ),
     "RunConfig has no session_config: there are no sessions": lambda path: RunConfig(session_config=None),  # type: ignore[call-arg]
@@ -175,7 +175,8 @@ def test_names_that_are_gone() -> None:
         (estimator, "inputs", "has no inputs: return a tf.data.Dataset"),
         (estimator, "StopAtStepHook", "has no StopAtStepHook: the guide"),
         (estimator.feature_column, "linear_model", "LinearClassifier and LinearRegressor take the columns"),
-        (estimator.feature_column, "sequence_numeric_column", "sequences are ragged features"),
+        (estimator.feature_column, "shared_embeddings", "call one keras.layers.Embedding"),
+        (estimator.feature_column, "sequence_numeric_column", "a ragged feature goes"),
     ):
         with pytest.raises(ModelError, match=message):
             getattr(module, name)

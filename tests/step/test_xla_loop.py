@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,6 +18,7 @@ import tensorflow as tf
 from prototrain import Callback, ModelDict, SimpleTrainer, SyncReplicatedTrainer
 from prototrain.callbacks import DumpTensors, SaveOnExit, StopOnNaN
 from prototrain.errors import ConfigError, NonFiniteError
+from tests.conftest import ROOT
 from tests.tiny import Losses, tiny_arrays, tiny_datasets, tiny_model, values
 
 STEPS = 13
@@ -103,14 +107,45 @@ def test_the_steps_are_those_of_the_plain_loop_however_long_the_calls_are(datase
 
 
 @pytest.mark.parametrize("datasets", DATA)
-def test_a_resume_continues_within_a_block(datasets: Any, experiment: Path) -> None:
+def test_a_resume_continues_within_a_block_and_at_the_end_of_a_pass(
+    datasets: Any, experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     straight = trainer(datasets=datasets)
     straight.train([], max_steps=STEPS)
-    for steps in (7, 8, STEPS):
+    for steps in (5, 7, STEPS):
         part = trainer(experiment, datasets=datasets)
         part.train([SaveOnExit()], max_steps=steps)
     assert values(part) == values(straight)
-    assert part.data.caveat is None
+    assert part.data.caveat is None and "WARNING" not in capsys.readouterr().out
+
+
+def test_single_batches_of_blocks() -> None:
+    batches = []
+    for loop in (False, "loop"):
+        made = trainer(loop=loop, datasets=generated)
+        made.train([], max_steps=2)
+        batches.append([made.next_batch()["x"].numpy().tolist() for _ in range(5)])
+    assert batches[0] == batches[1]
+
+
+PROGRAM = """
+from tests.step.test_xla_loop import Every, trainer
+
+made = trainer()
+for number, steps in enumerate((4, 11, 30)):
+    made.train([Every(number + 2)], max_steps=steps)
+"""
+
+
+def test_xla_compiles_once_whatever_the_lengths_of_the_calls(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": f"--xla_dump_to={tmp_path}"},
+        check=True,
+    )
+    dumped = [file.name for file in tmp_path.glob("*_program_*.before_optimizations.txt")]
+    assert len(dumped) == 3, "one program for each call of train()"
 
 
 @pytest.mark.parametrize("datasets", [shuffled, repeated, generated])
