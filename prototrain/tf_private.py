@@ -235,24 +235,6 @@ def is_stateful(kind: str) -> bool:
     return definition is None or definition.is_stateful
 
 
-def with_constants(function: Any) -> Any:
-    """A concrete function whose variables are constants.
-
-    Raises:
-        ValueError, NotImplementedError, tf.errors.OpError: it uses something that cannot be a constant.
-    """
-    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
-
-    return convert_variables_to_constants_v2(function)
-
-
-def optimized(config: tf.compat.v1.ConfigProto, meta: tf.compat.v1.MetaGraphDef) -> tf.compat.v1.GraphDef:
-    """A graph after TensorFlow's graph optimizers; "train_op" in `meta` names the outputs."""
-    from tensorflow.python.grappler import tf_optimizer
-
-    return tf_optimizer.OptimizeGraph(config, meta)
-
-
 # -- Keras -------------------------------------------------------------------------------------------------------------
 
 CALLBACK_SCRATCH = {"_model", "params", "csv_file", "writer", "_writers", "_summary_module", "min_delta"}

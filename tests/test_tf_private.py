@@ -381,17 +381,6 @@ def test_the_attributes_of_keras_callbacks_that_are_no_state() -> None:
     assert {"_model", "params", "writer", "csv_file"} <= tf_private.CALLBACK_SCRATCH
 
 
-def test_a_function_becomes_one_graph() -> None:
-    weight = tf.Variable(2.0)
-    twice = tf.function(lambda x: x * weight).get_concrete_function(tf.TensorSpec([], tf.float32))
-    frozen = tf_private.with_constants(twice)
-    weight.assign(5.0)
-    assert float(frozen(tf.constant(3.0))[0]) == 6.0 and not frozen.variables
-    meta = tf.compat.v1.MetaGraphDef(graph_def=frozen.graph.as_graph_def())
-    meta.collection_def["train_op"].node_list.value.append(frozen.outputs[0].op.name)
-    assert len(tf_private.optimized(tf.compat.v1.ConfigProto(), meta).node) <= len(meta.graph_def.node)
-
-
 def test_a_dataset_is_divided_by_its_files(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).write_text(f"{name}1\n{name}2\n")
