@@ -212,12 +212,10 @@ def from_py_dataset(data: keras.utils.PyDataset, *, shuffle: bool, ends_epochs: 
 
 
 def from_generator(made: Iterator[Any], again: Callable[[], Any] | None) -> tf.data.Dataset:
-    """The batches that a generator gives.
+    """The batches that a generator gives, of which nothing was read.
 
-    Args:
-        made: the generator, of which nothing was read.
-        again: makes it once more, if anything does. Without it the data can be read once only, and a run that continues
-            in another process counts on it giving the same batches.
+    Without `again`, which makes it once more, it can be read once only, and a run that continues in another process
+    counts on the same batches.
     """
     if again is None:
         once = _Once(made)
@@ -235,9 +233,6 @@ class _Read:
 
 class _Once:
     """Reads a generator once, however often the first batches are looked at before the training begins.
-
-    Args:
-        generator: of which nothing was read but by another one of these.
 
     Raises:
         DataError: it is another kind of iterator, whose position is unknown.
@@ -400,11 +395,6 @@ class GrainPosition(Position):
     """Grain's own state, whatever its size, is the place.
 
     A `MapDataset` is repeated by Grain, which shuffles it anew each time; an `IterDataset` is begun anew at its end.
-
-    Args:
-        source: see `Position`.
-        announce: see `Position`.
-        grain: what the training dataset is made of.
     """
 
     mode = "iterator"
@@ -441,13 +431,7 @@ class GrainPosition(Position):
 
 
 class _Reading:
-    """One way through the data, from a state on.
-
-    Args:
-        grain: what is read.
-        offset: how many batches of the pass lie before.
-        state: behind these, as JSON; None for the start.
-    """
+    """One way through the data, from the state behind some batches of the pass on; None stands for the start."""
 
     def __init__(self, grain: _Grain, offset: int, state: str | None) -> None:
         dataset, self._named = grain

@@ -74,11 +74,6 @@ def _takes_worker(make: Callable[..., Any]) -> bool:
 def shared_out(datasets: Datasets, share: Share, batch_size: int) -> Datasets:
     """Give a worker its own share of the training data, without an end: passes over shares are not equally long.
 
-    Args:
-        datasets: as the model gives them.
-        share: this worker's.
-        batch_size: how many examples of each step are this worker's.
-
     Raises:
         DataError: TensorFlow cannot divide the data by its files.
     """

@@ -14,7 +14,7 @@ import tensorflow as tf
 from prototrain.data.batches import by_path, digest_of, first_dimensions, made_up_batch
 from prototrain.data.choice import choose_position
 from prototrain.data.pipeline import describe_pipeline, first_difference, stages
-from prototrain.data.positions import FEWER_BATCHES
+from prototrain.data.positions import FEWER_BATCHES, IteratorPosition
 from prototrain.data.reading_again import Reader
 from prototrain.data.shares import Share
 from prototrain.data.source import Source
@@ -102,7 +102,7 @@ class TrainingData:
             self._source, announce, is_single_pass=self._is_single_pass, wanted=data_position, made_up=made_up
         )
         # Which every run reads, so that it costs nothing to find that what the data is made of has changed.
-        self._first = digest_of(self.first_batch) if made_up is None and self._position.keeps_place else None
+        self._first = digest_of(self.first_batch) if made_up is None and self.mode != "restart" else None
         self.datasets = self._source.datasets
         self.element_spec = self._source.training.element_spec
         self.fingerprint = {
@@ -338,7 +338,7 @@ class TrainingData:
         if changed:
             self.caveat = f"the training data has changed: {'; '.join(changed)}; a new pass begins"
             position.begin(number + 1)
-        elif is_chiefs and position.keeps_place:
+        elif is_chiefs and self.mode != "restart":
             position.replay(number, offset)
         else:
             self.caveat = position.read(prefix, meta)
@@ -359,15 +359,16 @@ class TrainingData:
 
     def _changes(self, then: Mapping[str, Any]) -> list[str]:
         """In words, what of the data is not as it was when a position was saved."""
-        now, position = self.fingerprint, self._position
-        keys = ["elements", "seed", *(("batch size", "batches per pass", "mode") if position.keeps_place else ())]
+        now, keeps_place = self.fingerprint, self.mode != "restart"
+        keys = ["elements", "seed", *(("batch size", "batches per pass", "mode") if keeps_place else ())]
         found = [f"{key} was {then.get(key)} and is {now[key]}" for key in keys if then.get(key) != now[key]]
-        if not position.keeps_place:
+        if not keeps_place:
             return found
         if (difference := first_difference(then.get("stages", []), now["stages"])) is not None:
             found.append(difference)
         elif then.get("file names") != now["file names"]:
             found.append("the names of its files are not what they were")
-        elif then.get("directory") != now["directory"] and position.names_files:
+        elif then.get("directory") != now["directory"] and isinstance(self._position, IteratorPosition):
+            # The state of an interleave has the names of the files that it reads.
             found.append(f"its files are in {now['directory']}, and the saved position reads {then['directory']}")
         return found

@@ -74,17 +74,6 @@ def test_a_state_that_is_not_whole_is_replaced_by_the_one_before(tmp_path: Path)
     assert 0 < max(meta["behind"] for meta in metas) < 7  # batches of a pass
 
 
-def test_going_back_reads_on_from_the_newest_state(tmp_path: Path) -> None:
-    source = data()
-    for index in range(3):
-        read(source, 4)
-        save(source, tmp_path / f"{index}")
-    expected = read(source, 10)
-    source.count(-10)
-    source.rewind()
-    assert read(source, 10) == expected
-
-
 def test_a_run_that_went_on_with_other_data_is_resumed_exactly(tmp_path: Path) -> None:
     before = data()
     read(before, 3)
