@@ -88,13 +88,13 @@ def __getattr__(name: str) -> Any:
 def _show_in_short(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None, *, others: Any = sys.excepthook
 ) -> None:
-    """Show an error of prototrain that ends a script with the script's own frames only."""
+    """Show an error of prototrain that ends a script in one line, as the command line does."""
     if not isinstance(error, PrototrainError):
         others(kind, error, trace)
         return
-    from prototrain.system.tracebacks import for_script
+    from prototrain.system.tracebacks import for_terminal
 
-    sys.stderr.write(for_script(error))
+    sys.stderr.write(for_terminal(error))
 
 
 sys.excepthook = _show_in_short

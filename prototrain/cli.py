@@ -25,7 +25,6 @@ _COMMANDS = {
     "report": report,
     "sweep": sweep,
 }
-_LOADING = ("run", "action")  # commands that import TensorFlow at once
 _OTHER_WORDS = {"train": "run MODEL", "fit": "run MODEL"} | {name: f"action MODEL {name}" for name in action.ACTIONS}
 
 
@@ -47,8 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complete(parser)
     _check_command(parser, arguments)
     options = parser.parse_args(arguments)
-    if arguments[0] in _LOADING and "tensorflow" not in sys.modules:
-        print("loading TensorFlow ...", file=sys.stderr, flush=True)  # which takes some seconds
     try:
         options.command(options)
     except KeyboardInterrupt:

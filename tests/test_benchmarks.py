@@ -31,9 +31,7 @@ def test_workloads(workload: Workload) -> None:
 
 
 def test_growth() -> None:
-    assert growth.with_callbacks(2, 20) > 0
     assert growth.with_variables(3, 20) > 0
-    assert growth.with_towers(2, 20) > 0
 
 
 def test_peers_in_a_table() -> None:

@@ -81,15 +81,15 @@ def test_dqn_learns_and_goes_on_with_its_memory(dqn: ModuleType, tmp_path: Path)
         return trainer
 
     with pytest.raises(KeyboardInterrupt):
-        run(1400, PressesCtrlC(400))
+        run(1200, PressesCtrlC(400))
     made = Checkpoints(tmp_path / "checkpoints", print).newest().variables()["callbacks/replay/made"]
-    trainer = run(1400)
+    trainer = run(1200)
     assert trainer.run.resume_line().startswith("resumed at step 400; data: restart")
     remembered = trainer.state["callbacks/replay/made"]
-    assert made[0] >= 390 * dqn.MOVES_PER_BATCH and remembered[0] >= made[0] + 980 * dqn.MOVES_PER_BATCH
-    assert trainer.monitors.latest("score/mean") > 0.4  # chance comes to -0.6
+    assert made[0] >= 390 * dqn.MOVES_PER_BATCH and remembered[0] >= made[0] + 780 * dqn.MOVES_PER_BATCH
+    assert trainer.monitors.latest("score/mean") > 0.2  # chance comes to -0.6
     target, online = (trainer.variables[f"{name}/q/kernel"].numpy() for name in ("target", "online"))
-    assert np.array_equal(target, online)  # as RunOp has left them after step 1400
+    assert np.array_equal(target, online)  # as RunOp has left them after step 1200
     assert not [thread for thread in threading.enumerate() if thread.name in ("player", "AsyncPredictor")]
 
 

@@ -42,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--output",
         metavar="FILE",
         type=_path,
-        help=f"ends in {' or '.join(SUFFIXES)}; default: analysis/<checkpoint>-predict-<dataset>.jsonl",
+        help=f"ends in {' or '.join(SUFFIXES)}; default: analysis/<checkpoint>-predict-<dataset or file>.jsonl",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a file that exists")
 
@@ -70,7 +70,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     built, experiment = restored.built, restored.experiment
     data = data_of(built, args)
     inputs = [name for name in built.element_spec if name in data.dataset.element_spec]
-    label = "files" if args.files else data.name
+    label = "-".join(path.stem for path in args.files[:2]) if args.files else data.name
     path = args.output or experiment.directory / f"analysis/{restored.checkpoint.path.name}-predict-{label}.jsonl"
     if path.exists() and not args.overwrite:
         raise ExperimentError(f"{path} exists; name another file with -o, or replace it with --overwrite")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
-from prototrain.commands.arguments import Parser, add_model, add_overrides, load
+from prototrain.commands.arguments import Parser, add_model, add_overrides, load, load_tensorflow
 from prototrain.errors import ConfigError
-from prototrain.model import import_own
-from prototrain.system.quiet import import_tensorflow
+from prototrain.model import import_own, require_module
 from prototrain.system.wording import did_you_mean
 
 ACTIONS: Final = {
@@ -43,7 +42,8 @@ def add(commands: Any) -> None:
 
 
 def _act(options: argparse.Namespace) -> None:
-    import_tensorflow()
+    require_module(options.model)
+    load_tensorflow()
     action = _module(options.action)
     name = f"prototrain action {options.model} {options.action}"
     parser = Parser(prog=name, usage=f"{name} [options]", description=action.__doc__)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 from prototrain.config import Config
-from prototrain.config.schema import SCHEMA
+from prototrain.config.schema import SCHEMA, is_strict
 from prototrain.config.values import texts_of_file
 from prototrain.errors import ConfigError
-from prototrain.model import Model, load_model
+from prototrain.model import Model, load_model, require_module
 from prototrain.system.quiet import import_tensorflow
 
 _KEYS_OF_OPTIONS: Final = {
@@ -50,7 +50,8 @@ class Parser(argparse.ArgumentParser):
         if "--set" in known:
             named = [key for key in SCHEMA if key.count(".") == 1]
             keys = {f"--{key.partition('.')[2].replace('_', '-')}": key for key in named} | _KEYS_OF_OPTIONS
-        near = difflib.get_close_matches(option.lower(), [*known, *keys], n=1)
+        near = difflib.get_close_matches(option.lower(), known, n=1)
+        near = near or difflib.get_close_matches(option.lower(), keys, n=1, cutoff=0.8)
         if not near:
             return f"there is no option {option}"
         meant = near[0] if near[0] in known else f"-s {keys[near[0]]}=VALUE"
@@ -126,7 +127,7 @@ def load(
         configure: called with the model's config before they count.
         to_train: whether it is to be trained, so that its config must say for how long.
     """
-    import_tensorflow()
+    load_tensorflow()
     model = load_model(options.model)
     if configure is not None:
         configure(model.config)
@@ -137,6 +138,27 @@ def load(
         if (why := model.config.why_without_effect(key)) is not None:
             print(f"WARNING: {key} has no effect: {why}")
     return model
+
+
+def check_early(options: argparse.Namespace) -> None:
+    """Check what can be checked before TensorFlow is imported, which takes seconds.
+
+    Raises:
+        ModelError: there is no such model.
+        ConfigError: a key of the engine is unknown, or its value is wrong.
+    """
+    require_module(options.model)
+    texts = {text.partition("=")[0].strip(): text for text in given(options)}
+    is_ours = {key: key in SCHEMA or is_strict(key) for key in texts}
+    # The module of a function may be the model's own.
+    Config().override([text for key, text in texts.items() if is_ours[key] and ":" not in text])
+
+
+def load_tensorflow() -> None:
+    """Import TensorFlow, with a line about it."""
+    if "tensorflow" not in sys.modules:
+        print("loading TensorFlow ...", file=sys.stderr, flush=True)
+    import_tensorflow()
 
 
 def given(options: argparse.Namespace) -> list[str]:

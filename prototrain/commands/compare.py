@@ -9,7 +9,7 @@ from typing import Any
 
 from prototrain.commands.arguments import option
 from prototrain.commands.runs import COLOURS, LOSSES, in_json, range_in_json, short_value, winner
-from prototrain.config import differing
+from prototrain.config import UNSET_TEXT, differing
 from prototrain.runs import Range, Run, flat, read_run, settings, short_names
 from prototrain.system.terminal import Table, show
 from prototrain.system.wording import in_digits, in_words
@@ -19,6 +19,7 @@ _OF_EACH_RUN = ("run_id", "started", "command")  # always differ
 _LONG = ("data.stages",)  # described in full by --json
 
 _AS_TEXT = {"disable_numparse": True}
+_NOTHING = "-"  # in a cell, where a run lacks what another one has
 
 
 def add(commands: Any) -> None:
@@ -44,7 +45,7 @@ def _compare(options: argparse.Namespace) -> None:
     names = short_names(runs)
     environment = [(key, _apart(values)) for key, values in environment if key not in _LONG]
     for title, rows in (("config", config), ("environment", environment)):
-        cells = [[key, *map(short_value, values)] for key, values in rows]
+        cells = [[key, *map(_cell, values)] for key, values in rows]
         said = Table(cells, [title, *names], options=_AS_TEXT)
         show(said if cells else f"{title}: no differences", end="\n\n")
     show(Table(_results(runs), ["result", *names], COLOURS, options=_AS_TEXT))
@@ -58,6 +59,10 @@ def _apart(values: list[Any]) -> list[Any]:
     return [", ".join(map(str, value)) for value in kept] if any(kept) else values
 
 
+def _cell(value: Any) -> str:
+    return _NOTHING if value in ("", UNSET_TEXT) else short_value(value)
+
+
 def _lasting(run: Run) -> dict[str, Any]:
     entries = flat(run.environment)
     return {key: value for key, value in entries.items() if key not in _OF_EACH_RUN}
@@ -68,7 +73,7 @@ def _results(runs: Sequence[Run]) -> list[list[str]]:
         "state": lambda run: run.ending,
         "steps": lambda run: run.steps,
         "time": lambda run: in_words(run.seconds),
-        "checkpoint": lambda run: "" if run.checkpoint is None else str(run.checkpoint),
+        "checkpoint": lambda run: _NOTHING if run.checkpoint is None else str(run.checkpoint),
     }
     rows = [[name, *map(fact, runs)] for name, fact in facts.items()]
     for name in _scalars(runs):
@@ -89,7 +94,7 @@ def _scalars(runs: Sequence[Run]) -> list[str]:
 
 def _range(scalar: Range | None, is_best: bool) -> str:
     if scalar is None:
-        return ""
+        return _NOTHING
     mark = "*" if is_best else ""
     ends = f" ({in_digits(scalar.lowest[0])} to {in_digits(scalar.highest[0])})" if _varies(scalar) else ""
     return f"{in_digits(scalar.last)}{mark}{ends}"

@@ -12,13 +12,12 @@ from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
-from prototrain.commands.arguments import add_model, confirm, load, option, whole
+from prototrain.commands.arguments import add_model, check_early, confirm, load, load_tensorflow, option, whole
 from prototrain.commands.workers import OPTIONS, check_trainer, start_workers
 from prototrain.config import Config
 from prototrain.config.schema import REFERENCE
 from prototrain.errors import ConfigError
 from prototrain.model import import_own
-from prototrain.system.quiet import import_tensorflow
 from prototrain.system.signals import ignore_save_signals
 from prototrain.system.wording import did_you_mean
 
@@ -106,6 +105,8 @@ def _run(options: argparse.Namespace) -> None:
     for name in ("steps", "epochs"):
         if (number := getattr(options, name)) is not None:
             options.set.append(f"model.num_{name}={number}")
+    if options.model is not None:
+        check_early(options)
     if options.workers is not None:
         start_workers(options)
         return
@@ -135,7 +136,7 @@ def _shortened(options: argparse.Namespace) -> Iterator[None]:
         raise ConfigError(
             "--fast-dev-run leaves the experiment alone, so there is nothing to delete; leave out --fresh"
         )
-    import_tensorflow()  # Ctrl-C during it must not leave the directory behind
+    load_tensorflow()  # Ctrl-C during it must not leave the directory behind
     with TemporaryDirectory() as directory:
         values = {"experiment_base_dir": json.dumps(directory), "limit_batches": 2, "validation_batches": 0}
         intervals = ("validation_step", "summary_save", "print", "checkpoint_save")
@@ -147,7 +148,7 @@ def _shortened(options: argparse.Namespace) -> Iterator[None]:
 
 
 def _repeat(options: argparse.Namespace) -> None:
-    import_tensorflow()
+    load_tensorflow()
     from prototrain.experiment.copies import imported_from_copies
     from prototrain.runs.repeat import Repeat
 
@@ -167,13 +168,13 @@ def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTr
             "--debug opens a shell, and there is no terminal to read from; run it at one, or leave it out"
         )
     if options.towers is not None:
-        import_tensorflow()
+        load_tensorflow()
         from prototrain.towers import prepare_devices
 
         prepare_devices(options.towers)  # before the model is imported, which may start TensorFlow
     keywords: dict[str, Any] = {}
     if options.trainer:
-        import_tensorflow()
+        load_tensorflow()
         keywords["trainer"] = trainer_class(options.trainer)
         if options.is_worker:
             check_trainer(keywords["trainer"])

@@ -23,7 +23,7 @@ from prototrain.system.wording import in_digits, in_words, matching
 
 LOSSES = ("trn/loss", "vld/loss")
 COLOURS = {"finished": "green", "failed": "red", "unreadable": "red", "running": "cyan", "interrupted": "yellow"}
-_NARROW = 100  # characters; a terminal that has fewer shows one loss only
+_NARROW = 100  # characters; where there are fewer, one loss is shown
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _list(options: argparse.Namespace) -> None:
         print(json.dumps([in_json(run, options.scalar) for run in found], indent=2))
     elif found:
         terminal = console()
-        show(table(found, options.scalar, is_narrow=terminal is not None and terminal.width < _NARROW))
+        show(table(found, options.scalar, is_narrow=terminal is None or terminal.width < _NARROW))
     elif everything:
         say(f"none of the {len(everything)} experiments in {where} is like that")
     else:

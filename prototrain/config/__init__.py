@@ -3,7 +3,7 @@
 Needs no TensorFlow.
 """
 
-from prototrain.config.config import Config, ConfigKeyError, differing
+from prototrain.config.config import UNSET_TEXT, Config, ConfigKeyError, differing
 from prototrain.config.json_form import FUNCTIONS_KEY
 
-__all__ = ["FUNCTIONS_KEY", "Config", "ConfigKeyError", "differing"]
+__all__ = ["FUNCTIONS_KEY", "UNSET_TEXT", "Config", "ConfigKeyError", "differing"]

@@ -33,6 +33,8 @@ from prototrain.errors import ConfigError
 from prototrain.system.files import write_atomic
 
 _LENGTHS: Final = {"model.num_steps": "model.num_epochs", "model.num_epochs": "model.num_steps"}
+UNSET_TEXT: Final = "(unset)"
+"""Stands for a missing value in a comparison of configs."""
 _KEY: Final = re.compile(r"[\w-]+(\.[\w-]+)*")
 
 
@@ -390,7 +392,7 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]
     found = []
     for key in dict.fromkeys(key for side in sides for key in side if key != FUNCTIONS_KEY):
         default = SCHEMA[key].default if key in SCHEMA else UNSET
-        values = [side.get(key, "(unset)" if default is UNSET else default) for side in sides]
+        values = [side.get(key, UNSET_TEXT if default is UNSET else default) for side in sides]
         # As text, because 1 == True == 1.0 in Python.
         if len({json.dumps(value, sort_keys=True) for value in values}) > 1:
             found.append((key, values))

@@ -37,8 +37,6 @@ from prototrain.experiment import source_of
 from prototrain.launch import standard_callbacks
 from prototrain.system.signals import ignore_save_signals
 from prototrain.system.terminal import say
-from prototrain.system.waiting import announcing
-from prototrain.system.wording import in_digits
 from prototrain.trainers.base import ENDLESS
 
 InputFn = Callable[..., tf.data.Dataset]
@@ -129,10 +127,7 @@ class Estimator:
             trainer = make_trainer(program, self.model_dir, self.config.train_distribute)
         trainer.data.allow_changes = True  # what the data is like is the input_fn's concern
         if self._warm_start_from is not None and not done:
-            start = self._warm_start_from
-            with announcing(f"taking over weights from {start.ckpt_to_initialize_from}", trainer.log):
-                table = warm_start(trainer.built, start)
-            trainer.log(table)
+            trainer.log(warm_start(trainer.built, self._warm_start_from))
         return trainer
 
     def _run(self, trainer: ProgramTrainer, spec: TrainSpec, *more: Callback) -> None:
@@ -209,7 +204,7 @@ class Estimator:
             for scalar, value in scalars(measured).items():
                 tf.summary.scalar(scalar, value)
         writer.close()
-        words = ", ".join(f"{scalar} {in_digits(value)}" for scalar, value in scalars(measured).items())
+        words = ", ".join(f"{scalar} {value:.4g}" for scalar, value in scalars(measured).items())
         say(f"evaluated at step {built.step}: {words}")
         self._directory.experiment.keep(charts)
         return measured

@@ -19,7 +19,6 @@ from prototrain.estimator.trainers import BuiltProgram
 from prototrain.experiment import Experiment
 from prototrain.system.terminal import say
 from prototrain.system.tracebacks import first_line
-from prototrain.system.urls import local_path, url_of
 
 
 def receiver_of(serving_input_receiver_fn: Callable[[], Any]) -> ServingInputReceiver:
@@ -54,13 +53,13 @@ def trying(receiver: ServingInputReceiver) -> Iterator[None]:
 
 def export_built(built: BuiltProgram, receiver: ServingInputReceiver, base: str | Path, experiment: Experiment) -> str:
     """Write a SavedModel; see `Estimator.export_saved_model`."""
-    if url_of(base) is not None:
+    if "://" in str(base):
         raise ConfigError(f"export_saved_model: {base} is a URL; give a directory, such as one below the model_dir")
     with trying(receiver):
         built.build(built.data.first_batch, False)  # which says what its signatures are
         served = ServedModel(built, list(receiver.receiver_tensors), built.model.signatures)
     seconds = int(time.time())  # which those that serve a model expect as the name
-    while (final := local_path(base) / str(seconds)).exists():
+    while (final := Path(base) / str(seconds)).exists():
         seconds += 1
     compared = write_export(served, final)
     if final.absolute().is_relative_to(experiment.directory):

@@ -12,13 +12,10 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from prototrain.errors import ModelError, StorageError
+from prototrain.errors import ModelError
 from prototrain.estimator.columns.base import Column, checked, input_layer
 from prototrain.estimator.columns.dense import Embedded, Indicator
 from prototrain.estimator.columns.features import Bucketized, Crossed, Hashed, Identity, Numeric, Vocabulary
-from prototrain.system.storage import downloaded
-from prototrain.system.tracebacks import first_line
-from prototrain.system.urls import local_path, url_of
 
 __all__ = [
     "bucketized_column",
@@ -57,7 +54,7 @@ def categorical_column_with_vocabulary_file(
 
     Args:
         key: of the feature.
-        vocabulary_file: has one word in each line; a path or a URL.
+        vocabulary_file: the path of a file with one word in each line.
         vocabulary_size: how many lines count; all if None.
         dtype, default_value, num_oov_buckets: see `categorical_column_with_vocabulary_list`.
 
@@ -65,12 +62,9 @@ def categorical_column_with_vocabulary_file(
         ModelError: the file cannot be read, or has fewer words.
     """
     try:
-        file = local_path(vocabulary_file) if url_of(vocabulary_file) is None else downloaded(str(vocabulary_file))
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError, StorageError) as error:
-        raise ModelError(
-            f"the vocabulary of the column {key!r} cannot be read from {vocabulary_file}: {first_line(error)}"
-        ) from error
+        lines = Path(vocabulary_file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"the vocabulary of {key!r} cannot be read from {vocabulary_file}: {error}") from error
     if vocabulary_size is not None and vocabulary_size > len(lines):
         raise ModelError(f"{vocabulary_file} has {len(lines)} words, fewer than the vocabulary_size {vocabulary_size}")
     words = [word if dtype == tf.string else int(word) for word in lines[:vocabulary_size]]

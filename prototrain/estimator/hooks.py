@@ -171,7 +171,7 @@ def as_callbacks(hooks: Iterable[Any] | None) -> list[Callback]:
             what = "a hook of TensorFlow 1's sessions" if own else "neither a callback nor a SessionRunHook"
             raise CallbackError(f"hooks: {type(hook).__name__} is {what}; take one of prototrain.callbacks")
         if isinstance(hook, LoggingTensorHook):
-            found.append(hook.scheduled())
+            found.append(hook.every(steps=hook.steps, seconds=hook.seconds))
         else:
             found.append(hook if isinstance(hook, Callback) else HookCallback(hook))
     return found
@@ -195,27 +195,26 @@ class LoggingTensorHook(ProcessTensors):
             Tensors themselves are for a hook that `model_fn` makes and gives to `EstimatorSpec(training_hooks=...)`.
         every_n_iter: steps between two lines.
         every_n_secs: seconds between two lines.
-        at_end: whether to print at the end of the training, too.
         formatter: from values by name to the line.
 
     Raises:
         CallbackError: there is no interval, or there are two.
     """
 
+    at_end = False
+
     def __init__(
         self,
         tensors: Sequence[str] | Mapping[str, Any],
         every_n_iter: int | None = None,
         every_n_secs: float | None = None,
-        at_end: bool = False,
         formatter: Callable[[dict[str, Any]], str] | None = None,
     ) -> None:
         given = dict(tensors) if isinstance(tensors, Mapping) else {name: name for name in tensors}
-        if (every_n_iter is None) == (every_n_secs is None) and not (at_end and every_n_iter is None):
+        if (every_n_iter is None) == (every_n_secs is None):
             raise CallbackError("LoggingTensorHook: give every_n_iter or every_n_secs, one of the two")
         self.tensors = given
-        self.at_end = at_end
-        self._steps, self._seconds = every_n_iter, every_n_secs
+        self.steps, self.seconds = every_n_iter, every_n_secs
         self._formatter = formatter
         super().__init__([self._name(tag, value) for tag, value in given.items()])
 
@@ -223,19 +222,12 @@ class LoggingTensorHook(ProcessTensors):
     def _name(tag: str, value: Any) -> str:
         return value.removesuffix(":0") if isinstance(value, str) else tag
 
-    def scheduled(self) -> Callback:
-        """The callback that runs at the hook's own interval."""
-        at_end_only = self._steps is None and self._seconds is None
-        return self.every(steps=sys.maxsize if at_end_only else self._steps, seconds=self._seconds)
-
     def watches(self) -> Collection[str] | None:
         return [name for name in self.names if name not in _OF_STEP]
 
     def trigger(self) -> None:
         trainer = self.trainer
         seen = {**trainer.outputs, **trainer.watched, "global_step": trainer.global_step}
-        if trainer.is_compiled and not trainer.watched and set(self.names) - seen.keys():
-            return  # the run ended at a step that nobody could know to be its last
         missing = [name for name in self.names if name not in seen]
         if missing:
             raise CallbackError(

@@ -11,7 +11,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.config.schema import nearest
 from prototrain.errors import ConfigError, ModelError, PrototrainError
 from prototrain.optimizers import GradientProcessor
 
@@ -47,7 +46,7 @@ class _Fields:
         names = [field.name for field in fields(cls)]
         for name in given:
             if name not in names:
-                hint = _HINTS.get(name, f"the nearest that it has is {nearest(name, names)}")
+                hint = _HINTS.get(name, f"it has {', '.join(names)}")
                 raise cls.error(f"{cls.__name__} has no {name}: {hint}")
         return super().__new__(cls)
 

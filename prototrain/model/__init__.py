@@ -3,6 +3,6 @@
 This page needs no TensorFlow.
 """
 
-from prototrain.model.loading import Model, ModelDict, ModelProtocol, import_own, load_model
+from prototrain.model.loading import Model, ModelDict, ModelProtocol, import_own, load_model, require_module
 
-__all__ = ["Model", "ModelDict", "ModelProtocol", "import_own", "load_model"]
+__all__ = ["Model", "ModelDict", "ModelProtocol", "import_own", "load_model", "require_module"]

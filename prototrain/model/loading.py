@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -148,8 +148,7 @@ def load_model(name: str) -> Model:
     module_name, colon, attribute = name.partition(":")
     module = import_own(module_name, what="model")
     if module is None:
-        where = f"no such module in {Path.cwd()} or among the installed packages{_meant(module_name)}"
-        raise ModelError(f"there is no model {module_name}: {where}")
+        raise _no_model(module_name)
     if colon:
         made, home = _made(module, attribute, name), attribute
         parts: dict[str, Any] = {part: getattr(made, part, None) for part in _HOMES}
@@ -172,6 +171,34 @@ def load_model(name: str) -> Model:
         raise ConfigError(f"model {name}: {error}") from error
     config.keep_defaults()
     return Model(name, source=source_of(module), **parts)
+
+
+def require_module(name: str) -> None:
+    """Check, without importing it, that there is a module for `load_model`.
+
+    Raises:
+        ModelError: there is none.
+    """
+    module = name.partition(":")[0]
+    _look_here()
+    try:
+        found = importlib.util.find_spec(module)
+    except Exception:  # of a package around it, or no name for a module: `load_model` says more
+        return
+    if found is None:
+        raise _no_model(module)
+
+
+def _no_model(name: str) -> ModelError:
+    where = f"no such module in {Path.cwd()} or among the installed packages{_meant(name)}"
+    return ModelError(f"there is no model {name}: {where}")
+
+
+def _look_here() -> None:
+    """Let modules of the current directory be imported."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
 
 
 def _meant(name: str) -> str:
@@ -228,9 +255,7 @@ def import_own(name: str, *, what: str) -> ModuleType | None:
     """
     if not all(part.isidentifier() for part in name.split(".")):
         raise ModelError(f"{name!r} is not a module name; write it with dots, such as models.simple")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    _look_here()
     try:
         return importlib.import_module(name)
     except PrototrainError as error:

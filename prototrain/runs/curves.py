@@ -180,26 +180,27 @@ def unit_for(seconds: float) -> tuple[float, str]:
 def choose_scalars(runs: Sequence[Run], patterns: Sequence[str]) -> list[str]:
     """Expand names and patterns with ``*``; a run need not have scalars for every pattern.
 
+    ``loss`` stands for ``trn/loss`` if that is the only scalar of this name.
+
     Raises:
         ExperimentError: a run lacks a name, or no run has a scalar for a pattern; the message names those that it has.
     """
+    known = list(dict.fromkeys(name for run in runs for name in run.ranges))
+    ends = {name: [one for one in known if one.endswith(f"/{name}")] for name in patterns if name not in known}
+    patterns = [ends[name][0] if len(ends.get(name, ())) == 1 else name for name in patterns]
     for run in runs:
         if not run.ranges:
             raise ExperimentError(
                 f"{run.name} has no scalars yet: there is nothing in {run.directory / 'metrics.jsonl'}"
             )
         for name in patterns:
-            if name not in run.ranges and not _is_pattern(name):
-                raise ExperimentError(f"{run.name} has no scalar {name!r}; it has: {', '.join(run.ranges)}")
-    known = list(dict.fromkeys(name for run in runs for name in run.ranges))
+            if name not in run.ranges and not set("*?[") & set(name):
+                meant = ends.get(name) or run.ranges
+                raise ExperimentError(f"{run.name} has no scalar {name!r}; it has: {', '.join(meant)}")
     for pattern in patterns:
         if not matching(known, [pattern]):
             raise ExperimentError(f"there is no scalar like {pattern!r}; there are: {', '.join(known)}")
     return matching(known, patterns)
-
-
-def _is_pattern(name: str) -> bool:
-    return any(sign in name for sign in "*?[")
 
 
 # -- drawing ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import sys
@@ -63,7 +64,8 @@ def in_notebook() -> bool:
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 
-WIDTH = 120
+WIDTH = 80
+"""Characters of a line of a table where there is no terminal."""
 _LEAST = 20  # characters of a folded value
 _CUT = 60  # characters of a cell that is cut, where there is no terminal
 _WORD = 12  # characters: a longer word may be folded
@@ -99,12 +101,14 @@ class Table:
         ]
         return tabulate(rows, headers=list(map(one_line, self.headers)), **self.options)
 
-    def fitted(self, width: int) -> RichTable:
-        """The same for a terminal: folded to its width, or row by row if it is too narrow for that.
+    def fitted(self, width: int, *, is_ruled: bool = False) -> RichTable:
+        """The same folded to a width, or row by row if that is too narrow.
 
         Args:
             width: in characters.
+            is_ruled: whether there is a line below the headers.
         """
+        from rich.box import Box
         from rich.table import Table as RichTable
 
         rows = [list(map(self._text, row)) for row in self.rows]
@@ -115,7 +119,9 @@ class Table:
         if (widths := _shared(wanted, width, gap)) is None:
             gap = 1
             widths = _shared(wanted, width, gap)
-        made = RichTable(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold")
+        # The rule takes a column between two others.
+        box, gap = (Box("    \n    \n -  \n" + 5 * "    \n"), gap - 1) if is_ruled else (None, gap)
+        made = RichTable(box=box, padding=(0, gap, 0, 0), show_edge=False, pad_edge=False, header_style="bold")
         if widths is None:
             return self._row_by_row(made, headers, rows)
         for header, room, cells in zip(headers, widths, zip(*self.rows, strict=True), strict=True):
@@ -196,15 +202,26 @@ def console() -> Console | None:
 
 
 def show(*parts: Table | str, end: str = "\n") -> None:
-    """Print tables, and text between them."""
+    """Print tables, and text between them. A table that is wider than the terminal, or than `WIDTH`, is folded."""
     terminal = console()
     for number, part in enumerate(parts):
         last = end if number == len(parts) - 1 else "\n"
-        if terminal is None or isinstance(part, str) or not (part.headers and part.rows):
+        if isinstance(part, str) or not (part.headers and part.rows):
             say(part, end=last)
-        else:
+        elif terminal is not None:
             terminal.print(part.fitted(terminal.width))
             say("", end=last.removeprefix("\n"))
+        else:
+            is_wide = max(map(len, str(part).splitlines())) > WIDTH
+            say(_drawn(part) if is_wide else part, end=last)
+
+
+def _drawn(table: Table) -> str:
+    from rich.console import Console
+
+    lines = io.StringIO()
+    Console(file=lines, width=WIDTH, highlight=False, no_color=True).print(table.fitted(WIDTH, is_ruled=True))
+    return "\n".join(line.rstrip() for line in lines.getvalue().splitlines())
 
 
 def plain_table(rows: Mapping[str, Any], *, width: int | None = WIDTH) -> str:

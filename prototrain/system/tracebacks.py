@@ -52,13 +52,6 @@ def for_terminal(error: Exception) -> str:
     return format_error(error) if asked is None else f"prototrain: error: out of memory: {one_line(asked)}\n"
 
 
-def for_script(error: PrototrainError) -> str:
-    """What a script that ends with an error of prototrain writes to its error stream: its own frames and one line."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_noise(frame.filename)]
-    own = f"{_HEADLINE}\n{''.join(traceback.format_list(frames))}" if frames else ""
-    return own + for_terminal(error)
-
-
 def python_in_graph(error: BaseException | None) -> str | None:
     """The traceback of Python code that TensorFlow called, in a generator or a `py_function`; None if there is none.
 

@@ -92,6 +92,9 @@ def test_each_format(capsys: pytest.CaptureFixture[str]) -> None:
         ("new/1.png", 2),
     ]
 
+    for files, name in ((["new.csv"], "new"), (["new.csv", "new.csv"], "new-new")):
+        assert main(["action", "m", "predict", "--outputs", "twice", "--files", *files]) == 0
+        assert Path(f"experiments/m/analysis/step-0000000002-predict-{name}.jsonl").is_file()
     Path("labelled.csv").write_text("y,years\n6,20\n4,30\n6,40\n")
     capsys.readouterr()
     assert main(["action", "m", "evaluate", "--files", "labelled.csv"]) == 0

@@ -98,7 +98,7 @@ def train(**arguments: Any) -> Callable[[Path], Any]:
 
 
 OF_SETTINGS: dict[str, Callable[[Path], Any]] = {
-    "RunConfig has no save_checkpoint_steps: the nearest .* save_checkpoints_steps": lambda path: RunConfig(
+    "RunConfig has no save_checkpoint_steps: it has .* save_checkpoints_steps": lambda path: RunConfig(
         save_checkpoint_steps=3  # type: ignore[call-arg]
     ),
     "RunConfig has no session_config: there are no sessions": lambda path: RunConfig(session_config=None),  # type: ignore[call-arg]

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from prototrain import estimator
-from prototrain.errors import ConfigError, ModelError
-from prototrain.estimator import BestExporter, EvalSpec, TrainSpec, feature_column
+from prototrain.errors import ConfigError
+from prototrain.estimator import BestExporter, EvalSpec, TrainSpec
 from prototrain.system.storage import Storage
 from tests.estimator.programs import classifier, endless, linear_fn, named
 
@@ -66,12 +66,3 @@ def test_two_names_of_one_model_directory(url: str) -> None:
     one = classifier(f"{url}/run")
     copied = estimator.Estimator(linear_fn, f"{url}/run/", config=one.config)
     assert copied.model_dir == one.model_dir
-
-
-def test_vocabularies(url: str) -> None:
-    with fsspec.open(f"{url}/words.txt", "wb") as file:
-        file.write(b"b\na\n")
-    column = feature_column.categorical_column_with_vocabulary_file("word", f"{url}/words.txt")
-    assert column == feature_column.categorical_column_with_vocabulary_list("word", ["b", "a"])
-    with pytest.raises(ModelError, match=rf"cannot be read from {url}/none\.txt: .*there is no"):
-        feature_column.categorical_column_with_vocabulary_file("word", f"{url}/none.txt")

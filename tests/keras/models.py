@@ -15,7 +15,6 @@ IMAGES = RANDOM.normal(size=(40, 6, 6, 1)).astype(np.float32)
 MEANS = IMAGES.mean((1, 2, 3))[:, None]
 LABELS = (MEANS[:, 0] > 0).astype(np.int32)
 WEIGHTS = RANDOM.uniform(0.5, 2.0, size=40).astype(np.float32)
-TOKENS = RANDOM.integers(0, 5, (40, 4))
 X = IMAGES[:, 0, :4, 0]
 Y = np.eye(2, dtype=np.float32)[(X.sum(1) > 0).astype(int)]
 
@@ -83,14 +82,6 @@ def two_outputs() -> keras.Model:
         loss_weights={"label": 1.0, "mean": 0.3},
         metrics={"mean": ["mae"]},
     )
-    return model
-
-
-def masked() -> keras.Model:
-    layers = [LAYERS.Embedding(5, 3, mask_zero=True), LAYERS.Dense(3, activation="softmax")]
-    model = keras.Sequential([keras.Input((4,), dtype="int32"), *layers])
-    loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=2)
-    model.compile("sgd", loss, weighted_metrics=["accuracy"])
     return model
 
 

@@ -251,7 +251,7 @@ def test_each_start_has_a_directory_that_its_name_resumes(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run = ["run", "models.convnet", "--towers", "cpu:2", "-s"]
+    run = ["run", "models.convnet", "-s"]
     assert main([*run, "model.num_steps=2"]) == 0
     (name,) = [path.name for path in Path("experiments").iterdir()]
     assert re.fullmatch(r"convnet-\d{8}-\d{6}", name)

@@ -19,9 +19,8 @@ from prototrain.cli import main
 from prototrain.errors import ConfigError
 from prototrain.experiment.event_files import read_images
 from prototrain.model.built import BuiltModel
-from prototrain.trainers.replicated import SyncReplicatedTrainer
 from prototrain.trainers.tower import SimpleTrainer
-from tests.models.exact import assert_resumes_exactly, train
+from tests.models.exact import assert_resumes_exactly
 from tests.models.ranker_tree import config, stanford, tiny
 
 __all__ = ["config", "stanford"]
@@ -38,16 +37,6 @@ def test_a_run_resumes_exactly(model: Any, experiment: Path) -> None:
     assert {"trn", "vld"} == trainer.datasets.keys()
 
 
-def test_two_towers_train_as_one(model: Any) -> None:
-    one, two = (
-        train(make(), 3) for make in (lambda: SimpleTrainer(model), lambda: SyncReplicatedTrainer(model, "cpu:2"))
-    )
-    assert two.outputs["loss"] == pytest.approx(one.outputs["loss"], rel=1e-3)
-    assert two.outputs["anchor-negative"] == pytest.approx(one.outputs["anchor-negative"], rel=1e-3)
-    for name, variable in one.variables.items():
-        np.testing.assert_allclose(two.variables[name].numpy(), variable.numpy(), rtol=0.02, atol=2e-3, err_msg=name)
-
-
 # -- a run on the command line, and its evaluation --------------------------------------------------------------------
 
 
@@ -57,7 +46,7 @@ def ran(stanford: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNames
     with tiny(base) as settings, pytest.MonkeyPatch.context() as patch:
         patch.chdir(Path(__file__).parents[2])
         settings["data.directory"] = str(stanford)
-        assert main(["run", "models.ranker", "--towers", "cpu:2"]) == 0
+        assert main(["run", "models.ranker"]) == 0
         assert main(["action", "models.ranker", "models.ranker.actions.evaluate"]) == 0
     directory = base / "experiments" / "ranker"
     return SimpleNamespace(directory=directory, retrieval=directory / "analysis" / "step-0000000004-retrieval")
@@ -70,7 +59,7 @@ def test_what_a_run_records(ran: SimpleNamespace) -> None:
         assert {f"trn/{name}", f"vld/{name}"} <= names
     (images,) = read_images(ran.directory / "summaries").values()
     (picture,) = images[4]
-    assert tf.io.decode_png(picture).shape == (4 * 16, 3 * 16, 3)  # four pairs of one tower
+    assert tf.io.decode_png(picture).shape == (8 * 16, 3 * 16, 3)
 
 
 def test_what_an_evaluation_writes(ran: SimpleNamespace) -> None:
@@ -130,10 +119,6 @@ def test_trained_weights_of_a_keras_application(model: Any, tmp_path: Path) -> N
         (
             {"model.backbone.name": "VGG16"},
             "VGG16 cannot be made for 16x16 pictures: Input size must be at least 32x32",
-        ),
-        (
-            {"model.backbone.name": "VGG16", "model.backbone.weights": "nothere.h5", "model.picture_size": [32, 32]},
-            "VGG16 with model.backbone.weights 'nothere.h5' cannot be made",
         ),
         ({"model.mining": "local"}, 'model.mining: expected "global" or "tower", got \'local\''),
     ],

@@ -54,6 +54,8 @@ def test_scalars_of_several_runs_share_charts() -> None:
         *["step", "loss", " _b$x$ vld/loss", " _b$x$ trn/loss", " a vld/loss", " a trn/loss"],
     ]
     ElementTree.parse("c.svg")
+    assert plot("_b$x$", "--scalar", "rate", "-o", "c.svg") == 0  # the only one of this name
+    assert texts(Path("c.svg").read_text()) == ["step", "vld/rate", " vld/rate"]
 
 
 def test_a_picture_of_the_same_is_the_same() -> None:
@@ -71,6 +73,7 @@ def test_a_single_point_of_many_runs_is_seen() -> None:
     ("arguments", "message"),
     [
         (["a", "_b$x$", "--scalar", "vld/rate"], "a has no scalar 'vld/rate'; it has: trn/loss, vld/loss"),
+        (["a", "--scalar", "loss"], "a has no scalar 'loss'; it has: trn/loss, vld/loss"),
         (["a", "--scalar", "tst/*"], "there is no scalar like 'tst/*'; there are: trn/loss, vld/loss"),
         (["none", "--scalar", "vld/loss"], "none has no scalars yet: there is nothing in none/metrics.jsonl"),
         (["nowhere", "--scalar", "vld/loss"], "there is no directory nowhere"),
