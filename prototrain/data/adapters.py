@@ -1,4 +1,4 @@
-"""What a model's `datasets` may give besides `tf.data`: arrays, Python code, and Grain; made into `tf.data`."""
+"""Adapters that make `tf.data` datasets of arrays, `PyDataset`, generators, DataFlow and Grain."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARTS = ("x", "y", "sample_weight")
 
 
 def as_datasets(given: Any, config: Mapping[str, Any]) -> Any:
-    """Datasets of what a model's `datasets` has returned; what is none of the kinds below stays as it is.
+    """Make datasets of what a model's `datasets` has returned; other kinds than these are left as they are.
 
     - arrays: a dict of them, or a tuple of up to three, ``(x, y, sample_weight)``. Their rows are the examples; those
       of "trn" are shuffled anew in each pass and fill batches, those of others come in their order;
@@ -384,7 +384,7 @@ def _shown(value: Any) -> str | None:
 
 
 def _as_iterable(dataset: Any) -> Any:
-    """A dataset to be read from its start: Grain by itself would have 500 batches of a `MapDataset` read ahead."""
+    """A dataset to be read from its start, with a short buffer: Grain's default holds 500 batches of a `MapDataset`."""
     if not hasattr(dataset, "to_iter_dataset"):
         return dataset
     options = sys.modules["grain"].ReadOptions(num_threads=_THREADS, prefetch_buffer_size=_THREADS)
@@ -446,7 +446,7 @@ class _Reading:
     def batches(self) -> Iterator[Any]:
         """The batches, while the state behind each is noted; read by a thread of TensorFlow's."""
         for number, batch in enumerate(self._iterator, start=self._offset + 1):
-            self._states[number] = json.dumps(self._iterator.get_state())  # now: Grain may go on changing it
+            self._states[number] = json.dumps(self._iterator.get_state())  # now: Grain may change it later
             self._states.pop(number - _KEPT_STATES, None)
             yield as_tuple(self._named(batch))
 

@@ -18,7 +18,7 @@ _TENSORS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 
 
 def check_dataset(dataset: Any, name: str) -> tf.data.Dataset:
-    """Check what a model's `datasets` returned under a name.
+    """Check a dataset that a model's `datasets` returned.
 
     Raises:
         DataError: it is not a `tf.data.Dataset` whose elements are dicts of tensors (or of dicts and tuples of them),
@@ -88,7 +88,7 @@ def by_path(structure: Any) -> dict[str, Any]:
 
 
 def at_path(structure: Any, path: str) -> Any:
-    """What a batch has under a name or a path: a tensor, or a part of the batch.
+    """The tensor or the part of a batch that has a name or a path.
 
     Raises:
         KeyError: nothing.

@@ -1,4 +1,4 @@
-"""What a tf.data pipeline is made of: its stages, the functions that they call, and the files that it reads."""
+"""The parts of a tf.data pipeline: its stages, the functions that they call, and the files that it reads."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Meta = dict[str, Any]
 
 
 class Position:
-    """A place in the data; each class says how a run comes back to it.
+    """A place in the data; each class has its way of returning to it.
 
     Args:
         source: builds the datasets.

@@ -21,7 +21,7 @@ Datasets = dict[str, tf.data.Dataset]
 
 
 class Source:
-    """Builds datasets so that what has no seed of its own depends on the run's seed and the pass only.
+    """Builds datasets so that shuffles without a seed depend on the run's seed and the pass only.
 
     All datasets of a run come from one call, so that validation examples never come among those to train on: of later
     calls only the training dataset is used, and it only where it is made of the same data.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,22 +129,6 @@ def test_every_position_is_exact(make: Callable[[], dict[str, tf.data.Dataset]],
 
 def two_batches() -> dict[str, tf.data.Dataset]:
     return {"trn": tf.data.Dataset.range(6).shuffle(6).map(lambda x: {"x": x}).batch(3)}
-
-
-@pytest.mark.parametrize("make", [numbers, two_batches, concatenated])
-def test_the_order_does_not_depend_on_how_far_the_first_look_has_read(
-    make: Callable[[], dict[str, tf.data.Dataset]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def look(iterator: Any, *, batches: int) -> dict[str, Any]:
-        first, *_ = [dict(next(iterator)) for _ in range(batches)]
-        return first
-
-    monkeypatch.setattr("prototrain.data.choice.first_batch", partial(look, batches=3))
-    orders = []
-    for batches in (1, 2, 9):
-        monkeypatch.setattr("prototrain.data.positions.first_batch", partial(look, batches=batches))
-        orders.append(read(data(make), 12))
-    assert orders[0] == orders[1] == orders[2]
 
 
 @pytest.mark.parametrize("make", [two_batches, concatenated])
