@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Collection, Iterator
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -208,15 +207,11 @@ class Callback:
         return f"{self.name}()"
 
 
-def begins_anew(callback: Callback) -> bool:
-    """Whether a callback must forget an earlier run; asked once, in each `setup`.
+def _forwarded(hook: str) -> Any:
+    def forward(self: ProxyCallback, *arguments: Any) -> Any:
+        return getattr(self.callback, hook)(*arguments)
 
-    It must, unless it is set up again for the same trainer, which trains further.
-    """
-    trainer = callback.trainer
-    before = vars(callback).get("_set_up_for")
-    callback._set_up_for = weakref.ref(trainer)  # type: ignore[attr-defined]
-    return trainer.global_step == 0 or before is None or before() is not trainer
+    return forward
 
 
 class ProxyCallback(Callback):
@@ -248,47 +243,20 @@ class ProxyCallback(Callback):
         self.callback.trainer = self.trainer
         self.callback.setup()
 
-    def check_run(self) -> None:
-        self.callback.check_run()
-
-    def before_train(self) -> None:
-        self.callback.before_train()
-
-    def after_train(self) -> None:
-        self.callback.after_train()
-
-    def before_epoch(self) -> None:
-        self.callback.before_epoch()
-
-    def after_epoch(self) -> None:
-        self.callback.after_epoch()
-
-    def before_run(self) -> None:
-        self.callback.before_run()
-
-    def after_run(self, outputs: dict[str, Any]) -> None:
-        self.callback.after_run(outputs)
-
-    def trigger_step(self) -> None:
-        self.callback.trigger_step()
-
-    def trigger_epoch(self) -> None:
-        self.callback.trigger_epoch()
-
-    def trigger(self) -> None:
-        self.callback.trigger()
-
-    def next_step(self, step: int) -> int | None:
-        return self.callback.next_step(step)
-
-    def watches(self) -> Collection[str] | None:
-        return self.callback.watches()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.callback.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.callback.load_state_dict(state)
+    check_run = _forwarded("check_run")
+    before_train = _forwarded("before_train")
+    after_train = _forwarded("after_train")
+    before_epoch = _forwarded("before_epoch")
+    after_epoch = _forwarded("after_epoch")
+    before_run = _forwarded("before_run")
+    after_run = _forwarded("after_run")
+    trigger_step = _forwarded("trigger_step")
+    trigger_epoch = _forwarded("trigger_epoch")
+    trigger = _forwarded("trigger")
+    next_step = _forwarded("next_step")
+    watches = _forwarded("watches")
+    state_dict = _forwarded("state_dict")
+    load_state_dict = _forwarded("load_state_dict")
 
 
 def chain(callback: Callback) -> Iterator[Callback]:

@@ -7,24 +7,82 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
 from prototrain.callbacks.base import Callback, Priority, innermost
-from prototrain.callbacks.best import Best, Mode
 from prototrain.callbacks.pictures import histogram_summary, image_summary, text_summary
 from prototrain.errors import CallbackError
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
+Mode = Literal["min", "max"]
+
 HISTORY_LENGTH = 1000
 _RESERVED = ("step", "time")
-_LONGEST_PREFIX = 255  # bytes
 _UNANNOUNCED = ("checkpoint/", "cluster/", "hyper/", "perf/")  # recorded without `announce`
 _CALLS_FUNCTIONS = ("CallbackFactory", "LambdaCallback", "ProcessTensors", "RunOp")
+
+
+class Best:
+    """The best value of a scalar so far, and the step it was measured at.
+
+    A value that is not a number is never better than another one.
+
+    Args:
+        mode: whether smaller ("min") or larger ("max") is better.
+        min_delta: by how much, at least, a value must be better to count.
+
+    Attributes:
+        value: the best value, or None before the first.
+        step: the step it belongs to, or None.
+
+    Raises:
+        CallbackError: `mode` is neither "min" nor "max", or `min_delta` is negative.
+    """
+
+    def __init__(self, mode: Mode, *, min_delta: float = 0.0) -> None:
+        if mode not in ("min", "max"):
+            raise CallbackError(f'mode must be "min" or "max", got {mode!r}')
+        if not min_delta >= 0:
+            raise CallbackError(f"min_delta must be at least 0, got {min_delta!r}")
+        self.mode = mode
+        self.min_delta = min_delta
+        self.value: float | None = None
+        self.step: int | None = None
+
+    def is_better(self, value: float) -> bool:
+        """Whether `value` beats the best one by more than `min_delta`."""
+        if math.isnan(value):
+            return False
+        if self.value is None:
+            return True
+        gain = self.value - value if self.mode == "min" else value - self.value
+        return gain > self.min_delta
+
+    def update(self, value: float, step: int) -> bool:
+        """Take a value into account.
+
+        Returns:
+            whether it is the best one now.
+        """
+        if not self.is_better(value):
+            return False
+        self.value, self.step = value, step
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Value and step, as JSON can hold them."""
+        infinite = self.value is not None and math.isinf(self.value)
+        return {"value": repr(self.value) if infinite else self.value, "step": self.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.value = None if state["value"] is None else float(state["value"])
+        self.step = None if state["step"] is None else int(state["step"])
 
 
 class Monitor(Callback):
@@ -34,13 +92,6 @@ class Monitor(Callback):
     """
 
     priority: int = Priority.WRITE
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        takes = {"put_scalar", "put_scalars"}
-        nearest = next(base for base in cls.__mro__ if takes & vars(base).keys())
-        if "put_scalars" not in vars(nearest):  # another base's would go past the nearest `put_scalar`
-            cls.put_scalars = Monitor.put_scalars  # type: ignore[method-assign]
 
     def put_scalar(self, name: str, value: float, step: int) -> None:
         """Take one scalar.
@@ -318,13 +369,8 @@ def _check_name(name: Any) -> None:
     if name in _RESERVED:
         raise CallbackError(f"a scalar cannot be called {name!r}; put a prefix before it, such as 'trn/{name}'")
     prefix, slash, _ = name.partition("/")
-    if (slash and prefix == "..") or "\0" in name or any("\ud800" <= sign <= "\udfff" for sign in name):
+    if (slash and prefix == "..") or "\0" in name or len(prefix) > 100 or any("\ud800" <= c <= "\udfff" for c in name):
         raise CallbackError(f"a scalar cannot be called {name[:80]!r}: its prefix is the name of a directory")
-    if slash and (size := len(prefix.encode())) > _LONGEST_PREFIX:
-        raise CallbackError(
-            f"a scalar cannot be called {name[:40]!r}...: its prefix is the name of a directory and has {size} bytes, "
-            f"more than {_LONGEST_PREFIX}"
-        )
 
 
 def _no_such_scalar(name: str, known: Iterable[str], likely: Sequence[str] | None = None) -> str:

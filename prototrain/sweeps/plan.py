@@ -15,7 +15,7 @@ from prototrain.experiment import Experiment
 from prototrain.sweeps.space import Space, check, combinations, is_grid
 
 if TYPE_CHECKING:
-    from prototrain.callbacks.best import Mode
+    from prototrain.callbacks.monitor import Mode
 
 # What two commands of one sweep may have different, because no trial's result depends on it.
 _OF_EACH_COMMAND: Final = (

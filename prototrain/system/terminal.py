@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,6 @@ def in_notebook() -> bool:
 WIDTH = 120
 _LEAST = 20  # characters of a folded value
 _CUT = 60  # characters of a cell that is cut, where there is no terminal
-_WORD = 12  # characters: a longer word may be folded
 
 
 @dataclass(frozen=True)
@@ -99,44 +98,24 @@ class Table:
         ]
         return tabulate(rows, headers=list(map(one_line, self.headers)), **self.options)
 
-    def fitted(self, width: int) -> RichTable:
-        """The same for a terminal: folded to its width, or row by row if it is too narrow for that.
-
-        Args:
-            width: in characters.
-        """
+    def for_terminal(self) -> RichTable:
+        """The same for a terminal, to whose width rich folds it."""
         from rich.table import Table as RichTable
+        from rich.text import Text
 
-        rows = [list(map(self._text, row)) for row in self.rows]
-        headers = list(map(one_line, self.headers))
-        columns = list(zip(headers, *rows, strict=True))
-        wanted = [(_longest(column), _least(column)) for column in columns]
-        gap = 2
-        if (widths := _shared(wanted, width, gap)) is None:
-            gap = 1
-            widths = _shared(wanted, width, gap)
-        made = RichTable(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold")
-        if widths is None:
-            return self._row_by_row(made, headers, rows)
-        for header, room, cells in zip(headers, widths, zip(*self.rows, strict=True), strict=True):
-            are_numbers = all(isinstance(cell, int | float) or cell is None for cell in cells)
-            overflow: Any = "ellipsis" if header in self.cut else "fold"
-            justify: Any = "right" if are_numbers else "left"
-            made.add_column(header, width=room, overflow=overflow, no_wrap=header in self.cut, justify=justify)
-        for row in rows:
-            made.add_row(*map(self._coloured, row))
-        return made
-
-    def _row_by_row(self, made: RichTable, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> RichTable:
-        made.show_header = False
-        made.add_column(style="bold", no_wrap=True)
-        made.add_column(overflow="fold")
-        for number, row in enumerate(rows):
-            if number:
-                made.add_row()
-            for header, cell in zip(headers, row, strict=True):
-                if cell:
-                    made.add_row(header, self._coloured(cell))
+        made = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+        for number, header in enumerate(self.headers):
+            are_numbers = all(isinstance(row[number], int | float | None) for row in self.rows)
+            is_cut = header in self.cut
+            made.add_column(
+                one_line(header),
+                overflow="ellipsis" if is_cut else "fold",
+                no_wrap=is_cut,
+                justify="right" if are_numbers else "left",
+            )
+        for row in self.rows:
+            texts = map(self._text, row)
+            made.add_row(*(Text(text, style=self.colours.get(text.partition(":")[0], "")) for text in texts))
         return made
 
     def _text(self, cell: Any) -> str:
@@ -144,46 +123,9 @@ class Table:
             return "" if cell is None else one_line(str(cell))
         return format(cell, self.options.get("intfmt" if isinstance(cell, int) else "floatfmt", ""))
 
-    def _coloured(self, cell: str) -> Any:
-        from rich.text import Text
-
-        return Text(cell, style=self.colours.get(cell.partition(":")[0], ""))
-
 
 def _cut(text: str, room: int | None) -> str:
     return text if room is None or len(text) <= room else f"{text[: room - 1]}\u2026"
-
-
-def _longest(cells: Iterable[str]) -> int:
-    from rich.cells import cell_len
-
-    return max(map(cell_len, cells), default=0)
-
-
-def _least(cells: Iterable[str]) -> int:
-    """The fewest characters that a column can do with, if only long words are folded."""
-    return min(_WORD, _longest(word for cell in cells for word in cell.split()))
-
-
-def _shared(wanted: Sequence[tuple[int, int]], width: int, gap: int) -> list[int] | None:
-    """Share a width among columns: what lacks, the widest ones give.
-
-    Args:
-        wanted: how wide each would like to be, and has to be.
-        width: of all together, the gaps included.
-        gap: between two of them.
-
-    Returns:
-        the width of each, or None if they have no room beside each other.
-    """
-    room = width - gap * (len(wanted) - 1)
-    if sum(least for _, least in wanted) > room:
-        return None
-    widths = [longest for longest, _ in wanted]
-    while sum(widths) > room:
-        can_give = [place for place, (_, least) in enumerate(wanted) if widths[place] > least]
-        widths[max(can_give, key=lambda place: widths[place])] -= 1
-    return widths
 
 
 def console() -> Console | None:
@@ -203,7 +145,7 @@ def show(*parts: Table | str, end: str = "\n") -> None:
         if terminal is None or isinstance(part, str) or not (part.headers and part.rows):
             say(part, end=last)
         else:
-            terminal.print(part.fitted(terminal.width))
+            terminal.print(part.for_terminal())
             say("", end=last.removeprefix("\n"))
 
 
@@ -220,9 +162,6 @@ def plain_table(rows: Mapping[str, Any], *, width: int | None = WIDTH) -> str:
         if sys.stdout.isatty():
             width = min(width, shutil.get_terminal_size().columns)
         room = max(width - max(map(len, texts)) - 2, _LEAST)
-        texts = {name: _folded(text, room) for name, text in texts.items()}
+        folded = textwrap.TextWrapper(room, break_on_hyphens=False, break_long_words=False)
+        texts = {name: folded.fill(text) for name, text in texts.items()}
     return tabulate(texts.items(), tablefmt="plain", disable_numparse=True)
-
-
-def _folded(text: str, width: int) -> str:
-    return textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)

@@ -25,7 +25,7 @@ from prototrain.experiment.facts import Facts, origin_of, sources_of
 from prototrain.experiment.record import Outcome
 from prototrain.step.python_summaries import PythonSummaries
 from prototrain.step.variables import CALL_SECONDS, StepCounter
-from prototrain.system.signals import StopRequest
+from prototrain.system.signals import StopRequest, end_child
 from prototrain.trainers.report import RunTimes, closing, describe_run, say_opening
 from prototrain.trainers.run import Run
 
@@ -202,6 +202,7 @@ class Trainer:
         self.allow_changed_data = allow_changed_data
         self.evaluation_scopes = []
         self.check_finite = self.record_gradient_norm = False
+        process = os.getpid()
         with self.run.lasting(fresh=fresh), self.stop:
             try:
                 with self.stop.waiting_for("the start of the run", when="before the first step"):
@@ -220,6 +221,8 @@ class Trainer:
                 self.total_steps = self.global_step
                 self.callbacks.trigger_last()
             finally:
+                if os.getpid() != process:
+                    end_child()
                 self.stop.stage = "saving"
                 self.callbacks.after_train()
                 if self.stop.take_save():

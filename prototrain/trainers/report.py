@@ -38,7 +38,7 @@ def say_opening(trainer: Trainer) -> None:
     if variables is not None:
         layers, everything = variables
         trainer.log(layers + "\n")
-        trainer.run.log(everything + "\n", shown="")
+        trainer.run.log_to_file(everything + "\n")
 
 
 def is_done(trainer: Trainer) -> bool:

@@ -478,7 +478,7 @@ class TowerTrainer(Trainer):
         # A step in Python is a call of one step, which is as short as it can be.
         before, self.data.allow_changes = self.data.allow_changes, self.data.allow_changes or self.allow_changed_data
         try:
-            with self.stop.telling(self._stop_variable.set, pauses=True) if self.is_compiled else nullcontext():
+            with self.stop.telling(self._stop_variable.set) if self.is_compiled else nullcontext():
                 yield
             if not self.is_compiled:
                 self._say_of_unused()
