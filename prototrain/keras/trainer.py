@@ -72,7 +72,6 @@ class KerasTrainer(SimpleTrainer):
     """
 
     model: CompiledModel
-    takes_other_optimizers = True
     continues_from_trained = True  # as `fit` does
     may_set_trainable = False  # the optimizer is the user's, built for what was trainable
 

@@ -38,17 +38,16 @@ from prototrain.trainers.compiled_steps import CompiledSteps, step_plan
 from prototrain.trainers.optimization import (
     OF_STEP,
     UNSET_RATE,
+    RegisteredOptimizers,
     check_acts,
     decay_losses,
     equal_optimizer,
     optimizer_facts,
     optimizer_in_words,
-    own_optimizer,
     require_rate,
     unused_keys,
     unused_schedule,
 )
-from prototrain.trainers.registered_optimizers import RegisteredOptimizers
 from prototrain.trainers.xla_choice import XlaChoice
 
 if TYPE_CHECKING:
@@ -86,7 +85,6 @@ class TowerTrainer(Trainer):
     """
 
     takes_towers = False  # whether the constructor has an argument `towers`
-    takes_other_optimizers = False  # whether a resume may have one with other variables
     measures_xla = True  # whether it can find out what XLA is worth, for ``model.jit_compile = "auto"``
     repeats_data = True  # whether training data is read again from its end, or ends the training
     may_set_trainable = True  # whether `_set_trainable` can be called between two steps
@@ -158,8 +156,10 @@ class TowerTrainer(Trainer):
     def create_optimizers(self) -> None:
         """Make `self.optimizer` (or several of your own) and register its variables in `state`."""
         made = self.optimizer  # by an earlier call, for other variables
-        equal = make_optimizer(self.config, without_schedule=UNSET_RATE) if made is None else equal_optimizer(made)
-        self.optimizer = own_optimizer(equal)
+        if made is None:
+            made = make_optimizer(self.config, without_schedule=UNSET_RATE)
+        # One made before knows of a single device only.
+        self.optimizer = equal_optimizer(made) if self.optimizer is not None or tf.distribute.has_strategy() else made
         self.register_optimizer("optimizer", self.optimizer, self.trainable.values())
 
     def train(
@@ -646,7 +646,7 @@ class TowerTrainer(Trainer):
         self._read_blocks()
         made_with = facts.get("optimizers") or {}
         weights = self.built.frozen | dict.fromkeys(self.trainable, True)
-        return self._optimizers.fitted_to(saved, weights, made_with, others=self.takes_other_optimizers)
+        return self._optimizers.fitted_to(saved, weights, made_with)
 
     # -- what it says of itself ----------------------------------------------------------------------------------------
 
