@@ -280,8 +280,9 @@ class RegisteredOptimizers:
         weights: Mapping[str, bool],
         made_with: Mapping[str, Mapping[str, Any]],
     ) -> Iterator[None]:
-        """Let the state be that of a checkpoint which was written while other weights were trained. A learning rate that
-        an optimizer is made with now, and was not then, begins anew.
+        """Let the state be that of a checkpoint which was written while other weights were trained.
+
+        A learning rate that an optimizer is made with now, and was not then, begins anew.
 
         Slots of weights that are not trained now come to rest in the state. Those of weights that were not trained then
         are out of the state meanwhile, and keep their values.
