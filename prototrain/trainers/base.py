@@ -234,7 +234,7 @@ class Trainer:
 
     def _say_where(self) -> None:
         if self.global_step > self.run.began_at:
-            self.log(self.times.report(self.callbacks.times(), reads_files=self._reads_files))
+            self.log(self.times.report(self.callbacks.times()))
         where = closing(self)
         if where is not None:
             self.log(where)
@@ -448,11 +448,6 @@ class Trainer:
     def _describe_variables(self) -> tuple[str, str] | None:
         """A table of the model's layers for the start of a run, and one of all variables for train.log."""
         return None
-
-    @property
-    def _reads_files(self) -> bool:
-        """Whether the training data is known to come from files."""
-        return False
 
     def _attempt_facts(self) -> dict[str, Any]:
         """Facts of the present attempt for run.json, as attributes of `Attempt`."""

@@ -669,10 +669,6 @@ class TowerTrainer(Trainer):
         everything = self.built.table(decays="in weight_decay_loss()" if own else "decays")
         return layer_table(self.variables, self.trainable), str(everything)
 
-    @property
-    def _reads_files(self) -> bool:
-        return bool(self.built.data_files())
-
     def _after_restore(self) -> list[str]:
         self.data.catch_up(lambda: self.stop.signum is not None)  # which may find that the data did not repeat
         return [f"data: {self.data.mode}", *([] if self.data.caveat is None else [self.data.caveat])]
