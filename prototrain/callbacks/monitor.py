@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +23,6 @@ Mode = Literal["min", "max"]
 
 HISTORY_LENGTH = 1000
 _RESERVED = ("step", "time")
-_UNANNOUNCED = ("checkpoint/", "cluster/", "hyper/", "perf/")  # recorded without `announce`
 _CALLS_FUNCTIONS = ("CallbackFactory", "LambdaCallback", "ProcessTensors", "RunOp")
 
 
@@ -134,7 +133,6 @@ class Monitors:
         self._has_warned = False
         self._recorder: str | None = None  # the callback that runs now
         self._recorded: dict[str, tuple[int, str]] = {}  # the step and the callback of each name's last value
-        self._announced: list[tuple[Callback, str, set[str] | None]] = []
 
     @contextmanager
     def recorded_by(self, who: str) -> Iterator[None]:
@@ -144,48 +142,6 @@ class Monitors:
             yield
         finally:
             self._recorder = outer
-
-    # -- before the first step ----------------------------------------------------------------------------------------
-
-    def announce(self, callback: Callback, prefix: str, names: Collection[str] | None) -> None:
-        """Announce the scalars that a callback will record; called in its `check_run` or before.
-
-        Args:
-            callback: records them.
-            prefix: the start of their names, without the slash.
-            names: their names without it; None if they are not known yet.
-
-        Raises:
-            CallbackError: another callback records one of them as well.
-        """
-        mine = None if names is None else set(names)
-        for other, theirs, known in self._announced:
-            both = sorted((known or set()) & (mine or set())) if theirs == prefix else []
-            if both and other is not callback:
-                raise _recorded_twice(f"{prefix}/{both[0]}", other.name, callback.name)
-        self._announced.append((callback, prefix, mine))
-
-    def require(self, callback: Callback, name: str) -> None:
-        """Check, in the `check_run` of a callback that decides by a scalar, that it will be recorded.
-
-        Where the user's code may record anything, a name that looks mistyped is only warned of.
-
-        Raises:
-            CallbackError: nothing records it.
-        """
-        if name in self._history or name.startswith(_UNANNOUNCED):
-            return
-        known = []
-        for _, prefix, names in self._announced:
-            if name.startswith(f"{prefix}/") and (names is None or name.removeprefix(f"{prefix}/") in names):
-                return
-            known += [f"{prefix}/{inner}" for inner in sorted(names or "*")]
-        stem = name.rpartition("/")[2]
-        said = f"{callback.name}: {_no_such_scalar(name, known, [one.replace('*', stem) for one in known])}"
-        if not any(map(runs_code_of_user, self._trainer.callbacks)) and not _is_of_user(self._trainer):
-            raise CallbackError(said)
-        if "did you mean" in said:
-            self._trainer.run.say_once(f"WARNING: {said}")
 
     # -- recording ----------------------------------------------------------------------------------------------------
 
@@ -223,7 +179,7 @@ class Monitors:
             for name in numbers:
                 before, by = self._recorded.get(name, (-1, ""))
                 if before == step:
-                    raise _recorded_twice(name, by, self._recorder, f" at step {step}")
+                    raise _recorded_twice(name, by, self._recorder, step)
                 self._recorded[name] = (step, self._recorder)
         for name, number in numbers.items():
             if name not in self._history:
@@ -373,18 +329,18 @@ def _check_name(name: Any) -> None:
         raise CallbackError(f"a scalar cannot be called {name[:80]!r}: its prefix is the name of a directory")
 
 
-def _no_such_scalar(name: str, known: Iterable[str], likely: Sequence[str] | None = None) -> str:
-    there = list(known)
-    found = difflib.get_close_matches(name, there if likely is None else likely, n=1)
+def _no_such_scalar(name: str, known: Iterable[str]) -> str:
+    there = sorted(known)
+    found = difflib.get_close_matches(name, there, n=1)
     meant = f"did you mean {found[0]!r}? " if found else ""
-    return f"there is no scalar {name!r}; {meant}there are: {', '.join(sorted(there)) or 'none yet'}"
+    return f"there is no scalar {name!r}; {meant}there are: {', '.join(there) or 'none yet'}"
 
 
-def _recorded_twice(name: str, first: str, second: str, at: str = "") -> CallbackError:
-    if at and first == second:
-        return CallbackError(f"{first} records {name!r} twice{at}; give the second value another name")
+def _recorded_twice(name: str, first: str, second: str, step: int) -> CallbackError:
+    if first == second:
+        return CallbackError(f"{first} records {name!r} twice at step {step}; give the second value another name")
     return CallbackError(
-        f"{first} and {second} both record {name!r}{at}; give one of them another prefix=, or leave it out"
+        f"{first} and {second} both record {name!r} at step {step}; give one of them another prefix=, or leave it out"
     )
 
 
@@ -392,11 +348,7 @@ def runs_code_of_user(callback: Callback) -> bool:
     """Whether a callback is the user's, or calls functions of the user."""
     inner = innermost(callback)
     thing = inner.wraps or inner
-    return _is_of_user(thing) or type(thing).__name__ in _CALLS_FUNCTIONS
-
-
-def _is_of_user(thing: object) -> bool:
-    return not type(thing).__module__.startswith(("prototrain.", "keras."))
+    return not type(thing).__module__.startswith(("prototrain.", "keras.")) or type(thing).__name__ in _CALLS_FUNCTIONS
 
 
 def as_number(name: str, value: Any) -> float:

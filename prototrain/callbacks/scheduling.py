@@ -259,25 +259,11 @@ class PeriodicCallback(ConditionalCallback):
 
     def next_step(self, step: int) -> int | None:
         due = self.callback.next_step(step)
-        while due is not None and not self._fits(due, self._epoch_of(due)):
-            if due >= self.trainer.total_steps:
-                return None
-            due = self.callback.next_step(self._next_fitting(due) - 1)
+        while due is not None and not self._fits(due, (due - 1) // self.trainer.steps_per_epoch + 1):
+            due = self.callback.next_step(due) if due < self.trainer.total_steps else None
         return due
 
     def _fits(self, step: Any, epoch: Any) -> Any:
         by_steps = self._every_k_steps is not None and step % self._every_k_steps == 0
         by_epochs = self._every_k_epochs is not None and epoch % self._every_k_epochs == 0
         return by_steps | by_epochs
-
-    def _epoch_of(self, step: int) -> int:
-        return (step - 1) // self.trainer.steps_per_epoch + 1
-
-    def _next_fitting(self, step: int) -> int:
-        found = []
-        if self._every_k_steps is not None:
-            found.append((step // self._every_k_steps + 1) * self._every_k_steps)
-        if self._every_k_epochs is not None:
-            epoch = (self._epoch_of(step) // self._every_k_epochs + 1) * self._every_k_epochs
-            found.append((epoch - 1) * self.trainer.steps_per_epoch + 1)
-        return min(found)

@@ -85,10 +85,6 @@ class Summaries(StepSums):
         self.state_key = f"Summaries/{prefix}"
         self._last: tuple[int, dict[str, float]] = (-1, {})  # the step and the means of the last record
 
-    def setup(self) -> None:
-        self.trainer.monitors.announce(self, self.prefix, None)
-        super().setup()
-
     def watches(self) -> Collection[str] | None:
         return ()
 
@@ -187,11 +183,6 @@ class MovingAverageSummary(StepSums):
         self.decay = decay
         self.prefix = prefix
         self.state_key = f"MovingAverageSummary/{decay}/{pattern or ','.join(names)}"
-
-    def setup(self) -> None:
-        names = [f"{name}_average" for name in self.names] if self._pattern is None else None
-        self.trainer.monitors.announce(self, self.prefix, names)
-        super().setup()
 
     def after_run(self, outputs: dict[str, Any]) -> None:
         pattern = self._pattern
