@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from prototrain.callbacks.base import Callback, Priority, ProxyCallback
+    from prototrain.callbacks.base import Callback, PeriodicTrigger, Priority, ProxyCallback
     from prototrain.callbacks.evaluation.exponential_moving_average import ExponentialMovingAverage
     from prototrain.callbacks.evaluation.inference_runner import InferenceRunner
     from prototrain.callbacks.evaluation.inferencer import (
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
         RunOp,
     )
     from prototrain.callbacks.stopping import CheckNumerics, EarlyStopping, StopAfter, StopOnNaN
-    from prototrain.callbacks.trigger import PeriodicTrigger
     from prototrain.callbacks.writers.json_writer import JSONWriter, StatJSON
     from prototrain.callbacks.writers.mlflow_writer import MLflowWriter
     from prototrain.callbacks.writers.scalar_printer import ScalarPrinter
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
     from prototrain.keras.callback import KerasCallback
 
 _MODULES = {
-    "callbacks.base": "Callback Priority ProxyCallback",
+    "callbacks.base": "Callback PeriodicTrigger Priority ProxyCallback",
     "callbacks.evaluation.exponential_moving_average": "ExponentialMovingAverage",
     "callbacks.evaluation.inference_runner": "InferenceRunner",
     "callbacks.evaluation.inferencer": "BinaryClassificationStats ClassificationError Inferencer "
@@ -84,7 +83,6 @@ _MODULES = {
     "callbacks.saving.save_on_exit": "SaveOnExit",
     "callbacks.scheduling": "AssignVariables CallbackFactory EnableCallbackIf PeriodicCallback RunOp",
     "callbacks.stopping": "CheckNumerics EarlyStopping StopAfter StopOnNaN",
-    "callbacks.trigger": "PeriodicTrigger",
     "callbacks.writers.json_writer": "JSONWriter StatJSON",
     "callbacks.writers.mlflow_writer": "MLflowWriter",
     "callbacks.writers.scalar_printer": "ScalarPrinter",

@@ -13,7 +13,6 @@ import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
 from prototrain.callbacks.base import Callback, Priority, innermost
-from prototrain.callbacks.pictures import histogram_summary, image_summary, text_summary
 from prototrain.errors import CallbackError
 
 if TYPE_CHECKING:
@@ -202,14 +201,20 @@ class Monitors:
         Raises:
             CallbackError: they have another shape, or the name cannot be that of a scalar.
         """
+        from prototrain.callbacks.pictures import image_summary  # few runs record pictures
+
         self.put_summary(image_summary(name, images))
 
     def put_histogram(self, name: str, values: Any) -> None:
         """Record how numbers, an array of any shape, are distributed, for the monitors that write such."""
+        from prototrain.callbacks.pictures import histogram_summary
+
         self.put_summary(histogram_summary(name, values))
 
     def put_text(self, name: str, text: str) -> None:
         """Record text, in Markdown, for the monitors that write such."""
+        from prototrain.callbacks.pictures import text_summary
+
         self.put_summary(text_summary(name, text))
 
     def put_summary(self, summary: Any, prefix: str = "") -> None:

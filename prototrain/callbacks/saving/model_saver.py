@@ -15,7 +15,7 @@ from prototrain.errors import CallbackError, CheckpointError, NonFiniteError
 from prototrain.system.wording import in_words
 
 if TYPE_CHECKING:
-    from prototrain.callbacks.trigger import PeriodicTrigger
+    from prototrain.callbacks.base import PeriodicTrigger
 
 _DAY = 86400.0
 _FAILURE_SECONDS = _DAY / 0.03  # between two failures of a worker, by default
