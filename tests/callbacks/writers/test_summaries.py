@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
@@ -17,14 +16,12 @@ from tensorboard.compat.proto.event_pb2 import Event
 from prototrain import Callback, ModelDict, SimpleTrainer
 from prototrain.callbacks import (
     JSONWriter,
-    ProcessTensors,
     SaveOnExit,
     StopOnNaN,
     Summaries,
     TensorBoardWriter,
     Validation,
 )
-from prototrain.callbacks.base import Priority
 from prototrain.errors import CallbackError
 from prototrain.trainers.replicated import SyncReplicatedTrainer
 from tests.tiny import (
@@ -233,31 +230,3 @@ def test_a_stop_between_two_callbacks_loses_no_row(experiment: Path) -> None:
         (2, 9.0, (1 + 1 / 2) / 2),
         (4, 9.0, (1 / 3 + 1 / 4) / 2),
     ]
-
-
-class FailsAt(Callback):
-    """Raises before the callbacks that write, in one step."""
-
-    priority = Priority.EVALUATE
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def trigger_step(self) -> None:
-        if self.trainer.global_step == self.step:
-            raise RuntimeError("failed")
-
-
-def test_what_a_failure_has_kept_from_being_recorded_is_recorded_by_the_resumed_run(experiment: Path) -> None:
-    def callbacks(stop: int) -> list[Callback]:
-        looks = ProcessTensors(["logits"], seen.append)
-        return [FailsAt(stop), looks.every(steps=2), Summaries().every(steps=2), JSONWriter(), SaveOnExit()]
-
-    seen: list[Any] = []
-    with pytest.raises(RuntimeError, match="failed"):
-        tiny_trainer(experiment, build=build).train(callbacks(4), max_steps=8)
-    assert len(seen) == 1
-    tiny_trainer(experiment, build=build).train(callbacks(0), max_steps=8)
-    assert len(seen) == 4 and not np.array_equal(seen[1], seen[0]) and seen[1].shape == seen[0].shape
-    rows = [json.loads(line) for line in (experiment / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows if "trn/largest" in row] == [2, 4, 6, 8]

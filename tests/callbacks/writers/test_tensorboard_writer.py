@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import metadata as hparams
-from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS
 
 from prototrain import Callback
 from prototrain.callbacks import ModelSaver, Summaries, TensorBoardWriter
@@ -114,5 +113,3 @@ def test_the_config_is_text_and_a_row_of_hparams(experiment: Path) -> None:
     assert row["model.batch_size"].number_value == 16 and row["many"].string_value == "[1, 2]"
     assert row["model.optimizer.method"].string_value == "adam" and row["note"].string_value == "lone \\ud800"
     assert "trainer.experiment_name" not in row
-    content = events.SummaryMetadata(hparams.SESSION_END_INFO_TAG).plugin_data.content
-    assert hparams.parse_session_end_info_plugin_data(content).status == STATUS_SUCCESS
