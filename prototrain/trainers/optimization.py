@@ -296,10 +296,10 @@ class RegisteredOptimizers:
             CheckpointError: it was written with another optimizer.
         """
         for name, now in self.settings.items():
-            then = made_with.get(name, now)
-            if then["class"] != now["class"]:
+            saved_class = made_with.get(name, now)["class"]
+            if saved_class != now["class"]:
                 raise CheckpointError(
-                    f"it has the state of the optimizer {then['class']}, and this run has {now['class']}; take the "
+                    f"it has the state of the optimizer {saved_class}, and this run has {now['class']}; take the "
                     "weights over into a new run with load_weights (model.weights_load_path)"
                 )
         kept: dict[str, Any] = {}
