@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from prototrain.cli import main
-from prototrain.errors import ConfigError
-from prototrain.testing import _command, verify
+from prototrain.testing import verify
 from prototrain.verify import OF_CALLBACK, Record, Result, _draw_interruptions, _draw_saves, compare
 from tests.conftest import ROOT
 from tests.preloaded import Program
@@ -136,19 +135,6 @@ def test_options_stand_before_the_model_or_behind_it(
     monkeypatch.setattr("prototrain.commands.verify.verify", verified)
     assert main(["verify", *arguments]) == 0
     assert asked == [(command, chosen)]
-
-
-def a_program() -> None:
-    print("not a trainer")
-
-
-def test_what_a_test_may_give() -> None:
-    assert _command("models.simple", ["-s", "a=1"])[1:] == ["-m", "prototrain.cli", "run", "models.simple", "-s", "a=1"]
-    assert _command(Path("t.py"), ["x"]) == [sys.executable, "t.py", "x"]
-    assert _command(["python", "t.py"], []) == ["python", "t.py"]
-    assert _command(a_program, [])[-2:] == [__file__, "a_program"]
-    with pytest.raises(ConfigError, match="top level"):
-        _command(lambda: None, [])
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
