@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_left_out_and_the_header_comes_once_a_screen(
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     for columns, lines_of, headers in ((80, 40, 1), (120, 10, 4), (30, 40, 1)):
         size = os.terminal_size((columns, lines_of))
-        monkeypatch.setattr("shutil.get_terminal_size", lambda *_, size=size: size)
+        monkeypatch.setattr("shutil.get_terminal_size", lambda *_, size=size, **__: size)
         Many(wide).train([ScalarPrinter().every(steps=1)], max_steps=25)
         said = capsys.readouterr().out
         table = [line for line in said.splitlines() if re.match(" *(step|[0-9]+) ", line)]
