@@ -3,8 +3,7 @@
     python -m benchmarks.steps                                 # everything, which takes about half an hour
     python -m benchmarks.steps --workload mlp --rounds 5 --output results
 
-Prints a table for each workload and, with --output, writes it as JSON with a chart. Orbit takes part where it is
-installed: pip install --no-deps tf-models-official tf_keras.
+Prints a table for each workload and, with --output, writes it as JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="how often each takes its turn")
     parser.add_argument("--steps", type=int, help="steps of a turn; by default some seconds' worth")
     parser.add_argument("--only", default="", help="only the subjects whose title has this text, and the limit")
-    parser.add_argument("--output", type=Path, help="a directory for steps.json and steps.png")
+    parser.add_argument("--output", type=Path, help="a directory for steps.json")
     options = parser.parse_args(arguments)
     names = list(WORKLOADS) if options.workload == "all" else [options.workload]
     results = {}
@@ -47,7 +46,6 @@ def main(arguments: list[str] | None = None) -> None:
         options.output.mkdir(parents=True, exist_ok=True)
         record = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "results": results}
         (options.output / "steps.json").write_text(json.dumps(record, indent=2))
-        chart(results, options.output / "steps.png")
 
 
 def measure(workload: Workload, steps: int, rounds: int, only: str = "") -> dict[str, list[float]]:
@@ -70,25 +68,6 @@ def table(rates: dict[str, list[float]]) -> str:
         for title, rate in medians.items()
     ]
     return tabulate(rows, headers=["", "steps/s", "of the limit", "x Keras fit"], disable_numparse=True)
-
-
-def chart(results: dict[str, dict[str, list[float]]], path: Path, workloads: dict[str, Workload] = WORKLOADS) -> None:
-    """Draw a row of bars for each workload."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(len(results), 1, figsize=(9, 3.2 * len(results)), squeeze=False)
-    for panel, (name, rates) in zip(panels[:, 0], results.items(), strict=True):
-        titles = list(rates)[::-1]
-        colours = [
-            "#c0392b" if "prototrain" in title else "#bdc3c7" if "limit" in title else "#7f8c8d" for title in titles
-        ]
-        panel.barh(titles, [statistics.median(rates[title]) for title in titles], color=colours)
-        panel.set_title(f"{workloads[name].title}, batch {workloads[name].batch}: steps/s")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

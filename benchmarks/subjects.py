@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import tempfile
 import time
@@ -138,64 +137,6 @@ def keras_fit(
     return make
 
 
-def orbit_trainer(workload: Workload) -> Any:
-    """Orbit's `StandardTrainer` of a workload."""
-    import orbit
-
-    class Trainer(orbit.StandardTrainer):
-        def __init__(self) -> None:
-            self.model = keras_model(workload)
-            self.optimizer = keras.optimizers.Adam(1e-3)
-            self.optimizer.build(self.model.trainable_variables)
-            self.global_step = tf.Variable(0, trainable=False, dtype=tf.int64)
-            self.loss = tf.Variable(0.0, trainable=False)
-            super().__init__(workload.batches(pair))
-
-        def train_step(self, iterator: Any) -> None:
-            loss = _step(self.model, self.optimizer, *next(iterator))
-            self.loss.assign(loss)
-            self.global_step.assign_add(1)
-
-        def train_loop_end(self) -> dict[str, Any]:
-            return {"loss": self.loss.read_value()}
-
-    return Trainer()
-
-
-def orbit_controller(trainer: Any, steps_per_loop: int, directory: str) -> Any:
-    """Orbit's `Controller` of an `orbit_trainer`, with summaries and checkpoints at the usual intervals."""
-    import orbit
-
-    saved = tf.train.Checkpoint(step=trainer.global_step, **dict(enumerate_names(trainer.model.weights)))
-    return orbit.Controller(
-        trainer=trainer,
-        global_step=trainer.global_step,
-        steps_per_loop=steps_per_loop,
-        summary_dir=f"{directory}/summaries",
-        summary_interval=-(-SUMMARIES // steps_per_loop) * steps_per_loop,  # it takes multiples only
-        checkpoint_manager=tf.train.CheckpointManager(
-            saved, directory, 5, step_counter=trainer.global_step, checkpoint_interval=SAVE
-        ),
-    )
-
-
-def orbit_loop(steps_per_loop: int) -> Callable[[Workload], Run]:
-    def make(workload: Workload) -> Run:
-        trainer = orbit_trainer(workload)
-
-        def run(steps: int) -> float:
-            with tempfile.TemporaryDirectory() as scratch, _silence():
-                controller = orbit_controller(trainer, steps_per_loop, scratch)
-                begin = time.perf_counter()
-                controller.train(steps=int(trainer.global_step) + steps)
-                return time.perf_counter() - begin
-
-        run(steps_per_loop)
-        return run
-
-    return make
-
-
 def hand_written(workload: Workload) -> Run:
     """A compiled step that Python calls for every batch."""
     model, optimizer, iterator = _parts(workload)
@@ -232,8 +173,8 @@ def limit(workload: Workload) -> Run:
 
 
 def subjects() -> dict[str, Callable[[Workload], Run]]:
-    """All of them by title; Orbit only where it is installed."""
-    found = {
+    """All of them by title."""
+    return {
         "limit: all steps in one graph call": limit,
         "prototrain, usual callbacks": prototrain(usual_callbacks),
         "prototrain, usual and a per-step callback": prototrain(lambda: [*usual_callbacks(), EveryStep()]),
@@ -246,14 +187,6 @@ def subjects() -> dict[str, Callable[[Workload], Run]]:
         },
         "tf.function called from Python": hand_written,
     }
-    if importlib.util.find_spec("orbit") and importlib.util.find_spec("tf_keras"):
-        found["Orbit, 50 steps per loop"] = orbit_loop(50)
-    return found
-
-
-def enumerate_names(weights: list[Any]) -> list[tuple[str, Any]]:
-    """Names for the weights in a checkpoint."""
-    return [(f"weight{index}", weight.value) for index, weight in enumerate(weights)]
 
 
 def _parts(workload: Workload) -> tuple[Any, Any, Any]:

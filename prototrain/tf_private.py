@@ -322,8 +322,8 @@ def optimized(config: tf.compat.v1.ConfigProto, meta: tf.compat.v1.MetaGraphDef)
 
 # -- Keras -------------------------------------------------------------------------------------------------------------
 
-CALLBACK_SCRATCH = {"_model", "params", "csv_file", "writer", "_writers", "_summary_module"}
-"""Attributes of Keras's callbacks that are not state: set in every run, or open files."""
+CALLBACK_SCRATCH = {"_model", "params", "csv_file", "writer", "_writers", "_summary_module", "min_delta"}
+"""Attributes of Keras's callbacks that are not state: set in every run (`min_delta` gets its sign), or open files."""
 
 
 # -- global state -----------------------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """prototrain and what people would use instead: the same model, data, Adam and number of steps, in turns.
 
-    pip install -e '.[plot]'
     pip install torch lightning jax optax tensorpack       # what is not installed is left out
-    pip install --no-deps tf-models-official tf_keras      # Orbit, and the layers for tensorpack
+    pip install --no-deps tf_keras                         # the layers for tensorpack
     python -m benchmarks.peers                             # some ten minutes
     python -m benchmarks.peers --workload mlp --only prototrain JAX --rounds 3 --output results
 
@@ -60,13 +59,19 @@ _KERAS = "losses to TensorBoard, progress bar with the mean loss, checkpoints"
 _HAND = "prints losses"
 PEERS = {
     OURS: Peer(_USUAL, "of_tensorflow:prototrain"),
-    "prototrain, model.jit_compile": Peer(_USUAL, "of_tensorflow:prototrain", {"xla": True}),
+    **{
+        f"prototrain, model.jit_compile: {form}": Peer(_USUAL, "of_tensorflow:prototrain", {"form": form})
+        for form in (True, "loop", "auto")
+    },
     "prototrain, loss only": Peer("losses to metrics.jsonl", "of_tensorflow:prototrain", {"usual": False}),
     "Keras fit as it comes": Peer(_KERAS, "of_tensorflow:keras_fit"),
-    "Keras fit, 50 steps per execution, no XLA": Peer(_KERAS, "of_tensorflow:keras_fit", {"at_once": 50, "jit": False}),
-    "Orbit, 50 steps per loop": Peer(
-        "losses to TensorBoard, checkpoints", "of_tensorflow:orbit_loop", needs=("orbit", "tf_keras")
-    ),
+    **{
+        f"Keras fit, {n} steps per execution, {title}": Peer(
+            _KERAS, "of_tensorflow:keras_fit", {"at_once": n, "jit": jit}
+        )
+        for n in (10, 50, 100)
+        for jit, title in ((False, "no XLA"), (True, "XLA"))
+    },
     "tensorpack": Peer(
         "losses to TensorBoard and as JSON, their moving average at each step, progress bar, checkpoints",
         "of_tensorpack:train",
@@ -243,7 +248,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--only", nargs="+", default=[], help="those whose title has one of these texts, and prototrain"
     )
     parser.add_argument("--cores", type=int, default=2, help="that each of them may use")
-    parser.add_argument("--output", type=Path, help="a directory for peers.json and peers.png")
+    parser.add_argument("--output", type=Path, help="a directory for peers.json")
     parser.add_argument("--child", choices=PEERS, help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -251,19 +256,14 @@ def main(arguments: list[str] | None = None) -> None:
         child(options.child, options.workload, options.data, options.steps, options.rounds)
         return
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
-    if options.output is not None:
-        import matplotlib  # noqa: F401  # that it is missing must show before anything is measured
-
-    from benchmarks.steps import chart
     from benchmarks.workloads import SIDE_BY_SIDE
 
     titles = chosen(options.only)
-    results, rates = {}, {}
+    results = {}
     for name in WORKLOADS if options.workload == "all" else [options.workload]:
         workload = SIDE_BY_SIDE[name]
         steps = options.steps or workload.steps
         results[name] = measure(name, titles, options.rounds, steps)
-        rates[name] = {title: [steps / turn["seconds"] for turn in found[1:]] for title, found in results[name].items()}
         parameters = results[name][OURS][0]["parameters"]
         print(f"\n{workload.title}, {parameters:,.0f} parameters, batch {workload.batch}")
         print(table(results[name], steps), flush=True)
@@ -271,4 +271,3 @@ def main(arguments: list[str] | None = None) -> None:
             options.output.mkdir(parents=True, exist_ok=True)
             record = {"cores": options.cores, "results": results}
             (options.output / "peers.json").write_text(json.dumps(record, indent=2))
-            chart(rates, options.output / "peers.png", SIDE_BY_SIDE)

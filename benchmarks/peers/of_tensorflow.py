@@ -1,4 +1,4 @@
-"""prototrain, Keras `fit` and Orbit on the layers of a workload."""
+"""prototrain and Keras `fit` on the layers of a workload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from benchmarks.peers.turns import LOG, SAVE, Batches, Turns
-from benchmarks.subjects import keras_model, orbit_controller, orbit_trainer, trainer_for, usual_callbacks
+from benchmarks.subjects import keras_model, trainer_for, usual_callbacks
 from benchmarks.workloads import SIDE_BY_SIDE, Workload, pair
 from prototrain import Callback, SimpleTrainer
 from prototrain.callbacks import JSONWriter, Summaries
@@ -33,7 +33,7 @@ def in_memory(name: str, batches: Batches) -> InMemory:
     return InMemory(**vars(SIDE_BY_SIDE[name]), arrays=batches)
 
 
-def prototrain(name: str, batches: Batches, turns: Turns, *, usual: bool = True, xla: bool = False) -> None:
+def prototrain(name: str, batches: Batches, turns: Turns, *, usual: bool = True, form: bool | str = False) -> None:
     """With the callbacks of ``prototrain run``, or with the loss in metrics.jsonl only."""
 
     class InTurns(Callback):
@@ -47,7 +47,7 @@ def prototrain(name: str, batches: Batches, turns: Turns, *, usual: bool = True,
             turns.over(float(self.trainer.outputs["loss"]), parameters)
 
     def make(model: Any, **keywords: Any) -> SimpleTrainer:
-        model.config["model.jit_compile"] = xla
+        model.config["model.jit_compile"] = form
         return SimpleTrainer(model, **keywords)
 
     turns.begin()
@@ -81,17 +81,6 @@ def keras_fit(name: str, batches: Batches, turns: Turns, *, at_once: int = 1, ji
             InTurns(),
         ]
         model.fit(workload.batches(pair), steps_per_epoch=turns.total, shuffle=False, callbacks=callbacks)
-
-
-def orbit_loop(name: str, batches: Batches, turns: Turns) -> None:
-    """Orbit's controller, which writes summaries and checkpoints, over its `StandardTrainer`."""
-    turns.begin()
-    with tempfile.TemporaryDirectory() as scratch:
-        trainer = orbit_trainer(in_memory(name, batches))
-        controller = orbit_controller(trainer, min(LOG, turns.steps), scratch)
-        while turns.end <= turns.total:
-            controller.train(steps=turns.end)
-            turns.over(float(trainer.loss), _count(trainer.model))
 
 
 def _count(model: Any) -> int:

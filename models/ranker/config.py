@@ -15,19 +15,14 @@ config = Config(
         "trainer.validation_batches": 0,  # the whole set
         "trainer.checkpoint_save_interval": 500,
         "trainer.random_seed": 1337,
-        # Which pictures: "sample" (rendered when it is first needed), "stanford_online_products" or
-        # "deepfashion_inshop", and the directory that holds their list files.
+        # Which pictures: "sample" (rendered when it is first needed) or "stanford_online_products", and the directory
+        # that holds its list files.
         "data.layout": "sample",
         "data.directory": None,
         # The share of the training products that is kept out of training, for validation.
         "data.validation_share": 0.1,
-        # Whether every picture is decoded once at the start, to find the broken ones before they stop the run.
-        "data.check_pictures": True,
-        # What to do about faulty data, "refuse" or "skip": both name what was found.
-        "data.on_missing_picture": "refuse",  # a list file names a picture that is not there
-        "data.on_broken_picture": "refuse",  # a picture cannot be decoded (see data.check_pictures)
-        "data.on_empty_class": "refuse",  # the folder of a class has no picture
-        "data.on_single_picture": "skip",  # a product has one picture only, so there is no pair to learn from
+        # "refuse" or "skip" pictures that are missing or cannot be decoded: every picture is decoded once at the start.
+        "data.on_faulty_picture": "refuse",
         # How long to train, and on how many pairs of pictures at a time.
         "model.num_steps": 2000,
         "model.batch_size": 32,
@@ -45,7 +40,7 @@ config = Config(
         "model.margin": 0.5,
         "model.mining": "global",  # negatives from the whole batch; "tower": from the tower's own part of it
         # What training pictures go through. None of it is done to other pictures.
-        "model.augment.crop": 0.85,  # the smallest share of the picture's area, or its box's, that is kept
+        "model.augment.crop": 0.85,  # the smallest share of the picture's area that is kept
         "model.augment.resize_methods": ["bilinear", "bicubic", "area", "nearest"],  # one is drawn for each picture
         "model.augment.flip": True,
         "model.augment.noise": 8.0,  # the largest standard deviation, in grey levels of 0..255
@@ -59,7 +54,6 @@ config = Config(
         "evaluate.block": 512,  # queries whose similarities to all pictures are in memory at a time
         "evaluate.retrieved": 10,  # pictures per query in top_retrieved.json
         "evaluate.shown": 60,  # queries on the HTML page
-        "evaluate.projected": 5000,  # pictures in TensorBoard's projector
         # What `prototrain action models.ranker export` writes.
         "actions.export.inputs": ["query"],
         "actions.export.outputs": ["query_embeddings"],

@@ -12,9 +12,9 @@ import tensorflow as tf
 from prototrain.errors import ConfigError, DataError
 
 from .config import config
-from .faults import paired, usable
+from .faults import usable
 from .layouts import Picture, read_shop
-from .pictures import WHOLE, augmented, plain
+from .pictures import augmented, plain
 
 Pair = dict[str, tf.Tensor]
 
@@ -26,7 +26,7 @@ def datasets() -> dict[str, tf.data.Dataset]:
     is drawn by an op with a state, so the position is part of a checkpoint.
     """
     shop = read_shop()
-    trn, vld = split(by_product(paired(usable(shop, shop.trn))), config["data.validation_share"])
+    trn, vld = split(by_product(usable(shop, shop.trn)), config["data.validation_share"])
     if not trn:
         raise DataError(f"there is no product with two pictures to train on in {shop.directory}")
     batch_size = config["model.batch_size"]
@@ -127,15 +127,14 @@ def all_pairs(pictures: list[Picture]) -> tf.data.Dataset:
 
 def _load(pairs: tf.data.Dataset, pictures: list[Picture], directory: Path, *, random: bool) -> tf.data.Dataset:
     names = [picture.path for picture in pictures]
-    boxes = [picture.box or WHOLE for picture in pictures]
     root = tf.constant(f"{directory}/")  # outside of the function: a data set may be moved between runs
 
     def load(pair: Pair) -> Pair:
         seeds = tf.random.split(pair["seed"], 2) if random else None
 
         def picture(place: int, role: str) -> tf.Tensor:
-            path, box = root + tf.gather(names, pair[role]), tf.gather(boxes, pair[role])
-            return plain(path, box) if seeds is None else augmented(path, box, seeds[place])
+            path = root + tf.gather(names, pair[role])
+            return plain(path) if seeds is None else augmented(path, seeds[place])
 
         return {"query": picture(0, "query"), "positive": picture(1, "positive"), "product": pair["product"]}
 

@@ -11,7 +11,6 @@ from prototrain.errors import ConfigError
 from .config import config, picture_size
 from .layouts import Picture
 
-WHOLE = (0, 0, 0, 0)  # stands for the box of a picture that has none
 _RATIO = 1.15  # how much a random crop may change the proportions, at most
 
 
@@ -21,40 +20,31 @@ def decode(path: tf.Tensor | str) -> tf.Tensor:
     return tf.ensure_shape(picture, [None, None, 3])
 
 
-def plain(path: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
-    """A picture as it is embedded: its box, resized.
-
-    Args:
-        path: of the file.
-        box: int32 [4], left, top, right, bottom in pixels, or `WHOLE`.
-
-    Returns:
-        uint8 [height, width, 3].
-    """
-    return _to_bytes(tf.image.resize(_cut(decode(path), box), picture_size()))
+def plain(path: tf.Tensor) -> tf.Tensor:
+    """A picture as it is embedded, resized, uint8 [height, width, 3]."""
+    return _to_bytes(tf.image.resize(decode(path), picture_size()))
 
 
 def thumbnail(directory: Path, picture: Picture, side: int) -> bytes:
-    """A picture's box as a JPEG file of at most `side` x `side` pixels, with its own proportions."""
-    seen = _cut(decode(str(directory / picture.path)), tf.constant(picture.box or WHOLE))
+    """A picture as a JPEG file of at most `side` x `side` pixels, with its own proportions."""
+    seen = decode(str(directory / picture.path))
     if max(seen.shape[:2]) > side:
         seen = _to_bytes(tf.image.resize(seen, [side, side], preserve_aspect_ratio=True, antialias=True))
     return tf.io.encode_jpeg(seen, quality=85).numpy()
 
 
-def augmented(path: tf.Tensor, box: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """A picture as it is trained on: cropped within its box, resized, flipped and with noise, as the config says.
+def augmented(path: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """A picture as it is trained on: cropped, resized, flipped and with noise, as the config says.
 
     Args:
         path: of the file.
-        box: as in `plain`.
         seed: int64 [2].
 
     Returns:
         uint8 [height, width, 3].
     """
     seeds = tf.random.split(seed, 5)
-    picture = _crop(_cut(decode(path), box), seeds[0])
+    picture = _crop(decode(path), seeds[0])
     picture = _resize(picture, seeds[1])
     if config["model.augment.flip"]:
         picture = tf.image.stateless_random_flip_left_right(picture, seeds[2])
@@ -62,14 +52,6 @@ def augmented(path: tf.Tensor, box: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         deviation = tf.random.stateless_uniform([], seeds[3], maxval=config["model.augment.noise"])
         picture += tf.random.stateless_normal(picture.shape, seeds[4], stddev=deviation)
     return _to_bytes(picture)
-
-
-def _cut(picture: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
-    size = tf.shape(picture)[1::-1]  # width, height
-    box = tf.where(tf.reduce_all(box == WHOLE), tf.concat([[0, 0], size], 0), box)
-    start = tf.minimum(box[:2], size - 1)  # a box may reach beyond its picture
-    end = tf.minimum(box[2:], size)
-    return picture[start[1] : end[1], start[0] : end[0]]
 
 
 def _crop(picture: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

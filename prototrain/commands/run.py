@@ -84,7 +84,6 @@ def add(commands: Any) -> None:
     option(workers, "--gpus-per-worker G", "give each worker G GPUs", type=int)
     option(workers, "--max-restarts R", "restart at most R times after a worker is lost (default: 10)", type=int)
     option(workers, "--stall-timeout S", "restart after S seconds without a step (default: 1800)", type=float)
-    run.add_argument("--report-to", type=int, help=argparse.SUPPRESS)  # the sweep that has started this process
     run.set_defaults(command=_run, wrong_usage=run.error, is_worker=False)
 
 
@@ -190,17 +189,15 @@ def _train(options: argparse.Namespace, repeat: Repeat | None = None) -> TowerTr
 def _launch(options: argparse.Namespace, repeat: Repeat | None, keywords: dict[str, Any]) -> TowerTrainer:
     model = load(options, None if repeat is None else repeat.configure)
     from prototrain.launch import default_callbacks, launch
+    from prototrain.sweeps import reporter
 
     gc.freeze()  # tracing must not have the collector search through all of TensorFlow: half a second at the start
     callbacks = default_callbacks(model)
     if repeat is not None:
         repeat.check_directory(model.config)
         callbacks.append(repeat.announcement())
-    if options.report_to is not None:
-        from prototrain.sweeps.reporter import Link, reporter
-
-        report = Link(options.report_to).report
-        callbacks.append(reporter(report, model.config))
+    if reporter.link is not None:
+        callbacks.append(reporter.reporter(reporter.link.report, model.config))
     return launch(
         model,
         callbacks=callbacks,

@@ -25,7 +25,7 @@ def start_workers(options: argparse.Namespace) -> None:
 
     if options.model is None and options.repeats is None:
         options.wrong_usage("the following arguments are required: model, or --from EXPERIMENT")
-    for name in ("debug", "towers", "report_to", "fast_dev_run"):
+    for name in ("debug", "towers", "fast_dev_run"):
         if getattr(options, name):
             options.wrong_usage(f"--{name.replace('_', '-')} cannot be used with --workers")
     if options.min_workers is not None and options.min_workers > options.workers:

@@ -200,21 +200,13 @@ def ending_after(seconds: float) -> Iterator[None]:
 
 
 class Deadline:
-    """Prints who is missing after two seconds, and raises an error when it is too late.
-
-    Args:
-        seconds: to wait.
-    """
+    """Prints who is missing after two seconds, and raises a `ClusterError` when so many seconds are over."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._begin, self._said = seconds, time.monotonic(), ""
 
     def check(self, missing: Sequence[str]) -> None:
-        """Called again and again while somebody is missing.
-
-        Raises:
-            ClusterError: it is too late.
-        """
+        """Called again and again while one is missing."""
         names, waited = ", ".join(missing), time.monotonic() - self._begin
         if waited > self._seconds:
             raise ClusterError(

@@ -7,6 +7,8 @@ for that, so the functions of all workers return normally once an error is on th
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 import os
 import re
@@ -115,134 +117,109 @@ def run(
     import ray
 
     try:
-        import ray.train
+        from ray.train import BackendConfig, FailureConfig, RunConfig, ScalingConfig
+        from ray.train.backend import Backend
+        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
     except ImportError as error:
         raise ConfigError("several workers need Ray Train: pip install 'prototrain[ray]'") from error
     try:
         board = make_board(_Board)
+
+        class Addresses(Backend):  # type: ignore[misc]
+            def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
+                addresses = worker_group.execute(_address)
+                for index in range(len(addresses)):
+                    worker_group.execute_single(index, _set_tf_config, addresses, index)
+                import ray
+
+                ray.get(board.start.remote())
+
+        class Config(BackendConfig):  # type: ignore[misc]
+            backend_cls = Addresses
+
+        order = {
+            "function": function,
+            "board": board,
+            "directory": os.getcwd(),
+            "path": sys.path,
+            "arguments": sys.argv,
+            "started": time.strftime("%Y%m%d-%H%M%S"),
+        }
         with tempfile.TemporaryDirectory(prefix="prototrain-ray-", ignore_cleanup_errors=True) as directory:
-            trainer = _trainer(function, board, directory, workers, min_workers, gpus_per_worker, max_restarts)
-            _Driver(board, trainer.fit, f"{workers} workers", max_restarts).run()
+            trainer = DataParallelTrainer(
+                _work,
+                train_loop_config=order,
+                backend_config=Config(),
+                scaling_config=ScalingConfig(
+                    num_workers=workers if min_workers in (None, workers) else (min_workers, workers),
+                    use_gpu=bool(gpus_per_worker),
+                    resources_per_worker={"CPU": 1.0, **({"GPU": float(gpus_per_worker)} if gpus_per_worker else {})},
+                    placement_strategy="SPREAD",
+                ),
+                run_config=RunConfig(
+                    name="workers", storage_path=directory, failure_config=FailureConfig(max_failures=max_restarts)
+                ),
+            )
+            _drive(board, trainer.fit, workers, max_restarts)
     finally:
         if is_ours:
             ray.shutdown()
 
 
-def _trainer(
-    function: Callable[[], object],
-    board: Any,
-    directory: str,
-    workers: int,
-    min_workers: int | None,
-    gpus_per_worker: int | None,
-    max_restarts: int,
-) -> Any:
-    from ray.train import BackendConfig, FailureConfig, RunConfig, ScalingConfig
-    from ray.train.backend import Backend
-    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+def _drive(board: Any, fit: Callable[[], object], workers: int, max_restarts: int) -> None:
+    """Wait for the workers: pass signals on, print what they print, and raise what they end with."""
+    import ray
 
-    class Addresses(Backend):  # type: ignore[misc]
-        def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
-            addresses = worker_group.execute(_address)
-            for index in range(len(addresses)):
-                worker_group.execute_single(index, _set_tf_config, addresses, index)
-            import ray
+    errors: list[Exception] = []
+    restarts, is_told, is_said, begin = 0, False, False, time.monotonic()
 
-            ray.get(board.start.remote())
-
-    class Config(BackendConfig):  # type: ignore[misc]
-        backend_cls = Addresses
-
-    order = {
-        "function": function,
-        "board": board,
-        "directory": os.getcwd(),
-        "path": sys.path,
-        "arguments": sys.argv,
-        "started": time.strftime("%Y%m%d-%H%M%S"),
-    }
-    resources = {"CPU": 1.0, **({"GPU": float(gpus_per_worker)} if gpus_per_worker else {})}
-    return DataParallelTrainer(
-        _work,
-        train_loop_config=order,
-        backend_config=Config(),
-        scaling_config=ScalingConfig(
-            num_workers=workers if min_workers in (None, workers) else (min_workers, workers),
-            use_gpu=bool(gpus_per_worker),
-            resources_per_worker=resources,
-            placement_strategy="SPREAD",
-        ),
-        run_config=RunConfig(
-            name="workers", storage_path=directory, failure_config=FailureConfig(max_failures=max_restarts)
-        ),
-    )
-
-
-class _Driver:
-    """Waits for the workers: passes signals on, prints what they print, and raises what they end with.
-
-    Args:
-        board: shared with the workers.
-        fit: runs them.
-        what: is being started, in words.
-        max_restarts: how often they are started again.
-    """
-
-    def __init__(self, board: Any, fit: Callable[[], object], what: str, max_restarts: int) -> None:
-        self._board, self._fit, self._what, self._max_restarts = board, fit, what, max_restarts
-        self._error: Exception | None = None
-        self._restarts = 0
-
-    def run(self) -> None:
-        # In a thread: on the main one Ray takes Ctrl-C, and kills the workers before they have saved.
-        thread = threading.Thread(target=self._run_fit, name="ray-train", daemon=True)
-        stop = StopRequest(say)
-        is_told, is_said, begin = False, False, time.monotonic()
-        with stop:
-            thread.start()
-            while thread.is_alive():
-                thread.join(_POLL_SECONDS)
-                state = self._look(save=stop.take_save(), signum=stop.signum if not is_told else None)
-                is_told = stop.signum is not None
-                if not state["starts"]:
-                    if is_told:
-                        break  # nothing has begun
-                    if not is_said and time.monotonic() - begin > _ROOM_SECONDS:
-                        is_said = True
-                        say(f"waiting for room for {self._what} ...")
-        state = self._look()
-        if state["failure"] is not None:
-            name, text, details = state["failure"]
-            if details:
-                say(details, to_stderr=True)
-            raise ClusterError(f"{name} failed: {text}")
-        stop.check()
-        if self._error is not None:
-            why = state["cause"] or " ".join(str(self._error).split())
-            raise ClusterError(f"the run has ended after {state['restarts']} restarts: {why}") from self._error
-
-    def _run_fit(self) -> None:
+    def run_fit() -> None:
         try:
-            self._fit()
+            fit()
         except Exception as error:
-            self._error = error
+            errors.append(error)
 
-    def _look(self, *, save: bool = False, signum: int | None = None) -> dict[str, Any]:
-        import ray
-
-        if save or signum:
-            self._board.ask.remote(signum=signum, save=save)
-        state, printed = ray.get([self._board.read.remote(), self._board.take_printed.remote()])
+    def look() -> dict[str, Any]:
+        nonlocal restarts
+        state: dict[str, Any]
+        state, printed = ray.get([board.read.remote(), board.take_printed.remote()])
         sys.stdout.write(printed)
         sys.stdout.flush()
-        if state["restarts"] > self._restarts:
-            self._restarts = state["restarts"]
-            why = state["cause"] or "a worker is gone"
+        if state["restarts"] > restarts:
+            restarts = state["restarts"]
             say(
-                f"{why}; all workers start again from the newest checkpoint "
-                f"(restart {self._restarts} of at most {self._max_restarts})"
+                f"{state['cause'] or 'a worker is gone'}; all workers start again from the newest checkpoint "
+                f"(restart {restarts} of at most {max_restarts})"
             )
-        return dict(state)
+        return state
+
+    # In a thread: on the main one Ray takes Ctrl-C, and kills the workers before they have saved.
+    thread = threading.Thread(target=run_fit, name="ray-train", daemon=True)
+    stop = StopRequest(say)
+    with stop:
+        thread.start()
+        while thread.is_alive():
+            thread.join(_POLL_SECONDS)
+            save, signum = stop.take_save(), None if is_told else stop.signum
+            if save or signum:
+                board.ask.remote(signum=signum, save=save)
+            is_told = stop.signum is not None
+            if not look()["starts"]:
+                if is_told:
+                    break  # nothing has begun
+                if not is_said and time.monotonic() - begin > _ROOM_SECONDS:
+                    is_said = True
+                    say(f"waiting for room for {workers} workers ...")
+    state = look()
+    if state["failure"] is not None:
+        name, text, details = state["failure"]
+        if details:
+            say(details, to_stderr=True)
+        raise ClusterError(f"{name} failed: {text}")
+    stop.check()
+    for error in errors:
+        why = state["cause"] or " ".join(str(error).split())
+        raise ClusterError(f"the run has ended after {state['restarts']} restarts: {why}") from error
 
 
 # -- in a worker ------------------------------------------------------------------------------------------------------
@@ -258,15 +235,13 @@ def _address() -> str:
 
 
 def _set_tf_config(addresses: list[str], index: int) -> None:
-    import json
-
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})
 
 
-class _Output:
+class _Output(io.TextIOBase):
     """Takes what a worker prints, for the board."""
 
-    encoding, errors = "utf-8", "replace"
+    encoding = "utf-8"
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -274,12 +249,6 @@ class _Output:
     def write(self, text: str) -> int:
         self._texts.append(text)
         return len(text)
-
-    def flush(self) -> None:
-        """`take` does that."""
-
-    def isatty(self) -> bool:
-        return False
 
     def take(self) -> str:
         texts, self._texts = self._texts, []
@@ -355,15 +324,12 @@ def make_board(actor: type[Any]) -> Any:
 
 
 def connect_ray(address: str, cpus: int) -> bool:
-    """Connect this process with a Ray cluster.
+    """Connect this process with a Ray cluster; returns whether it was not connected before.
 
     Args:
         address: of the cluster; "auto" for the one that this machine is part of, "local" for one that lasts as long as
             this process.
         cpus: what a local cluster counts for.
-
-    Returns:
-        whether it was not connected before.
 
     Raises:
         ConfigError: Ray is not installed.

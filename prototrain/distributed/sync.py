@@ -153,7 +153,7 @@ class WorkerSync:
         ended: bool = False,
         data_ended: bool = False,
     ) -> Agreement:
-        """Tell the others how many steps this worker can do, and whether it has to save or to stop.
+        """Tell the others how many steps this worker can do, what it has done, and whether it has to save or to stop.
 
         Args:
             n: the number of steps.

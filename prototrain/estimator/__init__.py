@@ -15,9 +15,6 @@ from prototrain.errors import ModelError
 from prototrain.estimator import export, feature_column
 from prototrain.estimator.base_head import Head
 from prototrain.estimator.canned import (
-    BaselineClassifier,
-    BaselineEstimator,
-    BaselineRegressor,
     DNNClassifier,
     DNNEstimator,
     DNNLinearCombinedClassifier,
@@ -42,18 +39,18 @@ from prototrain.estimator.heads import (
     BinaryClassHead,
     LogisticRegressionHead,
     MultiClassHead,
+    MultiLabelHead,
     PoissonRegressionHead,
     RegressionHead,
 )
 from prototrain.estimator.hooks import (
+    LoggingTensorHook,
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
 )
-from prototrain.estimator.logging_hook import LoggingTensorHook
 from prototrain.estimator.multi_head import MultiHead
-from prototrain.estimator.multi_label_head import MultiLabelHead
 from prototrain.estimator.specs import (
     EstimatorSpec,
     EvalSpec,
@@ -65,9 +62,6 @@ from prototrain.estimator.specs import (
 )
 
 __all__ = [
-    "BaselineClassifier",
-    "BaselineEstimator",
-    "BaselineRegressor",
     "BestExporter",
     "BinaryClassHead",
     "ClassificationOutput",

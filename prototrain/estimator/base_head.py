@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.estimator.labels import REDUCTIONS, SUM, WEIGHTED, as_rows, reduced, weights_of
+from prototrain.estimator.labels import as_rows, weights_of
 from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec
 from prototrain.towers import tower_count
+
+MEAN, SUM = "sum_over_batch_size", "sum"
+"""How the losses of the examples are reduced to that of the batch."""
 
 Tensors = dict[str, Any]
 Metrics = dict[str, keras.metrics.Metric]
@@ -28,28 +31,15 @@ class Head:
     name: str | None = None
     logits_dimension: int
 
-    def loss(
-        self,
-        labels: Any,
-        logits: Any,
-        features: Any = None,
-        mode: str | None = None,
-        regularization_losses: Sequence[Any] | None = None,
-    ) -> tf.Tensor:
-        """The loss of a batch, with what regularizes it; a scalar."""
+    def loss(self, labels: Any, logits: Any, features: Any = None, mode: str | None = None) -> tf.Tensor:
+        """The loss of a batch, a scalar."""
         raise NotImplementedError
 
-    def loss_weight(self, labels: Any, logits: Any, features: Any = None) -> tf.Tensor | None:
-        """What the loss of a batch is a mean over, a scalar; None for the number of examples."""
-        return None
-
-    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> Tensors:
-        """What there is to predict, by name; all of it if there are no `keys`."""
+    def predictions(self, logits: Any) -> Tensors:
+        """Everything that there is to predict, by name."""
         raise NotImplementedError
 
-    def metrics(
-        self, features: Any, logits: Any, labels: Any, regularization_losses: Sequence[Any] | None = None
-    ) -> Metrics:
+    def metrics(self, features: Any, logits: Any, labels: Any) -> Metrics:
         """Metrics of a batch, by name."""
         raise NotImplementedError
 
@@ -65,8 +55,6 @@ class Head:
         labels: Any = None,
         optimizer: Any = None,
         trainable_variables: Sequence[Any] | None = None,
-        train_op_fn: Callable[[tf.Tensor], Any] | None = None,
-        update_ops: Any = None,
         regularization_losses: Sequence[Any] | None = None,
     ) -> EstimatorSpec:
         """What a `model_fn` returns.
@@ -76,8 +64,6 @@ class Head:
             logits: of shape (examples, `logits_dimension`).
             optimizer: a Keras optimizer, an `OptimizerSpec`, or a list of these; required to train.
             trainable_variables: those that it trains; all if None.
-            train_op_fn: takes the loss and returns the optimizer, in its place.
-            update_ops: not used: layers update themselves.
             regularization_losses: are added to the loss. Those of layers are a part of what is minimised by
                 themselves, unless a `model_fn` has asked for them.
 
@@ -86,27 +72,25 @@ class Head:
         """
         if mode == ModeKeys.PREDICT:
             return EstimatorSpec(mode, self.predictions(logits), export_outputs=self.export_outputs(logits))
-        loss = self.loss(labels, logits, features, mode, regularization_losses)
-        weight = self.loss_weight(labels, logits, features)
+        loss = self.loss(labels, logits, features, mode)
+        if regularization_losses:
+            loss += tf.add_n([tf.cast(one, loss.dtype) for one in regularization_losses])
         if mode == ModeKeys.EVAL:
-            metrics = self.metrics(features, logits, labels, regularization_losses)
-            return EstimatorSpec(mode, self.predictions(logits), loss, eval_metric_ops=metrics, loss_weight=weight)
-        if (optimizer is None) == (train_op_fn is None):
+            metrics = self.metrics(features, logits, labels)
+            return EstimatorSpec(mode, self.predictions(logits), loss, eval_metric_ops=metrics)
+        if optimizer is None:
             raise ModelError(f"{type(self).__name__}.create_estimator_spec: give it an optimizer=, a Keras optimizer")
-        train_op = optimizer if train_op_fn is None else train_op_fn(loss)
-        if trainable_variables is not None and isinstance(train_op, keras.optimizers.Optimizer):
-            train_op = OptimizerSpec(train_op, variables=list(trainable_variables))
-        return EstimatorSpec(mode, self.predictions(logits), loss, train_op=train_op, loss_weight=weight)
+        if trainable_variables is not None and isinstance(optimizer, keras.optimizers.Optimizer):
+            optimizer = OptimizerSpec(optimizer, variables=list(trainable_variables))
+        return EstimatorSpec(mode, self.predictions(logits), loss, train_op=optimizer)
 
 
 class SingleHead(Head):
     """Base of heads with one loss."""
 
-    _width: int | None = 1  # of the losses of an example; None: that of the logits
-
     def __init__(self, weight_column: Any, loss_reduction: Any, loss_fn: Any, name: str | None) -> None:
-        if str(loss_reduction) not in REDUCTIONS:
-            raise ModelError(f"there is no loss_reduction {loss_reduction!r}; there are {', '.join(REDUCTIONS)}")
+        if loss_reduction not in (MEAN, SUM):
+            raise ModelError(f"there is no loss_reduction {loss_reduction!r}; there are {MEAN!r} and {SUM!r}")
         self.name = name
         self.loss_reduction = loss_reduction
         self._weight_column = weight_column
@@ -169,50 +153,27 @@ class SingleHead(Head):
         if self._loss_fn is None:
             losses = self._losses(labels, logits)
         else:
-            given = {"features": features} if "features" in self._loss_fn.__code__.co_varnames else {}
-            losses = as_rows(self._loss_fn(labels=labels, logits=logits, **given), logits)
+            losses = as_rows(self._loss_fn(labels=labels, logits=logits), logits)
         return logits, labels, losses, weights_of(features, self._weight_column, losses)
 
-    def loss(
-        self,
-        labels: Any,
-        logits: Any,
-        features: Any = None,
-        mode: str | None = None,
-        regularization_losses: Sequence[Any] | None = None,
-    ) -> tf.Tensor:
+    def loss(self, labels: Any, logits: Any, features: Any = None, mode: str | None = None) -> tf.Tensor:
         _, _, losses, weights = self._measured(labels, logits, features)
-        total = reduced(losses, weights, str(self.loss_reduction))
-        if mode == ModeKeys.TRAIN and REDUCTIONS[str(self.loss_reduction)] == SUM:
-            # The engine takes the mean over the towers; a sum is to be that over the examples of all of them.
-            total *= tower_count()
-        return with_regularization(total, regularization_losses)
+        total = tf.reduce_sum(losses if weights is None else losses * weights)
+        if self.loss_reduction == MEAN:
+            return total / tf.cast(tf.size(losses), losses.dtype)
+        # The engine takes the mean over the towers; a sum is to be that over the examples of all of them.
+        return total * tower_count() if mode == ModeKeys.TRAIN else total
 
-    def loss_weight(self, labels: Any, logits: Any, features: Any = None) -> tf.Tensor | None:
-        if REDUCTIONS[str(self.loss_reduction)] != WEIGHTED or self._weight_column is None:
-            return None
-        _, _, losses, weights = self._measured(labels, logits, features)
-        return None if weights is None else tf.reduce_sum(weights * tf.ones_like(losses))
-
-    def metrics(
-        self, features: Any, logits: Any, labels: Any, regularization_losses: Sequence[Any] | None = None
-    ) -> Metrics:
+    def metrics(self, features: Any, logits: Any, labels: Any) -> Metrics:
         logits, labels, losses, weights = self._measured(labels, logits, features)
         found = self._metric(keras.metrics.Mean, "average_loss", losses, weights=weights)
-        if regularization_losses is not None:
-            total = tf.add_n(list(regularization_losses))
-            found |= self._metric(keras.metrics.Mean, "regularization_loss", total)
         return found | self._metrics(labels, logits, weights)
 
     def _metrics(self, labels: Any, logits: Any, weights: Any) -> Metrics:
         raise NotImplementedError
 
-    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> Tensors:
-        found = self._predictions(self._logits(logits))
-        missing = [key for key in keys or () if key not in found]
-        if missing:
-            raise ModelError(f"{type(self).__name__} predicts no {missing[0]!r}; it predicts {', '.join(found)}")
-        return {key: value for key, value in found.items() if keys is None or key in keys}
+    def predictions(self, logits: Any) -> Tensors:
+        return self._predictions(self._logits(logits))
 
     def _predictions(self, logits: tf.Tensor) -> Tensors:
         raise NotImplementedError
@@ -240,8 +201,3 @@ def checked_vocabulary(label_vocabulary: Sequence[str] | None, n_classes: int) -
     if found is not None and len(found) != n_classes:
         raise ModelError(f"label_vocabulary has {len(found)} labels for {n_classes} classes")
     return found
-
-
-def with_regularization(loss: tf.Tensor, losses: Sequence[Any] | None) -> tf.Tensor:
-    """A loss and what regularizes it, if anything does."""
-    return loss + tf.add_n([tf.cast(one, loss.dtype) for one in losses]) if losses else loss

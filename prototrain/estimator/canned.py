@@ -1,4 +1,4 @@
-"""Ready-made estimators: linear models, networks of dense layers, both together, and what only looks at the labels.
+"""Ready-made estimators: linear models, networks of dense layers, and both together.
 
 Their defaults are those of `tf.estimator` (``canned/linear.py``, ``dnn.py`` and ``dnn_linear_combined.py`` of
 tensorflow/estimator).
@@ -14,17 +14,14 @@ import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.estimator.base_head import Head
-from prototrain.estimator.columns.base import check_combiner
-from prototrain.estimator.columns.layers import input_layer, linear_model, ordered
+from prototrain.estimator.base_head import MEAN, Head
+from prototrain.estimator.columns.base import check_combiner, input_layer, linear_model, ordered
 from prototrain.estimator.estimator import Estimator
 from prototrain.estimator.heads import BinaryClassHead, MultiClassHead, RegressionHead
 from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec, RunConfig, WarmStartSettings
 
 Columns = Iterable[Any]
 Start = str | Path | WarmStartSettings | None
-_MEAN = "sum_over_batch_size"
-_OPTIMIZERS = ("Adagrad", "Adam", "Ftrl", "RMSprop", "SGD")
 
 
 class LinearEstimator(Estimator):
@@ -163,178 +160,74 @@ class DNNLinearCombinedEstimator(Estimator):
         super().__init__(model_fn, model_dir, config, warm_start_from=warm_start_from)
 
 
-class LinearClassifier(LinearEstimator):
-    """A linear model of classes.
-
-    Args:
-        feature_columns, model_dir, options: see `LinearEstimator`.
-        n_classes, weight_column, label_vocabulary, loss_reduction: see `BinaryClassHead` and `MultiClassHead`.
-    """
+class _Classifier:
+    """A mixin that makes the head of a classifier from its arguments."""
 
     def __init__(
         self,
-        feature_columns: Columns,
-        model_dir: str | Path | None = None,
+        *arguments: Any,
         n_classes: int = 2,
         weight_column: Any = None,
         label_vocabulary: Sequence[str] | None = None,
-        *,
-        loss_reduction: Any = _MEAN,
+        loss_reduction: str = MEAN,
         **options: Any,
     ) -> None:
-        head = class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
-        super().__init__(head, feature_columns, model_dir, **options)
+        head: Head
+        if n_classes == 2:
+            head = BinaryClassHead(weight_column, None, label_vocabulary, loss_reduction)
+        else:
+            head = MultiClassHead(n_classes, weight_column, label_vocabulary, loss_reduction)
+        super().__init__(head, *arguments, **options)  # type: ignore[call-arg]
 
 
-class LinearRegressor(LinearEstimator):
-    """A linear model of numbers.
-
-    Args:
-        feature_columns, model_dir, options: see `LinearEstimator`.
-        label_dimension, weight_column, loss_reduction: see `RegressionHead`.
-    """
+class _Regressor:
+    """A mixin that makes the head of a regressor from its arguments."""
 
     def __init__(
         self,
-        feature_columns: Columns,
-        model_dir: str | Path | None = None,
+        *arguments: Any,
         label_dimension: int = 1,
         weight_column: Any = None,
-        *,
-        loss_reduction: Any = _MEAN,
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            RegressionHead(label_dimension, weight_column, loss_reduction), feature_columns, model_dir, **options
-        )
-
-
-class DNNClassifier(DNNEstimator):
-    """A network of dense layers for classes; for the arguments see `DNNEstimator` and `LinearClassifier`."""
-
-    def __init__(
-        self,
-        hidden_units: Sequence[int],
-        feature_columns: Columns,
-        model_dir: str | Path | None = None,
-        n_classes: int = 2,
-        weight_column: Any = None,
-        label_vocabulary: Sequence[str] | None = None,
-        *,
-        loss_reduction: Any = _MEAN,
-        **options: Any,
-    ) -> None:
-        head = class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
-        super().__init__(head, hidden_units, feature_columns, model_dir, **options)
-
-
-class DNNRegressor(DNNEstimator):
-    """A network of dense layers for numbers; for the arguments see `DNNEstimator` and `LinearRegressor`."""
-
-    def __init__(
-        self,
-        hidden_units: Sequence[int],
-        feature_columns: Columns,
-        model_dir: str | Path | None = None,
-        label_dimension: int = 1,
-        weight_column: Any = None,
-        *,
-        loss_reduction: Any = _MEAN,
+        loss_reduction: str = MEAN,
         **options: Any,
     ) -> None:
         head = RegressionHead(label_dimension, weight_column, loss_reduction)
-        super().__init__(head, hidden_units, feature_columns, model_dir, **options)
+        super().__init__(head, *arguments, **options)  # type: ignore[call-arg]
 
 
-class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
-    """Both together, for classes; for the arguments see `DNNLinearCombinedEstimator` and `LinearClassifier`."""
-
-    def __init__(
-        self,
-        model_dir: str | Path | None = None,
-        *columns: Any,
-        n_classes: int = 2,
-        weight_column: Any = None,
-        label_vocabulary: Sequence[str] | None = None,
-        loss_reduction: Any = _MEAN,
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            class_head(n_classes, weight_column, label_vocabulary, loss_reduction), model_dir, *columns, **options
-        )
-
-
-class DNNLinearCombinedRegressor(DNNLinearCombinedEstimator):
-    """Both together, for numbers; for the arguments see `DNNLinearCombinedEstimator` and `LinearRegressor`."""
-
-    def __init__(
-        self,
-        model_dir: str | Path | None = None,
-        *columns: Any,
-        label_dimension: int = 1,
-        weight_column: Any = None,
-        loss_reduction: Any = _MEAN,
-        **options: Any,
-    ) -> None:
-        super().__init__(RegressionHead(label_dimension, weight_column, loss_reduction), model_dir, *columns, **options)
-
-
-class BaselineEstimator(Estimator):
-    """The same logits for all examples, whatever their features: it learns how frequent the labels are.
+class LinearClassifier(_Classifier, LinearEstimator):
+    """A linear model of classes.
 
     Args:
-        head: see `prototrain.estimator.heads`.
-        model_dir, config, warm_start_from: see `Estimator`.
-        optimizer: see `LinearEstimator`; one that is given by its name has a learning rate of 0.3.
+        feature_columns, model_dir, ...: those of `LinearEstimator` behind the head.
+        n_classes, weight_column, label_vocabulary, loss_reduction: those of `BinaryClassHead` and `MultiClassHead`, by
+            name.
     """
 
-    def __init__(
-        self,
-        head: Head,
-        model_dir: str | Path | None = None,
-        optimizer: Any = "Ftrl",
-        config: RunConfig | None = None,
-        warm_start_from: Start = None,
-    ) -> None:
-        def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
-            with tf.name_scope("baseline"):
-                bias = tf.Variable(lambda: tf.zeros([head.logits_dimension]), name="bias")
-            logits = tf.tile(bias[tf.newaxis], [_examples(features), 1])
-            chosen = chosen_optimizer(optimizer, 0.3) if mode == ModeKeys.TRAIN else None
-            return head.create_estimator_spec(features, mode, logits, labels, chosen)
 
-        super().__init__(model_fn, model_dir, config, warm_start_from=warm_start_from)
+class LinearRegressor(_Regressor, LinearEstimator):
+    """A linear model of numbers.
+
+    Args:
+        feature_columns, model_dir, ...: those of `LinearEstimator` behind the head.
+        label_dimension, weight_column, loss_reduction: those of `RegressionHead`, by name.
+    """
 
 
-class BaselineClassifier(BaselineEstimator):
-    """The share of each class in the labels; for the arguments see `BaselineEstimator` and `LinearClassifier`."""
-
-    def __init__(
-        self,
-        model_dir: str | Path | None = None,
-        n_classes: int = 2,
-        weight_column: Any = None,
-        label_vocabulary: Sequence[str] | None = None,
-        *,
-        loss_reduction: Any = _MEAN,
-        **options: Any,
-    ) -> None:
-        super().__init__(class_head(n_classes, weight_column, label_vocabulary, loss_reduction), model_dir, **options)
+class DNNClassifier(_Classifier, DNNEstimator):
+    """A network of dense layers for classes; the arguments are those of `DNNEstimator` and `LinearClassifier`."""
 
 
-class BaselineRegressor(BaselineEstimator):
-    """The mean of the labels; for the arguments see `BaselineEstimator` and `LinearRegressor`."""
+class DNNRegressor(_Regressor, DNNEstimator):
+    """A network of dense layers for numbers; the arguments are those of `DNNEstimator` and `LinearRegressor`."""
 
-    def __init__(
-        self,
-        model_dir: str | Path | None = None,
-        label_dimension: int = 1,
-        weight_column: Any = None,
-        *,
-        loss_reduction: Any = _MEAN,
-        **options: Any,
-    ) -> None:
-        super().__init__(RegressionHead(label_dimension, weight_column, loss_reduction), model_dir, **options)
+
+class DNNLinearCombinedClassifier(_Classifier, DNNLinearCombinedEstimator):
+    """Both together, for classes; the arguments are those of `DNNLinearCombinedEstimator` and `LinearClassifier`."""
+
+
+class DNNLinearCombinedRegressor(_Regressor, DNNLinearCombinedEstimator):
+    """Both together, for numbers; the arguments are those of `DNNLinearCombinedEstimator` and `LinearRegressor`."""
 
 
 def chosen_optimizer(given: Any, learning_rate: float, scope: str | None = None) -> OptimizerSpec:
@@ -350,21 +243,12 @@ def chosen_optimizer(given: Any, learning_rate: float, scope: str | None = None)
     """
     found = given() if callable(given) and not isinstance(given, keras.optimizers.Optimizer) else given
     if isinstance(found, str):
-        kinds = {name.lower(): getattr(keras.optimizers, name) for name in _OPTIMIZERS}
-        if found.lower() not in kinds:
-            raise ModelError(
-                f"there is no optimizer {found!r}; there are {', '.join(_OPTIMIZERS)}, or give one of Keras"
-            )
-        found = kinds[found.lower()](learning_rate)
+        try:
+            found = keras.optimizers.get({"class_name": found, "config": {"learning_rate": learning_rate}})
+        except ValueError as error:
+            raise ModelError(f"Keras has no optimizer {found!r}") from error
     spec = found if isinstance(found, OptimizerSpec) else OptimizerSpec(found)
     return OptimizerSpec(spec.optimizer, spec.learning_rate, spec.clip_norm, spec.processors, spec.variables or scope)
-
-
-def class_head(n_classes: int, weight_column: Any, vocabulary: Sequence[str] | None, loss_reduction: Any) -> Head:
-    """A head of so many classes."""
-    if n_classes == 2:
-        return BinaryClassHead(weight_column, None, vocabulary, loss_reduction)
-    return MultiClassHead(n_classes, weight_column, vocabulary, loss_reduction)
 
 
 def _network(
@@ -391,14 +275,3 @@ def _network(
             return keras.layers.Dense(units, name="logits")(net)
 
     return logits
-
-
-def _examples(features: Any) -> tf.Tensor:
-    """How many examples there are."""
-    leaves = keras.tree.flatten(features)
-    if not leaves:
-        raise ModelError("a Baseline estimator needs some feature, to know how many examples there are")
-    first = leaves[0]
-    if isinstance(first, tf.SparseTensor):
-        return tf.cast(first.dense_shape[0], tf.int32)
-    return tf.cast(first.nrows(), tf.int32) if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]

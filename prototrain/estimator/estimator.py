@@ -17,11 +17,10 @@ from prototrain.checkpoint import BUNDLE
 from prototrain.checkpoint.random import global_random_kept
 from prototrain.config import Config
 from prototrain.errors import CheckpointError, ConfigError, ModelError
+from prototrain.estimator.evaluation import Exports, ThrottledValidation, export_all, prefix, scalars
 from prototrain.estimator.export import ServingInputReceiver, named
-from prototrain.estimator.exporters import Exports, export_all
 from prototrain.estimator.exporting import export_built, receiver_of, trying
-from prototrain.estimator.hooks import as_callbacks
-from prototrain.estimator.logging_hook import wanted
+from prototrain.estimator.hooks import as_callbacks, wanted
 from prototrain.estimator.model_directory import ModelDirectory
 from prototrain.estimator.program import Program, calling
 from prototrain.estimator.specs import (
@@ -33,9 +32,7 @@ from prototrain.estimator.specs import (
     WarmStartSettings,
     positive,
 )
-from prototrain.estimator.throttled_validation import ThrottledValidation, prefix, scalars
-from prototrain.estimator.trainers import BuiltProgram, ProgramTrainer, make_trainer
-from prototrain.estimator.warm_start import warm_start
+from prototrain.estimator.trainers import BuiltProgram, ProgramTrainer, make_trainer, warm_start
 from prototrain.experiment import source_of
 from prototrain.launch import standard_callbacks
 from prototrain.system.signals import ignore_save_signals
@@ -154,15 +151,6 @@ class Estimator:
         callbacks = [*trainer.learning_rates(), *callbacks, *as_callbacks(hooks)]
         trainer.train(callbacks, max_steps=spec.max_steps or ENDLESS)
 
-    @ignore_save_signals()
-    def train_and_evaluate(self, train_spec: TrainSpec, eval_spec: EvalSpec) -> dict[str, Any]:
-        """Train, evaluating whenever a checkpoint is due and at the end; see `train_and_evaluate`.
-
-        Returns:
-            what the last evaluation measured.
-        """
-        return self._train_and_export(train_spec, eval_spec)[0]
-
     def _train_and_export(self, train_spec: TrainSpec, eval_spec: EvalSpec) -> tuple[dict[str, Any], list[str | None]]:
         if (trainer := self._trainer(train_spec, self._directory.newest_step())) is not None:
             with global_random_kept():
@@ -268,19 +256,14 @@ class Estimator:
         export_dir_base: str | Path,
         serving_input_receiver_fn: Callable[[], ServingInputReceiver],
         checkpoint_path: str | Path | None = None,
-        *,
-        assets_extra: Mapping[str, str | Path] | None = None,
-        as_text: bool = False,
     ) -> str:
         """Write a SavedModel that needs no prototrain, and make sure that it gives what the model gives.
 
         Args:
-            export_dir_base: a directory or a URL; the SavedModel goes into a directory there that is named by the time
-                in seconds.
+            export_dir_base: a directory; the SavedModel goes into a directory there that is named by the time in
+                seconds.
             serving_input_receiver_fn: returns a `ServingInputReceiver`.
             checkpoint_path: see `latest_checkpoint`, which is the default.
-            assets_extra: files to go along, by their places in the directory ``assets.extra``.
-            as_text: must be False.
 
         Returns:
             the directory. Its signatures take the received tensors, and give the `export_outputs` of the
@@ -289,15 +272,13 @@ class Estimator:
         Raises:
             CheckpointError: there is no checkpoint, or none that fits.
             ModelError: what is exported would not be the model.
-            ExperimentError, StorageError: it cannot be written.
+            ExperimentError: it cannot be written.
         """
-        if as_text:
-            raise ConfigError("as_text: a SavedModel is written in its binary form only")
         receiver = receiver_of(serving_input_receiver_fn)
         program = self._program(ModeKeys.PREDICT, receiver.dataset, features_of=receiver.receive)
         with trying(receiver):
             built = self._built(program, checkpoint_path)
-        return export_built(built, receiver, export_dir_base, self._directory.experiment, assets_extra)
+        return export_built(built, receiver, export_dir_base, self._directory.experiment)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

@@ -146,52 +146,41 @@ class ServingInputReceiver:
     def dataset(self) -> tf.data.Dataset:
         """One batch to try the model on, with the shapes that are declared."""
         specs = dict(self.receiver_tensors)
-        example = self.example if self.example is not None else {name: _zeros(spec) for name, spec in specs.items()}
+        example = (
+            self.example
+            if self.example is not None
+            else {name: tf.zeros([size or 1 for size in spec.shape], spec.dtype) for name, spec in specs.items()}
+        )
         return tf.data.Dataset.from_generator(lambda: [dict(example)], output_signature=specs)
 
 
 def build_raw_serving_input_receiver_fn(
-    features: Mapping[str, Any], default_batch_size: int | None = None, *, example: Mapping[str, Any] | None = None
+    features: Mapping[str, Any], *, example: Mapping[str, Any] | None = None
 ) -> Callable[[], ServingInputReceiver]:
     """A `serving_input_receiver_fn` for a model that is fed with the features themselves.
 
     Args:
-        features: a `tf.TensorSpec` for each feature by name, or a tensor that is like a batch of it.
-        default_batch_size: must be None: an export takes any number of examples.
+        features: a `tf.TensorSpec` for each feature by name.
         example: see `ServingInputReceiver`.
     """
-    _check_any_size(default_batch_size)
-    specs = {name: value if isinstance(value, tf.TensorSpec) else _like(value) for name, value in features.items()}
-    return lambda: ServingInputReceiver(specs, specs, example)
+    return lambda: ServingInputReceiver(features, features, example)
 
 
 def build_parsing_serving_input_receiver_fn(
-    feature_spec: Mapping[str, Any], default_batch_size: int | None = None, *, example: Mapping[str, Any] | None = None
+    feature_spec: Mapping[str, Any], *, example: Mapping[str, Any] | None = None
 ) -> Callable[[], ServingInputReceiver]:
     """A `serving_input_receiver_fn` for a model that is fed with serialized `tf.train.Example`.
 
     Args:
         feature_spec: as `tf.io.parse_example` takes it.
-        default_batch_size: must be None: an export takes any number of examples.
         example: the features of one example, to try the model on; zeros, and empty texts, if None.
     """
-    _check_any_size(default_batch_size)
     tried = tf.train.Example(features=tf.train.Features(feature=_features(feature_spec, example or {})))
     return lambda: ServingInputReceiver(
         lambda inputs: tf.io.parse_example(inputs["examples"], dict(feature_spec)),
         {"examples": tf.TensorSpec([None], tf.string)},
         example={"examples": [tried.SerializeToString()]},
     )
-
-
-def _check_any_size(default_batch_size: int | None) -> None:
-    if default_batch_size is not None:
-        raise ModelError("default_batch_size: leave it out; an export takes any number of examples")
-
-
-def _like(value: Any) -> tf.TensorSpec:
-    found = tf.convert_to_tensor(value)
-    return tf.TensorSpec([None, *found.shape[1:]], found.dtype)
 
 
 def _features(feature_spec: Mapping[str, Any], example: Mapping[str, Any]) -> dict[str, tf.train.Feature]:
@@ -212,7 +201,3 @@ def _features(feature_spec: Mapping[str, Any], example: Mapping[str, Any]) -> di
         else:
             found[name] = tf.train.Feature(int64_list=tf.train.Int64List(value=values))
     return found
-
-
-def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
-    return tf.zeros([1 if size is None else size for size in spec.shape], spec.dtype)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prototrain.callbacks import Callback, Priority
 from prototrain.errors import ConfigError, ExperimentError
-from prototrain.estimator.throttled_validation import ThrottledValidation, scalars
 from prototrain.system.files import write_atomic
 
 if TYPE_CHECKING:
@@ -58,14 +56,11 @@ class Exporter:
 class LatestExporter(Exporter):
     """Exports a SavedModel after each evaluation.
 
-    Beside the exports lies a note of the last one, ``export/<name>.json``: a run that was killed comes to some of its
-    evaluations again, and the note tells which it has exported.
+    The last one is noted in ``export/<name>.json``, so that a run that was killed exports no evaluation twice.
 
     Args:
         name: see `Exporter`.
         serving_input_receiver_fn: see `Estimator.export_saved_model`.
-        assets_extra: files to go along, by their places in the export's ``assets.extra``.
-        as_text: must be False.
         exports_to_keep: older exports are deleted; None keeps all.
 
     Raises:
@@ -76,8 +71,6 @@ class LatestExporter(Exporter):
         self,
         name: str,
         serving_input_receiver_fn: Callable[[], Any] | None,
-        assets_extra: Mapping[str, str] | None = None,
-        as_text: bool = False,
         exports_to_keep: int | None = 5,
     ) -> None:
         who = type(self).__name__
@@ -89,7 +82,6 @@ class LatestExporter(Exporter):
             raise ConfigError(f"{who}: exports_to_keep must be a positive number or None, not {exports_to_keep!r}")
         self._name = name
         self._receive: Callable[[], Any] = serving_input_receiver_fn
-        self._more: dict[str, Any] = {"assets_extra": assets_extra, "as_text": as_text}
         self._keep = exports_to_keep
 
     @property
@@ -114,18 +106,22 @@ class LatestExporter(Exporter):
         eval_result: Results,
         is_the_final_export: bool,
     ) -> str | None:
-        note = _read_note(export_path)
+        noted = Path(f"{export_path}.json")
+        note = _read_note(noted)
         if note is not None and note["step"] == eval_result["global_step"]:
             there = Path(export_path) / note["exported"]
             if there.is_dir():
                 return str(there)
         if not self.is_due(None if note is None else note["measured"], eval_result, is_the_final_export):
             return None
-        place = estimator.export_saved_model(export_path, self._receive, checkpoint_path, **self._more)
-        content = {"step": eval_result["global_step"], "exported": Path(place).name, "measured": scalars(eval_result)}
-        write_atomic(_note(export_path), json.dumps(content) + "\n")
+        place = estimator.export_saved_model(export_path, self._receive, checkpoint_path)
+        numbers = {key: value for key, value in eval_result.items() if isinstance(value, float)}
+        content = {"step": eval_result["global_step"], "exported": Path(place).name, "measured": numbers}
+        write_atomic(noted, json.dumps(content) + "\n")
         if self._keep is not None:
-            exports = sorted((path for path in Path(export_path).iterdir() if path.name.isdecimal()), key=_number)
+            exports = sorted(
+                (path for path in Path(export_path).iterdir() if path.name.isdecimal()), key=lambda path: int(path.name)
+            )
             for old in exports[: -self._keep]:
                 # A reader sees the whole of it or nothing.
                 doomed = old.rename(old.with_name(f".tmp-{old.name}-{os.getpid()}"))
@@ -140,10 +136,8 @@ class FinalExporter(LatestExporter):
         self,
         name: str,
         serving_input_receiver_fn: Callable[[], Any],
-        assets_extra: Mapping[str, str] | None = None,
-        as_text: bool = False,
     ) -> None:
-        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, None)
+        super().__init__(name, serving_input_receiver_fn, None)
 
     def is_due(self, best: Results | None, eval_result: Results, is_the_final_export: bool) -> bool:
         return is_the_final_export
@@ -157,8 +151,7 @@ class BestExporter(LatestExporter):
     """Exports after each evaluation that is better than all before, also those of an earlier part of the run.
 
     Args:
-        name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep: see `LatestExporter`.
-        event_file_pattern: not used: what was best is noted beside the exports.
+        name, serving_input_receiver_fn, exports_to_keep: see `LatestExporter`.
         compare_fn: takes `best_eval_result` and `current_eval_result`, and says whether the current one is better; by
             default, whether its loss is smaller.
 
@@ -170,83 +163,17 @@ class BestExporter(LatestExporter):
         self,
         name: str = "best_exporter",
         serving_input_receiver_fn: Callable[[], Any] | None = None,
-        event_file_pattern: str | None = "eval/*.tfevents.*",
         compare_fn: Callable[..., bool] = _loss_smaller,
-        assets_extra: Mapping[str, str] | None = None,
-        as_text: bool = False,
         exports_to_keep: int | None = 5,
     ) -> None:
-        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
+        super().__init__(name, serving_input_receiver_fn, exports_to_keep)
         self._compare = compare_fn
 
     def is_due(self, best: Results | None, eval_result: Results, is_the_final_export: bool) -> bool:
         return best is None or bool(self._compare(best_eval_result=best, current_eval_result=eval_result))
 
 
-class Exports(Callback):
-    """Calls exporters when an evaluation has run, with the checkpoint of its step.
-
-    It comes behind the saving of checkpoints: a run that is killed meanwhile goes on from that checkpoint, with this.
-
-    Args:
-        estimator: is trained.
-        evaluation: measures.
-        exporters: are called.
-
-    Attributes:
-        results: what the last calls returned, for each exporter.
-    """
-
-    priority = Priority.SAVE + 1
-
-    def __init__(self, estimator: Estimator, evaluation: ThrottledValidation, exporters: Sequence[Exporter]) -> None:
-        self.results: list[str | None] = []
-        self._estimator, self._evaluation, self._exporters = estimator, evaluation, exporters
-
-    def before_train(self) -> None:
-        # A run may go on from before the step of an earlier export, and come to that step with other weights.
-        for exporter in self._exporters:
-            note = _read_note(path := place_of(self._estimator, exporter))
-            if note is not None and note["step"] > self.trainer.global_step:
-                _note(path).unlink()
-
-    def trigger(self) -> None:
-        trainer = self.trainer
-        measured = self._evaluation.measured_at_present()
-        if measured is None or not trainer.run.state_is_sound:
-            return
-        checkpoint = trainer.save()
-        is_final = trainer.global_step >= trainer.total_steps
-        self.results = export_all(self._estimator, self._exporters, str(checkpoint), measured, is_final)
-
-
-def export_all(
-    estimator: Estimator, exporters: Sequence[Exporter], checkpoint: str, measured: Results, is_final: bool
-) -> list[str | None]:
-    """Call exporters; see `Exporter.export`."""
-    return [
-        exporter.export(
-            estimator=estimator,
-            export_path=place_of(estimator, exporter),
-            checkpoint_path=checkpoint,
-            eval_result=measured,
-            is_the_final_export=is_final,
-        )
-        for exporter in exporters
-    ]
-
-
-def place_of(estimator: Estimator, exporter: Exporter) -> str:
-    """Where an exporter writes."""
-    return str(Path(estimator.model_dir) / "export" / exporter.name)
-
-
-def _note(export_path: str) -> Path:
-    return Path(f"{export_path}.json")
-
-
-def _read_note(export_path: str) -> dict[str, Any] | None:
-    path = _note(export_path)
+def _read_note(path: Path) -> dict[str, Any] | None:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return {"step": int(found["step"]), "exported": str(found["exported"]), "measured": dict(found["measured"])}
@@ -254,7 +181,3 @@ def _read_note(export_path: str) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ExperimentError(f"{path} is damaged; delete it to have the next evaluation exported") from error
-
-
-def _number(path: Path) -> int:
-    return int(path.name)

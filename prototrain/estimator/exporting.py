@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +12,14 @@ import tensorflow as tf
 
 from prototrain.actions.export import write_export
 from prototrain.actions.saved_model import ServedModel
-from prototrain.errors import ModelError
+from prototrain.errors import ConfigError, ModelError
 from prototrain.estimator.export import ServingInputReceiver
 from prototrain.estimator.program import calling
 from prototrain.estimator.trainers import BuiltProgram
 from prototrain.experiment import Experiment
-from prototrain.system.storage import Storage
 from prototrain.system.terminal import say
 from prototrain.system.tracebacks import first_line
 from prototrain.system.urls import local_path, url_of
-from prototrain.system.waiting import announcing
-
-_GRAPH = "saved_model.pb"  # without it, what there is of a SavedModel is nothing that anybody loads
 
 
 def receiver_of(serving_input_receiver_fn: Callable[[], Any]) -> ServingInputReceiver:
@@ -45,11 +39,7 @@ def receiver_of(serving_input_receiver_fn: Callable[[], Any]) -> ServingInputRec
 
 @contextmanager
 def trying(receiver: ServingInputReceiver) -> Iterator[None]:
-    """Say what to do where a model cannot take the batch that it is tried on.
-
-    Raises:
-        ModelError: so it is.
-    """
+    """Context in which a model that cannot take the batch of zeros raises a `ModelError` that says what to do."""
     try:
         yield
     except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
@@ -62,49 +52,18 @@ def trying(receiver: ServingInputReceiver) -> Iterator[None]:
         ) from error
 
 
-def export_built(
-    built: BuiltProgram,
-    receiver: ServingInputReceiver,
-    base: str | Path,
-    experiment: Experiment,
-    assets_extra: Mapping[str, str | Path] | None = None,
-) -> str:
-    """Write a SavedModel, into the directory of a run, another one, or to a URL; see `Estimator.export_saved_model`."""
+def export_built(built: BuiltProgram, receiver: ServingInputReceiver, base: str | Path, experiment: Experiment) -> str:
+    """Write a SavedModel; see `Estimator.export_saved_model`."""
+    if url_of(base) is not None:
+        raise ConfigError(f"export_saved_model: {base} is a URL; give a directory, such as one below the model_dir")
     with trying(receiver):
         built.build(built.data.first_batch, False)  # which says what its signatures are
         served = ServedModel(built, list(receiver.receiver_tensors), built.model.signatures)
-    extra = {f"assets.extra/{name}": Path(path) for name, path in (assets_extra or {}).items()}
-    write = partial(write_export, served, extra=extra)
-    url = url_of(base)
-    place, compared = _write_here(local_path(base), experiment, write) if url is None else _write_there(url, write)
-    say(f"exported step {built.step} to {place}, compared {compared}")
-    return place
-
-
-def _write_here(base: Path, experiment: Experiment, write: Callable[[Path], str]) -> tuple[str, str]:
-    final = _unused(lambda name: (base / name).exists(), base)
-    compared = write(final)
+    seconds = int(time.time())  # which those that serve a model expect as the name
+    while (final := local_path(base) / str(seconds)).exists():
+        seconds += 1
+    compared = write_export(served, final)
     if final.absolute().is_relative_to(experiment.directory):
         experiment.keep(final)
-    return str(final), compared
-
-
-def _write_there(url: str, write: Callable[[Path], str]) -> tuple[str, str]:
-    storage = Storage(url)
-    with tempfile.TemporaryDirectory() as scratch:
-        final = _unused(lambda name: storage.find(f"{name}/{_GRAPH}") is not None, Path(scratch))
-        compared = write(final)
-        files = {path.relative_to(scratch).as_posix(): path for path in final.rglob("*") if path.is_file()}
-        graph = f"{final.name}/{_GRAPH}"
-        with announcing(f"uploading to {url}/{final.name}"):
-            storage.upload({name: path for name, path in files.items() if name != graph})
-            storage.upload({graph: files[graph]})
-    return f"{url}/{final.name}", compared
-
-
-def _unused(is_used: Callable[[str], bool], base: Path) -> Path:
-    """A directory that is named by the time in seconds, as those that serve a model expect."""
-    seconds = int(time.time())
-    while is_used(str(seconds)):
-        seconds += 1
-    return base / str(seconds)
+    say(f"exported step {built.step} to {final}, compared {compared}")
+    return str(final)

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
 from prototrain.errors import ModelError, StorageError
-from prototrain.estimator.columns.base import Column, adopted, as_layer_name, categorical, check_combiner
-from prototrain.estimator.columns.dense import Embedded, Indicator, SharedEmbedded, Table
-from prototrain.estimator.columns.layers import input_layer
-from prototrain.estimator.columns.several import Crossed, Weighted
-from prototrain.estimator.columns.single import Bucketized, Hashed, Identity, Numeric, Vocabulary
+from prototrain.estimator.columns.base import Column, checked, input_layer
+from prototrain.estimator.columns.dense import Embedded, Indicator
+from prototrain.estimator.columns.features import Bucketized, Crossed, Hashed, Identity, Numeric, Vocabulary
 from prototrain.system.storage import downloaded
 from prototrain.system.tracebacks import first_line
 from prototrain.system.urls import local_path, url_of
@@ -34,9 +32,6 @@ __all__ = [
     "input_layer",
     "make_parse_example_spec",
     "numeric_column",
-    "shared_embedding_columns",
-    "shared_embeddings",
-    "weighted_categorical_column",
 ]
 
 
@@ -46,7 +41,6 @@ categorical_column_with_vocabulary_list = Vocabulary
 categorical_column_with_hash_bucket = Hashed
 categorical_column_with_identity = Identity
 crossed_column = Crossed
-weighted_categorical_column = Weighted
 indicator_column = Indicator
 embedding_column = Embedded
 
@@ -84,42 +78,6 @@ def categorical_column_with_vocabulary_file(
     return categorical_column_with_vocabulary_list(key, words, dtype, default, num_oov_buckets)
 
 
-def shared_embeddings(
-    categorical_columns: Iterable[Any],
-    dimension: int,
-    combiner: str = "mean",
-    initializer: Any = None,
-    shared_embedding_collection_name: str | None = None,
-    max_norm: float | None = None,
-    trainable: bool = True,
-) -> list[SharedEmbedded]:
-    """Categorical columns of the same values as vectors that are learned together.
-
-    Args:
-        categorical_columns: of one size each.
-        dimension, combiner, initializer, max_norm, trainable: see `embedding_column`.
-        shared_embedding_collection_name: of the layer that has the vectors; by default made of the columns' names.
-
-    Returns:
-        a column for each.
-
-    Raises:
-        ModelError: there are none, a column is of another kind, their sizes differ, or there is no such combiner.
-    """
-    check_combiner(combiner)
-    sources = [categorical(one, "shared_embeddings") for one in categorical_columns]
-    sizes = {f"{source.name} {source.size}" for source in sources}
-    if len({source.size for source in sources}) != 1:
-        raise ModelError(f"shared_embeddings takes columns of one size, not {', '.join(sorted(sizes)) or 'none'}")
-    name = shared_embedding_collection_name or "_".join(sorted(source.name for source in sources)) + "_shared_embedding"
-    table = Table(as_layer_name(name), sources[0].size, dimension, initializer, trainable)
-    return [SharedEmbedded(source, table, combiner, max_norm) for source in sources]
-
-
-shared_embedding_columns = shared_embeddings
-"""As `shared_embeddings`, by the name of TensorFlow 1."""
-
-
 def make_parse_example_spec(feature_columns: Iterable[Column]) -> dict[str, Any]:
     """What `tf.io.parse_example` takes, to read the features of these columns.
 
@@ -127,19 +85,24 @@ def make_parse_example_spec(feature_columns: Iterable[Column]) -> dict[str, Any]
         ModelError: two columns read one feature in different ways.
     """
     spec: dict[str, Any] = {}
-    for column in map(adopted, feature_columns):
+    for column in map(checked, feature_columns):
         for key, feature in column.parse_spec.items():
             if spec.setdefault(key, feature) != feature:
                 raise ModelError(f"two columns read the feature {key!r} in different ways: {spec[key]} and {feature}")
     return spec
 
 
-def __getattr__(name: str) -> Any:
-    if name == "linear_model":
-        raise ModelError("feature_column has no linear_model: LinearClassifier and LinearRegressor take the columns")
-    if name in ("DenseFeatures", "SequenceFeatures") or name.startswith("sequence_"):
-        raise ModelError(
-            f"feature_column has no {name}: input_layer(features, columns) gives what DenseFeatures gave; sequences "
-            "are ragged features for keras.layers.StringLookup, Embedding and a recurrent layer"
-        )
+_INSTEAD = {
+    "linear_model": "LinearClassifier and LinearRegressor take the columns",
+    "DenseFeatures": "input_layer(features, columns) gives what it gave",
+    "shared_embeddings": "call one keras.layers.Embedding for both features in a model_fn",
+    "shared_embedding_columns": "call one keras.layers.Embedding for both features in a model_fn",
+    "weighted_categorical_column": "multiply keras.layers.CategoryEncoding or Embedding by the weights in a model_fn",
+    "sequence": "a ragged feature goes through keras.layers.StringLookup, Embedding and a recurrent layer",
+}
+
+
+def __getattr__(name: str) -> NoReturn:
+    if instead := _INSTEAD.get("sequence" if name.lower().startswith("sequence") else name):
+        raise ModelError(f"feature_column has no {name}: {instead}")
     raise AttributeError(f"module 'prototrain.estimator.feature_column' has no attribute {name!r}")

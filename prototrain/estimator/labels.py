@@ -10,29 +10,6 @@ import tensorflow as tf
 
 from prototrain.errors import ModelError
 
-_MEAN, SUM, WEIGHTED = "sum_over_batch_size", "sum", "weighted_mean"
-REDUCTIONS: Mapping[str, str] = {
-    "auto": _MEAN,
-    _MEAN: _MEAN,
-    SUM: SUM,
-    "weighted_sum_over_batch_size": _MEAN,
-    "weighted_sum": SUM,
-    WEIGHTED: WEIGHTED,
-}
-"""What losses are reduced by, under the names of TensorFlow 2 and of TensorFlow 1."""
-
-
-def reduced(losses: tf.Tensor, weights: tf.Tensor | None, reduction: str) -> tf.Tensor:
-    """From the losses of the examples to that of the batch."""
-    weighted = losses if weights is None else losses * weights
-    total = tf.reduce_sum(weighted)
-    kind = REDUCTIONS[reduction]
-    if kind == SUM:
-        return total
-    if kind == _MEAN or weights is None:
-        return total / tf.cast(tf.size(losses), losses.dtype)
-    return tf.math.divide_no_nan(total, tf.reduce_sum(weights * tf.ones_like(losses)))
-
 
 def as_rows(labels: Any, logits: tf.Tensor, width: int | None = None) -> tf.Tensor:
     """Labels of shape (examples, width), from those or from (examples,).

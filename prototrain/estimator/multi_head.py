@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.estimator.base_head import Head, Metrics, with_regularization
+from prototrain.estimator.base_head import Head, Metrics
 from prototrain.estimator.export import DEFAULT, PredictOutput
 
 
@@ -54,43 +54,22 @@ class MultiHead(Head):
         parts = tf.split(logits, [head.logits_dimension for head in self._heads.values()], axis=-1)
         return dict(zip(self._heads, parts, strict=True))
 
-    def loss(
-        self,
-        labels: Any,
-        logits: Any,
-        features: Any = None,
-        mode: str | None = None,
-        regularization_losses: Sequence[Any] | None = None,
-    ) -> tf.Tensor:
+    def loss(self, labels: Any, logits: Any, features: Any = None, mode: str | None = None) -> tf.Tensor:
         labels, logits = self._of_each("labels", labels), self._split(logits)
         losses = [head.loss(labels[name], logits[name], features, mode) for name, head in self._heads.items()]
-        total = tf.add_n([weight * loss for weight, loss in zip(self._weights, losses, strict=True)])
-        return with_regularization(total, regularization_losses)
+        return tf.add_n([weight * loss for weight, loss in zip(self._weights, losses, strict=True)])
 
-    def predictions(self, logits: Any, keys: Sequence[Any] | None = None) -> dict[Any, Any]:
+    def predictions(self, logits: Any) -> dict[Any, Any]:
         logits = self._split(logits)
-        found = {(name, head): value for name, head, value in self._all(logits)}
-        return {key: value for key, value in found.items() if keys is None or key in keys}
+        each = {name: head.predictions(logits[name]) for name, head in self._heads.items()}
+        return {(name, key): value for name, found in each.items() for key, value in found.items()}
 
-    def _all(self, logits: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-        return [
-            (name, key, value)
-            for name, head in self._heads.items()
-            for key, value in head.predictions(logits[name]).items()
-        ]
-
-    def metrics(
-        self, features: Any, logits: Any, labels: Any, regularization_losses: Sequence[Any] | None = None
-    ) -> Metrics:
+    def metrics(self, features: Any, logits: Any, labels: Any) -> Metrics:
         labels, logits = self._of_each("labels", labels), self._split(logits)
-        losses = {f"loss/{name}": head.loss(labels[name], logits[name], features) for name, head in self._heads.items()}
-        if regularization_losses is not None:
-            losses["regularization_loss"] = tf.add_n(list(regularization_losses))
         found: Metrics = {}
-        for key, loss in losses.items():
-            found[key] = keras.metrics.Mean(name=key.replace("/", "_"), dtype="float64")
-            found[key].update_state(loss)
         for name, head in self._heads.items():
+            loss = found[f"loss/{name}"] = keras.metrics.Mean(name=f"loss_{name}", dtype="float64")
+            loss.update_state(head.loss(labels[name], logits[name], features))
             found |= head.metrics(features, logits[name], labels[name])
         return found
 
@@ -102,5 +81,5 @@ class MultiHead(Head):
                 if key == DEFAULT:
                     found.setdefault(DEFAULT, output)
                 found[name if key == DEFAULT else f"{name}/{key}"] = output
-        everything = {f"{name}/{key}": value for name, key, value in self._all(logits)}
+        everything = {"/".join(key): value for key, value in self.predictions(logits).items()}
         return {**found, "predict": PredictOutput(everything)}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import keras
@@ -17,9 +18,9 @@ from prototrain.callbacks import Callback, LearningRate
 from prototrain.checkpoint.random import tensorflow_seeded
 from prototrain.checkpoint.state import OF_CALLBACKS
 from prototrain.data.batches import batch_size
-from prototrain.errors import ConfigError, DataError, ModelError
+from prototrain.errors import CheckpointError, ConfigError, DataError, ModelError
 from prototrain.estimator.program import Program
-from prototrain.estimator.specs import OptimizerSpec
+from prototrain.estimator.specs import OptimizerSpec, WarmStartSettings
 from prototrain.model.built import BuiltModel
 from prototrain.optimizers import ClipByGlobalNorm
 from prototrain.step import update
@@ -239,3 +240,34 @@ def settle(built: BuiltModel) -> dict[str, tf.Variable]:
             del built.variables[name]
     built.config["model.batch_size"] = max(1, int(batch_size(built.data.first_batch)) // built.placement.towers)
     return metrics
+
+
+def warm_start(built: BuiltModel, settings: WarmStartSettings) -> str:
+    """Give a model the variables that a checkpoint has.
+
+    Returns:
+        a table of what became of each variable.
+
+    Raises:
+        CheckpointError: there is nothing readable, it lacks a variable that is named, or nothing in it matches.
+        ModelError: the model lacks one.
+    """
+    ignore = [f"(?:{settings.exclude}).*"]  # from the start of a name
+    return built.load_weights(
+        settings.ckpt_to_initialize_from, ignore=ignore, prepare=partial(_as_here, settings, built.variables)
+    )
+
+
+def _as_here(settings: WarmStartSettings, variables: Mapping[str, Any], there: dict[str, Any]) -> dict[str, Any]:
+    """The arrays of a checkpoint by the names that the variables here have."""
+    names = settings.var_name_to_prev_var_name or {}
+    unknown = [name for name in names if name not in variables]
+    if unknown:
+        raise ModelError(f"WarmStartSettings: model_fn has no variable {unknown[0]!r}; it has {', '.join(variables)}")
+    lacking = [old for old in names.values() if old not in there]
+    if lacking:
+        raise CheckpointError(
+            f"WarmStartSettings: there is no variable {lacking[0]!r} in {settings.ckpt_to_initialize_from}; there are "
+            f"{', '.join(sorted(there))}"
+        )
+    return {**there, **{name: there[old] for name, old in names.items()}}

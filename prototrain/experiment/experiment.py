@@ -1,4 +1,4 @@
-"""The experiment directory: where everything of a run lies, and how it starts, goes on or starts afresh."""
+"""The experiment directory: its paths, its lock, what a run writes at its start, and its deletion."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from prototrain.errors import ExperimentError
 from prototrain.experiment.lock import LOCK, DirectoryLock, is_locked
-from prototrain.experiment.names import MIRRORS, is_own
+from prototrain.experiment.names import MARKS, MIRRORS, is_own
 from prototrain.system.files import LONGEST_NAME, has_other_names, outsider, write_atomic
 from prototrain.system.urls import PathLike, joined, local_path, url_of
 
@@ -26,7 +25,6 @@ STARTED = "PROTOTRAIN_STARTED"
 """The environment variable that tells a worker when the run was started, which is the same for all of them."""
 VERIFY = "PROTOTRAIN_VERIFY"
 """The environment variable that names the directory of a record, in the processes that `prototrain verify` starts."""
-_MARKS = ("config.json", "environment.json")
 _redirected: dict[str, int] = {}  # numbers of the experiments of this process, while it is verified
 
 
@@ -48,11 +46,19 @@ class Experiment:
     def __init__(self, directory: PathLike) -> None:
         self.remote = _remote(directory)
         self.directory = local_path(directory) if self.remote is None else self.remote.directory
-        _check_name(self.directory)
+        longest = max(map(os.fsencode, self.directory.parts), key=len, default=b"")
+        if len(longest) > LONGEST_NAME or b"\0" in os.fsencode(self.directory):
+            raise ExperimentError(
+                f"{longest[:40].decode(errors='replace')!r}... cannot be the name of a directory: it has more than "
+                f"{LONGEST_NAME} bytes, or a NUL"
+            )
         self.checkpoints = self.directory / "checkpoints"
         self.summaries = self.directory / "summaries"
         self.metrics = self.directory / "metrics.jsonl"
         self.log = self.directory / "train.log"
+        self.environment = self.directory / "environment.json"
+        self.record = self.directory / "run.json"
+        self.token = self.directory / ".token"
         self._lock = DirectoryLock(self.directory, name=str(self))
 
     @classmethod
@@ -79,18 +85,6 @@ class Experiment:
     def shown(self, path: Path) -> str:
         """What a path in the directory is called for the user: its URL, if the experiment has one."""
         return str(path) if self.remote is None else f"{self.remote}/{path.relative_to(self.directory).as_posix()}"
-
-    @property
-    def environment(self) -> Path:
-        return self.directory / "environment.json"
-
-    @property
-    def record(self) -> Path:
-        return self.directory / "run.json"
-
-    @property
-    def token(self) -> Path:
-        return self.directory / ".token"
 
     def places(self, worker: int) -> Path:
         """Where a worker other than the chief keeps its place in its own share of the data."""
@@ -145,15 +139,10 @@ class Experiment:
             self.remote.fetch(whole=whole)
 
     def keep(self, path: Path) -> str:
-        """Have what a command has added to the directory lie at the URL as well, if there is one.
-
-        Returns:
-            where it is, in words.
-        """
-        if self.remote is None:
-            return str(path)
-        self.remote.keep()
-        return f"{self.remote}/{path.relative_to(self.directory).as_posix()}"
+        """Upload what a command has added to the directory, if it stands for a URL; returns `shown` of the path."""
+        if self.remote is not None:
+            self.remote.keep()
+        return self.shown(path)
 
     def is_gone(self) -> bool:
         """Whether the directory was deleted, moved, or replaced by another one, since this process has taken it."""
@@ -227,7 +216,7 @@ class Experiment:
         sources: list[Path],
         devices: list[str],
         run_id: str | None = None,
-        origin: Mapping[str, Any] = MappingProxyType({}),
+        origin: Mapping[str, Any] | None = None,
     ) -> None:
         """Write the config, copies of the sources and the environment of a run that starts or goes on.
 
@@ -249,7 +238,7 @@ class Experiment:
                 config.save(self.directory)
             for source in sources:
                 copy_source(source, self.directory / "source")
-            environment = {**describe_environment(devices), **origin}
+            environment = {**describe_environment(devices), **(origin or {})}
             environment["run_id"] = self.run_id or run_id or uuid.uuid4().hex
             write_atomic(self.environment, json.dumps(environment, indent=2) + "\n")
         except OSError as error:
@@ -272,7 +261,7 @@ class Experiment:
         names = [path.name for path in self.directory.iterdir()]
         names += [] if self.remote is None else self.remote.top()
         foreign = sorted(name for name in names if not is_own(name))
-        is_experiment = any((self.directory / name).is_file() for name in _MARKS)
+        is_experiment = any((self.directory / name).is_file() for name in MARKS)
         if self.directory.is_symlink() or foreign or not is_experiment:
             found = f"it holds {foreign[0]!r}" if foreign else "it is a link or has no environment.json"
             raise ExperimentError(f"{self} does not look like an experiment ({found}); nothing was deleted")
@@ -293,7 +282,7 @@ class Experiment:
             self.remote.open(to_clear=True)
         try:
             # What tells that it is an experiment goes last: a deletion that is cut short can be done again.
-            for path in sorted(self.directory.iterdir(), key=lambda path: path.name in _MARKS):
+            for path in sorted(self.directory.iterdir(), key=lambda path: path.name in MARKS):
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 elif path.name != LOCK:
@@ -302,18 +291,6 @@ class Experiment:
                 self.remote.clear()
         except OSError as error:
             raise ExperimentError(f"cannot delete everything in {self}: {error.strerror}: {error.filename}") from error
-
-
-def _check_name(directory: Path) -> None:
-    """Fail where the operating system would, wherever that is asked first."""
-    for part in directory.parts:
-        if "\0" in part:
-            raise ExperimentError(f"{part!r} cannot be the name of a directory; choose another one")
-        if len(os.fsencode(part)) > LONGEST_NAME:
-            raise ExperimentError(
-                f"{part[:40]!r}... is too long for the name of a directory ({len(os.fsencode(part))} bytes, "
-                f"{LONGEST_NAME} are possible); choose a shorter one"
-            )
 
 
 def _remote(directory: PathLike) -> Remote | None:

@@ -93,7 +93,10 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What differs between the facts of a checkpoint and those of a run that resumes from it, in words."""
     config = [_moved(key, *pair) for key, pair in _pairs(then.get("config"), now.get("config")).items()]
     names = _pairs(then.get("sources"), now.get("sources"))
-    files = [f"{name}{_came_or_went(*pair)}" for name, pair in names.items()]
+    files = [
+        f"{name}{' added' if was is None else ' gone' if now_is is None else ''}"
+        for name, (was, now_is) in names.items()
+    ]
     before, after = ([*(one.get("callbacks") or ())] for one in (then, now))
     callbacks = [f"callback {name} added" for name in after if name not in before]
     callbacks += [f"callback {name} gone" for name in before if name not in after]
@@ -130,10 +133,6 @@ def _pairs(then: Any, now: Any) -> dict[str, tuple[Any, Any]]:
 def _moved(key: str, was: Any, value: Any) -> str:
     shown = [_shown(was), _shown(value)]
     return key if shown[0] == shown[1] else f"{key} {shown[0]} -> {shown[1]}"
-
-
-def _came_or_went(was: str | None, value: str | None) -> str:
-    return " added" if was is None else " gone" if value is None else ""
 
 
 def _shown(value: Any) -> str:

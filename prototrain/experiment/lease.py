@@ -28,18 +28,18 @@ class Holder:
     Attributes:
         process: its process ID.
         host: the name of its machine.
-        copy: the identity of its local copy.
         run: a new one for each lease.
+        copy: the identity of its local copy, once that has everything; else empty.
         held: whether it has not given the lease back.
         beat: when it gave the last sign of life, in seconds since the epoch by its clock.
     """
 
     process: int
     host: str
-    copy: str
     run: str
-    held: bool
-    beat: float
+    copy: str = ""
+    held: bool = True
+    beat: float = 0.0
 
     def __str__(self) -> str:
         return f"process {self.process} on {one_line(self.host)}"
@@ -48,50 +48,33 @@ class Holder:
 class Lease:
     """The lease of one experiment, from the side of one process.
 
-    It is created by a conditional write. The object stays when the lease is given back, since it names the local copy
-    that was written last. Every method raises a `StorageError` if the storage fails.
-
-    Args:
-        storage: of the experiment.
-        clock: returns seconds since the epoch.
-        sleep: waits for some seconds.
+    The object stays when the lease is given back, since it names the local copy that was written last. Every method
+    raises a `StorageError` if the storage fails.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        *,
-        clock: Callable[[], float] = time.time,
-        sleep: Callable[[float], object] = time.sleep,
-    ) -> None:
+    def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._clock = clock
-        self._sleep = sleep
         self._own: Holder | None = None
 
     def last(self) -> Holder | None:
         """The last holder; None if there has been none."""
         content = self._storage.read(LEASE)
-        if content is None:
-            return None
         try:
-            found = json.loads(content)
-            host, copy, run = (str(found[name]) for name in ("host", "copy", "run"))
-            return Holder(int(found["process"]), host, copy, run, bool(found["held"]), float(found["beat"]))
-        except (ValueError, TypeError, KeyError, RecursionError):  # no run wrote that
-            return Holder(0, "an unknown machine", "", "", True, 0.0)
+            return None if content is None else Holder(**json.loads(content))
+        except (ValueError, TypeError, RecursionError):  # no run wrote that
+            return Holder(0, "an unknown machine", "")
 
     def seems_held(self) -> bool:
         """Whether a run is under way, if the clocks of both machines agree."""
         holder = self.last()
-        return holder is not None and holder.held and self._clock() - holder.beat < SILENT_SECONDS
+        return holder is not None and holder.held and time.time() - holder.beat < SILENT_SECONDS
 
-    def wait_until_free(self, copy: str, announce: Callable[[str], object]) -> Holder | None:
-        """Wait until the holder has given the lease back, or is known to be dead.
+    def take(self, copy: str, announce: Callable[[str], object]) -> Holder | None:
+        """Take the lease, once its holder has given it back or is known to be dead.
 
         Args:
             copy: the identity of the local copy, whose lock this process has.
-            announce: called with a line of text about the wait.
+            announce: called with a line of text about a wait.
 
         Returns:
             the last holder.
@@ -100,17 +83,25 @@ class Lease:
             ExperimentError: another run has the lease.
         """
         self._storage.listing(LEASE)  # if the storage refuses, this names the reason; `read` may not
-        holder = self.last()
+        last = self.last()
         # An earlier holder with the lock of the same copy has ended.
-        if holder is None or not holder.held or (holder.copy, holder.host) == (copy, platform.node()):
-            return holder
+        if last is not None and last.held and (last.copy, last.host) != (copy, platform.node()):
+            last = self._wait(last, announce)
+        own = Holder(os.getpid(), platform.node(), uuid.uuid4().hex, beat=time.time())
+        self._storage.delete([LEASE])
+        if not self._storage.create(LEASE, json.dumps(asdict(own)).encode()):
+            raise self._in_use(self.last())
+        self._own = own
+        return last
+
+    def _wait(self, holder: Holder, announce: Callable[[str], object]) -> Holder | None:
         announce(
             f"{self._storage} is in use by {holder}, unless that was killed: waiting up to {SILENT_SECONDS:.0f} s for "
             "a sign of life from it"
         )
         waited = 0.0
         while waited < SILENT_SECONDS:
-            self._sleep(LOOK_SECONDS)
+            time.sleep(LOOK_SECONDS)
             waited += LOOK_SECONDS
             now = self.last()
             if now is None or not now.held:
@@ -118,18 +109,6 @@ class Lease:
             if now != holder:  # what changes is compared, never the clocks of two machines
                 raise self._in_use(now)
         return holder
-
-    def take(self, copy: str) -> None:
-        """Take the lease, which `wait_until_free` has found to be free.
-
-        Raises:
-            ExperimentError: another run was quicker.
-        """
-        own = Holder(os.getpid(), platform.node(), copy, uuid.uuid4().hex, True, self._clock())
-        self._storage.delete([LEASE])
-        if not self._storage.create(LEASE, _content(own)):
-            raise self._in_use(self.last())
-        self._own = own
 
     def check(self) -> None:
         """Check that no other run has taken over.
@@ -144,19 +123,15 @@ class Lease:
                 f"{SILENT_SECONDS:.0f} s; this one ends"
             )
 
-    def beat(self, *, held: bool = True) -> None:
-        """Give a sign of life, or with `held=False` give the lease back; see `check`."""
+    def beat(self, **changes: object) -> None:
+        """Give a sign of life, with other attributes of the `Holder` if there are any; see `check`."""
         self.check()
         if self._own is not None:
-            self._own = replace(self._own, beat=self._clock(), held=held)
-            self._storage.write(LEASE, _content(self._own))
+            self._own = replace(self._own, beat=time.time(), **changes)  # type: ignore[arg-type]
+            self._storage.write(LEASE, json.dumps(asdict(self._own)).encode())
 
     def _in_use(self, holder: Holder | None) -> ExperimentError:
         return ExperimentError(
             f"{self._storage} is in use by another run ({holder or 'an unknown one'}); wait for it, stop it, or choose "
             "another trainer.experiment_name"
         )
-
-
-def _content(holder: Holder) -> bytes:
-    return json.dumps(asdict(holder)).encode()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -23,8 +22,7 @@ from prototrain.system.signals import tell_of_forks
 
 LOCK = ".lock"
 """The name of the file."""
-_LONGEST_HOLDER = 1000  # bytes; nobody writes more
-_HOLDER = re.compile(r"process (?P<process>\d{1,9}) on (?P<host>.+)")
+_LONGEST_HOLDER = 1000  # bytes
 
 
 class DirectoryLock:
@@ -59,8 +57,7 @@ class DirectoryLock:
             raise ExperimentError(
                 f"cannot use the experiment directory {self._directory}: {error.strerror} ({error.filename})"
             ) from error
-        holder, _, inode = _content(file).partition("\n")
-        own_inode = str(os.fstat(file.fileno()).st_ino)
+        holder = _holder(file)
         try:
             without = self._lock(file, holder)
         except ExperimentError:
@@ -69,10 +66,8 @@ class DirectoryLock:
         self._file = file
         with suppress(OSError):  # a full disk has no room for who holds it
             file.truncate(0)
-            file.write(f"process {os.getpid()} on {platform.node()}\n{own_inode}\n".encode())
-        # In a copy of a run's directory, what the lock says is about the original.
-        stale = holder and inode == own_inode
-        taken = f"took over the lock of {holder}, which ended without giving it back" if stale else None
+            file.write(f"process {os.getpid()} on {platform.node()}\n".encode())
+        taken = f"took over the lock of {holder}, which ended without giving it back" if holder else None
         return without or taken
 
     def give_back(self) -> None:
@@ -113,23 +108,22 @@ class DirectoryLock:
         if self._file is not None:
             return
         with suppress(FileNotFoundError, NotADirectoryError), _open(self._directory / LOCK) as file:
-            self._lock(file, _content(file).partition("\n")[0])
+            self._lock(file, _holder(file))
 
     def _lock(self, file: IO[bytes], holder: str) -> str | None:
-        without = None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return None
-        except BlockingIOError:
-            pass
         except OSError as error:
-            without = f"WARNING: no lock on {self._directory} can be had ({error.strerror})"
-        if without is None or _lives(holder):
-            raise ExperimentError(
-                f"{self._name} is in use by another run ({holder or 'unknown process'}); "
-                "wait for it, stop it, or choose another trainer.experiment_name"
+            if isinstance(error, BlockingIOError) or _lives(holder):
+                raise ExperimentError(
+                    f"{self._name} is in use by another run ({holder or 'unknown process'}); "
+                    "wait for it, stop it, or choose another trainer.experiment_name"
+                ) from None
+            return (
+                f"WARNING: no lock on {self._directory} can be had ({error.strerror}): see to it yourself that no "
+                "other machine has a run there"
             )
-        return f"{without}: see to it yourself that no other machine has a run there"
+        return None
 
 
 def _open(path: Path, flags: int = os.O_RDONLY) -> IO[bytes]:
@@ -137,38 +131,30 @@ def _open(path: Path, flags: int = os.O_RDONLY) -> IO[bytes]:
     return open(open_file(path, flags), "ab+" if flags else "rb", buffering=0)
 
 
-def _content(file: IO[bytes]) -> str:
-    """What a lock says of who has it, whatever somebody may have put there."""
+def _holder(file: IO[bytes]) -> str:
+    """The first line of a lock, which names its holder."""
     file.seek(0)
-    return file.read(_LONGEST_HOLDER).decode("utf-8", "replace").strip()
+    return file.read(_LONGEST_HOLDER).decode("utf-8", "replace").strip().partition("\n")[0]
 
 
 def _lives(holder: str) -> bool:
-    """Whether the process that a lock names is another one of this machine, and alive: for lack of a better sign."""
-    found = _HOLDER.fullmatch(holder)
-    if found is None or found["host"] != platform.node() or int(found["process"]) == os.getpid():
-        return False
-    return bool(psutil.pid_exists(int(found["process"])))
+    """Whether a lock names another process of this machine that is alive, for file systems without locks."""
+    number, _, host = holder.removeprefix("process ").partition(" on ")
+    is_other = number.isdecimal() and int(number) != os.getpid() and host == platform.node()
+    return is_other and bool(psutil.pid_exists(int(number)))
 
 
 def is_locked(path: Path) -> bool:
     """Whether a live process has the lock on a file, which need not exist.
-
-    On a file system without locks, what the file says of its holder counts.
 
     Looking keeps others from taking the lock at that very moment, so it is for those that need to know.
 
     Raises:
         OSError: the file cannot be looked at.
     """
-    try:
-        with _open(path) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return _lives(_content(file).partition("\n")[0])
-    except FileNotFoundError:
-        pass
+    with suppress(FileNotFoundError), _open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            return isinstance(error, BlockingIOError) or _lives(_holder(file))
     return False

@@ -11,23 +11,21 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from prototrain.errors import ExperimentError
 from prototrain.experiment.lease import LEASE
 from prototrain.experiment.lock import LOCK
-from prototrain.experiment.names import META, MIRRORS, STEP, checkpoint_steps, is_own
+from prototrain.experiment.names import MARKS, META, MIRRORS, STEP, checkpoint_steps, is_own
 from prototrain.system.files import write_atomic
 from prototrain.system.storage import Storage
 from prototrain.system.urls import cache_home, url_of
 
-_TEMPORARY = (".tmp-", ".old-")
 _NOT_COPIED = (LOCK, LEASE, ".token")
 _NOT_DOWNLOADED = "exported/"  # large, and no run reads it
 _RECORD = "run.json"
-_MARKS = ("config.json", "environment.json")
 
 
 def local_copy(url: str) -> Path:
@@ -54,7 +52,6 @@ class Mirror:
 
     Attributes:
         copy: identifies the local copy.
-        is_whole: whether it has all files of the experiment as of the last run in it.
     """
 
     def __init__(self, storage: Storage, directory: Path) -> None:
@@ -64,20 +61,18 @@ class Mirror:
         self.recall()
 
     def recall(self) -> None:
-        """Read what an earlier process has noted."""
-        self.copy, self.is_whole = uuid.uuid4().hex, False
+        """Read what an earlier process has noted; without that everything is downloaded again."""
+        self.copy = uuid.uuid4().hex
         self._same: dict[str, tuple[int, int, str]] = {}  # size and time of files that are the same; mark of the object
-        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            found = json.loads(self.note.read_bytes())
-            self._same = {name: (int(size), int(time), str(mark)) for name, (size, time, mark) in found["same"].items()}
-            self.copy, self.is_whole = str(found["copy"]), bool(found["is_whole"])
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            found = json.loads(self.note.read_bytes()) if self._directory.is_dir() else {}
+            self._same = {name: (size, time, mark) for name, (size, time, mark) in found["same"].items()}
+            self.copy = found["copy"]
 
-    def remember(self, *, is_whole: bool | None = None) -> None:
-        """Note what is known, for later processes; without the note everything is downloaded again."""
-        self.is_whole = self.is_whole if is_whole is None else is_whole
-        content = {"url": self._storage.url, "copy": self.copy, "is_whole": self.is_whole, "same": self._same}
+    def remember(self) -> None:
+        """Note what is known, for later processes."""
         self.note.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.note, json.dumps(content), durable=False)
+        write_atomic(self.note, json.dumps({"copy": self.copy, "same": self._same}), durable=False)
 
     def _state(self, name: str) -> tuple[int, int] | None:
         with suppress(FileNotFoundError):
@@ -89,13 +84,16 @@ class Mirror:
         """Whether a local file differs from what was last the same on both sides; False if it does not exist."""
         return (state := self._state(name)) is not None and self._same.get(name, ())[:2] != state
 
+    def _unsaved(self) -> list[int]:
+        """The steps of local checkpoints that are not uploaded."""
+        steps = checkpoint_steps(self._directory / "checkpoints")
+        return [step for step in steps if self._is_changed(f"{folder_of(step)}/{META}")]
+
     def _other_files(self) -> Iterator[str]:
         """The local files that belong to no checkpoint."""
-        for path, below, files in os.walk(self._directory):
+        for path, _, files in os.walk(self._directory):
             at = Path(path).relative_to(self._directory)
-            is_checkpoints = at == Path("checkpoints")
-            below[:] = [one for one in below if _is_copied(one) and not (is_checkpoints and STEP.fullmatch(one))]
-            yield from ((at / name).as_posix() for name in files if _is_copied(name))
+            yield from (name for file in files if step_of(name := (at / file).as_posix()) is None and _is_copied(name))
 
     @contextmanager
     def _scratch(self) -> Iterator[Path]:
@@ -122,22 +120,30 @@ class Mirror:
         Raises:
             ExperimentError: the URL is not that of an experiment.
         """
-        listed = self._storage.listing().items()
-        there = {name: mark for name, mark in listed if all(map(_is_copied, name.split("/")))}
+        there = {name: mark for name, mark in self._storage.listing().items() if _is_copied(name)}
         self._check_names(there)
         steps = _whole_steps(there)
-        cut = [name for name in there if step_of(name) not in (None, *steps)]
-        self._set_unsaved_aside(announce)
+        if unsaved := self._unsaved():
+            aside = cache_home() / "unsaved" / f"{self._directory.name}-{uuid.uuid4().hex[:8]}"
+            aside.mkdir(parents=True)
+            for name in os.listdir(self._directory):
+                if is_own(name) and name != LOCK:
+                    os.rename(self._directory / name, aside / name)
+            announce(
+                f"WARNING: another machine has continued {self._storage}; the checkpoint of step {unsaved[-1]}, which "
+                f"was not uploaded, is kept in {aside}"
+            )
         for name in list(self._other_files()):  # a file of the user that never was there stays
             if name not in there and (name in self._same or is_own(name.partition("/")[0])):
                 (self._directory / name).unlink()
         for step in {*checkpoint_steps(self._directory / "checkpoints")} - steps:
             shutil.rmtree(self._directory / folder_of(step))
+        cut = [name for name in there if step_of(name) not in (None, *steps)]
         wanted = [
             name
             for name, mark in there.items()
             if name not in cut and not name.startswith(_NOT_DOWNLOADED)
-            if whole or step_of(name) is None or name.endswith(f"/{META}")
+            if whole or step_of(name) is None or _is_meta(name)
             if not mark or (*(self._state(name) or ()), mark) != self._same.get(name)
         ]
         if wanted:
@@ -152,7 +158,7 @@ class Mirror:
         self.remember()
         return cut
 
-    def _check_names(self, names: Collection[str]) -> None:
+    def _check_names(self, names: Mapping[str, str]) -> None:
         for name in names:
             if {"", ".", ".."} & set(name.split("/")) or "\0" in name:
                 raise ExperimentError(f"{self._storage} holds {name!r}, which cannot be a file; no run writes that")
@@ -163,26 +169,10 @@ class Mirror:
                 f"{self._storage}` lists all"
             )
 
-    def _set_unsaved_aside(self, announce: Callable[[str], object]) -> None:
-        """Keep a local checkpoint that was never uploaded, while another machine has continued the run."""
-        steps = checkpoint_steps(self._directory / "checkpoints")
-        unsaved = [step for step in steps if self._is_changed(f"{folder_of(step)}/{META}")]
-        if not unsaved:
-            return
-        aside = cache_home() / "unsaved" / f"{self._directory.name}-{uuid.uuid4().hex[:8]}"
-        aside.mkdir(parents=True)
-        for name in os.listdir(self._directory):
-            if is_own(name) and name != LOCK:
-                os.rename(self._directory / name, aside / name)
-        announce(
-            f"WARNING: another machine has continued {self._storage}; the checkpoint of step {unsaved[-1]}, which was "
-            f"not uploaded, is kept in {aside}"
-        )
-
     # -- upload -------------------------------------------------------------------------------------------------------
 
     def upload(self, check: Callable[[], object] = lambda: None) -> bool:
-        """Upload what has changed, and at most one checkpoint.
+        """Upload what has changed, and at most one checkpoint, the newest.
 
         A run that is killed at any moment can be continued from what is there: the rows that lead up to a checkpoint
         are uploaded before it, and the record, which tells whether there is a checkpoint, after it.
@@ -194,53 +184,41 @@ class Mirror:
             whether there are more checkpoints to upload.
         """
         with self._scratch() as scratch:
-            record = self._hold(scratch, [_RECORD], shutil.copyfile)
-            waiting = self._waiting()
-            names = [name for name in self._other_files() if name != _RECORD]
-            self._put(scratch, self._hold(scratch, names, shutil.copyfile))
+            record = self._hold(scratch, [_RECORD])
+            waiting = self._unsaved()
+            self._put(scratch, self._hold(scratch, [name for name in self._other_files() if name != _RECORD]))
             if waiting:
-                self._put_checkpoint(scratch, folder_of(waiting[0]), check)
+                self._put_checkpoint(scratch, folder_of(waiting[-1]), check)
             self._put(scratch, record)
-        steps = _whole_steps(self._same)
-        has_any = any((self._directory / folder_of(step)).exists() for step in steps)
-        spared = None if has_any else max(steps, default=None)  # the last whole one stays until another one is
         gone = [name for name in self._same if self._state(name) is None]
-        self._delete([name for name in gone if spared is None or step_of(name) != spared])
+        steps = _whole_steps(self._same)
+        if steps and not any((self._directory / folder_of(step)).exists() for step in steps):
+            gone = [name for name in gone if step_of(name) != max(steps)]  # it stays until another one is whole
+        self._delete(gone)
         self.remember()
         return len(waiting) > 1
-
-    def _waiting(self) -> list[int]:
-        """The steps of checkpoints that are not uploaded: the best ones, which others refer to, then the newest."""
-        folder, best = self._directory / "checkpoints", set()
-        for path in folder.glob("m[ai][nx]-*.json"):
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                best.add(json.loads(path.read_bytes())["step"])
-        waiting = [step for step in checkpoint_steps(folder) if self._is_changed(f"{folder_of(step)}/{META}")]
-        return sorted(waiting, key=lambda step: (step in best, step), reverse=True)
 
     def _put_checkpoint(self, scratch: Path, folder: str, check: Callable[[], object]) -> None:
         meta = f"{folder}/{META}"
         with suppress(FileNotFoundError):  # training has deleted it
             names = [f"{folder}/{name}" for name in os.listdir(self._directory / folder)]
-            self._storage.delete([meta])  # of an earlier checkpoint of this step
-            self._same.pop(meta, None)
-            held = self._hold(scratch, names, os.link)  # which keeps the files if training deletes them now
+            self._delete([meta])  # of an earlier checkpoint of this step
+            held = self._hold(scratch, names)
             if meta in held:
                 self._put(scratch, {name: state for name, state in held.items() if name != meta})
                 check()
                 self._put(scratch, {meta: held[meta]})
                 self.remember()  # a process that is killed now must not take it for one that was not uploaded
 
-    def _hold(
-        self, folder: Path, names: Iterable[str], take: Callable[[Path, Path], object]
-    ) -> dict[str, tuple[int, int]]:
-        """Link or copy changed files into a folder, so that they stay as they are while they are uploaded."""
+    def _hold(self, folder: Path, names: Iterable[str]) -> dict[str, tuple[int, int]]:
+        """Put links to changed files of checkpoints, and copies of others, into a folder: what is uploaded stays."""
         held = {}
         for name in names:
             state = self._state(name)
             if state is not None and self._is_changed(name):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 with suppress(FileNotFoundError):
+                    take: Callable[[Path, Path], object] = shutil.copyfile if step_of(name) is None else os.link
                     take(self._directory / name, folder / name)
                     held[name] = state
         return held
@@ -250,11 +228,10 @@ class Mirror:
         self._same |= {name: (*state, "") for name, state in held.items()}
 
     def clear(self) -> None:
-        """Delete every object but the lease: first what a run looks for, last what marks an experiment."""
+        """Delete every object but the lease, last those that mark an experiment."""
         names = [name for name in self._storage.listing() if name != LEASE]
-        ranks = dict.fromkeys((_RECORD, "metrics.jsonl"), 0) | dict.fromkeys(_MARKS, 2)
-        self._delete(sorted(names, key=lambda name: ranks.get(name, 1)))
-        self.remember(is_whole=True)
+        self._delete(sorted(names, key=lambda name: name in MARKS))
+        self.remember()
 
     def _delete(self, names: list[str]) -> None:
         self._storage.delete(sorted(names, key=_is_meta, reverse=True))
@@ -283,4 +260,4 @@ def _is_meta(name: str) -> bool:
 
 
 def _is_copied(name: str) -> bool:
-    return name not in _NOT_COPIED and not name.startswith(_TEMPORARY)
+    return not any(part in _NOT_COPIED or part.startswith((".tmp-", ".old-")) for part in name.split("/"))

@@ -1,4 +1,4 @@
-"""Names in an experiment's directory that several have to do with."""
+"""The names of files in an experiment's directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ STEP = re.compile(r"step-(\d{10,})")
 MIRRORS = "mirrors"
 """The directory of the cache that has the copies of experiments at URLs."""
 META = "meta.json"
-"""The file of a checkpoint that says what the others are."""
+"""The file of a checkpoint that lists the others, with checksums."""
+MARKS = ("config.json", "environment.json")
+"""Files that tell an experiment's directory from any other."""
 
 
 def checkpoint_steps(directory: Path) -> list[int]:

@@ -100,26 +100,8 @@ class RunRecord:
         self._began = time.monotonic()
         self._lock = threading.Lock()
 
-    def begin(self, *, first_step: int, start: str, **facts: Any) -> None:
-        """Leave word that the run is under way; `facts` are what else is known by then, as attributes of `Attempt`."""
-        self._note(first_step=first_step, start=start, **facts)
-
     def note(self, **facts: Any) -> None:
         """Note facts of the attempt, as attributes of `Attempt`."""
-        self._note(**facts)
-
-    def note_save(self) -> None:
-        """Leave word that there is a checkpoint; in any thread. Only the first one has to be noted."""
-        if not self._attempt.has_saved:
-            self._note(has_saved=True)
-
-    def end(self, outcome: Outcome, *, step: int, loop: dict[str, float], callbacks: dict[str, float]) -> None:
-        """Leave word of the end."""
-        known = None if self._attempt.first_step is None else step
-        seconds = round(time.monotonic() - self._began, 3)
-        self._note(**asdict(outcome), step=known, seconds=seconds, loop=loop, callbacks=callbacks)
-
-    def _note(self, **facts: Any) -> None:
         with self._lock:
             self._attempt = replace(self._attempt, **facts)
             content = {"parts": [asdict(attempt) for attempt in [*self._earlier, self._attempt]]}
@@ -127,6 +109,17 @@ class RunRecord:
                 write_atomic(self._path, json.dumps(content, indent=1) + "\n")
             except OSError as error:
                 self._announce(f"WARNING: cannot write {self._path}: {error.strerror}")
+
+    def note_save(self) -> None:
+        """Leave word that there is a checkpoint; in any thread. Only the first one has to be noted."""
+        if not self._attempt.has_saved:
+            self.note(has_saved=True)
+
+    def end(self, outcome: Outcome, *, step: int, loop: dict[str, float], callbacks: dict[str, float]) -> None:
+        """Leave word of the end."""
+        known = None if self._attempt.first_step is None else step
+        seconds = round(time.monotonic() - self._began, 3)
+        self.note(**asdict(outcome), step=known, seconds=seconds, loop=loop, callbacks=callbacks)
 
 
 def read_attempts(path: Path) -> list[Attempt]:
@@ -151,22 +144,21 @@ def read_attempts(path: Path) -> list[Attempt]:
     return attempts
 
 
+_KINDS: dict[str, Any] = {
+    "float": (int, float), "int": (int, float), "str": str, "bool": bool, "State": str, "dict[str, float]": dict,
+    "Sequence[Sequence[Any]]": list, "bool | str": (bool, str),
+}  # fmt: skip
+
+
 def _is_sound(attempt: Attempt) -> bool:
-    if not all(isinstance(times, dict) for times in (attempt.loop, attempt.callbacks)):
-        return False
-    numbers = [attempt.started, *attempt.loop.values(), *attempt.callbacks.values()]
-    maybe_numbers = (
-        attempt.first_step, attempt.step, attempt.total_steps, attempt.seconds, attempt.workers, attempt.restarts
-    )  # fmt: skip
-    changes = attempt.changes or []
+    for one in fields(Attempt):
+        value, kind = getattr(attempt, one.name), str(one.type)
+        if not isinstance(value, _KINDS[kind.removesuffix(" | None")]) and not (value is None and "None" in kind):
+            return False
     return (
-        isinstance(attempt.has_saved, bool)
-        and all(isinstance(number, int | float) for number in numbers)
-        and all(number is None or isinstance(number, int | float) for number in maybe_numbers)
-        and all(text is None or isinstance(text, str) for text in (attempt.reason, attempt.start, attempt.cause))
-        and attempt.state in get_args(State)
-        and isinstance(changes, list)
-        and all(isinstance(change, list) and len(change) == 3 for change in changes)
+        attempt.state in get_args(State)
+        and all(isinstance(taken, int | float) for taken in [*attempt.loop.values(), *attempt.callbacks.values()])
+        and all(isinstance(change, list) and len(change) == 3 for change in attempt.changes or ())
     )
 
 

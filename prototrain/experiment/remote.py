@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from prototrain.errors import ExperimentError, StorageError
@@ -49,11 +50,11 @@ class Remote:
         self.storage = Storage(url)
         self.directory = local_copy(url)
         self._mirror = Mirror(self.storage, self.directory)
-        self._lease = lease.Lease(self.storage)
         self._uploading = threading.Lock()
         self._reset()
 
     def _reset(self) -> None:
+        self._lease = lease.Lease(self.storage)
         self._is_open = False
         self._lost: ExperimentError | None = None
         self._ending, self._woken = threading.Event(), threading.Event()
@@ -74,14 +75,12 @@ class Remote:
             StorageError: the storage fails.
             ExperimentError: the URL is not that of an experiment.
         """
-        if self._is_open:
-            return
-        with self._alone(), announcing(f"reading from {self}", _to_stderr):
-            if is_locked(self.directory / LOCK):
-                return
-            self._mirror.recall()
-            if not self._is_newest(self._lease.last()):
-                self._mirror.download(_to_stderr, whole=whole)
+        to_stderr = partial(say, to_stderr=True)
+        with self._alone(), announcing(f"reading from {self}", to_stderr):
+            if not self._is_open and not is_locked(self.directory / LOCK):
+                self._mirror.recall()
+                if not self._is_newest(self._lease.last()):
+                    self._mirror.download(to_stderr, whole=whole)
 
     def is_running(self) -> bool:
         """Whether a run seems to be under way."""
@@ -99,7 +98,7 @@ class Remote:
                 self._mirror.upload()
 
     def _is_newest(self, last: lease.Holder | None) -> bool:
-        return last is not None and last.copy == self._mirror.copy and self._mirror.is_whole
+        return last is not None and last.copy == self._mirror.copy
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -137,15 +136,15 @@ class Remote:
         with self._alone():
             self._reset()
             self._mirror.recall()
-            last = self._lease.wait_until_free(self._mirror.copy, announce)
-            # A process that is killed before it has downloaded everything must not leave the newest copy.
-            self._mirror.remember(is_whole=self._is_newest(last) and not to_clear)
-            self._lease.take(self._mirror.copy)
+            last = self._lease.take(self._mirror.copy, announce)
             self._start(self._beat)
             try:
-                if not self._mirror.is_whole and not to_clear:
+                if not to_clear and not self._is_newest(last):
                     with announcing(f"downloading what the run continues from, {self}", announce):
                         self._download(announce)
+                self._mirror.remember()
+                # Only now: if this process is killed before, the next one downloads everything again.
+                self._lease.beat(copy=self._mirror.copy)
             except BaseException:
                 self._stop()
                 self._lease.beat(held=False)
@@ -160,10 +159,9 @@ class Remote:
                 f"{self} has only parts of the checkpoint of step {step}, whose upload was cut short; they are deleted"
             )
         self.storage.delete(cut)
-        self._mirror.remember(is_whole=True)
 
     def clear(self) -> None:
-        """Delete everything at the URL but the leases."""
+        """Delete everything at the URL but the lease."""
         with self._uploading:
             self._mirror.clear()
 
@@ -253,17 +251,13 @@ class Remote:
         """Upload what is new; returns whether there is more."""
         with self._uploading:
             try:
-                self._check_lease()
-                return self._mirror.upload(self._check_lease)
+                self._lease.check()
+                return self._mirror.upload(self._lease.check)
+            except ExperimentError as error:
+                self._lost = error
+                raise
             except OSError as error:
                 raise StorageError(f"cannot copy {error.filename}: {error.strerror}") from error
-
-    def _check_lease(self) -> None:
-        try:
-            self._lease.check()
-        except ExperimentError as error:
-            self._lost = error
-            raise
 
     def _beat(self) -> None:
         while not self._ending.wait(lease.BEAT_SECONDS) and self._lost is None:
@@ -323,13 +317,10 @@ def experiments_below(url: str) -> list[Path]:
     Raises:
         StorageError: the storage fails.
     """
-    folders: list[str] = []
-    for name in sorted(Storage(url).listing()):
-        folder, _, last = name.rpartition("/")
-        if last == "environment.json" and not any(not one or f"{folder}/".startswith(f"{one}/") for one in folders):
-            folders.append(folder)
-    return [local_copy(url) / folder for folder in sorted(folders)]
-
-
-def _to_stderr(text: str) -> None:
-    say(text, to_stderr=True)
+    found = [name.rpartition("/") for name in Storage(url).listing()]
+    folders = sorted(folder for folder, _, last in found if last == "environment.json")
+    return [
+        local_copy(url) / folder
+        for folder in folders
+        if not any(folder != other and f"{folder}/".startswith(f"{other}/".lstrip("/")) for other in folders)
+    ]

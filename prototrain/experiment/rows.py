@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,6 @@ Row = dict[str, Any]
 NOT_REPEATED = ("perf/", "checkpoint/", "cluster/")
 """Prefixes of scalars that measure time, memory or the machine, which differ from run to run."""
 _BLOCK_BYTES = 1 << 20
-_TAIL_BYTES = 1 << 16
 
 
 def is_repeatable(name: str) -> bool:
@@ -156,39 +156,22 @@ def superseded(path: Path) -> Path:
 
 def _last_row(path: Path, step: int) -> tuple[Row, int, int] | None:
     """The last row up to a step, and where it begins and ends."""
-    if step < 0:
-        return None
-    size, length = path.stat().st_size, _TAIL_BYTES
+    found, end = None, 0
     with open(path, "rb") as file:
-        while True:
-            start = max(0, size - length)
-            file.seek(start)
-            if start:
-                file.readline()  # the end of a line, or a whole one, which the next turn reads
-            *lines, half = file.read().split(b"\n")
-            end = size - len(half)
-            for line in reversed(lines):
-                if (row := _row(line)) is not None and row["step"] <= step:
-                    return row, end - len(line) - 1, end
-                end -= len(line) + 1
-            if not start:
-                return None
-            length *= 8
+        for line in file:
+            begin, end = end, end + len(line)
+            if line.endswith(b"\n") and (row := _row(line)) is not None and row["step"] <= step:
+                found = row, begin, end
+    return found
 
 
 def _move(path: Path, start: int, aside: Path) -> None:
-    """Append the whole lines of a file from a position on to another file, or leave that as it was."""
+    """Append what is in a file from a position on to another file."""
     with open(open_file(aside, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+b") as target, open(path, "rb") as file:
-        size = target.seek(0, os.SEEK_END)
-        try:
-            target.seek(max(size - 1, 0))
-            if target.read(1) not in (b"", b"\n"):  # a kill has left half of a line
-                target.write(b"\n")
-            file.seek(start)
-            for block in blocks(file):
-                target.write(block[: block.rfind(b"\n") + 1])
-            target.flush()
-            os.fsync(target.fileno())
-        except OSError:
-            os.truncate(aside, size)
-            raise
+        target.seek(max(target.seek(0, os.SEEK_END) - 1, 0))
+        if target.read(1) not in (b"", b"\n"):  # a kill has left half of a line
+            target.write(b"\n")
+        file.seek(start)
+        shutil.copyfileobj(file, target)
+        target.flush()
+        os.fsync(target.fileno())

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -13,9 +11,7 @@ import keras
 from prototrain.callbacks.base import Callback, Priority, innermost
 from prototrain.callbacks.saving.save_on_exit import save_ahead
 from prototrain.checkpoint.json_codec import decode, encode
-from prototrain.config import json_form
-from prototrain.errors import CallbackError, CheckpointError, ConfigError, StopTraining
-from prototrain.system.files import write_atomic
+from prototrain.errors import CallbackError, CheckpointError, StopTraining
 from prototrain.system.waiting import announcing
 from prototrain.tf_private import CALLBACK_SCRATCH
 
@@ -24,7 +20,6 @@ if TYPE_CHECKING:
 
 _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _VALIDATION = "vld/"
-_FUNCTION = "function "  # before its name
 _LARGEST = 1 << 24  # characters of an attribute as JSON
 
 
@@ -38,8 +33,8 @@ class KerasCallback(Callback):
     A callback that overrides a batch hook runs after every step, which makes each compiled call one step long, unless
     it has ``save_freq="epoch"`` or ``update_freq="epoch"``.
 
-    Checkpoints hold the attributes that change while training if they are plain values: numbers, texts, arrays,
-    functions of a module, and lists, tuples and dicts of these, up to 16 MB each. Other attributes are not saved.
+    Checkpoints hold the attributes that change while training if they are plain data: numbers, texts, arrays, and
+    lists, tuples and dicts of these, up to 16 MB each. Other attributes are not saved.
     `on_train_end` is called at the planned end of the run, not after a signal or an error. The last checkpoint is
     written before it, with the weights as they were trained. An epoch that the end of the run cuts short has no
     `on_epoch_end`.
@@ -88,28 +83,25 @@ class KerasCallback(Callback):
                 "BackupAndRestore would replace the weights of the checkpoint: leave it out, the experiment resumes "
                 "without it"
             )
-        self._restored: dict[str, Any] = {"values": {}, "begun": -1, "ended": 0, "stopped": False}
+        self._restored: dict[str, Any] = {"values": {}, "begun": -1, "stopped": False}
         self._at_begin: dict[str, str] | None = None
         self._logs: tuple[tuple[str, int], dict[str, Any]] = (("", -1), {})
         self._model = _NoModel(self.name, trainer) if trainer.keras_model is None else trainer.keras_model
         self.callback.set_params({"epochs": trainer.max_epoch, "steps": trainer.steps_per_epoch, "verbose": 0})
         self.callback.set_model(self._model)
-        if trainer.keras_model is None:  # `keras.Model.evaluate` calls these hooks
-            trainer.evaluation_scopes.append(self._evaluating)
 
     def before_train(self) -> None:
         trainer, callback, restored = self.trainer, self.callback, self._restored
-        self._begun, self._ended, self._stopped = restored["begun"], restored["ended"], False
+        self._begun, self._stopped = restored["begun"], False
         self._model.stop_training = False
         if self._begun >= 0 and isinstance(callback, keras.callbacks.CSVLogger):
             callback.append = True
-            _cut_csv(callback, self._ended)
         what = f"on_train_begin of {self.name}"
         with announcing(what, trainer.log), trainer.stop.waiting_for(what):
             self._call("on_train_begin", None)
         self._at_begin = _plain_attributes(callback)
         for name, text in restored["values"].items():
-            setattr(callback, name, _from_text(text))
+            setattr(callback, name, decode(json.loads(text)))
         may_wait = isinstance(callback, keras.callbacks.EarlyStopping) and callback.wait < callback.patience
         if restored["stopped"] and not may_wait:  # more patience than before continues the run
             self._stopped = True
@@ -128,7 +120,6 @@ class KerasCallback(Callback):
         self._begin_batch()
 
     def trigger_epoch(self) -> None:
-        self._ended = self.trainer.epoch_num
         self._call("on_epoch_end", self.trainer.epoch_num - 1, self._shared("epoch", self._epoch_logs()))
 
     def after_train(self) -> None:
@@ -148,7 +139,7 @@ class KerasCallback(Callback):
                 f"WARNING: {self.name}.{name} is too large for a checkpoint; a resumed run begins without it"
             )
             del changed[name]
-        return {"values": changed, "begun": self._begun, "ended": self._ended, "stopped": self._stopped}
+        return {"values": changed, "begun": self._begun, "stopped": self._stopped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._restored = state
@@ -188,12 +179,6 @@ class KerasCallback(Callback):
                 logs[f"val_{name.removeprefix(_VALIDATION)}"] = value
         return logs
 
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        self.callback.on_test_begin({})
-        yield
-        self.callback.on_test_end({})
-
 
 class _NoModelError(CallbackError, AttributeError):
     """Also an AttributeError, for `hasattr`."""
@@ -217,35 +202,15 @@ class _NoModel:
 
 
 def _plain_attributes(callback: keras.callbacks.Callback) -> dict[str, str]:
-    """Return the attributes that JSON can hold, as JSON; of a function of a module its name."""
+    """Return the attributes that JSON can hold, as JSON."""
     found = {}
     for name, value in vars(callback).items():
-        with suppress(CheckpointError, ConfigError):
-            if name in CALLBACK_SCRATCH:
-                continue
-            if not callable(value):
+        with suppress(CheckpointError):
+            if name not in CALLBACK_SCRATCH:
                 found[name] = json.dumps(encode(value, name))
-            elif _from_text(text := f"{_FUNCTION}{json_form.encode(value, name, [])}") is value:
-                found[name] = text
     return found
-
-
-def _from_text(text: str) -> Any:
-    if text.startswith(_FUNCTION):
-        return json_form.decode(text.removeprefix(_FUNCTION), "", [""])
-    return decode(json.loads(text))
 
 
 def _overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
     method = getattr(callback, hook)  # of the instance, where keras.callbacks.LambdaCallback puts its functions
     return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, hook)
-
-
-def _cut_csv(logger: keras.callbacks.CSVLogger, epochs: int) -> None:
-    """Remove the rows that a logger wrote after so many epochs: a run that was killed makes them again."""
-    path = Path(logger.filename)
-    lines = path.read_bytes().decode().splitlines(keepends=True) if path.is_file() else []  # with their line ends
-    rows = [(line.partition(logger.sep)[0], line) for line in lines[1:] if line.endswith("\n")]
-    if lines:
-        kept = [line for epoch, line in rows if epoch.isdigit() and int(epoch) < epochs]
-        write_atomic(path, "".join([lines[0], *kept]))

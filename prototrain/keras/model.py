@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ from prototrain.errors import ConfigError, ModelError
 from prototrain.experiment import source_of
 from prototrain.gradient_processors import summed
 from prototrain.keras.data import Element, by_path
-from prototrain.model.keras_hooks import calling, present_call
+from prototrain.model.keras_hooks import calling
 from prototrain.step.nonfinite import Update
 from prototrain.step.trace import TowerTrace
 
@@ -94,17 +94,13 @@ class CompiledModel:
         return self._elements[dataset].as_given
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
-        is_first = self._random is not None
         if self._random is not None:
             # Layers that are built only now draw the same initial weights as in `fit`.
             set_random_state(self._random)
             self._random = None
         model = self._model
         if train_phase and self.has_own_step:
-            net = self._own_step(inputs)
-            if is_first and any(not optimizer.built for _, optimizer in _named_optimizers(model)):
-                self._trace_branches(inputs)
-            return net
+            return self._own_step(inputs)
         alike = [element for element in self._elements.values() if set(element.names) == inputs.keys()]
         x, y, sample_weight = (alike or [self._elements["trn"]])[0].unpacked(inputs)
         y_pred = model(x, training=train_phase)
@@ -126,17 +122,6 @@ class CompiledModel:
         if not isinstance(logs, Mapping):
             raise ModelError(f"{self.name}.train_step must return a dict of scalars, not {type(logs).__name__}")
         return {name: tf.reshape(value, []) for name, value in self._logs("train_step", logs).items()}
-
-    def _trace_branches(self, inputs: dict[str, Any]) -> None:
-        """Build optimizers that are used only in a branch (`tf.cond`) that the first step does not take.
-
-        Tracing goes through all branches, as in `fit`.
-        """
-        call = present_call()
-        with nullcontext() if call is None else call.ignoring():  # what the first step has made stays as it is
-            as_given = self._elements["trn"].as_given
-            step = tf.function(lambda batch: self._model.train_step(as_given(batch)), autograph=False)
-            step.get_concrete_function(inputs)
 
     def _logs(self, method: str, logs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
         """Return the scalars among what a method returned; metrics with several numbers are read for the logs only.

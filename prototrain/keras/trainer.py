@@ -55,7 +55,7 @@ class KerasTrainer(SimpleTrainer):
         dataset: gives ``(x, y)``, ``(x, y, sample_weight)`` or x alone, batched: a `tf.data.Dataset`, a
             `keras.utils.PyDataset` or a generator; or such arrays; or a function that returns one of these. Data
             without a seed resumes exactly if it comes from a function. If None, `fit` is given the data.
-        validation: such data for the `Validation` callback, named "vld"; `validation_data` is another name of it.
+        validation: such data for the `Validation` callback, named "vld".
         batch_size: of arrays; 32 by default.
         shuffle: whether arrays, and the batches of a `PyDataset`, come in another order in each epoch.
         class_weight: the weight of the examples of a class, by class.
@@ -81,7 +81,6 @@ class KerasTrainer(SimpleTrainer):
         dataset: Data | None = None,
         *,
         validation: Data | None = None,
-        validation_data: Data | None = None,
         batch_size: int | None = None,
         shuffle: bool = True,
         class_weight: Mapping[int, float] | None = None,
@@ -89,18 +88,15 @@ class KerasTrainer(SimpleTrainer):
         config: Mapping[str, Any] | None = None,
     ) -> None:
         check_model(model)
-        if validation is not None and validation_data is not None:
-            raise DataError("validation and validation_data are two names of one argument; give one of them")
-        held_out = validation_data if validation is None else validation
         self.keras_model = model
         self._begin = partial(self._begin_with, experiment=experiment, config=dict(config or {}))
         self._fitted_epochs = 0
         self._may_train: set[str] = set()
         if dataset is None:
             given = {"batch_size": batch_size, "shuffle": shuffle, "class_weight": class_weight}
-            _refuse_unused(KerasTrainer, "data", validation=held_out, **given)
+            _refuse_unused(KerasTrainer, "data", validation=validation, **given)
         else:
-            self._begin(dataset, held_out, batch_size, batch_size, shuffle, class_weight)
+            self._begin(dataset, validation, batch_size, batch_size, shuffle, class_weight)
 
     def _begin_with(
         self,
@@ -130,13 +126,8 @@ class KerasTrainer(SimpleTrainer):
         self.keras_model.reset_metrics()
 
     def __getattr__(self, name: str) -> Any:
-        model = vars(self).get("keras_model")
-        if name.startswith("_") or model is None:
-            raise AttributeError(f"{type(self).__name__} has no {name!r}", name=name, obj=self)
-        if "built" not in vars(self):
-            raise _MissingError(f"this KerasTrainer has no data yet, and so no {name}: give it some, or call fit(x, y)")
-        instead = f"; the Keras model has it: trainer.keras_model.{name}" if hasattr(model, name) else ""
-        raise _MissingError(f"KerasTrainer has no {name}{instead}")
+        no_data = "; it has no data yet: give it a dataset, or call fit(x, y)" * ("built" not in vars(self))
+        raise AttributeError(f"KerasTrainer has no {name!r}{no_data}", name=name, obj=self)
 
     # -- the step -----------------------------------------------------------------------------------------------------
 
@@ -363,21 +354,6 @@ class KerasTrainer(SimpleTrainer):
         loss = encode(getattr(self.keras_model, "loss", None), "loss", [])
         return {**super()._facts(), "compiled with": {"loss": loss, "metrics": metrics}}
 
-    @contextmanager
-    def _fitted_to(self, saved: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> Iterator[None]:
-        """Accept a checkpoint that has other metrics: new ones begin to count at its step."""
-        then = (facts.get("compiled with") or {}).get("metrics") or []
-        new = {name: self.state.pop(name) for name in self._of_metrics() if name not in saved}
-        gone = [name for name in saved if name not in self.state and name.rpartition("/")[0] in then]
-        self.state.update({name: np.zeros(saved[name]["shape"], saved[name]["dtype"]) for name in gone})
-        try:
-            with super()._fitted_to(saved, facts):
-                yield
-        finally:
-            for name in gone:
-                del self.state[name]
-            self.state.update(new)
-
     def _of_metrics(self) -> list[str]:
         """The names of the metrics' variables."""
         metrics = {id(variable.value) for variable in self.keras_model.metrics_variables}
@@ -436,10 +412,6 @@ def _refuse_unused(function: Callable[..., Any], without: str, **arguments: Any)
     parameters = inspect.signature(function).parameters
     if given := [name for name, value in arguments.items() if value is not parameters[name].default]:
         raise DataError(f"{function.__name__}: without {without} there is no effect of {', '.join(given)}")
-
-
-class _MissingError(DataError, AttributeError):
-    """Also an AttributeError, for `hasattr`."""
 
 
 class _EpochMetrics(Callback):

@@ -328,7 +328,6 @@ class BuildCall:
         called: the layers that `build` itself has called, by id.
         variables: the `tf.Variable` objects that `build` or its layers have asked for.
         losses: tensors that layers have added.
-        shared: objects by keys, for code that makes something once in a call and uses it in several places.
         updates_metrics: whether assignments to the variables of metrics count.
     """
 
@@ -350,7 +349,6 @@ class BuildCall:
         self.called: dict[int, Any] = {}
         self.variables: list[Any] = []
         self.losses: list[Any] = []
-        self.shared: dict[Any, Any] = {}
         self.updates_metrics = True
 
     @property

@@ -152,9 +152,6 @@ def command_of(environment: dict[str, Any]) -> str | None:
     if not isinstance(words, list) or not words:
         return None
     first, *rest = map(str, words)
-    if "--report-to" in rest:  # which a sweep adds
-        place = rest.index("--report-to")
-        del rest[place : place + 2]
     is_own = Path(first).name in ("prototrain", "__main__.py", "cli.py")
     return shlex.join(["prototrain" if is_own else first, *rest])
 

@@ -6,15 +6,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from prototrain.callbacks.group import checked
 from prototrain.config import Config
 from prototrain.config.schema import REFERENCE
 from prototrain.config.values import as_text
 from prototrain.errors import ConfigError, SweepError
+from prototrain.launch import default_callbacks, launch
 from prototrain.model import ModelProtocol, load_model
 from prototrain.sweeps.plan import Plan
+from prototrain.sweeps.reporter import reporter
 from prototrain.sweeps.space import as_options, from_mapping
 from prototrain.system.signals import AFTER_STEP, StopRequest, ignore_save_signals
 from prototrain.system.terminal import say, show
+from prototrain.system.tracebacks import format_error, in_one_line
 
 if TYPE_CHECKING:
     from prototrain.callbacks.base import Callback
@@ -81,7 +85,7 @@ def sweep(
         KeyboardInterrupt: after Ctrl-C, once all trials are saved.
         SystemExit: after SIGTERM, SIGHUP or SIGXCPU, with exit code 128 + its number, once all trials are saved.
     """
-    _require_optuna()
+    optuna = _optuna()
     from prototrain.sweeps.storage import reporting_failures, shown, sqlite_url
     from prototrain.sweeps.study import PRUNERS, Study
     from prototrain.sweeps.summary import describe, summarise
@@ -110,22 +114,37 @@ def sweep(
         raise SweepError(f"{what} the model's name, such as 'models.simple', not the model itself")
     where = sqlite_url(plan.directory / f"{plan.name}.sweep.db") if storage is None else storage
     stop: StopRequest | None = None
-    with _quiet_optuna(), reporting_failures(where):
+    with ExitStack() as stack, reporting_failures(where):
+        stack.callback(optuna.logging.set_verbosity, optuna.logging.get_verbosity())
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
         study = Study(plan, storage=where, pruner=pruner or ("none" if trials is None else "median"))
         say(f"sweep {plan.name}: {plan.total} trials, {len(study.outcomes())} of them begun, in {shown(where)}")
         with study:
             if command is None:
-                from prototrain.sweeps.here import run_here
-
-                run_here(study, found, callbacks=callbacks, say=say, trainer=trainer, towers=towers)
+                _run_here(study, found, callbacks or default_callbacks, trainer=trainer, towers=towers)
             else:
                 stop = _run_elsewhere(study, command, jobs, cluster, cpus_per_trial, gpus_per_trial)
         result = summarise(plan, study.outcomes())
     show("", *describe(plan, result, command))
     if stop is not None:
         stop.check()
-    _check_end(result)
+    stopped = [str(trial.number) for trial in result.trials if trial.state == "stopped"]
+    if stopped:
+        raise SweepError(f"not at its end: trial {', '.join(stopped)}; the same command continues from the checkpoints")
+    if all(trial.state == "failed" for trial in result.trials):
+        first = result.trials[0]
+        raise SweepError(f"no trial has finished; trial {first.number} failed: {first.error}")
     return result
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ModuleNotFoundError as error:
+        if error.name != "optuna":
+            raise
+        raise SweepError("sweeps need Optuna, which is not installed: pip install 'prototrain[sweep]'") from error
+    return optuna
 
 
 def _check_resources(cluster: str | None, cpus: float | None, gpus: float | None) -> None:
@@ -135,6 +154,40 @@ def _check_resources(cluster: str | None, cpus: float | None, gpus: float | None
         raise SweepError(f"cpus_per_trial must be positive, got {cpus:g}")
     if gpus is not None and (gpus < 0 or (gpus > 1 and gpus % 1)):
         raise SweepError(f"gpus_per_trial must be a part of one GPU, or a whole number of them, got {gpus:g}")
+
+
+def _run_here(
+    study: Study, model: ModelProtocol, callbacks: Callable[[ModelProtocol], Iterable[Callback]], **options: Any
+) -> None:
+    """Run the trials in this process, one after the other: for a model that is an object."""
+    from prototrain.sweeps.summary import Progress
+
+    progress = Progress(study)
+    while (trial := study.next()) is not None:
+        say(f"trial {trial.number} runs: {' '.join(trial.settings)}")
+        name = {"trainer.experiment_name": trial.experiment.directory.name}
+        with _having(model.config, {**study.plan.config, **trial.values, **name}):
+            try:
+                launch(model, callbacks=[*checked(callbacks(model)), reporter(trial.report, model.config)], **options)
+                ending = trial.finish()
+            except (SweepError, KeyboardInterrupt, SystemExit):
+                trial.release()
+                raise
+            except Exception as error:  # whatever the model does is the trial's result
+                ending = trial.fail(in_one_line(error), format_error(error))
+        say(progress.after(trial.number, ending))
+
+
+@contextmanager
+def _having(config: Config, values: Mapping[str, Any]) -> Iterator[None]:
+    """Give a config other values for a while."""
+    before = config.copy()
+    config.update(values)
+    try:
+        yield
+    finally:
+        config.clear()
+        config.update(before)
 
 
 def _run_elsewhere(
@@ -157,62 +210,19 @@ def _run_elsewhere(
 
 
 def _command(model: str, plan: Plan, options: Mapping[str, object]) -> list[str]:
-    """The arguments of `prototrain` that all trials share."""
-    settings = [setting for setting in _changes(plan.config) if setting.partition("=")[0] not in plan.space]
-    words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    return ["run", model, *as_options(settings), *words]
-
-
-def _changes(config: Config) -> list[str]:
-    """The values that differ from the model's own, as another process can be given them.
+    """The arguments of `prototrain` that all trials share.
 
     Raises:
-        SweepError: one of them cannot be written as text.
+        SweepError: a value of the config that is not the model's own cannot be written as text.
     """
     settings = []
-    for key, value, _ in config.changes() or ():
-        setting = f"{key}={as_text(value)}"
+    for key, value, _ in plan.config.changes() or ():
         try:
-            if callable(config.get(key)) and not REFERENCE.fullmatch(str(value)):
+            if callable(plan.config.get(key)) and not REFERENCE.fullmatch(str(value)):
                 raise ConfigError(f"{key} is a function without a name")
-            config.copy().override(setting)
+            plan.config.copy().override(f"{key}={as_text(value)}")
         except ConfigError as error:
             raise SweepError(f"another process cannot be given this config, give the model itself: {error}") from error
-        settings.append(setting)
-    return settings
-
-
-def _check_end(result: SweepResult) -> None:
-    """Fail if a trial was stopped, or none has finished.
-
-    Raises:
-        SweepError: a trial was killed, or none has finished.
-    """
-    stopped = [str(trial.number) for trial in result.trials if trial.state == "stopped"]
-    if stopped:
-        raise SweepError(f"not at its end: trial {', '.join(stopped)}; the same command continues from the checkpoints")
-    if all(trial.state == "failed" for trial in result.trials):
-        first = result.trials[0]
-        raise SweepError(f"no trial has finished; trial {first.number} failed: {first.error}")
-
-
-def _require_optuna() -> None:
-    try:
-        import optuna  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "optuna":
-            raise
-        raise SweepError("sweeps need Optuna, which is not installed: pip install 'prototrain[sweep]'") from error
-
-
-@contextmanager
-def _quiet_optuna() -> Iterator[None]:
-    """Keep Optuna from printing what the sweep says itself."""
-    import optuna
-
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        yield
-    finally:
-        optuna.logging.set_verbosity(before)
+        settings += [] if key in plan.space else [f"{key}={as_text(value)}"]
+    words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    return ["run", model, *as_options(settings), *words]

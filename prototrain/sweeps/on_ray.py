@@ -6,7 +6,6 @@ lost, Ray runs the task again elsewhere, and the trial continues from its checkp
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -17,7 +16,7 @@ from typing import Any, Final
 
 from prototrain.distributed.ray import connect_ray, make_board
 from prototrain.experiment.lock import LOCK, is_locked
-from prototrain.sweeps.processes import TICK_SECONDS, Ending, run_process
+from prototrain.sweeps.processes import TICK_SECONDS, Ending, answer, run_process
 from prototrain.sweeps.study import Trial
 from prototrain.system.waiting import PATIENCE_SECONDS
 
@@ -80,10 +79,9 @@ class OnRay:
         }
         result, tries, is_told, is_said = self._task.remote(board, number, order), 1, False, False
         while not ray.wait([result], timeout=TICK_SECONDS)[0]:
-            starts, report = ray.get(board.look.remote(number))
-            if report is not None:
-                newest = {name: (step, value) for name, (step, value) in json.loads(report).items()}
-                board.answer.remote(number, json.dumps(trial.report(newest)).encode())
+            starts = ray.get(board.starts.remote(number))
+            if (report := ray.get(board.take.remote("report", number))) is not None:
+                board.pin.remote("answer", number, answer(trial, report))
             if starts > tries:
                 tries = starts
                 self._say(f"trial {number} is lost with its machine; it is started again elsewhere")
@@ -92,7 +90,7 @@ class OnRay:
                 self._say(f"trial {number} waits for room on {self._address}")
             if stop.is_set() and not is_told:
                 is_told = True
-                board.stop.remote(number)
+                board.pin.remote("stop", number, b"")
                 if not starts:
                     ray.cancel(result)
         try:
@@ -107,48 +105,39 @@ class _LostError(Exception):
 
 
 class _Board:
-    """See the module; an actor."""
+    """See the module; an actor. What is pinned for a trial is its report, its answer, or a request to stop."""
 
     def __init__(self) -> None:
         self._starts: dict[int, int] = {}
-        self._reports: dict[int, bytes] = {}
-        self._answers: dict[int, bytes] = {}
-        self._stopped: set[int] = set()
+        self._pinned: dict[tuple[str, int], bytes] = {}
 
     def begin(self, number: int) -> None:
         self._starts[number] = self._starts.get(number, 0) + 1
-        self._reports.pop(number, None)
-        self._answers.pop(number, None)
+        for kind in ("report", "answer"):
+            self._pinned.pop((kind, number), None)
 
-    def look(self, number: int) -> tuple[int, bytes | None]:
-        return self._starts.get(number, 0), self._reports.pop(number, None)
+    def starts(self, number: int) -> int:
+        return self._starts.get(number, 0)
 
-    def report(self, number: int, text: bytes) -> None:
-        self._reports[number] = text
+    def pin(self, kind: str, number: int, content: bytes) -> None:
+        self._pinned[kind, number] = content
 
-    def answer(self, number: int, text: bytes) -> None:
-        self._answers[number] = text
-
-    def stop(self, number: int) -> None:
-        self._stopped.add(number)
-
-    def read(self, number: int) -> tuple[bool, bytes | None]:
-        return number in self._stopped, self._answers.pop(number, None)
+    def take(self, kind: str, number: int) -> bytes | None:
+        return self._pinned.get((kind, number)) if kind == "stop" else self._pinned.pop((kind, number), None)
 
 
 def _work(board: Any, number: int, order: dict[str, Any]) -> Ending:
     """Run a trial, as a task."""
     import ray
 
-    def read() -> tuple[bool, bytes | None]:
-        found: tuple[bool, bytes | None] = ray.get(board.read.remote(number))
-        return found
+    def is_stopped() -> bool:
+        return ray.get(board.take.remote("stop", number)) is not None
 
     def report(text: bytes) -> bytes:
-        ray.get(board.report.remote(number, text))
-        while (answer := read()[1]) is None:
+        ray.get(board.pin.remote("report", number, text))
+        while (found := ray.get(board.take.remote("answer", number))) is None:
             time.sleep(TICK_SECONDS / 4)
-        return answer
+        return bytes(found)
 
     ray.get(board.begin.remote(number))
     if os.path.isdir(order["directory"]):
@@ -160,7 +149,7 @@ def _work(board: Any, number: int, order: dict[str, Any]) -> Ending:
     while is_locked(Path(order["lock"])) and time.monotonic() < end:
         time.sleep(TICK_SECONDS)
     environment = {**os.environ, **order["environment"]}
-    code, output = run_process("spawn", order["arguments"], environment, report, lambda: read()[0])
-    if any(code in (-signum, 128 + signum) for signum in _KILLS) and not read()[0]:
+    code, output = run_process("spawn", order["arguments"], environment, report, is_stopped)
+    if any(code in (-signum, 128 + signum) for signum in _KILLS) and not is_stopped():
         raise _LostError
     return code, output

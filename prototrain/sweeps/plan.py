@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,11 +13,12 @@ from prototrain.config import Config, differing
 from prototrain.config.values import as_text
 from prototrain.errors import SweepError
 from prototrain.experiment import Experiment
-from prototrain.sweeps.space import Space, check, combinations, is_grid
+from prototrain.sweeps.space import Space
 
 if TYPE_CHECKING:
     from prototrain.callbacks.monitor import Mode
 
+_OF_EACH_TRIAL: Final = ("trainer.experiment_base_dir", "trainer.experiment_name")
 # What two commands of one sweep may have different, because no trial's result depends on it.
 _OF_EACH_COMMAND: Final = (
     "trainer.experiment_base_dir",
@@ -56,7 +58,7 @@ class Plan:
             raise SweepError(f'mode must be "min" or "max", got {self.mode!r}')
         if self.trials is not None and self.trials < 1:
             raise SweepError(f"trials must be at least 1, got {self.trials}")
-        if self.trials is None and not is_grid(self.space):
+        if self.trials is None and any(dimension.kind != "choice" for dimension in self.space.values()):
             raise SweepError("a range has no end of values to run: say how many trials to sample, such as --trials 20")
         if "{timestamp}" in self.name:
             raise SweepError(
@@ -64,7 +66,22 @@ class Plan:
                 "give it a name without {timestamp}"
             )
         self.experiment(0)  # fails early at a name that no directory can have
-        check(self.space, self.config, every_combination=self.trials is None)
+        if not self.space:
+            raise SweepError("the space is empty: there is nothing to try")
+        for key, dimension in self.space.items():
+            if key in _OF_EACH_TRIAL:
+                raise SweepError(f"{key} cannot be swept: each trial has its own experiment, named by its number")
+            for text in dimension.texts:
+                self.config.copy().override(f"{key}={text}")
+        for values in itertools.islice(self._combinations(), None if self.trials is None else 1):
+            tried = self.config.copy()
+            tried.update(values)
+            tried.validate()
+
+    def _combinations(self) -> Iterator[dict[str, Any]]:
+        """Every combination; the last key changes fastest."""
+        for values in itertools.product(*(dimension.values for dimension in self.space.values())):
+            yield dict(zip(self.space, values, strict=True))
 
     @property
     def name(self) -> str:
@@ -79,7 +96,7 @@ class Plan:
     @cached_property
     def grid(self) -> list[dict[str, Any]] | None:
         """Every combination, by the number of the trial that runs it; None where trials are sampled."""
-        return list(combinations(self.space)) if self.trials is None else None
+        return list(self._combinations()) if self.trials is None else None
 
     @property
     def total(self) -> int:
@@ -101,8 +118,5 @@ class Plan:
     def differences(self, settings: Mapping[str, Any]) -> dict[str, str]:
         """What is different from the settings of an earlier command, in words by name."""
         found = differing([settings, self.settings()])
-        return {key: f"{key} was {_in_words(then)} and is {_in_words(now)}" for key, (then, now) in found}
-
-
-def _in_words(value: Any) -> str:
-    return value if isinstance(value, str) else as_text(value)
+        texts = {key: [one if isinstance(one, str) else as_text(one) for one in pair] for key, pair in found}
+        return {key: f"{key} was {then} and is {now}" for key, (then, now) in texts.items()}

@@ -1,6 +1,6 @@
 """Trials as processes: what happens to one of them cannot reach the sweep.
 
-Each is run from a thread of the sweep by a `RunTrial`: `Forking` runs it on this machine, `OnRay` on a cluster.
+Each is run from a thread of the sweep by a `RunTrial`: `fork` runs it on this machine, `OnRay` on a cluster.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import atexit
 import json
 import multiprocessing
 import os
-import runpy
 import signal
 import sys
 import tempfile
@@ -37,7 +36,6 @@ _KILLS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM, s
 Ending = tuple[int, str]
 """The exit code of a process, or the negative number of the signal that killed it, and the end of its output."""
 
-
 RunTrial = Callable[[Trial, list[str], str | None, threading.Event], Ending]
 """Runs `prototrain` to its end, in a thread: takes a trial for the reports of the process, the arguments, the GPUs that
 it may use if it is not all, and an event that is set once the process is to save and stop."""
@@ -46,15 +44,7 @@ it may use if it is not all, and an event that is set once the process is to sav
 def run_in_processes(
     study: Study, command: Sequence[str], *, jobs: int, stop: StopRequest, say: Callable[[str], None], run: RunTrial
 ) -> None:
-    """Run all trials that are left, some of them at the same time.
-
-    Args:
-        study: gives the trials.
-        command: the arguments of `prototrain` that all trials share.
-        jobs: how many processes.
-        stop: while it is requested no trial is begun, and those under way save and stop.
-        say: prints a line.
-        run: runs a trial.
+    """Run all trials that are left, several at the same time; once a stop is requested, all save and none begins.
 
     Raises:
         SweepError: the trials do not measure the objective, or the storage has failed.
@@ -109,19 +99,16 @@ def _gpus(slot: int, jobs: int) -> str | None:
     return None if len(devices) < jobs or jobs == 1 else ",".join(devices[slot::jobs])
 
 
+def answer(trial: Trial, report: bytes) -> bytes:
+    """Pass the report of a trial's process on to the study; returns the answer for the process."""
+    newest = {name: (step, value) for name, (step, value) in json.loads(report).items()}
+    return json.dumps(trial.report(newest)).encode()
+
+
 def fork(trial: Trial, arguments: list[str], gpus: str | None, stop: threading.Event) -> Ending:
     """Run a trial in a process that is forked from one with TensorFlow imported; see `RunTrial`."""
-
-    def report(text: bytes) -> bytes:
-        newest = {name: (step, value) for name, (step, value) in json.loads(text).items()}
-        return json.dumps(trial.report(newest)).encode()
-
-    def begun(pid: int | None) -> None:
-        trial.process = pid
-        trial.sign()
-
     environment = {**os.environ, **({} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus})}
-    return run_process("forkserver", arguments, environment, report, stop.is_set, begun)
+    return run_process("forkserver", arguments, environment, lambda report: answer(trial, report), stop.is_set)
 
 
 def run_process(
@@ -130,17 +117,10 @@ def run_process(
     environment: Mapping[str, str],
     report: Callable[[bytes], bytes],
     is_stopped: Callable[[], bool],
-    begun: Callable[[int | None], None] = lambda pid: None,
 ) -> Ending:
-    """Run `prototrain` in a process, which saves and stops when this one dies.
+    """Run `prototrain` in a process, which saves and stops when this one dies, or once `is_stopped` returns True.
 
-    Args:
-        method: how `multiprocessing` starts it.
-        arguments: of `prototrain`.
-        environment: all its variables.
-        report: takes what the process reports, and returns the answer.
-        is_stopped: whether it is to save and stop.
-        begun: called with its number.
+    `report` takes what the process reports, and returns the answer.
     """
     resource_tracker.ensure_running()  # it would unblock signals later
     # The server that forks inherits this: Ctrl-C and a closed terminal reach it as well, and must not end it.
@@ -154,7 +134,6 @@ def run_process(
             process = context.Process(target=_run_prototrain, args=(arguments, dict(environment), theirs, prints))
             process.start()
         try:
-            begun(process.pid)
             is_told = False
             with suppress(EOFError, OSError):  # it has ended
                 while True:
@@ -194,13 +173,16 @@ def _run_prototrain(arguments: list[str], environment: dict[str, str], link: Con
     output.close()
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = ["prototrain", *arguments, "--report-to", str(link.fileno())]
+    sys.argv = ["prototrain", *arguments]
 
     import numpy as np
 
-    np.random.seed()  # otherwise each forked process would draw the same numbers
+    from prototrain.cli import main
+    from prototrain.sweeps import reporter
 
+    reporter.link = reporter.Link(link)
+    np.random.seed()  # otherwise each forked process would draw the same numbers
     try:
-        runpy.run_module("prototrain.cli", run_name="__main__", alter_sys=True)
+        sys.exit(main())
     finally:
         atexit._run_exitfuncs()  # a process of multiprocessing leaves them out

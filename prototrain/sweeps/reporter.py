@@ -44,14 +44,10 @@ def reporter(report: Callable[[Newest], bool], config: Config) -> Callback:
 
 
 class Link:
-    """Connects a trial's process with the sweep that has started it. If the sweep dies, the trial stops and saves.
+    """Connects a trial's process with the sweep that has started it. If the sweep dies, the trial stops and saves."""
 
-    Args:
-        descriptor: of the socket that this process has inherited.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self._connection = Connection(descriptor)
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="sweep-link", daemon=True).start()
 
@@ -70,3 +66,7 @@ class Link:
         except (EOFError, OSError):
             self._answers.put(False)
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+link: Link | None = None
+"""The sweep of this process, if it is a trial's."""

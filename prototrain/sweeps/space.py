@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from prototrain.config import Config
 from prototrain.config.schema import show
 from prototrain.config.values import as_text, read_value, split_values
 from prototrain.errors import SweepError
 
 FORMS: Final = "log:1e-5..1e-1, float:0..1, int:16..256 or choice:a|b"
 _RANGE: Final = re.compile(r"(log|float|int):(.+?)\.\.(.+)")
-_OF_EACH_TRIAL: Final = ("trainer.experiment_base_dir", "trainer.experiment_name")
 
 
 @dataclass(frozen=True)
@@ -78,42 +75,6 @@ def from_mapping(space: Mapping[str, Any]) -> Space:
         else:
             raise SweepError(f"{key}: expected a list of values, or a text such as {FORMS}, got {show(value)}")
     return found
-
-
-def is_grid(space: Space) -> bool:
-    """Whether the space has a finite number of combinations because no key has a range."""
-    return all(dimension.kind == "choice" for dimension in space.values())
-
-
-def combinations(space: Space) -> Iterator[dict[str, Any]]:
-    """Every combination of a grid; the last key changes fastest."""
-    for values in itertools.product(*(dimension.values for dimension in space.values())):
-        yield dict(zip(space, values, strict=True))
-
-
-def check(space: Space, config: Config, *, every_combination: bool) -> None:
-    """Check that a config takes the values.
-
-    Args:
-        space: what is to be tried.
-        config: of the model.
-        every_combination: whether to check all combinations; else only one.
-
-    Raises:
-        SweepError: the space is empty, or has a key that belongs to each trial.
-        ConfigError: a key is unknown, a value is wrong, or values do not fit each other.
-    """
-    if not space:
-        raise SweepError("the space is empty: there is nothing to try")
-    for key, dimension in space.items():
-        if key in _OF_EACH_TRIAL:
-            raise SweepError(f"{key} cannot be swept: each trial has its own experiment, named by its number")
-        for text in dimension.texts:
-            config.copy().override(f"{key}={text}")
-    for values in itertools.islice(combinations(space), None if every_combination else 1):
-        tried = config.copy()
-        tried.update(values)
-        tried.validate()
 
 
 def as_settings(values: Mapping[str, Any]) -> list[str]:

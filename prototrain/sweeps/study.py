@@ -2,7 +2,7 @@
 
 Optuna's heartbeats are not used: journal files have none, and its retries get other numbers. The number stands for
 a trial's experiment, and with a grid for its combination, so a trial that was stopped stays the same trial. The
-attribute "owner" tells which process runs it, and when that was last alive.
+attribute "owner" tells which sweep runs it, and when that was last alive.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import platform
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from typing import Any, Final
 import numpy as np
 import optuna
 import psutil
-from optuna.distributions import BaseDistribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
@@ -87,7 +87,6 @@ class Trial:
         values: of the keys of the space.
         settings: the values as `KEY=VALUE`.
         experiment: of the trial.
-        process: the number of the process that trains, if it is another one on this machine.
         ending: how the study knows its result, in a word; None before.
         is_released: whether it was given back before its end.
     """
@@ -96,7 +95,6 @@ class Trial:
         self._study, self._trial, self._objective, self._owner = study, trial, plan.objective, owner
         self._reported = dict(study.get_trials(deepcopy=False)[trial.number].intermediate_values)
         self.number, self.experiment = trial.number, plan.experiment(trial.number)
-        self.process: int | None = None
         self.ending: str | None = None
         self.is_released = False
         self.sign()
@@ -106,7 +104,7 @@ class Trial:
     def sign(self) -> None:
         """Tell the study that the trial has an owner, who is alive."""
         if self.ending is None and not self.is_released:
-            sign(self._trial, self._owner, process=self.process)
+            sign(self._trial, self._owner)
 
     def report(self, newest: Newest) -> bool:
         """Report the newest scalars of the run to the study.
@@ -144,15 +142,7 @@ class Trial:
         return f"{self.ending}{measured}"
 
     def fail(self, error: str, output: str = "") -> str:
-        """End a trial whose run has failed.
-
-        Args:
-            error: why, in one line.
-            output: the end of what the run has printed.
-
-        Returns:
-            how it ended, in words.
-        """
+        """End a trial whose run has failed, with a line and the end of its output; returns how it ended, in words."""
         with suppress(UpdateFinishedTrialError):
             self._trial.set_user_attr("error", error)
             self._trial.set_user_attr("output", output)
@@ -220,11 +210,9 @@ class Study:
 
     def _check_settings(self) -> None:
         plan, settings = self.plan, self._study.user_attrs.get("settings")
-        if settings is None:
-            self._study.set_user_attr("settings", plan.settings())
-            return
-        differences = plan.differences(settings)
-        if list(differences) == ["objective"] and not any(trial.intermediate_values for trial in self._trials()):
+        differences = {} if settings is None else plan.differences(settings)
+        is_measured = any(trial.intermediate_values for trial in self._trials())
+        if settings is None or (list(differences) == ["objective"] and not is_measured):  # its name was wrong
             self._study.set_user_attr("settings", plan.settings())
         elif differences:
             raise SweepError(
@@ -247,16 +235,22 @@ class Study:
                     trial.sign()
 
     def next(self) -> Trial | None:
-        """Take a trial that no process runs, one that was stopped before its end first.
-
-        Returns:
-            None if there is none at the moment.
-        """
+        """Take a trial that no process runs, one that was stopped before its end first; None if there is none now."""
         trials = self._trials()
         for trial in trials:
-            if self._is_left(trial) and self._is_idle(trial) and self._outlasts_others(trial):
+            # A trial that begins must not be looked at: that takes its lock for a moment.
+            if not self._is_left(trial) or is_locked(self.plan.experiment(trial.number).directory / LOCK):
+                continue
+            if self._outlasts_others(trial):
                 return self._take(optuna.Trial(self._study, trial._trial_id))
-        return self._begin() if len(trials) < self.plan.total else None
+        if len(trials) >= self.plan.total:
+            return None
+        begun = self._study.ask()
+        if sum(other.number < begun.number for other in self._trials()) < self.plan.total:
+            return self._take(begun)
+        begun.set_user_attr("surplus", True)  # another process has taken the last one meanwhile
+        self._study.tell(begun, state=TrialState.FAIL)
+        return None
 
     def is_waiting(self) -> bool:
         """Whether a trial will be free soon: its sweep has ended, and its process is saving."""
@@ -269,27 +263,17 @@ class Study:
     def _trials(self) -> list[FrozenTrial]:
         return [trial for trial in self._study.get_trials(deepcopy=False) if "surplus" not in trial.user_attrs]
 
-    # -- taking a trial -----------------------------------------------------------------------------------------------
-
-    def _begin(self) -> Trial | None:
-        trial = self._study.ask()
-        if sum(other.number < trial.number for other in self._trials()) >= self.plan.total:
-            trial.set_user_attr("surplus", True)  # another process has taken the last one meanwhile
-            self._study.tell(trial, state=TrialState.FAIL)
-            return None
-        return self._take(trial)
-
     def _take(self, trial: optuna.Trial) -> Trial:
-        self._study.sampler = self._sampler(trial.number)
+        # The seed depends on the number, so that machines with one seed do not agree.
+        seed = np.random.SeedSequence([self.plan.config["trainer.random_seed"], trial.number]).generate_state(1)[0]
+        sampler: optuna.samplers.BaseSampler = optuna.samplers.TPESampler(seed=int(seed))
+        if self.plan.grid is not None:
+            values = {key: as_text(value) for key, value in self.plan.grid[trial.number].items()}
+            with warnings.catch_warnings(action="ignore"):  # Optuna calls it experimental
+                sampler = optuna.samplers.PartialFixedSampler(values, optuna.samplers.RandomSampler(int(seed)))
+        self._study.sampler = sampler
         taken = self._taken[trial.number] = Trial(self._study, trial, self.plan, self._id)
         return taken
-
-    def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
-        """What chooses a trial's values; it depends on the number, so that machines with one seed do not agree."""
-        if self.plan.grid is not None:
-            return _Combination(self.plan.grid[number])
-        seed = np.random.SeedSequence([self.plan.config["trainer.random_seed"], number]).generate_state(1)[0]
-        return optuna.samplers.TPESampler(seed=int(seed))
 
     def _is_left(self, trial: FrozenTrial) -> bool:
         """Whether a trial has not ended, and the sweep that ran it was stopped or killed."""
@@ -297,21 +281,15 @@ class Study:
             return False
         owner = trial.user_attrs.get("owner")
         if owner is None:  # another process is about to sign it, or was killed right then: it gets the usual time
-            sign(optuna.Trial(self._study, trial._trial_id), "", process=None)
+            sign(optuna.Trial(self._study, trial._trial_id), "")
             return False
         is_gone = owner["host"] == platform.node() and not psutil.pid_exists(owner["sweep"])
         return is_gone or time.time() - float(owner["alive"]) > GRACE_SECONDS
 
-    def _is_idle(self, trial: FrozenTrial) -> bool:
-        """Whether no process trains in a trial's experiment."""
-        owner = trial.user_attrs["owner"]
-        trains = owner["host"] == platform.node() and owner["process"] and psutil.pid_exists(owner["process"])
-        return not trains and not is_locked(self.plan.experiment(trial.number).directory / LOCK)
-
     def _outlasts_others(self, trial: FrozenTrial) -> bool:
         """Whether this sweep gets a trial that was left: of several that sign it, the last one does."""
         try:
-            sign(optuna.Trial(self._study, trial._trial_id), self._id, process=None)
+            sign(optuna.Trial(self._study, trial._trial_id), self._id)
         except UpdateFinishedTrialError:
             return False
         time.sleep(_SETTLING_SECONDS)
@@ -319,10 +297,11 @@ class Study:
         return found.state == TrialState.RUNNING and found.user_attrs["owner"]["id"] == self._id
 
     def _outcome(self, trial: FrozenTrial) -> Outcome:
-        step, space = trial.last_step, self.plan.space
+        step, space, taken = trial.last_step, self.plan.space, self._taken.get(trial.number)
+        is_stopped = self._is_left(trial) if taken is None else taken.is_released
         return Outcome(
             number=trial.number,
-            state=_STATES.get(trial.state, "stopped" if self._is_stopped(trial) else "running"),
+            state=_STATES.get(trial.state, "stopped" if is_stopped else "running"),
             values={key: _decode(space[key], value) for key, value in trial.params.items() if key in space},
             objective=None if step is None else trial.intermediate_values[step],
             step=step,
@@ -330,50 +309,15 @@ class Study:
             error=trial.user_attrs.get("error"),
         )
 
-    def _is_stopped(self, trial: FrozenTrial) -> bool:
-        taken = self._taken.get(trial.number)
-        return self._is_left(trial) if taken is None else taken.is_released
 
-
-def sign(trial: optuna.Trial, owner: str, *, process: int | None = None, alive: bool = True) -> None:
-    """Write down which sweep runs a trial.
-
-    Args:
-        trial: Optuna's trial.
-        owner: an identifier of the sweep.
-        process: the number of the process that trains, if it is not this one.
-        alive: whether it is still running; otherwise the trial is given back.
+def sign(trial: optuna.Trial, owner: str, *, alive: bool = True) -> None:
+    """Write down which sweep runs a trial, or with `alive=False` give it back.
 
     Raises:
         UpdateFinishedTrialError: another process has finished the trial.
     """
-    now = time.time() if alive else 0.0
-    about = {"id": owner, "host": platform.node(), "sweep": os.getpid(), "process": process, "alive": now}
+    about = {"id": owner, "host": platform.node(), "sweep": os.getpid(), "alive": time.time() if alive else 0.0}
     trial.set_user_attr("owner", about)
-
-
-class _Combination(optuna.samplers.BaseSampler):
-    """Gives the values of one combination of a grid.
-
-    Args:
-        values: by key.
-    """
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return {}
-
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        return {}
-
-    def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        return as_text(self._values[param_name])
 
 
 def _suggest(trial: optuna.Trial, key: str, dimension: Dimension) -> Any:

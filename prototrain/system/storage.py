@@ -89,24 +89,23 @@ class Storage:
 
     def upload(self, paths: Mapping[str, Path]) -> None:
         """Write files to objects, several at once where the storage allows it."""
-        here, names = [str(path) for path in paths.values()], list(paths)
-        for path in here:
+        for path in paths.values():
             os.stat(path)  # fsspec passes over files that do not exist
-        if names:
-            self._transfer("write to", lambda fs, there: fs.put(here, there), names)
+        self._transfer("write to", lambda fs, here, there: fs.put(here, there), paths)
 
     def download(self, paths: Mapping[str, Path]) -> None:
         """Write objects to files, several at once where the storage allows it."""
-        here, names = [str(path) for path in paths.values()], list(paths)
         for path in paths.values():
             path.parent.mkdir(parents=True, exist_ok=True)
-        if names:
-            self._transfer("read from", lambda fs, there: fs.get(there, here), names)
+        self._transfer("read from", lambda fs, here, there: fs.get(there, here), paths)
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects; missing ones are ignored."""
         for name in names:  # `fs.rm` of many would take names with * or [ for patterns
-            self._do("delete in", lambda fs, root, name=name: fs.rm_file(f"{root}/{name}"), None)  # type: ignore[misc]
+            self._delete(name)
+
+    def _delete(self, name: str) -> None:
+        self._do("delete in", lambda fs, root: fs.rm_file(f"{root}/{name}"), None)
 
     # -- fsspec -------------------------------------------------------------------------------------------------------
 
@@ -118,9 +117,13 @@ class Storage:
         fs, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
         return fs, root.rstrip("/")
 
-    def _transfer(self, what: str, move: Callable[..., object], names: list[str]) -> None:
-        # Without a limit: the libraries have their own, for the time without progress.
-        self._do(what, lambda fs, root: move(fs, [f"{root}/{name}" for name in names]), is_long=True)
+    def _transfer(self, what: str, move: Callable[..., object], paths: Mapping[str, Path]) -> None:
+        def act(fs: Any, root: str) -> None:
+            here, there = list(map(str, paths.values())), [f"{root}/{name}" for name in paths]
+            move(fs, here, there)
+
+        if paths:
+            self._do(what, act, is_long=True)  # the libraries have limits for the time without progress
 
     def _do(
         self,

@@ -165,7 +165,7 @@ class Run:
             self.log_to_file(text)
         self._tidy()
         if self._record is not None:
-            self._record.begin(first_step=trainer.global_step, start=self.resume_line(), **measured)
+            self._record.note(first_step=trainer.global_step, start=self.resume_line(), **measured)
         if (remote := self._remote) is not None:
             remote.begin(trainer.log)
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from prototrain.callbacks.base import innermost
 from prototrain.callbacks.hyperparameters.set_trainable import SetTrainable
+from prototrain.checkpoint.state import variables_in
 from prototrain.checkpoint.weights import as_measured, averaged_weights, best_checkpoint, best_of
 from prototrain.data.batches import check_divides, length_in_words
 from prototrain.data.shares import Share
@@ -189,14 +190,20 @@ class TowerTrainer(Trainer):
         """
         trace = tower_trace()
         self._uses("model.jit_compile")
-        found = self._compute(inputs, self._xla.in_step and not (trace is not None and trace.is_watched))
-        outputs, gradients = for_all_towers(found, self.placement)
-        variables = self.trainable.values()
-        total = outputs.get("loss_total", outputs["loss"])
-        self.apply_gradients(list(zip(gradients, variables, strict=True)), loss=tf.cast(total, tf.float32))
+        outputs = self._update(
+            self._compute(inputs, self._xla.in_step and not (trace is not None and trace.is_watched))
+        )
         outputs["learning_rate"] = tf.convert_to_tensor(self.optimizer.learning_rate)
         if self.loss_scale is not None:
             outputs["loss_scale"] = tf.convert_to_tensor(self.loss_scale.scale)
+        return outputs
+
+    def _update(self, found: Computed) -> dict[str, tf.Tensor]:
+        """Apply the gradients of one tower's batch, and return its scalars; traced."""
+        outputs, gradients = for_all_towers(found, self.placement)
+        total = outputs.get("loss_total", outputs["loss"])
+        pairs = list(zip(gradients, self.trainable.values(), strict=True))
+        self.apply_gradients(pairs, loss=tf.cast(total, tf.float32))
         return outputs
 
     def _compute(self, inputs: dict[str, Any], with_xla: bool) -> Computed:
@@ -236,12 +243,15 @@ class TowerTrainer(Trainer):
 
         def step(with_xla: bool) -> Callable[[Any], list[Any]]:
             def one_tower(inputs: dict[str, Any]) -> Any:
-                found = self._compute(inputs, with_xla)
-                return [*filter(lambda gradient: gradient is not None, found.gradients), found.outputs["loss"]]
+                return [self._update(self._compute(inputs, with_xla))["loss"]]
 
             return lambda batch: next(iter(self.placement.local_results(self.placement.run(one_tower, batch))))
 
-        self._xla.measure(step, self.data.first_batch, with_loop=self._may_loop_in_xla())
+        begin = self.times.clock()
+        self._xla.measure(
+            step, self.data.first_batch, with_loop=self._may_loop_in_xla(), variables=variables_in(self.state)
+        )
+        self.times.tracing += self.times.clock() - begin
         self._read_blocks()
         return self._xla.recorded()
 

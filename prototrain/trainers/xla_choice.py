@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -24,7 +24,9 @@ Choice = bool | Literal["loop"]
 
 RECORDED_AS = "jit_compile"  # among the facts of a checkpoint
 MARGIN = 0.05  # a form that is faster by less is not worth the seconds that XLA compiles
-STEPS = 8  # in a timed call
+BLOCK = 8  # batches that the timed steps read in turns
+CALL_SECONDS = 0.05  # that a timed call is to take
+LONGEST_CALL = 64  # steps
 ROUNDS = 15  # calls of each form that are timed, in turns
 BUDGET = 4.0  # seconds after which slow models are not timed any longer
 _IN_WORDS = {False: "no XLA", True: "XLA for each step", "loop": "XLA for whole calls"}
@@ -76,74 +78,87 @@ class XlaChoice:
             self._chosen = False
             self._log(f"model.jit_compile: auto leaves XLA off, because {reason}")
 
-    def measure(self, step: Callable[[bool], Step], batch: Any, *, with_loop: bool) -> None:
-        """Choose what takes the least time, if nothing is chosen yet, and print it. No variable is changed by it.
+    def measure(
+        self, step: Callable[[bool], Step], batch: Any, *, with_loop: bool, variables: Iterable[Any] = ()
+    ) -> None:
+        """Choose what takes the least time, if nothing is chosen yet, and print it.
 
         Args:
             step: makes the step to be timed, with XLA or without; from a batch to tensors; traced.
             batch: what it is called with.
             with_loop: whether "loop" may be chosen.
+            variables: those that a step changes; they get their values back.
         """
         if self._chosen is not None:
             return
         choices: list[Choice] = [False, True, *(("loop",) if with_loop else ())]
-        steps = STEPS if with_loop else 1
-        forms = {choice: _form(step(choice is True), steps, with_xla=choice == "loop") for choice in choices}
-        with random_state_kept(), announcing("trying the step with XLA and without", self._log):
-            block = tf.nest.map_structure(lambda value: tf.stack([value] * steps), batch) if with_loop else batch
-            graph = forms[False].get_concrete_function(block).graph
-            with values_kept({id(variable): variable for variable in graph.variables}.values()):
-                for choice in choices:
-                    try:
-                        _wait_for(forms[choice](block))  # compiles
-                    except tf.errors.OpError as error:
-                        if not choice:
-                            self.leave_off(f"the model fails on the first batch: {cause(error)}")
-                            return
-                        del forms[choice]
-                        failed = cause(error)
-                if len(forms) == 1:
-                    self.leave_off(f"it cannot do this model: {failed}")
-                    return
-                seconds = self._seconds(forms, block)
+        forms = {
+            choice: _form(step(choice is True), is_loop=with_loop, with_xla=choice == "loop") for choice in choices
+        }
+        block = tf.nest.map_structure(lambda value: tf.stack([value] * BLOCK), batch) if with_loop else batch
+        with (
+            random_state_kept(),
+            announcing("trying the step with XLA and without", self._log),
+            values_kept(variables),
+        ):
+            for choice in choices:
+                try:
+                    _run(forms[choice], block, 1)  # compiles
+                except tf.errors.OpError as error:
+                    if not choice:
+                        self.leave_off(f"the model fails on the first batch: {cause(error)}")
+                        return
+                    del forms[choice]
+                    failed = cause(error)
+            if len(forms) == 1:
+                self.leave_off(f"it cannot do this model: {failed}")
+                return
+            steps = self._steps_of_call(forms[False], block) if with_loop else 1
+            seconds = self._seconds(forms, block, steps)
         best = min(seconds, key=lambda choice: seconds[choice])
         self._chosen = best if seconds[best] < seconds[False] * (1 - MARGIN) else False
         taken = ", ".join(f"{_IN_WORDS[choice]} {one / steps * 1e3:.3g} ms" for choice, one in seconds.items())
-        self._log(
-            f"model.jit_compile: auto takes {_IN_WORDS[self._chosen]} (for a forward pass and gradients: {taken})"
-        )
+        self._log(f"model.jit_compile: auto takes {_IN_WORDS[self._chosen]} (a step takes: {taken})")
 
-    def _seconds(self, forms: Mapping[Choice, Any], block: Any) -> dict[Choice, float]:
+    def _steps_of_call(self, form: Any, block: Any) -> int:
+        begin = self._clock()
+        _run(form, block, BLOCK)
+        return int(min(max(CALL_SECONDS * BLOCK / max(self._clock() - begin, 1e-6), 1), LONGEST_CALL))
+
+    def _seconds(self, forms: Mapping[Choice, Any], block: Any, steps: int) -> dict[Choice, float]:
         """The median of each form's times; of calls in turns, so that what slows the machine meets all of them."""
         times: dict[Choice, list[float]] = {choice: [] for choice in forms}
         end = self._clock() + BUDGET
         for _ in range(ROUNDS):
             for choice, form in forms.items():
                 begin = self._clock()
-                _wait_for(form(block))
+                _run(form, block, steps)
                 times[choice].append(self._clock() - begin)
             if self._clock() > end:
                 break
         return {choice: statistics.median(taken) for choice, taken in times.items()}
 
 
-def _form(step: Step, steps: int, *, with_xla: bool) -> Any:
-    """A function that needs all results of a step on one batch, or of a step on each batch of a block."""
+def _form(step: Step, *, is_loop: bool, with_xla: bool) -> Any:
+    """A function that needs all results of a step on one batch, or of some steps on the batches of a block."""
 
     def sum_of(batch: Any) -> tf.Tensor:
         found = [one.values if isinstance(one, tf.IndexedSlices) else one for one in step(batch)]
         return tf.add_n([tf.reduce_sum(tf.cast(tensor, tf.float32)) for tensor in found])
 
-    def run(block: Any) -> tf.Tensor:
+    def run(block: Any, steps: tf.Tensor) -> tf.Tensor:
+        if not is_loop:
+            return sum_of(block)
+
         def body(number: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return number + 1, total + sum_of(tf.nest.map_structure(lambda stacked: tf.gather(stacked, number), block))
+            batch = tf.nest.map_structure(lambda stacked: tf.gather(stacked, number % BLOCK), block)
+            return number + 1, total + sum_of(batch)
 
         begin = (tf.constant(0), tf.zeros([]))
         return tf.while_loop(lambda number, _: number < steps, body, begin, parallel_iterations=1)[1]
 
-    return tf.function(sum_of if steps == 1 else run, autograph=False, jit_compile=True if with_xla else None)
+    return tf.function(run, autograph=False, jit_compile=True if with_xla else None)
 
 
-def _wait_for(result: tf.Tensor) -> None:
-    """Have what was computed, on whatever device, before the clock is read."""
-    result.numpy()
+def _run(form: Any, block: Any, steps: int) -> None:
+    form(block, tf.constant(steps)).numpy()  # which waits for the device

@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.feature_column import feature_column_v2 as reference
 
-from prototrain import estimator
 from prototrain.errors import ModelError
-from prototrain.estimator import EstimatorSpec, feature_column
-from prototrain.estimator.columns.base import adopted, combined
+from prototrain.estimator import feature_column
+from prototrain.estimator.columns.base import combined
 
 FEATURES = {
     "age": tf.constant([10.0, 20.0, 25.5, 60.0]),
@@ -44,7 +42,7 @@ def made_by(module: Any, file: Path) -> list[Any]:
         m.categorical_column_with_hash_bucket("word", 11),
         m.categorical_column_with_hash_bucket("number", 11, dtype=tf.int64),
         m.crossed_column(["words", "word", identity], 17),
-        m.crossed_column([pairs, crossed, words], 19, hash_key=5),
+        m.crossed_column([pairs, words], 19, hash_key=5),
     ]
     return [m.numeric_column("age"), pair, bucketized, pairs, *map(m.indicator_column, categorical)]
 
@@ -55,9 +53,8 @@ def test_they_give_what_tensorflow_gives(tmp_path: Path) -> None:
     for mine, theirs in zip(made_by(feature_column, file), made_by(tf.feature_column, file), strict=True):
         cache = reference.FeatureTransformationCache(FEATURES)
         expected = theirs.get_dense_tensor(cache, None).numpy().reshape(4, -1)
-        for column in (mine, adopted(theirs)):
-            np.testing.assert_array_equal(column.dense(FEATURES), expected, err_msg=theirs.name)
-            assert (column.name, column.parse_spec) == (theirs.name, theirs.parse_example_spec)
+        np.testing.assert_array_equal(mine.dense(FEATURES), expected, err_msg=theirs.name)
+        assert (mine.name, mine.parse_spec) == (theirs.name, theirs.parse_example_spec)
 
 
 def test_sparse_features_are_as_good_and_nothing_is_nothing() -> None:
@@ -79,87 +76,6 @@ def test_sparse_features_are_as_good_and_nothing_is_nothing() -> None:
 
 
 f = feature_column
-TABLE = np.array([[1.0, 2.0], [3.0, -1.0], [0.5, 8.0]], np.float32)
-WORDS = tf.sparse.from_dense([["a", "b", ""], ["z", "c", "b"], ["", "", ""], ["a", "a", ""]])
-SPARSE = {
-    "words": WORDS,
-    "others": tf.sparse.from_dense([["c", ""], ["", ""], ["b", ""], ["z", "a"]]),
-    "counts": WORDS.with_values([2.0, 0.5, 1.0, -1.0, 3.0, 4.0, 0.25]),
-}
-
-
-class State:
-    """Gives columns of TensorFlow their variables."""
-
-    def get_variable(self, column: Any, name: str) -> tf.Tensor:
-        return tf.constant(TABLE)
-
-    def get_resource(self, column: Any, name: str) -> None:
-        return None
-
-    def has_resource(self, column: Any, name: str) -> bool:
-        return False
-
-    def add_resource(self, column: Any, name: str, resource: Any) -> None:
-        pass
-
-
-def both(make: Any) -> tuple[Any, Any]:
-    """A column, and that of TensorFlow, which is taken over as the same."""
-    mine, theirs = make(f), make(tf.feature_column)
-    for column in (mine, adopted(theirs)):
-        assert (column.name, column.parse_spec) == (theirs.name, theirs.parse_example_spec)
-    return mine, theirs
-
-
-def table_of(module: Any) -> Any:
-    return keras.initializers.Constant(TABLE) if module is f else None
-
-
-@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-def test_weighted_columns(combiner: str) -> None:
-    def weighted(m: Any) -> Any:
-        words = m.categorical_column_with_vocabulary_list("words", ["a", "b", "c"])
-        return m.weighted_categorical_column(words, "counts")
-
-    cache = reference.FeatureTransformationCache(SPARSE)
-    for make in (
-        lambda m: m.indicator_column(weighted(m)),
-        lambda m: m.embedding_column(weighted(m), 2, combiner, table_of(m)),
-        lambda m: m.embedding_column(weighted(m), 2, combiner, table_of(m), max_norm=1.0),
-    ):
-        mine, theirs = both(make)
-        expected = theirs.get_dense_tensor(cache, State())
-        np.testing.assert_allclose(mine.dense(SPARSE), expected, rtol=1e-6, err_msg=mine.name)
-    ids, weights = weighted(f).ids(SPARSE), weighted(f).weights(SPARSE)
-    summed = reference._create_categorical_column_weighted_sum(
-        weighted(tf.feature_column), cache, State(), combiner, tf.constant(TABLE)
-    )
-    found = combined(lambda i: tf.gather(TABLE, i), ids, combiner, weights=weights)
-    np.testing.assert_allclose(found, summed, rtol=1e-6)
-
-
-def test_one_table_for_several_columns(tmp_path: Path) -> None:
-    """In two places of a network, in all modes."""
-    pair = [f.categorical_column_with_vocabulary_list(key, ["a", "b", "c"]) for key in ("words", "others")]
-    shared = f.shared_embeddings(pair, 2, "sum", table_of(f))
-    assert [column.name for column in shared] == ["words_shared_embedding", "others_shared_embedding"]
-
-    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
-        net = tf.concat([f.input_layer(features, [column]) for column in shared], 1)
-        loss = None if labels is None else tf.reduce_mean(net**2)
-        return EstimatorSpec(mode, {"net": net}, loss, keras.optimizers.SGD(0.1))
-
-    def read() -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensors(({key: SPARSE[key] for key in ("words", "others")}, [0, 1, 0, 1]))
-
-    trained = estimator.Estimator(model_fn, tmp_path).train(read, steps=1)
-    tables = [name for name in trained.get_variable_names() if "embedding" in name]
-    assert tables == ["others_words_shared_embedding/embeddings"]
-    assert not np.array_equal(trained.get_variable_value(tables[0]), TABLE)
-    assert np.shape(next(trained.predict(read))["net"]) == (4,)
-
-
 CASES: dict[str, Any] = {
     "no feature 'x' for its column; input_fn gives age, word": lambda: f.numeric_column("x").dense(FEATURES),
     r"numeric_column\('word'\): the feature is text": lambda: f.numeric_column("word").dense(FEATURES),
@@ -192,12 +108,6 @@ CASES: dict[str, Any] = {
     "read the feature 'age' in different ways": lambda: f.make_parse_example_spec(
         [f.numeric_column("age"), f.numeric_column("age", shape=2)]
     ),
-    "columns of one size, not others 2, words 3": lambda: f.shared_embeddings(
-        [f.categorical_column_with_hash_bucket("words", 3), f.categorical_column_with_hash_bucket("others", 2)], 2
-    ),
-    "there must be one for each": lambda: f.weighted_categorical_column(
-        f.categorical_column_with_hash_bucket("words", 3), "counts"
-    ).weights({**SPARSE, "counts": tf.ones([4, 1])}),
 }
 
 

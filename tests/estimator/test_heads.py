@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -10,19 +11,23 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from prototrain import estimator
 from prototrain.errors import ModelError
 from prototrain.estimator import (
     BinaryClassHead,
+    EstimatorSpec,
     LogisticRegressionHead,
     ModeKeys,
     MultiClassHead,
     MultiHead,
+    MultiLabelHead,
     OptimizerSpec,
     PoissonRegressionHead,
     RegressionHead,
     feature_column,
 )
 from prototrain.estimator.export import signatures
+from prototrain.towers import building
 
 LOGITS = tf.constant([[45.0], [-41.0]])
 THREE = tf.constant([[10.0, 0, 0], [0, 10, 0]])
@@ -57,25 +62,22 @@ def test_two_classes() -> None:
 
 def test_weights_and_reductions() -> None:
     features = {"w": tf.constant([[1.0], [3.0]])}
-    losses = {"sum_over_batch_size": 61.5, "sum": 123.0, "weighted_mean": 30.75, "weighted_sum": 123.0}
-    for reduction, loss in losses.items():
+    for reduction, loss in {"sum_over_batch_size": 61.5, "sum": 123.0}.items():
         head = BinaryClassHead(weight_column="w", loss_reduction=reduction)
         assert float(head.loss([1, 1], LOGITS, features)) == pytest.approx(loss)
-        spec = head.create_estimator_spec(features, ModeKeys.EVAL, LOGITS, [1, 1])
-        assert (None if spec.loss_weight is None else float(spec.loss_weight)) == (4 if loss == 30.75 else None)
     head = BinaryClassHead(weight_column=feature_column.numeric_column("w"))
     found = measured(head, features, LOGITS, [1, 0], tf.constant(1.0), tf.constant(2.0))
     assert found["average_loss"] == pytest.approx(0) and found["accuracy"] == 1.0
     assert found["label/mean"] == 0.25 and found["accuracy_baseline"] == 0.75  # by weight
-    assert found["loss"] == pytest.approx(3.0) and found["regularization_loss"] == 3.0
+    assert found["loss"] == pytest.approx(3.0)
 
 
 def test_long_sums_keep_their_digits() -> None:
     """In float32, 2**24 + 1 is 2**24."""
     heads = [RegressionHead(), MultiHead([RegressionHead(name="a")])]
     for head, labels in zip(heads, ([0.0], {"a": [0.0]}), strict=True):
-        metrics = head.metrics({}, tf.constant([[2.0**12]]), labels, [tf.constant(2.0**24)])
-        for name in metrics.keys() & {"average_loss", "regularization_loss", "loss/a", "average_loss/a"}:
+        metrics = head.metrics({}, tf.constant([[2.0**12]]), labels)
+        for name in metrics.keys() & {"average_loss", "loss/a", "average_loss/a"}:
             for value in [1.0] * 7:
                 metrics[name].update_state(value)
             assert float(metrics[name].result()) == 2**21 + 7 / 8, name
@@ -126,12 +128,11 @@ def test_what_trains_it() -> None:
     head = BinaryClassHead()
     spec = head.create_estimator_spec({}, ModeKeys.TRAIN, LOGITS, [1, 0], optimizer, weights)
     assert isinstance(spec.train_op, OptimizerSpec) and spec.train_op.variables == weights
-    assert head.create_estimator_spec({}, ModeKeys.TRAIN, LOGITS, [1, 0], train_op_fn=lambda _: optimizer).train_op
 
 
 HEAD = BinaryClassHead()
 CASES: dict[str, Callable[[], Any]] = {
-    "no loss_reduction 'none'; there are auto, sum_over": lambda: BinaryClassHead(loss_reduction="none"),
+    "no loss_reduction 'none'; there are 'sum_over": lambda: BinaryClassHead(loss_reduction="none"),
     "thresholds must lie between 0 and 1": lambda: BinaryClassHead(thresholds=[1.0]),
     "n_classes must be more than 2, not 2": lambda: MultiClassHead(2),
     "label_vocabulary has 1 labels for 2 classes": lambda: BinaryClassHead(label_vocabulary=["a"]),
@@ -142,7 +143,6 @@ CASES: dict[str, Callable[[], Any]] = {
     "labels must be from 0 to 1, or in the label_vocabulary; the first batch has": lambda: HEAD.loss([0, 2], LOGITS),
     "must be whole numbers, not float32": lambda: MultiClassHead(3).loss([0.0, 1.0], THREE),
     "no feature 'w', which is the weight_column": lambda: BinaryClassHead("w").loss([1, 1], LOGITS, {}),
-    "predicts no 'x'; it predicts logits": lambda: HEAD.predictions(LOGITS, ["x"]),
     "needs heads that have names": lambda: MultiHead([HEAD]),
     "labels lacks b": lambda: MultiHead([BinaryClassHead(name="a"), BinaryClassHead(name="b")]).loss({"a": 1}, LOGITS),
     "there must be 2 logits, not 1": lambda: MultiHead(
@@ -163,3 +163,90 @@ def test_a_wrong_label_in_a_traced_step() -> None:
     np.testing.assert_allclose(loss(tf.constant([1, 1])), 20.5)
     with pytest.raises(tf.errors.InvalidArgumentError, match="labels must be from 0 to 1"):
         loss(tf.constant([1, 5]))
+
+
+BOTH = tf.constant([[-10.0, 10.0], [-15.0, 10.0]])
+LABELS = tf.constant([[1, 0], [1, 1]], tf.int64)
+CLASSES = ["low", "high"]
+
+
+def test_several_labels() -> None:
+    found = measured(MultiLabelHead(2), {}, BOTH, LABELS)
+    assert found == pytest.approx(
+        {"loss": 8.75, "average_loss": 8.75, "auc": 0.1667, "auc_precision_recall": 0.6023}, abs=1e-3
+    )
+    found = measured(MultiLabelHead(2, thresholds=[0.5], label_vocabulary=CLASSES), {}, BOTH, LABELS)
+    assert found["accuracy/positive_threshold_0.5"] == 0.25 and found["recall/positive_threshold_0.5"] == pytest.approx(
+        1 / 3
+    )
+    weighted = measured(MultiLabelHead(2, "w", thresholds=[0.5]), {"w": tf.constant([[1.0], [2.0]])}, BOTH, LABELS)
+    # The losses are 10 and 7.5.
+    assert weighted["loss"] == pytest.approx(12.5, abs=1e-3) and weighted["average_loss"] == pytest.approx(
+        25 / 3, abs=1e-3
+    )
+    assert weighted["accuracy/positive_threshold_0.5"] == pytest.approx(1 / 3)
+
+
+def test_kinds_of_several_labels() -> None:
+    sparse = tf.SparseTensor([[0, 0], [1, 0], [1, 1]], ["low", "low", "high"], [2, 2])
+    numbers = tf.RaggedTensor.from_row_lengths([0, 0, 1], [1, 2])
+    head = MultiLabelHead(2, label_vocabulary=CLASSES)
+    for given, by in ((sparse, head), (numbers, MultiLabelHead(2)), (LABELS, head)):
+        assert float(by.loss(given, BOTH)) == pytest.approx(8.75, abs=1e-3)
+    found = head.predictions(BOTH)
+    assert found["classes"].numpy().tolist() == [[b"low", b"high"]] * 2
+    np.testing.assert_allclose(found["probabilities"], tf.sigmoid(BOTH))
+    assert set(head.export_outputs(BOTH)) == {"serving_default", "classification", "predict"}
+    wrong: dict[str, Any] = {
+        "n_classes must be at least 2": lambda: MultiLabelHead(1),
+        "labels must be from 0 to 1": lambda: MultiLabelHead(2).loss([[0, 2], [1, 1]], BOTH),
+        r"must be of shape \(examples, 2\)": lambda: MultiLabelHead(2).loss([0, 1], BOTH),
+        "as a tf.SparseTensor or a": lambda: head.loss([["low", "low"], ["low", "high"]], BOTH),
+    }
+    for message, call in wrong.items():
+        with pytest.raises(ModelError, match=message):
+            call()
+
+
+def test_a_sum_is_that_of_all_towers() -> None:
+    head = MultiLabelHead(2, loss_reduction="sum")
+    both = MultiHead([MultiLabelHead(2, name="a", loss_reduction="sum"), RegressionHead(1, name="b")])
+    logits, labels = {"a": BOTH, "b": BOTH[:, :1]}, {"a": LABELS, "b": [0.0, 0.0]}
+    alone = [float(head.loss(LABELS, BOTH, mode=mode)) for mode in (ModeKeys.TRAIN, ModeKeys.EVAL)]
+    alone += [float(both.loss(labels, logits, mode=ModeKeys.TRAIN))]
+    with building(2, True):
+        weighed = [float(head.loss(LABELS, BOTH, mode=mode)) for mode in (ModeKeys.TRAIN, ModeKeys.EVAL)]
+        weighed += [float(both.loss(labels, logits, mode=ModeKeys.TRAIN))]
+    assert weighed[:2] == pytest.approx([2 * alone[0], alone[1]])
+    assert weighed[2] - alone[2] == pytest.approx(alone[0])
+
+
+POINTS = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
+
+
+def two_optimizers(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    hidden = keras.layers.Dense(3, "tanh", kernel_initializer="ones", name="hidden")(features)
+    logits = keras.layers.Dense(1, kernel_initializer="ones", name="logits")(hidden)
+    head = RegressionHead(loss_reduction="sum")
+    optimizers = [
+        OptimizerSpec(keras.optimizers.Adam(0.01), clip_norm=0.5, variables="hidden/"),
+        OptimizerSpec(
+            keras.optimizers.SGD(0.01, momentum=0.9),
+            lambda step: 0.02 / (1.0 + tf.cast(step, tf.float32)),
+            variables="logits/",
+        ),
+    ]
+    return head.create_estimator_spec(features, mode, logits, labels, optimizers)
+
+
+def test_two_optimizers_on_two_towers_are_one_on_both_batches(tmp_path: Path) -> None:
+    def read(size: int) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices((POINTS, POINTS.sum(1))).batch(size).repeat()
+
+    config = estimator.RunConfig(
+        train_distribute=tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), save_summary_steps=1
+    )
+    one = estimator.Estimator(two_optimizers, tmp_path / "one").train(lambda: read(20), steps=3)
+    two = estimator.Estimator(two_optimizers, tmp_path / "two", config).train(lambda: read(10), steps=3)
+    for name in ("hidden/kernel", "logits/kernel", "optimizer_2/learning_rate"):
+        np.testing.assert_allclose(two.get_variable_value(name), one.get_variable_value(name), rtol=1e-5, err_msg=name)

@@ -175,7 +175,8 @@ def test_names_that_are_gone() -> None:
         (estimator, "inputs", "has no inputs: return a tf.data.Dataset"),
         (estimator, "StopAtStepHook", "has no StopAtStepHook: the guide"),
         (estimator.feature_column, "linear_model", "LinearClassifier and LinearRegressor take the columns"),
-        (estimator.feature_column, "sequence_numeric_column", "sequences are ragged features"),
+        (estimator.feature_column, "shared_embeddings", "call one keras.layers.Embedding"),
+        (estimator.feature_column, "sequence_numeric_column", "a ragged feature goes"),
     ):
         with pytest.raises(ModelError, match=message):
             getattr(module, name)

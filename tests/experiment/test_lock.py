@@ -33,17 +33,9 @@ def test_one_has_it_at_a_time(tmp_path: Path) -> None:
 
 def test_who_has_died_with_it_is_named(tmp_path: Path) -> None:
     path = tmp_path / LOCK
-    path.touch()
-    path.write_text(f"process 1 on there\n{path.stat().st_ino}\n")
+    path.write_text("process 1 on there\n")
     lock = DirectoryLock(tmp_path)
     assert lock.take() == "took over the lock of process 1 on there, which ended without giving it back"
-    lock.give_back()
-
-
-def test_a_lock_in_a_copy_is_about_the_original(tmp_path: Path) -> None:
-    (tmp_path / LOCK).write_text("process 1 on there\n0\n")
-    lock = DirectoryLock(tmp_path)
-    assert lock.take() is None
     lock.give_back()
 
 

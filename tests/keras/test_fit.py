@@ -169,7 +169,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PrototrainError], str]] = {
         "KerasTrainer: without data there is no effect of validation, batch_size",
     ),
     "no data for train": (lambda: KerasTrainer(classifier()).train(), DataError, "has no data yet"),
-    "no data for an attribute": (lambda: KerasTrainer(classifier()).train_data, DataError, "has no data yet"),
     "no data": (fit(), DataError, "has no data yet"),
     "batch size": (fit(X, Y, batch_size=0), DataError, "batch_size must be at least 1, not 0"),
     "no examples": (fit(X[:0], Y[:0]), DataError, "there are no examples"),
@@ -196,7 +195,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[PrototrainError], str]] = {
     ),
     "arrays to evaluate": (lambda: held().evaluate(X), DataError, "takes the name of a dataset"),  # type: ignore[arg-type]
     "unknown dataset": (lambda: held().evaluate("tst"), DataError, "no dataset 'tst'; there are trn, vld"),
-    "name of the model": (lambda: held().predict(X), DataError, "trainer.keras_model.predict"),
 }
 
 
@@ -223,6 +221,11 @@ def test_a_model_that_was_compiled_again_needs_another_trainer(again: dict[str, 
     model.compile(again.get("optimizer", model.optimizer), "mae", metrics=again.get("metrics"))
     with pytest.raises(ModelError, match="classifier was compiled again since this KerasTrainer took it"):
         trainer.fit(verbose=0)
+
+
+def test_an_attribute_before_there_is_data() -> None:
+    with pytest.raises(AttributeError, match="no 'predict'; it has no data yet"):
+        KerasTrainer(classifier()).predict  # noqa: B018
 
 
 def test_an_overridden_make_train_function_is_named(capsys: pytest.CaptureFixture[str]) -> None:

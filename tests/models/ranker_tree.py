@@ -41,31 +41,6 @@ def write_stanford(directory: Path) -> Path:
     return directory
 
 
-def write_inshop(directory: Path) -> Path:
-    """A tree in the layout of DeepFashion's In-shop benchmark: the product is the lower right quarter of a picture."""
-    rows, boxes = [], []
-    for number, (part, category) in enumerate(
-        [("train", "MEN/Shirts")] * 3 + [("train", "WOMEN/Dresses")] * 3 + [("test", "MEN/Shirts")] * 3
-    ):
-        for view in range(4):
-            path = f"img/{category}/id_{number:08d}/0{view}_1_front.jpg"
-            pixels = np.zeros((40, 40, 3), np.uint8)
-            pixels[20:, 20:] = 25 * (number + 1)
-            file = directory / "Img" / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(tf.io.encode_jpeg(pixels, quality=100).numpy())
-            of = part if part == "train" else ("query" if view < 2 else "gallery")
-            rows.append(f"{path}    id_{number:08d}    {of}")
-            boxes.append(f"{path}    1    1    020    020    040    050")  # beyond the lower edge
-    (directory / "Eval").mkdir()
-    (directory / "Anno").mkdir()
-    text = "\n".join([str(len(rows)), "image_name item_id evaluation_status", *rows])
-    (directory / "Eval" / "list_eval_partition.txt").write_text(text)
-    text = "\n".join([str(len(boxes)), "image_name clothes_type pose_type x_1 y_1 x_2 y_2", *boxes])
-    (directory / "Anno" / "list_bbox_inshop.txt").write_text(text)
-    return directory
-
-
 @contextmanager
 def tiny(directory: Path) -> Iterator[Config]:
     """The model's config, for a tiny run with experiments below a directory; as it was again afterwards."""

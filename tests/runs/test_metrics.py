@@ -109,7 +109,6 @@ FILES = st.lists(st.tuples(ROWS, TIMES, st.lists(NO_ROWS, max_size=1))).map(in_o
 
 def small_parts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("prototrain.experiment.rows._BLOCK_BYTES", 100)
-    patch.setattr("prototrain.experiment.rows._TAIL_BYTES", 50)
 
 
 @pytest.fixture(scope="module")

@@ -144,7 +144,7 @@ def test_the_script_draws_every_chart(page: Page) -> None:
 
 
 def test_several_runs_share_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = {**ENVIRONMENT, "command": ["/bin/prototrain", "run", "m", "--report-to", "7", "-s", "model.width=4"]}
+    command = {**ENVIRONMENT, "command": ["/bin/prototrain", "run", "m", "-s", "model.width=4"]}
     make(tmp_path / "a", part(changes=[["model.width", 4, 8]]), config={"model.width": 4}, environment=command)
     make(tmp_path / "b", config={"model.width": 8}, rows=[{**ROWS[1], "vld/loss": 0.3}, {**ROWS[2], "vld/loss": 0.2}])
     monkeypatch.chdir(tmp_path)

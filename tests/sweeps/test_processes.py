@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def test_a_trial_stops_when_its_sweep_is_gone() -> None:
     stopped = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     try:
-        link = Link(os.dup(theirs.fileno()))
+        link = Link(Connection(os.dup(theirs.fileno())))
         ours.send_bytes(b"true")
         assert link.report({"vld/loss": (3, 0.5)}) is True
         assert json.loads(ours.recv_bytes()) == {"vld/loss": [3, 0.5]}

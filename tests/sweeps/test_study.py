@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -77,11 +76,11 @@ DEAD = 2**22 + 1
 """No process has this number."""
 
 
-def die(trial: Trial, process: int | None = None) -> None:
-    """What a SIGKILL of the sweep leaves; the trial's own process may be there."""
+def die(trial: Trial) -> None:
+    """What a SIGKILL of the sweep leaves."""
     trial.sign()
     owner = trial._study.trials[trial.number].user_attrs["owner"]
-    trial._trial.set_user_attr("owner", {**owner, "sweep": DEAD, "process": process})
+    trial._trial.set_user_attr("owner", {**owner, "sweep": DEAD})
 
 
 def states(study: Study) -> list[str]:
@@ -106,11 +105,21 @@ def test_every_combination_is_run_once_by_several_processes(journal: bool, opens
     assert sorted(path.name for path in (tmp_path / "here").iterdir()) == []
 
 
-def test_a_trial_begun_at_the_same_moment_as_the_last_one_does_not_count(opens: Opens) -> None:
+def test_a_trial_begun_at_the_same_moment_as_the_last_one_does_not_count(
+    opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
     space = {"model.batch_size": [4]}
     first, second = opens(space), opens(space)
-    finish(taken(first))
-    assert second._begin() is None and second.next() is None
+    trials = second._trials
+
+    def then_another_begins() -> Any:
+        found = trials()
+        monkeypatch.setattr(second, "_trials", trials)
+        finish(taken(first))
+        return found
+
+    monkeypatch.setattr(second, "_trials", then_another_begins)
+    assert second.next() is None and second.next() is None
     assert states(opens(space)) == ["finished"]
 
 
@@ -144,16 +153,6 @@ def test_a_trial_whose_experiment_is_in_use_is_waited_for(opens: Opens) -> None:
     holder.lock()
     assert later.next() is None and later.is_waiting() and states(later) == ["stopped"]
     holder.unlock()
-    assert taken(later).number == 0
-
-
-def test_a_process_that_outlives_its_sweep_is_waited_for(opens: Opens) -> None:
-    trial = taken(opens({"model.batch_size": [4]}))
-    later = opens({"model.batch_size": [4]})
-    assert not later.is_waiting()
-    die(trial, process=os.getpid())
-    assert later.is_waiting() and later.next() is None
-    die(trial, process=DEAD)
     assert taken(later).number == 0
 
 

@@ -1,4 +1,4 @@
-"""Search a catalogue with queries, and write how well it went: numbers, plots, a page of examples, the embeddings."""
+"""Search a catalogue with its own pictures, and write how well it went: numbers and a page of examples."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ from prototrain.system.files import write_atomic
 from prototrain.system.terminal import plain_table
 
 from ..config import positive
-from ..faults import answerable, usable
+from ..faults import usable
 from ..layouts import Picture, Shop, read_shop
-from ..pictures import WHOLE, plain
+from ..pictures import plain
 from .outcome import KS, Outcome
 from .page import write_page
-from .plots import draw_plots
-from .projector import write_projector
 from .retrieval import Array, retrieve
 
 
@@ -49,11 +47,11 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     """
     restored = restore(model, args.checkpoint)
     start = time.perf_counter()
-    outcome, embeddings = search(restored.built, read_shop())
+    outcome = search(restored.built, read_shop())
     seconds = time.perf_counter() - start
     rows = {
         **restored.describe(),
-        "queries": f"{len(outcome.queries):,} in {len(outcome.catalogue):,} pictures ({seconds:.1f} s)",
+        "pictures": f"{len(outcome.catalogue):,}, each searched for among the others ({seconds:.1f} s)",
     }
     print(plain_table(rows), end="\n\n")
     print(tabulate(outcome.table(), headers=outcome.headers, floatfmt=".4f"), end="\n\n")
@@ -61,55 +59,40 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_files(directory, outcome, rows)
-        write_projector(restored.experiment.summaries, outcome, embeddings)
     except OSError as error:
         raise ExperimentError(f"cannot write to {directory}: {error.strerror}") from error
     print(f"written to   {directory}\nlook at it   {directory / 'index.html'}")
-    print(f"embeddings   tensorboard --logdir {restored.experiment.summaries}, under Projector")
 
 
-def search(trainer: BuiltModel, shop: Shop) -> tuple[Outcome, Array]:
-    """Find the most similar pictures of the catalogue for each query.
-
-    Returns:
-        what was found, and the catalogue's embeddings, float32 [pictures, units].
+def search(trainer: BuiltModel, shop: Shop) -> Outcome:
+    """Find the most similar other pictures of the catalogue for each of its pictures.
 
     Raises:
-        DataError: no query has another picture of its product in the catalogue.
+        DataError: no picture has another one of its product in the catalogue.
     """
     catalogue = usable(shop, shop.catalogue)
-    same = shop.queries is shop.catalogue
-    queries = answerable(catalogue if same else usable(shop, shop.queries), catalogue)
-    if not queries:
-        raise DataError("no query has another picture of its product in the catalogue, so there is nothing to find")
-    embeddings = embed(trainer, shop.directory, catalogue)
-    row = {picture.path: number for number, picture in enumerate(catalogue)}
-    itself = np.array([row.get(picture.path, -1) for picture in queries])
-    products = np.unique([picture.product for picture in [*queries, *catalogue]], return_inverse=True)[1]
+    if not catalogue:
+        raise DataError("no product has two pictures in the catalogue, so there is nothing to find")
     found = retrieve(
-        embeddings[itself] if (itself >= 0).all() else embed(trainer, shop.directory, queries),
-        embeddings,
+        embed(trainer, shop.directory, catalogue),
         k=max(*KS, positive("evaluate.retrieved")),
-        query_products=products[: len(queries)],
-        catalogue_products=products[len(queries) :],
-        itself=itself,
+        products=np.unique([picture.product for picture in catalogue], return_inverse=True)[1],
         block=positive("evaluate.block"),
     )
-    return Outcome(shop.directory, queries, catalogue, found), embeddings
+    return Outcome(shop.directory, catalogue, found)
 
 
 def embed(trainer: BuiltModel, directory: Path, pictures: list[Picture]) -> Array:
     """The embeddings of pictures, float32 [pictures, units]."""
     predict = trainer.get_predictor(["query"], ["query_embeddings"])
     paths = [str(directory / picture.path) for picture in pictures]
-    boxes = np.array([picture.box or WHOLE for picture in pictures], np.int32)
-    dataset = tf.data.Dataset.from_tensor_slices((paths, boxes)).map(plain, num_parallel_calls=tf.data.AUTOTUNE)
+    dataset = tf.data.Dataset.from_tensor_slices(paths).map(plain, num_parallel_calls=tf.data.AUTOTUNE)
     batches = dataset.batch(positive("evaluate.batch_size")).prefetch(1)
     return np.concatenate([predict(batch)[0] for batch in batches])
 
 
 def write_files(directory: Path, outcome: Outcome, rows: dict[str, str]) -> None:
-    """Write numbers, lists, plots and the page.
+    """Write numbers, lists and the page.
 
     Args:
         directory: exists.
@@ -119,16 +102,13 @@ def write_files(directory: Path, outcome: Outcome, rows: dict[str, str]) -> None
     summary = {**rows, **outcome.summary()}
     write_atomic(directory / "recall.json", json.dumps(summary, indent=2) + "\n")
     write_atomic(directory / "top_retrieved.json", _top_retrieved(outcome, positive("evaluate.retrieved")))
-    plots = draw_plots(outcome)
-    for name, content in plots.items():
-        write_atomic(directory / f"{name}.png", content)
-    write_atomic(directory / "index.html", write_page(outcome, rows, plots, shown=positive("evaluate.shown")))
+    write_atomic(directory / "index.html", write_page(outcome, rows, shown=positive("evaluate.shown")))
 
 
 def _top_retrieved(outcome: Outcome, k: int) -> str:
     """JSON with one line for each query."""
     lines = []
-    for number, query in enumerate(outcome.queries):
+    for number, query in enumerate(outcome.catalogue):
         entry: dict[str, Any] = {
             **_described(query),
             "retrieved": [

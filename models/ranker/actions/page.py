@@ -30,7 +30,6 @@ h1 { font-size: 1.6rem; margin: 0; }
 h2 { font-size: 1.15rem; margin: 2.2rem 0 0.6rem; border-bottom: 1px solid #ccc; }
 table { border-collapse: collapse; font-size: 0.9rem; margin: 0.6rem 0; }
 th, td { text-align: left; padding: 0.15rem 1.2rem 0.15rem 0; border-bottom: 1px solid #eee; }
-.plots img { max-width: 32%; min-width: 20rem; }
 .row { display: flex; gap: 0.4rem; overflow-x: auto; padding: 0.4rem 0; border-bottom: 1px solid #eee; }
 figure { margin: 0; flex: none; width: 6.2rem; font-size: 0.7rem; line-height: 1.3; }
 figure img { width: 5.4rem; height: 5.4rem; object-fit: contain; border: 4px solid #888; background: #f6f6f6; }
@@ -44,7 +43,6 @@ figcaption { overflow-wrap: anywhere; color: #555; }
 <h1>Retrieval</h1>
 $facts
 $table
-<div class="plots">$plots</div>
 <h2>Queries and what they retrieved</h2>
 <p>Left the query, then what is most similar to it, best first: &#10003; with a green frame is the query's product,
 &#10007; with a dashed red frame is another one. The number is the cosine similarity. $choice</p>
@@ -54,13 +52,12 @@ $rows
 """)
 
 
-def write_page(outcome: Outcome, facts: dict[str, str], plots: dict[str, bytes], *, shown: int) -> str:
+def write_page(outcome: Outcome, facts: dict[str, str], *, shown: int) -> str:
     """The page.
 
     Args:
         outcome: of the search.
         facts: what was searched with what, in words, by name.
-        plots: PNG files by name.
         shown: how many queries to show; up to half of them are of those whose first picture is wrong.
     """
     wrong, right = (np.flatnonzero(outcome.retrieved.right[:, 0] == value) for value in (False, True))
@@ -70,7 +67,6 @@ def write_page(outcome: Outcome, facts: dict[str, str], plots: dict[str, bytes],
     return _PAGE.substitute(
         facts=tabulate(facts.items(), tablefmt="html", disable_numparse=True),
         table=table,
-        plots="\n".join(_image(content, "png", name.replace("_", " ")) for name, content in plots.items()),
         choice=f"The first {len(of_wrong)} queries are of the {len(wrong):,} whose first picture is wrong, "
         f"the other {len(chosen) - len(of_wrong)} of the {len(right):,} where it is right.",
         rows="\n".join(_row(outcome, number) for number in chosen),
@@ -78,7 +74,7 @@ def write_page(outcome: Outcome, facts: dict[str, str], plots: dict[str, bytes],
 
 
 def _row(outcome: Outcome, number: int) -> str:
-    query = outcome.queries[number]
+    query = outcome.catalogue[number]
     figures = [_figure(outcome, query, "query", "query")]
     for picture, similarity, right in outcome.retrieved_for(number, _RETRIEVED):
         mark = "&#10003;" if right else "&#10007;"
@@ -87,14 +83,10 @@ def _row(outcome: Outcome, number: int) -> str:
 
 
 def _figure(outcome: Outcome, picture: Picture, kind: str, text: str) -> str:
-    image = _image(thumbnail(outcome.directory, picture, _SIDE), "jpeg", picture.path)
-    where = f"{html.escape(picture.category)} {html.escape(picture.product)}"
+    data = base64.b64encode(thumbnail(outcome.directory, picture, _SIDE)).decode()
+    path, where = html.escape(picture.path), html.escape(f"{picture.category} {picture.product}")
+    image = f'<img src="data:image/jpeg;base64,{data}" alt="{path}" title="{path}">'
     return f'<figure class="{kind}">{image}<figcaption>{text}<br>{where}</figcaption></figure>'
-
-
-def _image(content: bytes, kind: str, text: str) -> str:
-    data, text = base64.b64encode(content).decode(), html.escape(text)
-    return f'<img src="data:image/{kind};base64,{data}" alt="{text}" title="{text}">'
 
 
 def _spread(numbers: np.ndarray, count: int) -> list[int]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
@@ -50,14 +51,8 @@ class Categorical(Column):
         ids = self.ids(features)
         return ids, ids >= 0
 
-    def weights(self, features: Mapping[str, Any]) -> tf.Tensor | None:
-        """What each of its numbers counts, float32, of the shape of `ids`; None if all count 1."""
-        return None
 
-
-def combined(
-    layer: Any, ids: tf.Tensor, combiner: str, max_norm: float | None = None, weights: tf.Tensor | None = None
-) -> tf.Tensor:
+def combined(layer: Any, ids: tf.Tensor, combiner: str, max_norm: float | None = None) -> tf.Tensor:
     """The vectors of each example's ids put together; zeros where it has none.
 
     Args:
@@ -65,7 +60,6 @@ def combined(
         ids: of shape (..., values), -1 where there is none.
         combiner: "sum", "mean", or "sqrtn".
         max_norm: longer vectors are shortened to this L2 norm.
-        weights: of the shape of the ids; None if all are 1.
 
     Returns:
         of shape (..., width).
@@ -73,17 +67,11 @@ def combined(
     vectors = layer(tf.maximum(ids, 0))
     if max_norm is not None:
         vectors = tf.clip_by_norm(vectors, max_norm, axes=-1)
-    parts = tf.cast(ids >= 0, vectors.dtype)
-    if weights is not None:
-        # As in TensorFlow, a mean leaves out what has no weight above 0.
-        parts *= tf.cast(weights if combiner == "sum" else tf.nn.relu(weights), vectors.dtype)
-    parts = parts[..., tf.newaxis]
-    total = tf.reduce_sum(vectors * parts, axis=-2)
+    given = tf.cast(ids >= 0, vectors.dtype)[..., tf.newaxis]
+    total, count = tf.reduce_sum(vectors * given, axis=-2), tf.reduce_sum(given, axis=-2)
     if combiner == "sum":
         return total
-    if combiner == "mean":
-        return tf.math.divide_no_nan(total, tf.reduce_sum(parts, axis=-2))
-    return tf.math.divide_no_nan(total, tf.sqrt(tf.reduce_sum(parts**2, axis=-2)))
+    return tf.math.divide_no_nan(total, count if combiner == "mean" else tf.sqrt(count))
 
 
 def check_combiner(combiner: str) -> None:
@@ -92,13 +80,8 @@ def check_combiner(combiner: str) -> None:
         raise ModelError(f"there is no combiner {combiner!r}; there are {', '.join(_COMBINERS)}")
 
 
-def layer_name(column: Column) -> str:
-    """The name of the layer that has a column's weights."""
-    return as_layer_name(str(column.name))
-
-
-def as_layer_name(name: str) -> str:
-    """A name for a layer: Keras and TensorFlow do not take every character."""
+def layer_name(name: str) -> str:
+    """A name for the layer of a column: Keras and TensorFlow do not take every character."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip("_-") or "column"
 
 
@@ -106,45 +89,23 @@ set_field = object.__setattr__
 """Sets a field of a frozen column, in its `__post_init__`."""
 
 
-def adopted(column: Any) -> Any:
-    """A column of this package; one of `tf.feature_column` is taken over by its fields.
+def checked(column: Any) -> Any:
+    """A column of this package.
 
     Raises:
-        ModelError: it is neither.
+        ModelError: it is something else.
     """
     if isinstance(column, Column):
         return column
-    from prototrain.estimator import feature_column  # which imports this
-
-    fields: dict[str, Any] = getattr(column, "_asdict", dict)()  # those of TensorFlow are named tuples
-    make = getattr(feature_column, _OF_TENSORFLOW.get(type(column).__name__, ""), None) if fields else None
-    if make is None:
-        raise ModelError(
-            f"feature_columns: {type(column).__name__} is no column; prototrain.estimator.feature_column makes them"
-        )
-    known = inspect.signature(make).parameters
-    fields = {_RENAMED.get(name, name): value for name, value in fields.items()}
-    return make(**{name: value for name, value in fields.items() if name in known and value is not None})
-
-
-_RENAMED = {"number_buckets": "num_buckets"}
-_OF_TENSORFLOW = {
-    "NumericColumn": "numeric_column",
-    "BucketizedColumn": "bucketized_column",
-    "VocabularyListCategoricalColumn": "categorical_column_with_vocabulary_list",
-    "VocabularyFileCategoricalColumn": "categorical_column_with_vocabulary_file",
-    "HashedCategoricalColumn": "categorical_column_with_hash_bucket",
-    "IdentityCategoricalColumn": "categorical_column_with_identity",
-    "CrossedColumn": "crossed_column",
-    "WeightedCategoricalColumn": "weighted_categorical_column",
-    "IndicatorColumn": "indicator_column",
-    "EmbeddingColumn": "embedding_column",
-}
+    raise ModelError(
+        f"feature_columns: {type(column).__name__} is no column of prototrain.estimator.feature_column, which has the "
+        "names of tf.feature_column"
+    )
 
 
 def categorical(column: Any, who: str) -> Categorical:
     """A categorical column; a ModelError says who asks for one if it is of another kind."""
-    found = adopted(column)
+    found = checked(column)
     if isinstance(found, Categorical):
         return found
     raise ModelError(f"{who} takes a categorical column, not {type(found).__name__}")
@@ -153,13 +114,8 @@ def categorical(column: Any, who: str) -> Categorical:
 # -- features as columns read them: dense, with a dimension of values ---------------------------------------------
 
 
-def raw(features: Mapping[str, Any], key: str, missing: Any = None) -> tf.Tensor:
-    """A feature with a dimension of values.
-
-    Args:
-        features: by name.
-        key: of the feature.
-        missing: what stands where a sparse or ragged one has no value; an empty text or -1 if None.
+def raw(features: Mapping[str, Any], key: str) -> tf.Tensor:
+    """A feature with a dimension of values: an empty text or -1 where a sparse or ragged one has none.
 
     Raises:
         ModelError: there is no such feature.
@@ -168,12 +124,11 @@ def raw(features: Mapping[str, Any], key: str, missing: Any = None) -> tf.Tensor
         there = ", ".join(features) if isinstance(features, Mapping) else type(features).__name__
         raise ModelError(f"there is no feature {key!r} for its column; input_fn gives {there}")
     value = features[key]
-    if missing is None or value.dtype == tf.string:
-        missing = "" if value.dtype == tf.string else -1
+    missing = tf.constant("" if value.dtype == tf.string else -1, value.dtype)
     if isinstance(value, tf.SparseTensor):
-        value = tf.sparse.to_dense(value, default_value=tf.constant(missing, value.dtype))
+        value = tf.sparse.to_dense(value, default_value=missing)
     elif isinstance(value, tf.RaggedTensor):
-        value = value.to_tensor(default_value=tf.constant(missing, value.dtype))
+        value = value.to_tensor(default_value=missing)
     value = tf.convert_to_tensor(value)
     return value[:, tf.newaxis] if value.shape.rank == 1 else value
 
@@ -193,3 +148,56 @@ def discrete(features: Mapping[str, Any], key: str) -> tf.Tensor:
 def is_missing(values: tf.Tensor) -> tf.Tensor:
     """Where there is no value."""
     return values == ("" if values.dtype == tf.string else tf.constant(-1, values.dtype))
+
+
+# -- what a model does with several columns ------------------------------------------------------------------------
+
+
+def input_layer(features: Mapping[str, Any], feature_columns: Iterable[Any]) -> tf.Tensor:
+    """The numbers of all columns side by side, in the order of their names; what a network of layers begins with.
+
+    Raises:
+        ModelError: there are no columns, or one is no numbers.
+    """
+    return tf.concat([_numbers(column, features) for column in ordered(feature_columns)], axis=1)
+
+
+def _numbers(column: Any, features: Mapping[str, Any]) -> tf.Tensor:
+    if isinstance(column, Dense):
+        return column.dense(features)
+    raise ModelError(
+        f"the column {column.name!r} is categorical: a network of layers takes numbers, so give it an "
+        "indicator_column or an embedding_column of it"
+    )
+
+
+def linear_model(features: Mapping[str, Any], feature_columns: Iterable[Any], units: int, combiner: str) -> tf.Tensor:
+    """A weighted sum of all columns, and a bias; all weights are 0 at first."""
+    total = tf.convert_to_tensor(tf.Variable(lambda: tf.zeros([units]), name="bias_weights"))
+    for column in ordered(feature_columns):
+        if isinstance(column, Categorical):
+            layer = keras.layers.Embedding(
+                column.size, units, embeddings_initializer="zeros", name=layer_name(column.name)
+            )
+            total += combined(layer, column.ids(features), combiner)
+        else:
+            layer = keras.layers.Dense(units, use_bias=False, kernel_initializer="zeros", name=layer_name(column.name))
+            total += layer(_numbers(column, features))
+    return total
+
+
+def ordered(feature_columns: Iterable[Any]) -> list[Any]:
+    """Columns in the order of their names.
+
+    Raises:
+        ModelError: there are none, or two have one name.
+    """
+    given = feature_columns if isinstance(feature_columns, Iterable) else [feature_columns]
+    found = sorted(map(checked, given), key=lambda column: str(column.name))
+    names = [column.name for column in found]
+    double = [name for one, name in pairwise(names) if one == name]
+    if double:
+        raise ModelError(f"feature_columns has two columns {double[0]!r}")
+    if not found:
+        raise ModelError("feature_columns is empty")
+    return found

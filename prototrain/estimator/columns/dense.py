@@ -18,7 +18,6 @@ from prototrain.estimator.columns.base import (
     layer_name,
     set_field,
 )
-from prototrain.model.keras_hooks import present_call
 
 
 @dataclass(frozen=True)
@@ -40,61 +39,11 @@ class Indicator(Dense):
 
     def dense(self, features: Mapping[str, Any]) -> tf.Tensor:
         source = self.categorical_column
-        chosen, weights = tf.one_hot(source.ids(features), source.size), source.weights(features)
-        return tf.reduce_sum(chosen if weights is None else chosen * weights[..., tf.newaxis], axis=-2)
+        return tf.reduce_sum(tf.one_hot(source.ids(features), source.size), axis=-2)
 
 
 @dataclass(frozen=True)
-class Table:
-    """The vectors of one or several embedding columns.
-
-    Attributes:
-        name: of the layer that has them.
-        size: how many there are.
-        dimension: of each.
-        initializer: of Keras; None for a truncated normal one with a standard deviation of 1/sqrt(dimension).
-        trainable: whether they are learned.
-    """
-
-    name: str
-    size: int
-    dimension: int
-    initializer: Any
-    trainable: bool
-
-    def layer(self) -> keras.layers.Layer:
-        """A new layer with them."""
-        start = self.initializer
-        if start is None:
-            start = keras.initializers.TruncatedNormal(0.0, self.dimension**-0.5)
-        return keras.layers.Embedding(
-            self.size, self.dimension, embeddings_initializer=start, trainable=self.trainable, name=self.name
-        )
-
-
-class _Vectors(Dense):
-    """Base of columns of vectors, for the fields that both kinds have."""
-
-    categorical_column: Categorical
-    combiner: str
-    max_norm: float | None
-
-    @property
-    def parse_spec(self) -> dict[str, Any]:
-        return self.categorical_column.parse_spec
-
-    def _layer(self) -> Any:
-        """From numbers to vectors."""
-        raise NotImplementedError
-
-    def dense(self, features: Mapping[str, Any]) -> tf.Tensor:
-        source = self.categorical_column
-        ids, weights = source.ids(features), source.weights(features)
-        return combined(self._layer(), ids, self.combiner, self.max_norm, weights)
-
-
-@dataclass(frozen=True)
-class Embedded(_Vectors):
+class Embedded(Dense):
     """A categorical column as vectors that are learned.
 
     Attributes:
@@ -124,32 +73,19 @@ class Embedded(_Vectors):
     def name(self) -> str:
         return f"{self.categorical_column.name}_embedding"
 
-    def _layer(self) -> Any:
-        size = self.categorical_column.size
-        return Table(layer_name(self), size, self.dimension, self.initializer, self.trainable).layer()
-
-
-@dataclass(frozen=True)
-class SharedEmbedded(_Vectors):
-    """See `shared_embeddings`."""
-
-    categorical_column: Categorical
-    table: Table
-    combiner: str = "mean"
-    max_norm: float | None = None
-
     @property
-    def name(self) -> str:
-        return f"{self.categorical_column.name}_shared_embedding"
+    def parse_spec(self) -> dict[str, Any]:
+        return self.categorical_column.parse_spec
 
-    def _layer(self) -> Any:
-        # All columns of one call of the model_fn share it, whichever comes first.
-        call = present_call()
-        made = _outside if call is None else call.shared
-        if self.table not in made:
-            made[self.table] = self.table.layer()
-        return made[self.table]
-
-
-_outside: dict[Any, Any] = {}
-"""The layers of shared tables where no model is built."""
+    def dense(self, features: Mapping[str, Any]) -> tf.Tensor:
+        source, start = self.categorical_column, self.initializer
+        if start is None:
+            start = keras.initializers.TruncatedNormal(0.0, self.dimension**-0.5)
+        layer = keras.layers.Embedding(
+            source.size,
+            self.dimension,
+            embeddings_initializer=start,
+            trainable=self.trainable,
+            name=layer_name(self.name),
+        )
+        return combined(layer, source.ids(features), self.combiner, self.max_norm)

@@ -1,4 +1,4 @@
-"""Columns of one feature each."""
+"""Columns that read features: numbers, buckets, words, and which values come together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from prototrain.errors import ModelError
-from prototrain.estimator.columns.base import Categorical, Dense, adopted, discrete, is_missing, raw, set_field
+from prototrain.estimator.columns.base import Categorical, Dense, checked, discrete, is_missing, raw, set_field
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Bucketized(Dense, Categorical):
     boundaries: Sequence[float]
 
     def __post_init__(self) -> None:
-        source, boundaries = adopted(self.source_column), list(self.boundaries)
+        source, boundaries = checked(self.source_column), list(self.boundaries)
         if not isinstance(source, Numeric):
             raise ModelError(f"bucketized_column takes a numeric_column, not {type(source).__name__}")
         if boundaries != sorted(set(boundaries)) or not boundaries:
@@ -231,3 +231,65 @@ class Identity(OfOneFeature):
         )
         with tf.control_dependencies([] if check is None else [check]):
             return tf.identity(values)
+
+
+@dataclass(frozen=True)
+class Crossed(Categorical):
+    """Which values come together, distributed over so many buckets by a hash.
+
+    Attributes:
+        keys: at least two: keys of features, bucketized columns, or categorical ones of one feature that are not
+            hashed.
+        hash_bucket_size: how many buckets there are.
+        hash_key: another one gives another hash.
+
+    Raises:
+        ModelError: there is only one, or one that is of another kind.
+    """
+
+    keys: Sequence[Any]
+    hash_bucket_size: int
+    hash_key: int | None = None
+
+    def __post_init__(self) -> None:
+        parts = tuple(key if isinstance(key, str) else checked(key) for key in self.keys)
+        if isinstance(self.keys, str) or len(parts) < 2:
+            raise ModelError(f"crossed_column needs at least two keys, not {self.keys!r}")
+        for part in parts:
+            if isinstance(part, Hashed) or not isinstance(part, str | Bucketized | OfOneFeature):
+                raise ModelError(
+                    "crossed_column takes keys of features, bucketized columns and categorical ones of one feature "
+                    f"that are not hashed, not {type(part).__name__}"
+                )
+        set_field(self, "keys", parts)
+
+    @property
+    def name(self) -> str:
+        return "_X_".join(sorted(key if isinstance(key, str) else key.name for key in self.keys))
+
+    @property
+    def parse_spec(self) -> dict[str, Any]:
+        specs = [{k: tf.io.VarLenFeature(tf.string)} if isinstance(k, str) else k.parse_spec for k in self.keys]
+        return {key: feature for spec in specs for key, feature in spec.items()}
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        return self.hash_bucket_size
+
+    def ids(self, features: Mapping[str, Any]) -> tf.Tensor:
+        # The hash depends on the order: as in TensorFlow, features themselves come last.
+        parts = [_sparse(part, features) for part in sorted(self.keys, key=lambda part: isinstance(part, str))]
+        # What keras.layers.HashedCrossing calls, which takes single values only.
+        crossed = tf.sparse.cross_hashed(parts, self.hash_bucket_size, self.hash_key)
+        return tf.sparse.to_dense(crossed, default_value=-1)
+
+
+def _sparse(part: Any, features: Mapping[str, Any]) -> tf.SparseTensor:
+    if isinstance(part, str):
+        values = discrete(features, part)
+        padded = isinstance(features[part], tf.SparseTensor | tf.RaggedTensor)
+        there = ~is_missing(values) if padded else tf.ones_like(values, tf.bool)
+    else:
+        values, there = part.given(features)
+    where = tf.where(there)
+    return tf.SparseTensor(where, tf.gather_nd(values, where), tf.shape(values, out_type=tf.int64))
