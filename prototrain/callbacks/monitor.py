@@ -329,9 +329,13 @@ def _check_name(name: Any) -> None:
         raise CallbackError(f"the name of a scalar must be a text, not {name!r}")
     if name in _RESERVED:
         raise CallbackError(f"a scalar cannot be called {name!r}; put a prefix before it, such as 'trn/{name}'")
-    prefix, slash, _ = name.partition("/")
-    if (slash and prefix == "..") or "\0" in name or len(prefix) > 100 or any("\ud800" <= c <= "\udfff" for c in name):
+    prefix = name.partition("/")[0] if "/" in name else ""
+    if prefix == ".." or len(prefix.encode(errors="replace")) > 255 or "\0" in name or not _is_unicode(name):
         raise CallbackError(f"a scalar cannot be called {name[:80]!r}: its prefix is the name of a directory")
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
 def _no_such_scalar(name: str, known: Iterable[str]) -> str:
