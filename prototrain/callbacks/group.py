@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from prototrain.callbacks.base import Callback, PeriodicTrigger, Priority, ProxyCallback, chain, innermost
 from prototrain.callbacks.monitor import Monitor, runs_code_of_user
 from prototrain.errors import CallbackError, CheckpointError, StopTraining
+from prototrain.system.signals import AFTER_STEP
 from prototrain.system.waiting import announcing
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
-_AFTER_STEP = "after this step and saving"
 _HOOKS = ("check_run", "before_train", "before_epoch", "before_run", "after_run", "after_epoch")
 
 
@@ -286,8 +286,9 @@ class CallbackGroup:
             raise stop
 
     def _call(self, callback: Callback, hook: str, *, at_start: bool = False) -> None:
-        """Call one hook: what it records bears its name, its time is taken, and a stop says what it waits for. A
-        second signal, or ten seconds, interrupt the user's code.
+        """Call one hook: what it records bears its name, its time is taken, and a stop says what it waits for.
+
+        A second signal interrupts the user's code.
 
         Args:
             callback: whose hook.
@@ -296,7 +297,7 @@ class CallbackGroup:
         """
         trainer, label = self._trainer, self._labels[callback]
         shown = "before_train" if hook == "check_run" else hook
-        what, when = f"{shown} of {label}", None if at_start else _AFTER_STEP
+        what, when = f"{shown} of {label}", None if at_start else AFTER_STEP
         is_end, is_of_user = hook == "after_train", callback in self._of_user
         begin = time.perf_counter()
         try:
