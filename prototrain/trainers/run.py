@@ -76,7 +76,7 @@ class Run:
         self._is_accepted = False
         self._unwritten: list[str] = []  # lines for train.log until then
         self._said: set[str] = set()
-        self.is_rejected = False
+        self._has_failed_to_upload = self.is_rejected = False
         self._looked_at = 0.0
         self._protected: dict[str, int | None] = {}
         self._registered: Collection[str] = ()  # variables in the trainer's state when the run began
@@ -271,13 +271,14 @@ class Run:
         """Upload all that is left; if the run fails with an error already, a failure of this is only logged."""
         if self._remote is None:
             return
-        has_failed = isinstance(error, StorageError)
+        is_again, self._has_failed_to_upload = self._has_failed_to_upload, False
         try:
-            self._remote.finish(self.log, patience=0 if has_failed else None)
+            self._remote.finish(self.log, patience=0 if is_again else None)
         except (StorageError, ExperimentError) as failure:
+            self._has_failed_to_upload = True
             if not isinstance(error, Exception):
                 raise
-            if failure is not error and not has_failed:
+            if failure is not error and not is_again:
                 self.log(f"WARNING: {failure}")
 
     def directory_is_gone(self) -> bool:

@@ -92,7 +92,6 @@ def test_a_full_disk_is_reported_once_and_made_up_for(experiment: Path, capsys: 
 def test_a_disk_full_from_the_start_is_made_up_for(experiment: Path) -> None:
     summaries = run(experiment, 4, FillsDisk(1, 3, 10))
     assert [step for step, _ in scalars(summaries / "trn")["loss"]] == [1, 2, 3, 4]
-    assert len(list((summaries / "trn").iterdir())) == 1
 
 
 def test_the_config_is_text_and_a_row_of_hparams(experiment: Path) -> None:
