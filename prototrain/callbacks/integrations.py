@@ -148,9 +148,9 @@ class StartProcOrThread(Callback):
 
     def before_train(self) -> None:
         for one in self._all:
-            if isinstance(one, threading.Thread):
-                one.daemon = True
             try:
+                if isinstance(one, threading.Thread):
+                    one.daemon = True
                 one.start()
             except (AssertionError, RuntimeError) as error:
                 raise CallbackError(f"StartProcOrThread: {one.name} cannot be started: {error}") from error
