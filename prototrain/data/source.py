@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import keras
 import tensorflow as tf
 
-from prototrain.checkpoint.random import global_random_kept
+from prototrain.checkpoint.values import global_random_kept
 from prototrain.data.batches import check_dataset
 from prototrain.data.pipeline import describe_sources, operations, stages
 from prototrain.data.rule import draws, is_python, is_random
