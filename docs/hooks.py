@@ -1,6 +1,6 @@
-"""What the site has in place of the pages' own text: the table of config keys, and links that leave docs/.
+"""Hooks of the site: the table of config keys, and links to files outside of docs/.
 
-Such links lead to the repository, and where its address is not known, to nothing.
+Such links lead to the repository; without its address they become plain text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MEANING = re.compile(r"^\| `([\w.]+)` \|.*\| (.*?) \|$", re.MULTILINE)
 
 
 def table_of_keys(readme: str) -> str:
-    """A row for each key of the schema; what they mean, which is written by hand, is taken from the README's table."""
+    """Return the table of all config keys: one row per key of the schema, with the meanings from the README."""
     meanings = dict(_MEANING.findall(readme.replace("](docs/", "](")))
     rows = ["| key | accepts | default | meaning |", "|---|---|---|---|"]
     rows += [_row(key, spec, meanings.get(key, "")) for key, spec in SCHEMA.items()]
@@ -34,7 +34,7 @@ def _row(key: str, spec: Key, meaning: str) -> str:
 
 
 def _of_keras(key: str) -> str:
-    """What a key means that has no row of its own: an argument of one of Keras's optimizers."""
+    """Return the meaning of a key without a row in the README: an argument of a Keras optimizer."""
     method = key.split(".")[-2]
     if method not in KERAS_OPTIMIZERS:
         return ""
@@ -50,7 +50,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, config: Any, **more: Any) -> str:
-    """Put the table of all config keys where a page has a place for it, and rewrite the page's links."""
+    """Insert the table of all config keys at its placeholder, and rewrite the page's links."""
     if (place := _KEYS.search(markdown)) is not None:
         readme = Path(config.config_file_path).with_name("README.md").read_text(encoding="utf-8")
         markdown = markdown[: place.start()] + table_of_keys(readme) + markdown[place.end() :]

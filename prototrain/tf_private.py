@@ -115,6 +115,11 @@ def stage_settings(stage: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(stage).items() if name not in _ADDRESSES}
 
 
+def is_seeded(stage: Any) -> bool:
+    """Whether a shuffle or a stage of random numbers has a seed; without one, TensorFlow sets both to 0."""
+    return bool(int(stage._seed) or int(stage._seed2))
+
+
 def has_each_pass_anew(stage: Any) -> bool:
     """Whether each pass has another order or other random numbers.
 
@@ -233,24 +238,6 @@ def is_stateful(kind: str) -> bool:
 
     definition = op_def_registry.get(kind)
     return definition is None or definition.is_stateful
-
-
-def with_constants(function: Any) -> Any:
-    """A concrete function whose variables are constants.
-
-    Raises:
-        ValueError, NotImplementedError, tf.errors.OpError: it uses something that cannot be a constant.
-    """
-    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
-
-    return convert_variables_to_constants_v2(function)
-
-
-def optimized(config: tf.compat.v1.ConfigProto, meta: tf.compat.v1.MetaGraphDef) -> tf.compat.v1.GraphDef:
-    """A graph after TensorFlow's graph optimizers; "train_op" in `meta` names the outputs."""
-    from tensorflow.python.grappler import tf_optimizer
-
-    return tf_optimizer.OptimizeGraph(config, meta)
 
 
 # -- Keras -------------------------------------------------------------------------------------------------------------
@@ -536,10 +523,3 @@ def report_to_cluster(why: str) -> None:
 def has_started() -> bool:
     """Whether TensorFlow has made its devices, without a start of TensorFlow."""
     return bool(_context()._initialized)
-
-
-def is_ready(result: Any) -> bool:
-    """Whether `get` of a result that a coordinator has scheduled returns at once."""
-    from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
-
-    return result._status is not RemoteValueStatus.NOT_READY

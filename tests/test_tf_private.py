@@ -113,8 +113,10 @@ def test_what_a_stage_was_told_of_order_and_seeds() -> None:
     tf_private.set_tensorflow_seed(None)  # which would be that of what has none
     plain = tf.data.Dataset.range(4)
     anew, same = plain.shuffle(4), plain.shuffle(4, seed=0, reshuffle_each_iteration=False)
+    assert [tf_private.is_seeded(stage) for stage in (anew, same)] == [False, True]
     assert [tf_private.has_each_pass_anew(stage) for stage in (anew, same)] == [True, False]
     drawn = [the("_Random", tf.data.Dataset.random(seed=seed)) for seed in (None, 3)]
+    assert [tf_private.is_seeded(stage) for stage in drawn] == [False, True]
     drawn += [the("_Random", tf.data.Dataset.random(rerandomize_each_iteration=True))]
     assert [tf_private.has_each_pass_anew(stage) for stage in drawn] == [False, False, True]
     for kind in (False, True, None):
@@ -279,15 +281,6 @@ def test_workers_are_connected_and_let_go_of() -> None:
     assert [*inspect.signature(context.Context.abort_collective_ops).parameters] == ["self", "code", "message"]
 
 
-def test_what_a_coordinator_has_scheduled_says_whether_it_is_there() -> None:
-    from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
-
-    result = RemoteValueImpl(None, tf.TensorSpec([]))
-    assert not tf_private.is_ready(result)
-    result._set_values(tf.constant(1.0))
-    assert tf_private.is_ready(result)
-
-
 # -- Keras ------------------------------------------------------------------------------------------------------------
 
 
@@ -379,17 +372,6 @@ def test_the_attributes_of_keras_callbacks_that_are_no_state() -> None:
     assert set(vars(keras.callbacks.CSVLogger("a"))) >= {"writer"}
     assert "csv_file" in keras.callbacks.CSVLogger.on_train_begin.__code__.co_names
     assert {"_model", "params", "writer", "csv_file"} <= tf_private.CALLBACK_SCRATCH
-
-
-def test_a_function_becomes_one_graph() -> None:
-    weight = tf.Variable(2.0)
-    twice = tf.function(lambda x: x * weight).get_concrete_function(tf.TensorSpec([], tf.float32))
-    frozen = tf_private.with_constants(twice)
-    weight.assign(5.0)
-    assert float(frozen(tf.constant(3.0))[0]) == 6.0 and not frozen.variables
-    meta = tf.compat.v1.MetaGraphDef(graph_def=frozen.graph.as_graph_def())
-    meta.collection_def["train_op"].node_list.value.append(frozen.outputs[0].op.name)
-    assert len(tf_private.optimized(tf.compat.v1.ConfigProto(), meta).node) <= len(meta.graph_def.node)
 
 
 def test_a_dataset_is_divided_by_its_files(tmp_path: Path) -> None:

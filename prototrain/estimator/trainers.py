@@ -29,11 +29,10 @@ from prototrain.trainers.optimization import equal_optimizer
 
 
 class ProgramTrainer(TowerTrainer):
-    """What the trainers of a `Program` share; a mixin."""
+    """A mixin with the methods that the trainers of a `Program` share."""
 
     model: Program
     repeats_data = False
-    takes_other_optimizers = True
 
     def create_optimizers(self) -> None:
         for name, variable in settle(self.built).items():
@@ -78,7 +77,7 @@ class ProgramTrainer(TowerTrainer):
         pass  # the data says how large a batch is
 
     def learning_rates(self) -> list[Callback]:
-        """What sets the learning rates that are functions of the step."""
+        """Callbacks that set the learning rates that are functions of the step."""
         found = [(number, part.spec) for number, part in enumerate(self.parts) if part.spec.learning_rate is not None]
         return [RateOfPart(spec.rate, number) for number, spec in found]
 
@@ -90,7 +89,7 @@ class ProgramTrainer(TowerTrainer):
 
 @dataclass
 class Part:
-    """What one optimizer does.
+    """One optimizer and its variables.
 
     Attributes:
         spec: what `model_fn` gave.
@@ -217,7 +216,7 @@ def make_trainer(program: Program, experiment: str, distribute: Any) -> ProgramT
     if type(distribute) is not tf.distribute.MirroredStrategy:
         raise ConfigError(
             f"train_distribute must be a tf.distribute.MirroredStrategy, not {type(distribute).__name__}; for several "
-            "machines write the model as a package and use MultiWorkerTrainer or DistributedAsyncTrainer"
+            "machines write the model as a package and use MultiWorkerTrainer"
         )
     for first in program.datasets()["trn"].take(1):  # the trainer reads its own, and has to know the size before
         program.config["model.batch_size"] = int(batch_size(first))

@@ -141,7 +141,7 @@ class CompiledModel:
 
 
 def flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield names and values as `fit` reports them: metrics of `compile` may come in a dict of their own."""
+    """Yield names and values as `fit` reports them: metrics of `compile` may come in a nested dict."""
     for name, value in logs.items():
         yield from flat(value) if isinstance(value, Mapping) else [(name, value)]
 
@@ -161,7 +161,7 @@ def check_model(model: Any) -> None:
 
 
 def _has_own_step(model: keras.Model) -> bool:
-    """Whether a step must call `train_step`: the model overrides it, or the optimizer scales the loss in it."""
+    """Return whether a step must call `train_step`: the model overrides it, or the optimizer scales the loss in it."""
     optimizer = model.optimizer
     if not inherits(model, "train_step"):
         return True
@@ -172,7 +172,7 @@ def _has_own_step(model: keras.Model) -> bool:
 
 
 def inherits(model: keras.Model, method: str) -> bool:
-    """Whether a model has a method as `keras.Model` defines it."""
+    """Return whether a model has a method as `keras.Model` defines it."""
     return getattr(getattr(model, method), "__func__", None) is getattr(keras.Model, method)
 
 
