@@ -29,11 +29,7 @@ class ModuleCopy(NamedTuple):
 
 
 def copy_source(source: Path, target: Path) -> None:
-    """Copy Python files, each whole or not at all; data files beside them are left out.
-
-    Args:
-        source: a package's directory or a file.
-        target: the directory of the copies; made if it is not there.
+    """Copy the Python files of a package's directory, or one file, each whole or not at all; data files are left out.
 
     Raises:
         OSError: a file cannot be read or written.

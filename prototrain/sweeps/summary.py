@@ -35,12 +35,7 @@ class Progress:
         self._ended = 0
 
     def after(self, number: int, ending: str) -> str:
-        """A line for a trial that has just ended: how many have, the best so far, and the time left.
-
-        Args:
-            number: of the trial.
-            ending: how it ended.
-        """
+        """A line for a trial that has just ended: how many have, the best so far, and the time left."""
         plan, trials = self._study.plan, self._study.outcomes()
         done = {trial.number for trial in trials if trial.state in _DONE}
         if number not in done:  # it was stopped, and continues later
@@ -77,11 +72,7 @@ def summarise(plan: Plan, trials: Sequence[Outcome]) -> SweepResult:
 def describe(plan: Plan, result: SweepResult, command: Sequence[str] | None) -> list[Table | str]:
     """The table of trials, the best first, and where to find that one; in pieces that stand below each other.
 
-    Args:
-        plan: the sweep.
-        result: its result.
-        command: the arguments of `prototrain` to which the best trial's values are added; None if the
-            model has no name.
+    `command` has the arguments of `prototrain` for the best trial's values; None if the model has no name.
     """
     ranked = sorted(result.trials, key=lambda trial: (_ORDER.index(trial.state), _rank(plan, trial)))
     keys = list(plan.space)
