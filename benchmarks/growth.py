@@ -59,7 +59,7 @@ def with_variables(count: int, steps: int) -> float:
 
 
 def with_scalars(count: int, steps: int) -> float:
-    """Microseconds per step that it takes to record so many scalars, beside interrupting the steps for it."""
+    """Microseconds per step for recording so many scalars, without the cost of interrupting the steps."""
 
     def build(inputs: dict[str, Any], train_phase: bool) -> dict[str, Any]:
         loss = tf.reduce_mean(keras.layers.Dense(8)(inputs["x"]) ** 2)

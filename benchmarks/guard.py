@@ -1,4 +1,4 @@
-"""Whether a change has made anything slower: two commits in turns, on a few ratios.
+"""Compares the speed of two commits, in turns, by a few ratios.
 
     python -m benchmarks.guard main            # the files as they are here, against the commit `main`
     python -m benchmarks.guard main HEAD       # two commits
@@ -39,7 +39,7 @@ LEAST = 0.03  # a smaller change is none, however sure
 
 
 class Verdict(NamedTuple):
-    """What the rounds say of one figure.
+    """The result of the rounds for one figure.
 
     Attributes:
         change: 0.1 if it takes a tenth longer now.

@@ -58,7 +58,7 @@ class EveryStep(Callback):
 
 
 def usual_callbacks() -> list[Callback]:
-    """What `prototrain run` puts in the list, without validation."""
+    """The callbacks of `prototrain run`, without validation."""
     return [
         LearningRate(lambda step: 1e-3),
         Summaries().every(steps=SUMMARIES),

@@ -1,4 +1,4 @@
-"""What the benchmarks train: the same data and layers for prototrain and for every peer."""
+"""The workloads of the benchmarks: the same data and layers for prototrain and for every peer."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Workload:
 
 
 def pair(x: Any, y: Any) -> tuple[Any, Any]:
-    """What Keras wants."""
+    """An element for Keras."""
     return x, y
 
 
 def by_name(x: Any, y: Any) -> dict[str, Any]:
-    """What prototrain wants."""
+    """An element for prototrain."""
     return {"x": x, "y": y}
 
 

@@ -6,7 +6,7 @@ The data is made by the run itself: `ExperienceReplay` is a dataset and a callba
 own plays with the present weights, by a predictor, and training batches are drawn from what it has seen. `RunOp` copies
 the weights to the target network, and `Evaluator` plays without exploring, several games at a time.
 
-Stop this script with Ctrl-C at any moment and start it again: it goes on. Weights, optimizer, target network, memory
+Stop this script with Ctrl-C at any moment and start it again: it continues. Weights, optimizer, target network, memory
 and exploration are those of the checkpoint; the game that was being played is given up, and of the newest moves one may
 be half in the memory. It does not end in the same bits as a run that never stopped, and no two runs do: which weights
 the player has at which move depends on how fast the threads are. So the run says that it is "not bit-exact".
@@ -76,7 +76,7 @@ SPEC = {
 
 
 class ExperienceReplay(Callback):
-    """Plays while the run goes on, and gives batches of moves that were made in the past.
+    """Plays during the run, and gives batches of moves that were made in the past.
 
     Args:
         size: how many moves are remembered.
@@ -172,7 +172,7 @@ class ExperienceReplay(Callback):
                 self._changed.notify_all()
 
     def _may_play(self) -> bool:
-        """Wait until the training has used the moves that were made; returns whether to go on."""
+        """Wait until the training has used the moves that were made; returns whether to continue."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_playing or self._is_wanted())
             return self._is_playing
@@ -265,7 +265,7 @@ def _network(name: str, state: tf.Tensor) -> tf.Tensor:
 
 
 def updating_target(trainer: SimpleTrainer) -> Callable[[], None]:
-    """What `RunOp` is to call: each call copies the weights to the target network."""
+    """Return a function for `RunOp` that copies the weights to the target network."""
     variables = trainer.variables
     pairs = [(v, variables[name.replace("target/", "online/")]) for name, v in variables.items() if "target/" in name]
 

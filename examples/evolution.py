@@ -4,7 +4,7 @@
 
 Whatever runs step by step can be trained: subclass `Trainer`, do one iteration in `run_step`, keep in `self.state` what
 a resumed run needs. Everything else is in the callback list, the same as for any other trainer. Stop this script with
-Ctrl-C at any moment and start it again: it goes on, and ends with the very bits of a run that never stopped.
+Ctrl-C at any moment and start it again: it continues, and ends with the very bits of a run that never stopped.
 
 The strategy (Salimans et al., 2017, arXiv:1703.03864) is a search by trial and error. In every step it makes many
 slightly mutated copies of one small network and moves the network towards those that did well.
@@ -71,7 +71,7 @@ class EvolutionTrainer(Trainer):
         return {"loss": loss, "accuracy": accuracy, "learning_rate": rate}
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float]:
-        """What `Validation` calls. The sets are small, so `batches` is left aside and the whole set is used."""
+        """Measure a dataset, for `Validation`. The sets are small, so `batches` is ignored."""
         (loss,), (accuracy,) = measure(self.state["weights"][np.newaxis], *self.datasets[dataset])
         return {"loss": loss, "accuracy": accuracy}
 

@@ -96,10 +96,6 @@ def test_own_optimizers(wrap: Callable[[Any], Any]) -> None:
         assert float(optimizer.learning_rate) == 0.5
 
 
-def test_an_optimizer_class_is_a_factory() -> None:
-    assert isinstance(make_optimizer(Config({"model.optimizer.method": keras.optimizers.Lion})), keras.optimizers.Lion)
-
-
 def built() -> keras.optimizers.Optimizer:
     optimizer = keras.optimizers.SGD(0.1)
     optimizer.build([keras.Variable([1.0])])
@@ -122,9 +118,6 @@ def with_schedule() -> keras.optimizers.Optimizer:
             {"model.optimizer.method": keras.initializers.Zeros()},
             "without arguments, but missing a required argument: 'shape'",
         ),
-        ({"model.optimizer.method": keras.constraints.Constraint.from_config}, "without arguments, but missing"),
-        ({"model.optimizer.method": dict}, "must return a Keras optimizer, got dict"),
-        ({"model.optimizer.method": keras.regularizers.L2}, "the factory must return a Keras optimizer, got L2"),
         ({**CONSTANT, "model.optimizer.method": with_schedule()}, "has a learning-rate schedule of its own"),
         ({**CONSTANT, "model.optimizer.method": lambda: keras.optimizers.SGD(lambda: 0.1)}, "schedule of its own"),
         ({"model.optimizer.method": "adam", "model.lr_schedule.method": "constant"}, r"constant\.value is not set"),
@@ -179,16 +172,12 @@ NORM = math.sqrt(9 + 16 + 1 + 36 + 64)
         (ClipByGlobalNorm(NORM / 2), [[[1.5, -2.0]], None, (np.array(SPARSE_DENSE) / 2).tolist()]),
         (MapGradient(lambda gradient: -gradient, "fc.*"), [[[-3.0, 4.0]], None, SPARSE_DENSE]),
         (MapGradient(lambda gradient: None, "emb.*"), [[[3.0, -4.0]], None, None]),
-        (MapGradient(tf.convert_to_tensor), [[[3.0, -4.0]], None, SPARSE_DENSE]),
-        (MapGradient(lambda gradient: None, "kernel"), [[[3.0, -4.0]], None, SPARSE_DENSE]),
         (MapGradient(lambda gradient: None, "fc0/kernel$"), [None, None, SPARSE_DENSE]),
-        (MapGradient(lambda gradient: None, "fc0"), [[[3.0, -4.0]], None, SPARSE_DENSE]),
         (MapGradient(lambda gradient, variable: gradient + variable + 1, "fc.*"), [[[4.0, -3.0]], None, SPARSE_DENSE]),
         (
             ScaleGradient({"fc0/.*": 2.0, "fc.*": 9.0, "emb.*": 0.5, "un.*": 3.0}),
             [[[6.0, -8.0]], None, (np.array(SPARSE_DENSE) / 2).tolist()],
         ),
-        (ScaleGradient({"other": 0.0}), [[[3.0, -4.0]], None, SPARSE_DENSE]),
         (ScaleGradient({"fc.*": 0}), [None, None, SPARSE_DENSE]),
         (ScaleGradient(("fc.*", 2)), [[[6.0, -8.0]], None, SPARSE_DENSE]),
         (ScaleGradient([("e.*", 0.0), (".*", 2.0)]), [[[6.0, -8.0]], None, None]),
@@ -233,24 +222,6 @@ def test_a_gradient_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
 def test_drop_missing() -> None:
     assert [variable.name for _, variable in drop_missing(pairs())] == ["fc0/kernel:0", "embedding:0"]
     assert drop_missing([]) == []
-
-
-@pytest.mark.parametrize(
-    "processor",
-    [
-        ClipByValue(0.0, 1.0),
-        ClipByGlobalNorm(1.0),
-        MapGradient(lambda x: x),
-        ScaleGradient({".": 2.0}),
-        CheckGradient(),
-    ],
-)
-def test_nothing_to_process(processor: Callable[..., Any]) -> None:
-    variable = tf.Variable(0.0)
-    assert processor([]) == []
-    [(gradient, same)] = processor([(None, variable)])
-    assert gradient is None
-    assert same is variable
 
 
 def test_keras_variables_match_by_their_path() -> None:

@@ -119,7 +119,7 @@ class Process:
         self._process.stdin.flush()
 
     def reply(self) -> dict[str, float]:
-        """What it says next: that it has imported everything, or what a turn was like.
+        """The next message: everything is imported, or the figures of a turn.
 
         Raises:
             LeftOut: it has failed; with the last line that it has printed.

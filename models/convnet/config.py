@@ -1,4 +1,4 @@
-"""What can be changed from outside, the network itself among it."""
+"""Settings, including the network."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from prototrain.config import Config
 
 config = Config(
     {
-        # Each start is a run of its own, experiments/convnet-20260131-120000, so that variants stay apart. To go on
+        # Each start is another run, experiments/convnet-20260131-120000, so that variants stay apart. To go on
         # with one, name it: `-s trainer.experiment_name=convnet-20260131-120000`.
         "trainer.experiment_name": "convnet-{timestamp}",
         "trainer.print_interval": 100,

@@ -1,4 +1,4 @@
-"""What a value of the config may be, in words and as a check."""
+"""Checks of config values, with their descriptions."""
 
 from __future__ import annotations
 

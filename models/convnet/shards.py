@@ -23,7 +23,7 @@ FEATURES: readers.Features = {"image": ("string", []), "label": ("int64", [])}
 
 
 class Shards:
-    """What `write_shards` has written.
+    """The files of `write_shards`.
 
     Args:
         path: the directory.

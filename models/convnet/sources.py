@@ -1,4 +1,4 @@
-"""Where images come from, each as the bytes of a BMP, GIF, JPEG or PNG file with a label."""
+"""Sources of images, each as the bytes of a BMP, GIF, JPEG or PNG file with a label."""
 
 from __future__ import annotations
 

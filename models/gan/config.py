@@ -1,4 +1,4 @@
-"""What can be changed from outside: `-s model.discriminator_updates=1`."""
+"""Settings: `-s model.discriminator_updates=1`."""
 
 from __future__ import annotations
 

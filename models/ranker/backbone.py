@@ -15,7 +15,7 @@ from .config import backbone_name, config, picture_size
 
 
 def features(pictures: tf.Tensor, train_phase: bool) -> tf.Tensor:
-    """What a network sees in pictures.
+    """The features of pictures.
 
     Args:
         pictures: uint8 [batch, height, width, 3].
@@ -45,7 +45,7 @@ def _convnet(pixels: tf.Tensor, training: bool) -> tf.Tensor:
         if number < len(stages) - 1:
             net = tf.nn.max_pool2d(net, 2, 2, "SAME")  # before the rest, which is then a quarter of the work
         net = tf.nn.relu(normalise(net, training=training))
-    # Without a scale or an offset of its own this last one spreads a batch's embeddings, which cannot all fall into one
+    # Without a scale or an offset this last one spreads a batch's embeddings, which cannot all fall into one
     # point then: that is where the hardest negatives would drive a network that has learnt nothing yet.
     centre = keras.layers.BatchNormalization(momentum=0.9, synchronized=True, center=False, scale=False, name="centre")
     return centre(tf.reduce_mean(net, [1, 2]), training=training)

@@ -1,4 +1,4 @@
-"""What can be changed from outside: `prototrain run models.ranker -s model.margin=0.1`."""
+"""Settings: `prototrain run models.ranker -s model.margin=0.1`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ config = Config(
 
 
 def is_sample() -> bool:
-    """Whether the sample catalogue is used, for which some defaults are smaller."""
+    """Return whether the sample catalogue is used, for which some defaults are smaller."""
     return bool(config["data.layout"] == "sample")
 
 

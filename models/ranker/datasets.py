@@ -142,7 +142,7 @@ def _load(pairs: tf.data.Dataset, pictures: list[Picture], directory: Path, *, r
 
 
 def _runs(values: list[str]) -> tuple[Any, Any]:
-    """Where each run of equal values starts, and its length, int64."""
+    """The start and the length of each run of equal values, int64."""
     counts = np.array([len(list(group)) for _, group in groupby(values)], np.int64)
     return np.cumsum(counts) - counts, counts
 

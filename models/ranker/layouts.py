@@ -66,7 +66,7 @@ def read_shop() -> Shop:
 
 
 def _stanford_online_products(directory: Path) -> Shop:
-    """`Ebay_train.txt` and `Ebay_test.txt` beside the folders of pictures, one for each class.
+    """`Ebay_train.txt` and `Ebay_test.txt` next to the folders of pictures, one for each class.
 
     Each of the test pictures is a query, to which the others are the catalogue.
     https://cvgl.stanford.edu/projects/lifted_struct/

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 
 class Triplets(NamedTuple):
-    """What was mined for the queries of one tower, each tensor [pairs].
+    """The triplets mined for the queries of one tower, each tensor [pairs].
 
     Attributes:
         positive: a query's cosine similarity to its positive, float32.
@@ -24,7 +24,7 @@ class Triplets(NamedTuple):
     hardest: tf.Tensor
 
     def scalars(self, margin: float) -> dict[str, tf.Tensor]:
-        """The loss and what is watched beside it.
+        """The loss and further scalars.
 
         Args:
             margin: by how much the positive is to be more similar than the negative.

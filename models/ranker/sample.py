@@ -1,7 +1,7 @@
 """Renders the sample catalogue: pictures of made-up products, in the layout of Stanford Online Products.
 
-Each class is a silhouette of a few parts. A product has proportions, two colours and a print of its own; a view of it
-has a place, a turn, a light and a background of its own. So pictures that resemble each other as a whole are mostly of
+Each class is a silhouette of a few parts. Each product has other proportions, two colours and a print; each view of it
+has another place, turn, light and background. So pictures that resemble each other as a whole are mostly of
 different products: a network has to learn what belongs to the product.
 
 `python -m models.ranker.sample DIRECTORY` writes it anywhere; the model does so when it first needs it.
@@ -118,7 +118,7 @@ CLASSES: dict[str, Shape] = {
 
 
 def _print(x: Array, y: Array, kind: int, frequency: float, angle: float) -> Array:
-    """Where a product's body has its second colour, from 0 to 1."""
+    """The share of the second colour on a product's body, from 0 to 1."""
     a, b = np.cos(angle) * x + np.sin(angle) * y, np.cos(angle) * y - np.sin(angle) * x
     waves = {
         0: np.full_like(x, -1.0),
@@ -131,7 +131,7 @@ def _print(x: Array, y: Array, kind: int, frequency: float, angle: float) -> Arr
 
 
 class Product:
-    """What all views of a product have in common.
+    """The properties that all views of a product share.
 
     Args:
         shape: its class's silhouette.

@@ -1,4 +1,4 @@
-"""What can be changed from outside: `prototrain run models.simple -s model.batch_size=64`."""
+"""Settings: `prototrain run models.simple -s model.batch_size=64`."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def datasets() -> dict[str, tf.data.Dataset]:
     # Read here and not when this file is imported, so that `-s model.batch_size=64` counts.
     batch_size = config["model.batch_size"]
 
-    # Shuffling needs no seed of its own: the engine sets TensorFlow's before it calls this function.
+    # Shuffling needs no seed: the engine sets TensorFlow's before it calls this function.
     # Every training batch is full. The engine repeats the data, each time in a new order, and prefetches it.
     trn = read("trn").shuffle(2000).batch(batch_size, drop_remainder=True)
     return {

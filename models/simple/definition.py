@@ -31,7 +31,7 @@ def build(inputs: Mapping[str, tf.Tensor], train_phase: bool) -> ModelDict:
     net.examples = inputs["examples"]
 
     for i, units in enumerate(config["model.hidden_units"]):
-        # No bias: the normalisation that follows takes the mean away and adds an offset of its own.
+        # No bias: the normalisation that follows takes the mean away and adds an offset.
         net[f"fc{i}"] = keras.layers.Dense(units, use_bias=False, name=f"fc{i}")(net.last)
         net[f"bn{i}"] = keras.layers.BatchNormalization(momentum=0.9, name=f"bn{i}")(net.last, training=train_phase)
         net[f"relu{i}"] = tf.nn.relu(net.last)

@@ -1,4 +1,4 @@
-"""A home for programs of `tf.estimator`, which TensorFlow 2.16 removed: a `model_fn` and its `input_fn`.
+"""The API of `tf.estimator`, which TensorFlow 2.16 removed, for a `model_fn` and its `input_fn`.
 
     from prototrain import estimator
 
@@ -6,7 +6,7 @@
     classifier.train(input_fn, steps=1000)
     print(classifier.evaluate(other_input_fn))
 
-Everything is done by prototrain's trainers and callbacks, and `model_dir` is an experiment like any other.
+prototrain's trainers and callbacks do the work, and `model_dir` is an experiment.
 """
 
 from typing import NoReturn
@@ -50,7 +50,6 @@ from prototrain.estimator.hooks import (
     SessionRunHook,
     SessionRunValues,
 )
-from prototrain.estimator.multi_head import MultiHead
 from prototrain.estimator.specs import (
     EstimatorSpec,
     EvalSpec,
@@ -85,7 +84,6 @@ __all__ = [
     "LogisticRegressionHead",
     "ModeKeys",
     "MultiClassHead",
-    "MultiHead",
     "MultiLabelHead",
     "OptimizerSpec",
     "PoissonRegressionHead",
@@ -108,11 +106,12 @@ __all__ = [
     "train_and_evaluate",
 ]
 
-_GUIDE = "the guide from tf.estimator says what takes its place"
+_GUIDE = "see the guide 'From tf.estimator' for replacements"
 _INSTEAD = {
     "inputs": "return a tf.data.Dataset: tf.data.Dataset.from_tensor_slices((x, y)).shuffle(n).repeat().batch(32)",
-    "experimental": 'EarlyStopping("eval/loss", mode="min", patience=3).every(steps=n) takes the place of its hooks',
+    "experimental": 'EarlyStopping("eval/loss", mode="min", patience=3).every(steps=n) replaces its hooks',
     "tpu": "there is no TPU; see the page on several devices for what there is",
+    "MultiHead": "add the losses of several heads up in a model_fn, and give EstimatorSpec the sum",
     "VocabInfo": "rows are not taken over by words; begin with an .npz that has them in the new order",
     "SecondOrStepTimer": "make the hook a callback and give it .every(steps=..., seconds=...)",
     "CheckpointSaverListener": "give train() a callback as a hook, with priority = Priority.SAVE + 1",

@@ -1,4 +1,4 @@
-"""What heads are, and what those with one loss have in common."""
+"""The base class of heads."""
 
 from __future__ import annotations
 
@@ -14,38 +14,28 @@ from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec
 from prototrain.towers import tower_count
 
 MEAN, SUM = "sum_over_batch_size", "sum"
-"""How the losses of the examples are reduced to that of the batch."""
+"""Reductions of the losses of the examples to that of the batch."""
 
 Tensors = dict[str, Any]
 Metrics = dict[str, keras.metrics.Metric]
 
 
 class Head:
-    """Base of heads, for the type of it and for heads of your own.
+    """Base of heads: from the logits of a network to loss, metrics, predictions and exports.
 
     Attributes:
-        name: what metrics end with, for heads that are part of a `MultiHead`; None for one alone.
         logits_dimension: how many logits there are for an example.
+        loss_reduction: from the weighted losses of a batch to its loss: "sum_over_batch_size" (their mean) or "sum".
     """
 
-    name: str | None = None
     logits_dimension: int
 
-    def loss(self, labels: Any, logits: Any, features: Any = None, mode: str | None = None) -> tf.Tensor:
-        """The loss of a batch, a scalar."""
-        raise NotImplementedError
-
-    def predictions(self, logits: Any) -> Tensors:
-        """Everything that there is to predict, by name."""
-        raise NotImplementedError
-
-    def metrics(self, features: Any, logits: Any, labels: Any) -> Metrics:
-        """Metrics of a batch, by name."""
-        raise NotImplementedError
-
-    def export_outputs(self, logits: Any) -> dict[str, Any]:
-        """The signatures of an exported model, by name."""
-        raise NotImplementedError
+    def __init__(self, weight_column: Any, loss_reduction: str, loss_fn: Any) -> None:
+        if loss_reduction not in (MEAN, SUM):
+            raise ModelError(f"there is no loss_reduction {loss_reduction!r}; there are {MEAN!r} and {SUM!r}")
+        self.loss_reduction = loss_reduction
+        self._weight_column = weight_column
+        self._loss_fn = loss_fn
 
     def create_estimator_spec(
         self,
@@ -57,15 +47,15 @@ class Head:
         trainable_variables: Sequence[Any] | None = None,
         regularization_losses: Sequence[Any] | None = None,
     ) -> EstimatorSpec:
-        """What a `model_fn` returns.
+        """Return the `EstimatorSpec` of a `model_fn`.
 
         Args:
             features, mode, labels: what `model_fn` was given.
             logits: of shape (examples, `logits_dimension`).
             optimizer: a Keras optimizer, an `OptimizerSpec`, or a list of these; required to train.
             trainable_variables: those that it trains; all if None.
-            regularization_losses: are added to the loss. Those of layers are a part of what is minimised by
-                themselves, unless a `model_fn` has asked for them.
+            regularization_losses: are added to the loss. The losses of layers are added already, unless a
+                `model_fn` has asked for them.
 
         Raises:
             ModelError: logits or labels do not fit, or there is no optimizer to train with.
@@ -84,29 +74,13 @@ class Head:
             optimizer = OptimizerSpec(optimizer, variables=list(trainable_variables))
         return EstimatorSpec(mode, self.predictions(logits), loss, train_op=optimizer)
 
-
-class SingleHead(Head):
-    """Base of heads with one loss."""
-
-    def __init__(self, weight_column: Any, loss_reduction: Any, loss_fn: Any, name: str | None) -> None:
-        if loss_reduction not in (MEAN, SUM):
-            raise ModelError(f"there is no loss_reduction {loss_reduction!r}; there are {MEAN!r} and {SUM!r}")
-        self.name = name
-        self.loss_reduction = loss_reduction
-        self._weight_column = weight_column
-        self._loss_fn = loss_fn
-
-    def _key(self, name: str) -> str:
-        return f"{name}/{self.name}" if self.name else name
-
     def _metric(self, kind: type, name: str, *values: Any, weights: Any = None, **options: Any) -> Metrics:
         """A new metric of the values of a batch."""
-        key = self._key(name)
         if issubclass(kind, keras.metrics.Mean):
             options["dtype"] = "float64"  # float32 loses the digits of a mean over many batches
-        metric = kind(name=key.replace("/", "_"), **options)
+        metric = kind(name=name.replace("/", "_"), **options)
         metric.update_state(*values, sample_weight=weights)
-        return {key: metric}
+        return {name: metric}
 
     def _of_scores(
         self, labels: Any, scores: Any, weights: Any, thresholds: Sequence[float], spread: Any = None
@@ -157,6 +131,7 @@ class SingleHead(Head):
         return logits, labels, losses, weights_of(features, self._weight_column, losses)
 
     def loss(self, labels: Any, logits: Any, features: Any = None, mode: str | None = None) -> tf.Tensor:
+        """The loss of a batch, a scalar."""
         _, _, losses, weights = self._measured(labels, logits, features)
         total = tf.reduce_sum(losses if weights is None else losses * weights)
         if self.loss_reduction == MEAN:
@@ -165,14 +140,20 @@ class SingleHead(Head):
         return total * tower_count() if mode == ModeKeys.TRAIN else total
 
     def metrics(self, features: Any, logits: Any, labels: Any) -> Metrics:
+        """Metrics of a batch, by name."""
         logits, labels, losses, weights = self._measured(labels, logits, features)
         found = self._metric(keras.metrics.Mean, "average_loss", losses, weights=weights)
         return found | self._metrics(labels, logits, weights)
+
+    def export_outputs(self, logits: Any) -> dict[str, Any]:
+        """The signatures of an exported model, by name."""
+        raise NotImplementedError
 
     def _metrics(self, labels: Any, logits: Any, weights: Any) -> Metrics:
         raise NotImplementedError
 
     def predictions(self, logits: Any) -> Tensors:
+        """Everything that there is to predict, by name."""
         return self._predictions(self._logits(logits))
 
     def _predictions(self, logits: tf.Tensor) -> Tensors:
@@ -192,7 +173,7 @@ def checked_thresholds(thresholds: Sequence[float] | None) -> tuple[float, ...]:
 
 
 def checked_vocabulary(label_vocabulary: Sequence[str] | None, n_classes: int) -> list[str] | None:
-    """What the classes of a head are called.
+    """Return the names of the classes of a head.
 
     Raises:
         ModelError: there are not as many.

@@ -104,7 +104,7 @@ class DNNEstimator(Estimator):
 
 
 class DNNLinearCombinedEstimator(Estimator):
-    """A linear model and a network of dense layers whose logits are added up, each with an optimizer of its own.
+    """A linear model and a network of dense layers whose logits are added, each with an optimizer.
 
     Args:
         head, model_dir, config, warm_start_from: see `LinearEstimator`.
@@ -223,20 +223,26 @@ class DNNRegressor(_Regressor, DNNEstimator):
 
 
 class DNNLinearCombinedClassifier(_Classifier, DNNLinearCombinedEstimator):
-    """Both together, for classes; the arguments are those of `DNNLinearCombinedEstimator` and `LinearClassifier`."""
+    """A linear model and a network for classes.
+
+    The arguments are those of `DNNLinearCombinedEstimator` and `LinearClassifier`.
+    """
 
 
 class DNNLinearCombinedRegressor(_Regressor, DNNLinearCombinedEstimator):
-    """Both together, for numbers; the arguments are those of `DNNLinearCombinedEstimator` and `LinearRegressor`."""
+    """A linear model and a network for numbers.
+
+    The arguments are those of `DNNLinearCombinedEstimator` and `LinearRegressor`.
+    """
 
 
 def chosen_optimizer(given: Any, learning_rate: float, scope: str | None = None) -> OptimizerSpec:
-    """What a canned estimator was given as its optimizer.
+    """Return the `OptimizerSpec` of a canned estimator.
 
     Args:
         given: see `LinearEstimator`.
-        learning_rate: of one that is given by its name.
-        scope: what the names of the variables start with that it trains; None for all.
+        learning_rate: of an optimizer that is given by name.
+        scope: prefix of the names of the variables that it trains; None for all.
 
     Raises:
         ModelError: there is no such optimizer.

@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from prototrain.callbacks import Callback, ScalarPrinter
 from prototrain.checkpoint import BUNDLE
-from prototrain.checkpoint.random import global_random_kept
+from prototrain.checkpoint.values import global_random_kept
 from prototrain.config import Config
 from prototrain.errors import CheckpointError, ConfigError, ModelError
 from prototrain.estimator.evaluation import Exports, ThrottledValidation, export_all, prefix, scalars
-from prototrain.estimator.export import ServingInputReceiver, named
+from prototrain.estimator.export import ServingInputReceiver
 from prototrain.estimator.exporting import export_built, receiver_of, trying
 from prototrain.estimator.hooks import as_callbacks, wanted
 from prototrain.estimator.model_directory import ModelDirectory
@@ -97,7 +97,7 @@ class Estimator:
 
         Args:
             input_fn: takes any of `mode`, `params` and `config` and returns a `tf.data.Dataset` of (features, labels),
-                each a tensor or tensors by name. One without an end goes on where the last checkpoint was written, one
+                each a tensor or tensors by name. An endless one continues where the last checkpoint was written, one
                 with an end begins at its start.
             hooks: callbacks of prototrain's, or objects that look like a `SessionRunHook`.
             steps: how many steps to do.
@@ -118,7 +118,7 @@ class Estimator:
         return self
 
     def _trainer(self, spec: TrainSpec, done: int) -> ProgramTrainer | None:
-        """A trainer, unless all steps are done."""
+        """Return a trainer, or None if all steps are done."""
         if spec.max_steps is not None and done >= spec.max_steps:
             say(f"nothing to train: {self.model_dir} is at step {done} of {spec.max_steps}")
             return None
@@ -162,7 +162,7 @@ class Estimator:
         checkpoint = str(self._directory.checkpoint().path)
         exported = export_all(self, eval_spec.exporters, checkpoint, measured, is_final=True)
         if (place := Path(self.model_dir) / "export").is_dir():
-            self._directory.experiment.keep(place)  # with the notes beside exports, and without those that are gone
+            self._directory.experiment.keep(place)  # with the notes of exports, and without deleted exports
         return measured, exported
 
     # -- using what was trained ---------------------------------------------------------------------------------------
@@ -235,12 +235,12 @@ class Estimator:
         predictions = built.model.spec.predictions
         single = not isinstance(predictions, Mapping)
         found = ["output"] if single else list(predictions)
-        asked = [predict_keys] if isinstance(predict_keys, str | tuple) else predict_keys
+        asked = [predict_keys] if isinstance(predict_keys, str) else predict_keys
         keys = [key for key in found if asked is None or key in asked]
         if not keys:
-            raise ModelError(f"predict_keys: there is none of {asked}; model_fn predicts {', '.join(map(str, found))}")
+            raise ModelError(f"predict_keys: there is none of {asked}; model_fn predicts {', '.join(found)}")
         names = list(built.data.element_spec)
-        predictor = built.get_predictor(names, list(named(dict.fromkeys(keys))))
+        predictor = built.get_predictor(names, keys)
         for batch in built.datasets["trn"]:
             arrays = dict(zip(keys, predictor(*(batch[name] for name in names)), strict=True))
             for example in _examples(arrays) if yield_single_examples else [arrays]:
@@ -283,7 +283,7 @@ class Estimator:
         return None if newest is None else str(newest.path / BUNDLE)
 
     def eval_dir(self, name: str | None = None) -> str:
-        """Where TensorBoard finds what evaluations measured; `name` as for `evaluate`."""
+        """The directory with an evaluation's charts; `name` as for `evaluate`."""
         return str(self._directory.experiment.summaries / prefix(name))
 
     def get_variable_names(self) -> list[str]:
@@ -327,7 +327,7 @@ class Estimator:
         checkpoint = self._directory.checkpoint(checkpoint_path)
         with global_random_kept():
             built = BuiltProgram(program)
-        if built.take_weights(checkpoint, cure="train anew in another model_dir, or undo the change of model_fn"):
+        if built.take_weights(checkpoint, cure="train in another model_dir, or undo the change of model_fn"):
             say(f"the weights of step {built.step} are the moving averages of ExponentialMovingAverage")
         return built
 
@@ -337,7 +337,7 @@ def train_and_evaluate(
 ) -> tuple[dict[str, Any], list[Any]]:
     """Train, evaluating whenever a checkpoint is due (not more often than `eval_spec` allows) and at the end.
 
-    The training goes on without a break: the same run evaluates.
+    One run trains and evaluates.
 
     Returns:
         what the last evaluation measured, and what each of the exporters returned after it.

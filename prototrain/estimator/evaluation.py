@@ -1,4 +1,4 @@
-"""What `train_and_evaluate` does along with a training: evaluations, and exports after them."""
+"""Callbacks of `train_and_evaluate`: evaluations, and exports after them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ThrottledValidation(Validation):
 
 
 def prefix(name: str | None) -> str:
-    """What the scalars of an evaluation start with: "eval", or "eval_<name>"."""
+    """The prefix of an evaluation's scalars: "eval", or "eval_<name>"."""
     return "eval" if name is None else f"eval_{name}"
 
 
@@ -64,7 +64,7 @@ def scalars(measured: Mapping[str, Any]) -> dict[str, float]:
 class Exports(Callback):
     """Calls exporters when an evaluation has run, with the checkpoint of its step.
 
-    It comes behind the saving of checkpoints: a run that is killed meanwhile continues from that checkpoint, with this.
+    It runs after the checkpoint is saved, so that a run that is killed meanwhile continues from that checkpoint.
 
     Args:
         estimator: is trained.

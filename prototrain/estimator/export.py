@@ -1,4 +1,4 @@
-"""What an export takes and gives, by the names of `tf.estimator.export`."""
+"""Inputs and outputs of exported models, with the names of `tf.estimator.export`."""
 
 from __future__ import annotations
 
@@ -78,12 +78,10 @@ class RegressionOutput:
 
 
 def named(tensors: Any) -> dict[str, Any]:
-    """Tensors by name; a single one is called "output", and the parts of a name that is a tuple are joined."""
+    """Tensors by name; a single one is called "output"."""
     if tensors is None:
         return {}
-    if not isinstance(tensors, Mapping):
-        return {"output": tensors}
-    return {"/".join(map(str, name)) if isinstance(name, tuple) else name: value for name, value in tensors.items()}
+    return dict(tensors) if isinstance(tensors, Mapping) else {"output": tensors}
 
 
 def signatures(outputs: Mapping[str, Any] | None, predictions: Any) -> dict[str, dict[str, Any]]:

@@ -89,7 +89,7 @@ class LatestExporter(Exporter):
         return self._name
 
     def is_due(self, best: Results | None, eval_result: Results, is_the_final_export: bool) -> bool:
-        """Whether to export.
+        """Return whether to export.
 
         Args:
             best: what was measured at the last export; None if there was none.

@@ -1,4 +1,4 @@
-"""Feature columns, by the names of `tf.feature_column`: which features a canned estimator sees, and in which form.
+"""Feature columns, with the names of `tf.feature_column`.
 
 Keras preprocessing layers do the work, and the numbers are those of `tf.feature_column`. A missing value is an empty
 text or -1, as there; sparse and ragged tensors will do too.
@@ -73,7 +73,7 @@ def categorical_column_with_vocabulary_file(
 
 
 def make_parse_example_spec(feature_columns: Iterable[Column]) -> dict[str, Any]:
-    """What `tf.io.parse_example` takes, to read the features of these columns.
+    """Return the features of these columns, as `tf.io.parse_example` takes them.
 
     Raises:
         ModelError: two columns read one feature in different ways.

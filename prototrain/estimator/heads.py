@@ -11,8 +11,8 @@ import tensorflow as tf
 from prototrain.errors import ModelError
 from prototrain.estimator.base_head import (
     MEAN,
+    Head,
     Metrics,
-    SingleHead,
     Tensors,
     checked_thresholds,
     checked_vocabulary,
@@ -21,16 +21,14 @@ from prototrain.estimator.export import DEFAULT, ClassificationOutput, PredictOu
 from prototrain.estimator.labels import all_classes, as_rows, checked_range, columns_of, multi_hot, numbered
 
 
-class _ClassHead(SingleHead):
-    """What heads of classes have in common."""
+class _ClassHead(Head):
+    """Base of heads for one class of several."""
 
     n_classes: int
-
-    def _set_vocabulary(self, label_vocabulary: Sequence[str] | None) -> None:
-        self._vocabulary = checked_vocabulary(label_vocabulary, self.n_classes)
+    _vocabulary: list[str] | None
 
     def _classes(self, scores: tf.Tensor) -> Tensors:
-        """What there is to predict of classes, from a score for each."""
+        """Return the predictions of classes, from a score for each."""
         ids = tf.argmax(scores, axis=-1)[..., tf.newaxis]
         named = tf.as_string(ids) if self._vocabulary is None else tf.gather(tf.constant(self._vocabulary), ids)
         everything = columns_of(tf.range(self.n_classes), scores)
@@ -55,7 +53,6 @@ class BinaryClassHead(_ClassHead):
         label_vocabulary: the labels of the classes 0 and 1; without it labels are 0 and 1.
         loss_reduction: from the weighted losses of a batch to its loss: "sum_over_batch_size" (their mean) or "sum".
         loss_fn: from `labels` and `logits` to the losses of the examples, instead of the usual ones.
-        name: what metrics end with; required by `MultiHead`.
 
     Raises:
         ModelError: an argument is out of its range.
@@ -71,10 +68,9 @@ class BinaryClassHead(_ClassHead):
         label_vocabulary: Sequence[str] | None = None,
         loss_reduction: str = MEAN,
         loss_fn: Any = None,
-        name: str | None = None,
     ) -> None:
-        super().__init__(weight_column, loss_reduction, loss_fn, name)
-        self._set_vocabulary(label_vocabulary)
+        super().__init__(weight_column, loss_reduction, loss_fn)
+        self._vocabulary = checked_vocabulary(label_vocabulary, self.n_classes)
         self._thresholds = checked_thresholds(thresholds)
 
     def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
@@ -109,7 +105,7 @@ class MultiClassHead(_ClassHead):
 
     Args:
         n_classes: how many there are, more than two.
-        weight_column, label_vocabulary, loss_reduction, loss_fn, name: see `BinaryClassHead`.
+        weight_column, label_vocabulary, loss_reduction, loss_fn: see `BinaryClassHead`.
 
     Raises:
         ModelError: an argument is out of its range.
@@ -122,13 +118,12 @@ class MultiClassHead(_ClassHead):
         label_vocabulary: Sequence[str] | None = None,
         loss_reduction: str = MEAN,
         loss_fn: Any = None,
-        name: str | None = None,
     ) -> None:
-        super().__init__(weight_column, loss_reduction, loss_fn, name)
+        super().__init__(weight_column, loss_reduction, loss_fn)
         if not isinstance(n_classes, int) or n_classes <= 2:
             raise ModelError(f"MultiClassHead: n_classes must be more than 2, not {n_classes!r}; see BinaryClassHead")
         self.n_classes = self.logits_dimension = n_classes
-        self._set_vocabulary(label_vocabulary)
+        self._vocabulary = checked_vocabulary(label_vocabulary, self.n_classes)
 
     def _labels(self, labels: Any, logits: tf.Tensor) -> tf.Tensor:
         found = numbered(as_rows(labels, logits, 1), self._vocabulary)
@@ -148,7 +143,7 @@ class MultiClassHead(_ClassHead):
         return self._metric(keras.metrics.Accuracy, "accuracy", labels, classes, weights=weights)
 
 
-class MultiLabelHead(SingleHead):
+class MultiLabelHead(Head):
     """Classes of which an example may have several or none, by one logit each.
 
     The loss of an example is the mean over the classes of the sigmoid cross entropy. Labels are numbers 0 and 1 of
@@ -158,7 +153,7 @@ class MultiLabelHead(SingleHead):
         n_classes: how many there are, at least two.
         thresholds: between 0 and 1, at which accuracy, precision and recall are measured.
         label_vocabulary: what the classes are called, in labels that are texts and in predictions.
-        weight_column, loss_reduction, loss_fn, name: see `BinaryClassHead`.
+        weight_column, loss_reduction, loss_fn: see `BinaryClassHead`.
 
     Raises:
         ModelError: an argument is out of its range.
@@ -172,9 +167,8 @@ class MultiLabelHead(SingleHead):
         label_vocabulary: Sequence[str] | None = None,
         loss_reduction: str = MEAN,
         loss_fn: Any = None,
-        name: str | None = None,
     ) -> None:
-        super().__init__(weight_column, loss_reduction, loss_fn, name)
+        super().__init__(weight_column, loss_reduction, loss_fn)
         if not isinstance(n_classes, int) or n_classes < 2:
             raise ModelError(f"MultiLabelHead: n_classes must be at least 2, not {n_classes!r}; see BinaryClassHead")
         self.n_classes = self.logits_dimension = n_classes
@@ -205,12 +199,12 @@ class MultiLabelHead(SingleHead):
         return self._of_scores(labels, tf.sigmoid(logits), weights, self._thresholds, spread)
 
 
-class RegressionHead(SingleHead):
+class RegressionHead(Head):
     """Numbers; the loss is the squared difference.
 
     Args:
         label_dimension: how many numbers an example has.
-        weight_column, loss_reduction, loss_fn, name: see `BinaryClassHead`.
+        weight_column, loss_reduction, loss_fn: see `BinaryClassHead`.
         inverse_link_fn: from logits to predictions.
 
     Raises:
@@ -224,9 +218,8 @@ class RegressionHead(SingleHead):
         loss_reduction: str = MEAN,
         loss_fn: Any = None,
         inverse_link_fn: Callable[[tf.Tensor], tf.Tensor] | None = None,
-        name: str | None = None,
     ) -> None:
-        super().__init__(weight_column, loss_reduction, loss_fn, name)
+        super().__init__(weight_column, loss_reduction, loss_fn)
         if label_dimension < 1:
             raise ModelError(f"RegressionHead: label_dimension must be at least 1, not {label_dimension}")
         self.logits_dimension = label_dimension
@@ -256,15 +249,13 @@ class RegressionHead(SingleHead):
         return metrics | self._metric(mean, "label/mean", labels, weights=weights)
 
 
-def LogisticRegressionHead(
-    weight_column: Any = None, loss_reduction: str = MEAN, name: str | None = None
-) -> RegressionHead:
+def LogisticRegressionHead(weight_column: Any = None, loss_reduction: str = MEAN) -> RegressionHead:
     """A number between 0 and 1, by one logit; the loss is the sigmoid cross entropy. See `RegressionHead`."""
 
     def loss_fn(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         return tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
 
-    return RegressionHead(1, weight_column, loss_reduction, loss_fn, tf.sigmoid, name)
+    return RegressionHead(1, weight_column, loss_reduction, loss_fn, tf.sigmoid)
 
 
 def PoissonRegressionHead(
@@ -272,14 +263,13 @@ def PoissonRegressionHead(
     weight_column: Any = None,
     loss_reduction: str = MEAN,
     compute_full_loss: bool = True,
-    name: str | None = None,
 ) -> RegressionHead:
     """Counts, by the logarithm of their mean; the loss is that of Poisson. See `RegressionHead`."""
 
     def loss_fn(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         return tf.nn.log_poisson_loss(targets=labels, log_input=logits, compute_full_loss=compute_full_loss)
 
-    return RegressionHead(label_dimension, weight_column, loss_reduction, loss_fn, tf.exp, name)
+    return RegressionHead(label_dimension, weight_column, loss_reduction, loss_fn, tf.exp)
 
 
 class _Baseline(keras.metrics.Mean):  # type: ignore[misc]

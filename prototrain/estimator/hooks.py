@@ -19,7 +19,7 @@ _METHODS = ("begin", "after_create_session", "before_run", "after_run", "end")
 
 
 class SessionRunArgs(NamedTuple):
-    """What a hook wants to see of a step.
+    """The values of a step that a hook asks for.
 
     Attributes:
         fetches: names of scalars of the step, such as "loss", or "global_step"; one, or a list or dict of them.
@@ -32,7 +32,7 @@ class SessionRunArgs(NamedTuple):
 
 
 class SessionRunValues(NamedTuple):
-    """What a hook sees of a step: `results` has numbers in place of the names in the `fetches`."""
+    """The values of a step: `results` has the structure of `fetches`, with numbers for the names."""
 
     results: Any
     options: None = None
@@ -46,7 +46,7 @@ class SessionRunHook:
         """Called once, before the first step."""
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Called before each step; says what `after_run` is to see of it."""
+        """Called before each step; returns what `after_run` is to get."""
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Called after each step."""
@@ -56,7 +56,7 @@ class SessionRunHook:
 
 
 class SessionRunContext:
-    """What a hook may ask of the run.
+    """The run, for a hook.
 
     Attributes:
         stop_requested: whether `request_stop` was called.
@@ -85,7 +85,7 @@ class _NoSession:
 class HookCallback(Callback):
     """Calls the methods of an object that looks like a `SessionRunHook`.
 
-    One with a `before_run` or `after_run` of its own makes every compiled call one step long.
+    One that defines `before_run` or `after_run` makes every compiled call one step long.
 
     Args:
         hook: has some of `begin`, `before_run`, `after_run` and `end`.
@@ -178,7 +178,7 @@ def as_callbacks(hooks: Iterable[Any] | None) -> list[Callback]:
 
 
 def _has_own(hook: Any, method: str) -> bool:
-    """Whether a hook, or a base of it that is no mere interface, defines a method."""
+    """Return whether a hook defines a method, or inherits it from a class that is not an interface."""
     defined = getattr(type(hook), method, None)
     return defined is not None and not str(defined.__module__).startswith(("tensorflow.", __name__))
 

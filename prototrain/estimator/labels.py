@@ -106,7 +106,7 @@ def weights_of(features: Any, column: Any, losses: tf.Tensor) -> tf.Tensor | Non
 
 
 def all_classes(n_classes: int, vocabulary: Sequence[str] | None) -> tf.Tensor:
-    """What all classes are called."""
+    """Return the names of all classes."""
     return tf.constant(vocabulary if vocabulary is not None else [str(index) for index in range(n_classes)])
 
 

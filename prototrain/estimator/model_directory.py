@@ -14,14 +14,14 @@ from prototrain.system.terminal import say
 
 
 class ModelDirectory:
-    """A directory that is there from now on, as an experiment.
+    """The directory of an estimator's run, as an experiment; it is created.
 
     Args:
-        given: where it has been said to be, if it has: in several places, perhaps; else it is a new temporary one.
+        given: the places that the user gave; a new temporary directory if there are none.
 
     Attributes:
-        path: of the directory on this machine.
-        experiment: that lies in it.
+        path: the directory on this machine.
+        experiment: the experiment in it.
 
     Raises:
         ConfigError: there are two different ones.
@@ -36,7 +36,7 @@ class ModelDirectory:
         if not found:
             directory = tempfile.mkdtemp(prefix="model-")
             say(f"no model_dir was given: the run is kept in the temporary directory {directory}")
-        # Programs put files of their own beside those of the run, before it starts.
+        # Programs put other files there before the run starts.
         self.experiment = next(iter(found.values())) if found else Experiment.of_run(directory)
         self.experiment.fetch(whole=True)
         self.path = str(self.experiment.directory)
@@ -56,7 +56,7 @@ class ModelDirectory:
         return 0 if newest is None else newest.step
 
     def checkpoint(self, path: str | Path | None = None) -> Checkpoint:
-        """A checkpoint, which is verified.
+        """Return a verified checkpoint.
 
         Args:
             path: of any, as `tf.train.load_checkpoint` takes it or of its directory, which may be a URL; "best" for

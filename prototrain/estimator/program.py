@@ -257,7 +257,7 @@ _GONE = {
 
 
 def _answer(call: BuildCall, name: str, scope: str | None) -> list[Any] | None:
-    """What a collection would have; None for one that is not answered."""
+    """Return the content of a collection; None for one that TensorFlow answers."""
     if name in _GONE:
         raise ModelError(f"model_fn asks for TensorFlow 1's collection of {name}, which is gone; {_GONE[name]}")
     if name == _KEYS.REGULARIZATION_LOSSES:

@@ -1,4 +1,4 @@
-"""What an `Estimator` is given, and what a `model_fn` gives back."""
+"""The arguments of an `Estimator`, and the result of a `model_fn`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HINTS = {
 
 
 class ModeKeys:
-    """What a `model_fn` is called for."""
+    """Modes in which a `model_fn` is called."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -38,7 +38,7 @@ class ModeKeys:
 
 @dataclass
 class _Fields:
-    """Base of what takes its fields only, and says what to do without another one."""
+    """Base of dataclasses that refuse unknown fields with a hint."""
 
     error: ClassVar[type[PrototrainError]] = ConfigError
 
@@ -53,11 +53,11 @@ class _Fields:
 
 @dataclass
 class RunConfig(_Fields):
-    """How an `Estimator` runs.
+    """Settings of an `Estimator`'s runs.
 
     Attributes:
         model_dir: the directory of the run, unless the `Estimator` is given one; that of the `Estimator` in its own.
-        tf_random_seed: of everything random that has no seed of its own; 1337 if None.
+        tf_random_seed: seed of everything random that has none; 1337 if None.
         save_summary_steps: steps between recorded scalars and summaries; None or 0 records none.
         save_checkpoints_steps: steps between checkpoints.
         save_checkpoints_secs: seconds between checkpoints; 600 if neither is given.
@@ -85,7 +85,7 @@ class RunConfig(_Fields):
             raise ConfigError("RunConfig: give save_checkpoints_steps or save_checkpoints_secs, not both")
 
     def replace(self, **changes: Any) -> RunConfig:
-        """A copy with other values; one interval of checkpoints takes the place of the other.
+        """A copy with other values; one interval of checkpoints replaces the other.
 
         Raises:
             ConfigError: there is no such setting, or both intervals are given.
@@ -104,13 +104,13 @@ class RunConfig(_Fields):
 
 @dataclass
 class EstimatorSpec(_Fields):
-    """What a `model_fn` makes of one batch.
+    """The result of a `model_fn` for one batch.
 
     Attributes:
         mode: what it was called for, see `ModeKeys`.
         predictions: a tensor, or tensors by name; required to predict.
         loss: a scalar tensor; required to train and to evaluate.
-        train_op: the Keras optimizer itself, or an `OptimizerSpec`; or a list of these, each for variables of its own;
+        train_op: the Keras optimizer itself, or an `OptimizerSpec`; or a list of these, each for other variables;
             required to train.
         eval_metric_ops: by name, Keras metrics that `update_state` was called on, or scalar tensors, whose mean over
             the examples is taken.
@@ -149,7 +149,7 @@ class EstimatorSpec(_Fields):
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """How to minimise the loss, where an optimizer alone does not say it.
+    """An optimizer with further options.
 
     Attributes:
         optimizer: a Keras optimizer.
@@ -177,7 +177,7 @@ class OptimizerSpec:
 
 @dataclass
 class WarmStartSettings(_Fields):
-    """What a new run takes over from a checkpoint.
+    """The variables that a new run takes over from a checkpoint.
 
     Attributes:
         ckpt_to_initialize_from: a checkpoint, the directory of a run, or the prefix of a TensorFlow checkpoint.
@@ -266,7 +266,7 @@ class EvalSpec(_Fields):
         for exporter, name in zip(self.exporters, names, strict=True):
             if not callable(getattr(exporter, "export", None)) or not isinstance(name, str) or names.count(name) > 1:
                 raise ConfigError(
-                    f"EvalSpec: exporters must be Exporters, each with a name of its own, not "
+                    f"EvalSpec: exporters must be Exporters, each with another name, not "
                     f"{type(exporter).__name__} called {name!r}"
                 )
 

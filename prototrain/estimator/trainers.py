@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from prototrain import SimpleTrainer, SyncReplicatedTrainer, TowerTrainer, Trainer
 from prototrain.callbacks import Callback, LearningRate
-from prototrain.checkpoint.random import tensorflow_seeded
 from prototrain.checkpoint.state import OF_CALLBACKS
+from prototrain.checkpoint.values import tensorflow_seeded
 from prototrain.data.batches import batch_size
 from prototrain.errors import CheckpointError, ConfigError, DataError, ModelError
 from prototrain.estimator.program import Program
@@ -29,7 +29,7 @@ from prototrain.trainers.optimization import equal_optimizer
 
 
 class ProgramTrainer(TowerTrainer):
-    """What the trainers of a `Program` share; a mixin."""
+    """A mixin with the methods that the trainers of a `Program` share."""
 
     model: Program
     repeats_data = False
@@ -78,7 +78,7 @@ class ProgramTrainer(TowerTrainer):
         pass  # the data says how large a batch is
 
     def learning_rates(self) -> list[Callback]:
-        """What sets the learning rates that are functions of the step."""
+        """Callbacks that set the learning rates that are functions of the step."""
         found = [(number, part.spec) for number, part in enumerate(self.parts) if part.spec.learning_rate is not None]
         return [RateOfPart(spec.rate, number) for number, spec in found]
 
@@ -90,7 +90,7 @@ class ProgramTrainer(TowerTrainer):
 
 @dataclass
 class Part:
-    """What one optimizer does.
+    """One optimizer and its variables.
 
     Attributes:
         spec: what `model_fn` gave.

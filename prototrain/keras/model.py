@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from prototrain.checkpoint.random import global_seed, random_state, set_random_state
+from prototrain.checkpoint.values import random_state, set_random_state
 from prototrain.config import Config
 from prototrain.data.batches import batch_size
 from prototrain.errors import ConfigError, ModelError
@@ -22,6 +22,7 @@ from prototrain.keras.data import Element, by_path
 from prototrain.model.keras_hooks import calling
 from prototrain.step.nonfinite import Update
 from prototrain.step.trace import TowerTrace
+from prototrain.tf_private import keras_seed
 
 # Keys that compile() and the data determine, and those that a train_step of the model's own ignores.
 _OF_COMPILE = ("model.batch_size", "model.lr_schedule", "model.mixed_precision", "model.optimizer")
@@ -62,7 +63,7 @@ class CompiledModel:
         self.name = model.name
         self.source = None if type(model).__module__.startswith("keras.") else source_of(model)
         self.logged: tuple[str, ...] = ()
-        seed = global_seed()
+        seed = keras_seed()
         self.config = Config(
             {
                 "trainer.experiment_name": model.name,
@@ -140,7 +141,7 @@ class CompiledModel:
 
 
 def flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield names and values as `fit` reports them: metrics of `compile` may come in a dict of their own."""
+    """Yield names and values as `fit` reports them: metrics of `compile` may come in a nested dict."""
     for name, value in logs.items():
         yield from flat(value) if isinstance(value, Mapping) else [(name, value)]
 
@@ -160,7 +161,7 @@ def check_model(model: Any) -> None:
 
 
 def _has_own_step(model: keras.Model) -> bool:
-    """Whether a step must call `train_step`: the model overrides it, or the optimizer scales the loss in it."""
+    """Return whether a step must call `train_step`: the model overrides it, or the optimizer scales the loss in it."""
     optimizer = model.optimizer
     if not inherits(model, "train_step"):
         return True
@@ -171,7 +172,7 @@ def _has_own_step(model: keras.Model) -> bool:
 
 
 def inherits(model: keras.Model, method: str) -> bool:
-    """Whether a model has a method as `keras.Model` defines it."""
+    """Return whether a model has a method as `keras.Model` defines it."""
     return getattr(getattr(model, method), "__func__", None) is getattr(keras.Model, method)
 
 

@@ -171,9 +171,9 @@ def test_of_use(tmp_path: Path) -> None:
 
 def test_names_that_are_gone() -> None:
     for module, name, message in (
-        (estimator, "TimeSeriesRegressor", "has no TimeSeriesRegressor: the guide from tf.estimator says"),
+        (estimator, "TimeSeriesRegressor", "has no TimeSeriesRegressor: see the guide"),
         (estimator, "inputs", "has no inputs: return a tf.data.Dataset"),
-        (estimator, "StopAtStepHook", "has no StopAtStepHook: the guide"),
+        (estimator, "StopAtStepHook", "has no StopAtStepHook: see the guide"),
         (estimator.feature_column, "linear_model", "LinearClassifier and LinearRegressor take the columns"),
         (estimator.feature_column, "shared_embeddings", "call one keras.layers.Embedding"),
         (estimator.feature_column, "sequence_numeric_column", "a ragged feature goes"),

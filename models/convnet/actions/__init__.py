@@ -1,1 +1,1 @@
-"""What can be done with the data beside training."""
+"""Actions on the data."""

@@ -1,1 +1,1 @@
-"""What can be done with a trained ranker: `prototrain action models.ranker models.ranker.actions.evaluate`."""
+"""Actions on a trained ranker: `prototrain action models.ranker models.ranker.actions.evaluate`."""

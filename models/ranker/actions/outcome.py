@@ -1,4 +1,4 @@
-"""What a search has found, counted over all queries and class by class."""
+"""The results of a search, over all queries and class by class."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KS = (1, 10, 20, 50)
 
 @dataclass(frozen=True)
 class Outcome:
-    """Pictures and what was retrieved for each of them.
+    """Pictures and the pictures that were retrieved for each of them.
 
     Attributes:
         directory: what the pictures' paths are relative to.

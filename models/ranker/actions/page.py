@@ -1,4 +1,4 @@
-"""One HTML page that shows queries beside what they retrieved, whole in itself and without a script."""
+"""One HTML page, in one file and without a script, that shows queries and what they retrieved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..layouts import Picture
 from ..pictures import thumbnail
 from .outcome import Outcome
 
-_RETRIEVED = 10  # pictures beside each query
+_RETRIEVED = 10  # pictures for each query
 _SIDE = 96  # pixels of a picture, at most
 _PAGE = Template("""\
 <!DOCTYPE html>

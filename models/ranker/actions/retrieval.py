@@ -14,7 +14,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Retrieved:
-    """What was found for each query, best first.
+    """The entries found for each query, best first.
 
     Attributes:
         indices: int32 [queries, k], rows of the catalogue.

@@ -1,1 +1,1 @@
-"""What feature columns make of the features; `prototrain.estimator.feature_column` has the functions that make them."""
+"""Feature columns; `prototrain.estimator.feature_column` has the functions that make them."""

@@ -1,4 +1,4 @@
-"""What columns are, and what they have in common."""
+"""Base classes of columns, and functions that they share."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _COMBINERS = ("mean", "sqrtn", "sum")
 
 
 class Column:
-    """What of the features a model sees."""
+    """A part of the features that a model sees."""
 
     @property
     def name(self) -> str:
-        """By which columns are ordered, and what layers of theirs are called."""
+        """The name, by which columns are ordered and their layers are named."""
         raise NotImplementedError
 
     @property
     def parse_spec(self) -> dict[str, Any]:
-        """How the features that it needs are read from a serialized `tf.train.Example`."""
+        """The features that it reads, as `tf.io.parse_example` takes them."""
         raise NotImplementedError
 
 
@@ -146,7 +146,7 @@ def discrete(features: Mapping[str, Any], key: str) -> tf.Tensor:
 
 
 def is_missing(values: tf.Tensor) -> tf.Tensor:
-    """Where there is no value."""
+    """Return a mask of missing values."""
     return values == ("" if values.dtype == tf.string else tf.constant(-1, values.dtype))
 
 

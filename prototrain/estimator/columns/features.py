@@ -1,4 +1,4 @@
-"""Columns that read features: numbers, buckets, words, and which values come together."""
+"""Columns that read features: numbers, buckets, words, and combinations of them."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ class Identity(OfOneFeature):
 
 @dataclass(frozen=True)
 class Crossed(Categorical):
-    """Which values come together, distributed over so many buckets by a hash.
+    """Combinations of values, distributed over buckets by a hash.
 
     Attributes:
         keys: at least two: keys of features, bucketized columns, or categorical ones of one feature that are not
