@@ -68,9 +68,6 @@ class AgreedStop(StopRequest):
         if self.wanted is None:
             self.wanted = signum
 
-    def _pause(self) -> None:
-        pass  # no worker may leave a call alone; calls are short
-
     def agree(self, signum: int) -> None:
         """Tell the others how many steps this worker can do, what it has done, and whether it has to save or to stop.
 

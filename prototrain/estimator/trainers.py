@@ -33,7 +33,6 @@ class ProgramTrainer(TowerTrainer):
 
     model: Program
     repeats_data = False
-    takes_other_optimizers = True
 
     def create_optimizers(self) -> None:
         for name, variable in settle(self.built).items():

@@ -72,7 +72,6 @@ class KerasTrainer(SimpleTrainer):
     """
 
     model: CompiledModel
-    takes_other_optimizers = True
     continues_from_trained = True  # as `fit` does
     may_set_trainable = False  # the optimizer is the user's, built for what was trainable
 
@@ -335,14 +334,14 @@ class KerasTrainer(SimpleTrainer):
             variable.assign(value)
         return None if self.stop.signum is not None else _scalars(found)
 
-    def _rehearse(self, dataset: str, batches: int = 0) -> Collection[str] | None:
+    def _rehearse(self, dataset: str, batches: int = 0) -> None:
         if type(self).evaluate is not KerasTrainer.evaluate or reshuffles(self.datasets[dataset]):
-            return None
+            return
         data = self.datasets[dataset].map(self.model.as_given(dataset))
         self.keras_model.test_function = None  # one that is traced already does not show which variables it uses
         with random_state_kept(), restoring_values():
             data = first_batches(dataset, data, batches, self.stop)
-            return list(_scalars(self.keras_model.evaluate(data, verbose=0, return_dict=True)))
+            self.keras_model.evaluate(data, verbose=0)
 
     # -- checkpoints and tables ---------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +14,7 @@ import tensorflow as tf
 
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
+from prototrain.gradient_processors import MapGradient
 from prototrain.model.placement import OwnPacePlacement, Placement
 from prototrain.step.arithmetic import divide
 from prototrain.step.calls import StepCalls
@@ -39,9 +39,6 @@ class OwnPaceTrainer(TowerTrainer):
         scale_gradient: whether to divide each gradient by `places`, so that a learning rate means what it means with
             synchronous towers.
         experiment: the directory of the run, if it is to leave anything behind.
-
-    Attributes:
-        order_of_updates: the order in which the updates come, by a name that no other run has.
     """
 
     measures_xla = False
@@ -56,28 +53,12 @@ class OwnPaceTrainer(TowerTrainer):
         scale_gradient: bool = True,
         experiment: Experiment | str | Path | None = None,
     ) -> None:
-        self.order_of_updates = f"that of run {uuid.uuid4().hex[:8]}"
         super().__init__(model, experiment=experiment, placement=placement)
         if scale_gradient and places > 1:
-            self.gradient_processors.insert(0, DivideGradients(places))
+            self.gradient_processors.insert(0, MapGradient(lambda one: divide(one, tf.constant(np.float32(places)))))
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "global batch": None, "batch": self.global_batch}
-
-
-class DivideGradients:
-    """A gradient processor for updates that come from several places at once.
-
-    Args:
-        places: how many; gradients are divided by this.
-    """
-
-    def __init__(self, places: int) -> None:
-        self._places = places
-
-    def __call__(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        divisor = tf.constant(np.float32(self._places))
-        return [(divide(gradient, divisor), variable) for gradient, variable in pairs]
 
 
 class LoopsInThreads(StepCalls):
