@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prototrain.config.values import as_text
@@ -21,18 +21,10 @@ _ORDER = ("finished", "pruned", "running", "stopped", "failed")
 
 
 class Progress:
-    """How far a sweep is, in words.
+    """How far a sweep is, in words."""
 
-    Args:
-        study: the trials.
-        clock: the time in seconds.
-    """
-
-    def __init__(self, study: Study, clock: Callable[[], float] = time.monotonic) -> None:
-        self._study = study
-        self._clock = clock
-        self._start = clock()
-        self._ended = 0
+    def __init__(self, study: Study) -> None:
+        self._study, self._start, self._ended = study, time.monotonic(), 0
 
     def after(self, number: int, ending: str) -> str:
         """A line for a trial that has just ended: how many have, the best so far, and the time left."""
@@ -46,7 +38,7 @@ class Progress:
         if (best := summarise(plan, trials).best) is not None and best.objective is not None:
             facts.append(f"best {in_digits(best.objective)} in trial {best.number}")
         if left:
-            facts.append(f"about {in_words((self._clock() - self._start) / self._ended * left)} left")
+            facts.append(f"about {in_words((time.monotonic() - self._start) / self._ended * left)} left")
         return f"trial {number} {ending} ({', '.join(facts)})"
 
 
