@@ -78,13 +78,7 @@ def _names(model: ModelProtocol, key: str) -> list[str]:
 def write_export(served: ServedModel, final: Path, extra: Mapping[str, Path] = MappingProxyType({})) -> str:
     """Write a SavedModel, complete and compared with the model in a fresh process, or nothing.
 
-    Args:
-        served: the model.
-        final: the directory.
-        extra: further files, by their paths in it.
-
-    Returns:
-        the result of the comparison, in words.
+    `extra` are further files, by their paths in it. Returns the result of the comparison, in words.
 
     Raises:
         ModelError: the export would not give the same as the model.
