@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -235,12 +236,18 @@ def named_slots(optimizer: keras.optimizers.Optimizer, trained: Mapping[str, Any
         trained: the variables that it was built for, by their names in a checkpoint; none if its own names are to be
             taken.
     """
-    stems = {_stem(getattr(given, "path", given.name)): slot_stem(name) for name, given in trained.items()}
+    stems: dict[str, list[str]] = {}  # several variables of TensorFlow may have one name
+    for name, given in trained.items():
+        stems.setdefault(_stem(getattr(given, "path", given.name)), []).append(slot_stem(name))
+    seen: Counter[str] = Counter()
     for variable in optimizer.variables:
         slot = variable.path.partition("/")[2]  # in front of it stands the optimizer's name, numbered by process
         ends = (at for at in range(len(slot) - 1, -1, -1) if slot[at] == "_")
         longest = next((slot[:at] for at in ends if slot[:at] in stems), "")
-        yield stems.get(longest, "") + slot.removeprefix(longest), variable
+        named = stems.get(longest, [""])
+        found = named[min(seen[slot], len(named) - 1)] + slot.removeprefix(longest)
+        yield (f"{found}_{seen[found]}" if seen[found] else found), variable
+        seen.update({slot, found})
 
 
 def slot_stem(name: str) -> str:

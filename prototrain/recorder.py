@@ -30,7 +30,6 @@ from prototrain.experiment.experiment import VERIFY
 from prototrain.experiment.rows import is_repeatable
 from prototrain.tf_private import KerasVariable
 from prototrain.towers import components
-from prototrain.trainers.tower import TowerTrainer
 from prototrain.verify import OF_CALLBACK, OUTSIDE
 
 if TYPE_CHECKING:
@@ -147,8 +146,8 @@ def record(trainer: Trainer, callbacks: Any) -> list[Callback]:
         _record_train_step(trainer, recording, key)
     if "run_step" not in vars(trainer):
         _mark_run_step(trainer, recording)
-    if isinstance(trainer, TowerTrainer):
-        trainer._xla.leave_off("a verification needs the same form in all its runs")
+    if (xla := getattr(trainer, "_xla", None)) is not None:
+        xla.leave_off("a verification needs the same form in all its runs")
     return [*callbacks, Recorder(recording, key), Interrupter(recording, key)]
 
 

@@ -6,49 +6,16 @@ TensorFlow or Keras has changed what the function relies on.
 
 from __future__ import annotations
 
-import functools
 import mmap
 import random
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import keras
 import tensorflow as tf
-
-from prototrain.errors import PrototrainError
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def private(function: _F) -> _F:
-    """Decorator that turns a missing private name into one clear line.
-
-    Only an error of the function itself counts, not one of the code that it calls.
-
-    Raises:
-        PrototrainError: it names what this version of TensorFlow or Keras lacks.
-    """
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except (AttributeError, ImportError) as error:
-            frame = error.__traceback__ and error.__traceback__.tb_next
-            if frame is None or frame.tb_next is not None:
-                raise
-            versions = f"TensorFlow {version('tensorflow')} with Keras {version('keras')}"
-            raise PrototrainError(
-                f"{function.__name__}() of prototrain does not work with {versions}: {error}; "
-                "install versions that docs/versions.md lists"
-            ) from error
-
-    return cast(_F, call)
-
 
 # -- tf.data -----------------------------------------------------------------------------------------------------------
 
@@ -58,7 +25,6 @@ _NAME = re.compile(rb"Iterator::[\w:\[\]]+")
 _STATE = "_STATE"
 
 
-@private
 def iterator_state(iterator: Any) -> tf.Tensor:
     """A copy of an iterator's state: a vector of variants.
 
@@ -68,7 +34,6 @@ def iterator_state(iterator: Any) -> tf.Tensor:
     return iterator._serialize_to_tensors()[_STATE]
 
 
-@private
 def set_iterator_state(iterator: Any, state: tf.Tensor) -> None:
     """Restore the state of an iterator of the same dataset.
 
@@ -129,7 +94,6 @@ def stage_name(stage: Any) -> str:
     return type(stage).__name__.removesuffix("V2").removesuffix("Dataset")
 
 
-@private
 def stage_inputs(stage: Any) -> list[Any]:
     """The datasets that a stage reads from."""
     return list(stage._inputs())
@@ -140,7 +104,6 @@ def stood_for(stage: Any) -> Any:
     return getattr(stage, "_impl", None)
 
 
-@private
 def stage_functions(stage: Any) -> list[Any]:
     """The concrete functions that a stage calls; `Dataset.load` has one that is not among its `_functions`."""
     functions = stage._functions() or [getattr(stage, "_reader_func", None)]
@@ -150,6 +113,12 @@ def stage_functions(stage: Any) -> list[Any]:
 def stage_settings(stage: Any) -> dict[str, Any]:
     """The attributes of a stage, without addresses of this process."""
     return {name: value for name, value in vars(stage).items() if name not in _ADDRESSES}
+
+
+@private
+def is_seeded(stage: Any) -> bool:
+    """Whether a shuffle or a stage of random numbers has a seed; without one, TensorFlow sets both to 0."""
+    return bool(int(stage._seed) or int(stage._seed2))
 
 
 def has_each_pass_anew(stage: Any) -> bool:
@@ -162,7 +131,6 @@ def has_each_pass_anew(stage: Any) -> bool:
     return getattr(stage, "_reshuffle_each_iteration", None) is not False
 
 
-@private
 def is_declared_unordered(stage: Any) -> bool:
     """Whether a parallel stage was made with ``deterministic=False``."""
     if stage_name(stage) in ("_ParallelMap", "_ParallelBatch"):
@@ -170,13 +138,11 @@ def is_declared_unordered(stage: Any) -> bool:
     return bool(getattr(stage, "_deterministic", "") == "false")
 
 
-@private
 def cache_file(stage: Any) -> Any:
     """The tensor of the file name of `cache(filename)`, empty for a cache in memory."""
     return stage._filename
 
 
-@private
 def set_options(options: tf.data.Options) -> dict[str, Any]:
     """The options that were set, by name; a group of options is one of them."""
     default = tf.data.Options()
@@ -194,7 +160,6 @@ def stage_number(stage: Any, name: str) -> int | None:
     return None if value is None else int(value)
 
 
-@private
 def divided_by_files(dataset: tf.data.Dataset, count: int, index: int) -> tf.data.Dataset:
     """A worker's part of a dataset, divided by its `auto_shard_policy`.
 
@@ -210,7 +175,6 @@ def divided_by_files(dataset: tf.data.Dataset, count: int, index: int) -> tf.dat
 # -- graphs and ops ----------------------------------------------------------------------------------------------------
 
 
-@private
 def called_function(graph: Any, name: str) -> Any:
     """The traced function of this name in a graph, with its own `graph`; None if there is none, or one without a graph.
 
@@ -220,7 +184,6 @@ def called_function(graph: Any, name: str) -> Any:
     return found if hasattr(found, "graph") else None
 
 
-@private
 def nested_functions(graph: Any) -> list[Any]:
     """All functions that a graph knows."""
     found = [called_function(graph, name) for name in graph._functions]
@@ -248,25 +211,16 @@ def all_operations(graph: Any) -> Iterator[Any]:
             yield from all_operations(function)
 
 
-@private
 def captures_vary(function: Any) -> bool:
     """Whether the captured tensors of a concrete function may differ from call to call."""
     return bool(function.graph.deferred_external_captures)
 
 
-@private
-def passing_graph(name: str) -> Any:
-    """A temporary graph for tracing, which captures eager tensors as `tf.function` does."""
-    return tf.__internal__.FuncGraph(name)
-
-
-@private
 def trackable_kinds() -> tuple[type, ...]:
     """The base class of everything that `tf.train.Checkpoint` saves."""
     return (tf.__internal__.tracking.Trackable,)
 
 
-@private
 def names_in_checkpoint(saved: bytes) -> dict[str, str]:
     """The names of variables by their keys in a checkpoint of `tf.train.Checkpoint`.
 
@@ -279,33 +233,12 @@ def names_in_checkpoint(saved: bytes) -> dict[str, str]:
     return {entry.checkpoint_key: entry.full_name for node in graph.nodes for entry in node.attributes}
 
 
-@private
 def is_stateful(kind: str) -> bool:
     """Whether an op is stateful; True for an unknown one."""
     from tensorflow.python.framework import op_def_registry
 
     definition = op_def_registry.get(kind)
     return definition is None or definition.is_stateful
-
-
-@private
-def with_constants(function: Any) -> Any:
-    """A concrete function whose variables are constants.
-
-    Raises:
-        ValueError, NotImplementedError, tf.errors.OpError: it uses something that cannot be a constant.
-    """
-    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
-
-    return convert_variables_to_constants_v2(function)
-
-
-@private
-def optimized(config: tf.compat.v1.ConfigProto, meta: tf.compat.v1.MetaGraphDef) -> tf.compat.v1.GraphDef:
-    """A graph after TensorFlow's graph optimizers; "train_op" in `meta` names the outputs."""
-    from tensorflow.python.grappler import tf_optimizer
-
-    return tf_optimizer.OptimizeGraph(config, meta)
 
 
 # -- Keras -------------------------------------------------------------------------------------------------------------
@@ -317,7 +250,6 @@ CALLBACK_SCRATCH = {"_model", "params", "csv_file", "writer", "_writers", "_summ
 # -- global state -----------------------------------------------------------------------------------------------------
 
 
-@private
 def keras_seed() -> int | None:
     """The last seed of `keras.utils.set_random_seed`; None if there was none, or the session was cleared since."""
     from keras.src.backend.common import global_state
@@ -343,7 +275,6 @@ def keras_globals_kept() -> Iterator[None]:
             vars(tracker).update(before)
 
 
-@private
 def in_stateless_scope() -> bool:
     """Whether an assignment goes to a `keras.StatelessScope`, and the variable keeps its value."""
     from keras.src.backend.common import stateless_scope
@@ -354,13 +285,11 @@ def in_stateless_scope() -> bool:
 # -- models and layers ------------------------------------------------------------------------------------------------
 
 
-@private
 def compiled_parts(model: keras.Model) -> tuple[Any, ...]:
     """Objects that each `compile` of a model makes anew."""
     return model.optimizer, model._compile_loss, model._compile_metrics
 
 
-@private
 def functional_kinds() -> tuple[type, ...]:
     """The class of `keras.Model(inputs, outputs)`."""
     from keras.src.models.functional import Functional
@@ -368,28 +297,40 @@ def functional_kinds() -> tuple[type, ...]:
     return (Functional,)
 
 
-@private
 def layers_within(layer: Any) -> list[Any]:
     """A layer and all layers inside it, at any depth."""
     return list(layer._flatten_layers())
 
 
-@private
 def own_weights(layer: Any) -> list[Any]:
     """The variables of a layer itself, without those of inner layers, seeds and metrics."""
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
-@private
 def forget_losses(layer: Any) -> None:
     """Drop the losses of a layer's last call: tensors of a finished graph."""
     layer._clear_losses()
 
 
-@private
-def made_by(tensor: Any) -> Any:
-    """The layer or operation that made a symbolic tensor of a functional model."""
-    return tensor._keras_history.operation
+def history(tensor: Any) -> list[tuple[Any, ...]]:
+    """The layers and operations that have led to a symbolic tensor of a functional model, with their arguments.
+
+    The last one is first. Instead of symbolic tensors, the arguments have their numbers.
+    """
+    numbers, waiting = {id(tensor): 0}, [tensor]
+    found: list[tuple[Any, ...]] = []
+    while waiting:
+        made_by = waiting.pop()._keras_history
+        arguments = made_by.operation._inbound_nodes[made_by.node_index].arguments
+        new = [one for one in arguments.keras_tensors if id(one) not in numbers]
+        numbers.update({id(one): len(numbers) + place for place, one in enumerate(new)})
+        waiting += new
+        others = keras.tree.map_structure(
+            lambda one: numbers[id(one)] if isinstance(one, keras.KerasTensor) else one,
+            [arguments.args, arguments.kwargs],
+        )
+        found.append((made_by.operation, made_by.tensor_index, others))
+    return found
 
 
 # -- variables --------------------------------------------------------------------------------------------------------
@@ -403,7 +344,6 @@ def call_by(variable: Any, path: str) -> None:
     variable._path = path
 
 
-@private
 def hold(variable: Any, value: tf.Variable) -> None:
     """Give a Keras variable another `tf.Variable`."""
     variable._value  # noqa: B018  (a version without it keeps the value somewhere else)
@@ -413,14 +353,12 @@ def hold(variable: Any, value: tf.Variable) -> None:
 # -- optimizers -------------------------------------------------------------------------------------------------------
 
 
-@private
 def adam_slots(optimizer: Any, variable: Any) -> tuple[Any, Any]:
     """The two slots of a variable in `keras.optimizers.Adam`: the means of gradients and of their squares."""
     index = optimizer._get_variable_index(variable)
     return optimizer._momentums[index], optimizer._velocities[index]
 
 
-@private
 def learning_rate_source(optimizer: Any) -> Any:
     """The schedule or function that was given as learning rate; None if it was a number."""
     found = optimizer._learning_rate
@@ -442,7 +380,6 @@ def copy_kept_from_decay(source: Any, target: Any) -> None:
         target._exclude_from_weight_decay_pattern = source._exclude_from_weight_decay_pattern
 
 
-@private
 def expect_averages(optimizer: Any) -> None:
     """Keep an optimizer from adding up the gradients of all towers, because they are averages already."""
     optimizer._all_reduce_sum_gradients  # noqa: B018  (a version without it adds them up somewhere else)
@@ -463,14 +400,12 @@ def _context() -> Any:
 # -- random seeds -----------------------------------------------------------------------------------------------------
 
 
-@private
 def tensorflow_seed() -> int | None:
     """The last seed of `tf.random.set_seed`, or None."""
     found: int | None = _context()._seed
     return found
 
 
-@private
 def set_tensorflow_seed(seed: int | None) -> None:
     """Like `tf.random.set_seed`, but also takes None."""
     _context()._set_global_seed(seed)
@@ -484,7 +419,6 @@ def drawing_seeds() -> random.Random | None:
 # -- determinism -----------------------------------------------------------------------------------------------------
 
 
-@private
 def is_deterministic() -> bool:
     """Whether ops without a deterministic form fail, after `tf.config.experimental.enable_op_determinism()`."""
     from tensorflow.python.framework import config
@@ -495,7 +429,6 @@ def is_deterministic() -> bool:
 # -- variables and tables ---------------------------------------------------------------------------------------------
 
 
-@private
 def tell_of_uses(use: Callable[[Any], None]) -> None:
     """Call a function before each use of a variable, from now on and in all threads.
 
@@ -550,7 +483,6 @@ class ChangingWriter(tf.summary.SummaryWriter):  # type: ignore[misc]
         """Do nothing."""
 
 
-@private
 def default_writer() -> Any:
     """The current summary writer of this thread, or None."""
     from tensorflow.python.ops import summary_ops_v2
@@ -558,23 +490,9 @@ def default_writer() -> Any:
     return summary_ops_v2._summary_state.writer
 
 
-@contextmanager
-def writing_through(write: Callable[..., Any]) -> Iterator[None]:
-    """Let `tf.summary.scalar` and the like call `write` meanwhile."""
-    from tensorboard.compat import tf2
-
-    summary = tf2.summary
-    original, summary.write = summary.write, write
-    try:
-        yield
-    finally:
-        summary.write = original
-
-
 # -- workers ----------------------------------------------------------------------------------------------------------
 
 
-@private
 def set_patience(*, leader: str, jobs: Sequence[tuple[str, int]], connected_ms: int, silence_ms: int) -> None:
     """Set how long TensorFlow's coordination service waits for workers; before they connect.
 
@@ -596,7 +514,6 @@ def set_patience(*, leader: str, jobs: Sequence[tuple[str, int]], connected_ms: 
     )
 
 
-@private
 def report_to_cluster(why: str) -> None:
     """Make every collective operation of all connected workers fail with a text, from now on."""
     if has_started():
@@ -604,13 +521,11 @@ def report_to_cluster(why: str) -> None:
             _context().report_error_to_cluster(_INTERNAL, why)
 
 
-@private
 def has_started() -> bool:
     """Whether TensorFlow has made its devices, without a start of TensorFlow."""
     return bool(_context()._initialized)
 
 
-@private
 def is_ready(result: Any) -> bool:
     """Whether `get` of a result that a coordinator has scheduled returns at once."""
     from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus

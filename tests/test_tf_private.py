@@ -12,7 +12,7 @@ import inspect
 import pkgutil
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,8 @@ import pytest
 import tensorflow as tf
 
 from prototrain import tf_private
-from prototrain.checkpoint.random import global_random_kept
+from prototrain.checkpoint.values import global_random_kept
 from prototrain.data.rule import PLAIN
-from prototrain.errors import PrototrainError
 from prototrain.tf_private import stage_name as name_of
 from tests.conftest import ROOT
 
@@ -114,8 +113,10 @@ def test_what_a_stage_was_told_of_order_and_seeds() -> None:
     tf_private.set_tensorflow_seed(None)  # which would be that of what has none
     plain = tf.data.Dataset.range(4)
     anew, same = plain.shuffle(4), plain.shuffle(4, seed=0, reshuffle_each_iteration=False)
+    assert [tf_private.is_seeded(stage) for stage in (anew, same)] == [False, True]
     assert [tf_private.has_each_pass_anew(stage) for stage in (anew, same)] == [True, False]
     drawn = [the("_Random", tf.data.Dataset.random(seed=seed)) for seed in (None, 3)]
+    assert [tf_private.is_seeded(stage) for stage in drawn] == [False, True]
     drawn += [the("_Random", tf.data.Dataset.random(rerandomize_each_iteration=True))]
     assert [tf_private.has_each_pass_anew(stage) for stage in drawn] == [False, False, True]
     for kind in (False, True, None):
@@ -172,12 +173,6 @@ def test_what_a_function_captured_is_the_same_at_each_call_or_not() -> None:
 
     assert tf_private.captures_vary(asks.get_concrete_function(True))
     assert not tf_private.captures_vary(asks.get_concrete_function(False))
-
-
-def test_a_passing_graph_takes_eager_tensors() -> None:
-    eager = tf.constant([1.0, 2.0])
-    with tf_private.passing_graph("passing").as_default():
-        assert not tf.executing_eagerly() and (eager + tf.ones([2])).shape == [2]
 
 
 def test_what_a_checkpoint_of_tensorflow_s_can_save() -> None:
@@ -351,7 +346,7 @@ def test_what_is_in_a_layer() -> None:
 
 def test_a_symbolic_tensor_knows_its_layer() -> None:
     dense = keras.layers.Dense(1)
-    assert tf_private.made_by(dense(keras.Input([2]))) is dense
+    assert tf_private.history(dense(keras.Input([2])) * 3.0)[1][0] is dense
 
 
 def test_a_variable_of_keras_gets_another_path_and_another_value() -> None:
@@ -388,17 +383,6 @@ def test_the_attributes_of_keras_callbacks_that_are_no_state() -> None:
     assert {"_model", "params", "writer", "csv_file"} <= tf_private.CALLBACK_SCRATCH
 
 
-def test_a_function_becomes_one_graph() -> None:
-    weight = tf.Variable(2.0)
-    twice = tf.function(lambda x: x * weight).get_concrete_function(tf.TensorSpec([], tf.float32))
-    frozen = tf_private.with_constants(twice)
-    weight.assign(5.0)
-    assert float(frozen(tf.constant(3.0))[0]) == 6.0 and not frozen.variables
-    meta = tf.compat.v1.MetaGraphDef(graph_def=frozen.graph.as_graph_def())
-    meta.collection_def["train_op"].node_list.value.append(frozen.outputs[0].op.name)
-    assert len(tf_private.optimized(tf.compat.v1.ConfigProto(), meta).node) <= len(meta.graph_def.node)
-
-
 def test_a_dataset_is_divided_by_its_files(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).write_text(f"{name}1\n{name}2\n")
@@ -407,40 +391,6 @@ def test_a_dataset_is_divided_by_its_files(tmp_path: Path) -> None:
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
     part = tf_private.divided_by_files(lines.with_options(options), 2, 1)
     assert list(part.as_numpy_iterator()) == [b"b1", b"b2"]
-
-
-# -- a version that has changed a name --------------------------------------------------------------------------------
-
-
-@tf_private.private
-def renamed(thing: Any) -> Any:
-    return thing._no_such_name
-
-
-@tf_private.private
-def moved() -> Any:
-    from tensorflow.python.framework import no_such_module
-
-    return no_such_module
-
-
-@tf_private.private
-def calls(function: Callable[[], Any]) -> Any:
-    return function()
-
-
-@pytest.mark.parametrize(
-    ("call", "said"), [(lambda: renamed(tf.Variable(1.0)), "renamed.*_no_such_name"), (moved, "moved.*no_such_module")]
-)
-def test_a_name_that_is_not_there_is_one_line(call: Callable[[], Any], said: str) -> None:
-    with pytest.raises(PrototrainError, match=rf"{said}.*docs/versions.md") as caught:
-        call()
-    assert tf.__version__ in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_an_error_of_other_code_is_left_alone() -> None:
-    with pytest.raises(AttributeError):
-        calls(lambda: tf.no_such_name)
 
 
 # -- nowhere else -----------------------------------------------------------------------------------------------------
@@ -493,12 +443,3 @@ def test_private_names_are_used_in_one_place() -> None:
     ours = set().union(*map(defined, SOURCES.values()))
     found = {name: names for name, tree in others.items() if (names := set(private_names(tree)) - ours)}
     assert found == OTHERS
-
-
-def test_private_names_are_seen() -> None:
-    program = """
-from tensorflow.python.eager import context
-import keras.src.models
-def f(self, stage): return stage._inputs(), self._seed2_of_it, tf.__internal__, "tensorflow.python.x"
-"""
-    assert len(list(private_names(ast.parse(program)))) == 6

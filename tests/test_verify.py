@@ -219,6 +219,8 @@ def _forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("unregistered", "state"),
         ("unsaved callback", "randomness"),
         ("unseeded", "data"),
+        ("XLA", None),
+        ("XLA loop", None),
     ],
 )
 def test_programs(program: str, where: str | None, tmp_path: Path) -> None:

@@ -165,6 +165,8 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "unregistered": lambda: Unregistered().train(max_steps=1000),
     "unsaved callback": lambda: tiny(Warmup()),
     "unseeded": lambda: tiny(datasets=unseeded),
+    "XLA": lambda: tiny(datasets=lambda: {"trn": tiny_arrays()}, model__jit_compile="auto"),
+    "XLA loop": lambda: tiny(datasets=lambda: {"trn": tiny_arrays()}, model__jit_compile="loop"),
 }
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ An action is a module with `run(model, args)`. Its function `add_arguments(parse
 for the command line; `args` is the parser's namespace.
 """
 
-from prototrain.actions.compact import load_compact
 from prototrain.actions.restore import Restored, add_checkpoint, restore
 
-__all__ = ["Restored", "add_checkpoint", "load_compact", "restore"]
+__all__ = ["Restored", "add_checkpoint", "restore"]

@@ -1,4 +1,4 @@
-"""Write the model as a SavedModel or one file that needs no prototrain, and check that it gives the same results."""
+"""Write the model as a SavedModel or a Keras file, and check that it gives the same results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from types import MappingProxyType
 import keras
 import numpy as np
 
-from prototrain.actions.compact import freeze
 from prototrain.actions.files import appearing
 from prototrain.actions.restore import add_checkpoint, restore
 from prototrain.actions.saved_model import ServedModel, compare
@@ -21,7 +20,7 @@ from prototrain.model.built import BuiltModel
 from prototrain.system.terminal import plain_table, say
 from prototrain.system.tracebacks import first_line
 
-_SUFFIXES = {"saved_model": "", "compact": ".pb", "keras": ".keras"}
+_SUFFIXES = {"saved_model": "", "keras": ".keras"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -31,13 +30,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--format",
         choices=tuple(_SUFFIXES),
         default="saved_model",
-        help="a SavedModel with the config's inputs and outputs; compact: the same as one file, an optimized graph "
-        "with the weights in it; or a .keras file of the network, if that is one Keras model; default: %(default)s",
+        help="a SavedModel with the config's inputs and outputs, or a .keras file of the network, if that is one Keras "
+        "model; default: %(default)s",
     )
 
 
 def run(model: ModelProtocol, args: Namespace) -> None:
-    """Write ``exported/<step>/`` in the experiment's directory, or ``exported/<step>.pb``, or ``.keras``.
+    """Write ``exported/<step>/`` in the experiment's directory, or ``exported/<step>.keras``.
 
     The signature ``serving_default`` takes ``actions.export.inputs`` and returns ``actions.export.outputs``, for any
     number of examples. A fresh Python process that cannot import prototrain loads the export and runs it on real data;
@@ -45,7 +44,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
 
     Args:
         model: a trained one.
-        args: `checkpoint`, and `format`, "saved_model", "compact" or "keras".
+        args: `checkpoint`, and `format`, "saved_model" or "keras".
 
     Raises:
         CheckpointError: there is no checkpoint that fits.
@@ -64,8 +63,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
         rows = {"network": network.name, "compared": write_keras(network, final)}
     else:
         served = ServedModel(restored.built, inputs, outputs)
-        write = write_compact if args.format == "compact" else write_export
-        rows = {**served.describe(), "compared": write(served, final)}
+        rows = {**served.describe(), "compared": write_export(served, final)}
     say(plain_table({**restored.describe(), **rows}), end="\n\n")
     say(f"exported to {restored.experiment.keep(final)}")
 
@@ -99,15 +97,6 @@ def write_export(served: ServedModel, final: Path, extra: Mapping[str, Path] = M
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, temporary / name)
     return outcome
-
-
-def write_compact(served: ServedModel, final: Path) -> str:
-    """Write one optimized graph in which the weights are constants; otherwise as `write_export`."""
-    content = freeze(served).SerializeToString()
-    with appearing(final) as temporary:
-        temporary.write_bytes(content)
-        outcome = compare(served, temporary)
-    return f"{outcome}; {len(content):,} bytes"
 
 
 def write_keras(network: keras.Model, final: Path) -> str:

@@ -61,14 +61,7 @@ def add_plot(parser: ArgumentParser, default: str) -> None:
 def write_plot(
     path: Path, points: Sequence[tuple[float, float]], mark: tuple[float, float], label: str, *, axes: tuple[str, str]
 ) -> None:
-    """Draw a curve over a logarithmic axis, and print the path, or that matplotlib is missing.
-
-    Args:
-        path: of the picture.
-        points: of the curve.
-        mark: a point on the curve.
-        label: of the mark.
-        axes: their labels.
+    """Draw a curve over a logarithmic axis, with a mark on it, and print the path, or that matplotlib is missing.
 
     Raises:
         ExperimentError: the file cannot be written.

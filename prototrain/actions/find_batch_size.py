@@ -18,7 +18,7 @@ import psutil
 import tensorflow as tf
 
 from prototrain.actions.files import add_plot, write_plot
-from prototrain.callbacks import Callback, LearningRate
+from prototrain.callbacks import CallbackFactory, LearningRate
 from prototrain.data.batches import batch_size
 from prototrain.errors import ConfigError, DataError, OutOfMemoryError
 from prototrain.model import ModelProtocol
@@ -26,7 +26,6 @@ from prototrain.system.terminal import Table, say, show
 from prototrain.trainers.tower import SimpleTrainer
 
 ABOUT_AS_FAST: Final = 0.95
-_WARM: Final = 3  # steps that are not measured
 _TIMES: Final = 3
 _MIB: Final = 2**20
 
@@ -92,17 +91,7 @@ def suggest(found: Sequence[Measured]) -> Measured:
 
 
 def measure(model: ModelProtocol, start: int, largest: int, steps: int) -> tuple[list[Measured], str]:
-    """Measure one batch size after the other; leaves the last one in ``model.batch_size``.
-
-    Args:
-        model: the model.
-        start: the first size.
-        largest: the last one at most.
-        steps: to measure.
-
-    Returns:
-        the measurements, and why they ended, in words.
-    """
+    """Measure one batch size after the other; returns the measurements, and why they ended, in words."""
     found: list[Measured] = []
     size = start
     while size <= largest:
@@ -130,24 +119,11 @@ def measure(model: ModelProtocol, start: int, largest: int, steps: int) -> tuple
 
 
 def _speed(trainer: SimpleTrainer, size: int, steps: int) -> float:
-    stopwatch = _Stopwatch(steps)
-    trainer.train([LearningRate(lambda step: tf.zeros([])), stopwatch], max_steps=_WARM + _TIMES * steps)
-    fastest = min(end - begin for begin, end in pairwise(stopwatch.times))
-    return size * steps / max(fastest, 1e-9)
-
-
-class _Stopwatch(Callback):
-    """Records the time after the first steps, and then every so many."""
-
-    def __init__(self, steps: int) -> None:
-        self.times: list[float] = []
-        self._at = [_WARM + number * steps for number in range(_TIMES + 1)]
-
-    def next_step(self, step: int) -> int | None:
-        return next((at for at in self._at if at > step), None)
-
-    def trigger_step(self) -> None:
-        self.times.append(time.perf_counter())
+    """Examples per second in the fastest of some measurements."""
+    times: list[float] = []
+    stopwatch = CallbackFactory(trigger=lambda callback: times.append(time.perf_counter())).every(steps=steps)
+    trainer.train([LearningRate(lambda step: tf.zeros([])), stopwatch], max_steps=(_TIMES + 1) * steps)
+    return size * steps / max(min(end - begin for begin, end in pairwise(times)), 1e-9)
 
 
 def _too_large(found: Sequence[Measured]) -> str | None:

@@ -70,11 +70,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
 
 
 def try_rates(model: ModelProtocol, start: float, end: float, steps: int) -> list[Point]:
-    """Train a separate model while the rate grows by a constant factor from step to step.
-
-    Returns:
-        a point for each step, up to the first loss that is not finite or too large.
-    """
+    """Train a separate model while the rate grows; returns a point for each step, until the loss diverges."""
     trainer = SimpleTrainer(model)
     growth = math.log(end / start)
 

@@ -28,19 +28,14 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     batch = [(name, *_describe(tensor)) for name, tensor in by_path(built.data.first_batch).items()]
     tensors = [(name, *_describe(tensor)) for name, tensor in by_path(net).items()]
     show(built.table(), end="\n\n")
-    show(plain_table(_totals(built)), end="\n\n")
-    show(Table(batch, ["input", "dtype", "shape"]), end="\n\n")
-    show(Table(tensors, ["tensor", "dtype", "shape"]), end="\n\n")
-    show(callback_table(default_callbacks(model)))
-
-
-def _totals(built: BuiltModel) -> dict[str, str]:
-    """Numbers of parameters."""
     total, trained = (
         sum(variable.shape.num_elements() or 0 for variable in variables.values())
         for variables in (built.variables, built.trainable)
     )
-    return {"parameters": f"{total:,}, {trained:,} of them trained"}
+    show(plain_table({"parameters": f"{total:,}, {trained:,} of them trained"}), end="\n\n")
+    show(Table(batch, ["input", "dtype", "shape"]), end="\n\n")
+    show(Table(tensors, ["tensor", "dtype", "shape"]), end="\n\n")
+    show(callback_table(default_callbacks(model)))
 
 
 def _describe(value: Any) -> tuple[str, str]:
@@ -68,7 +63,12 @@ def callback_table(callbacks: Sequence[Callback]) -> Table:
 
 def _when(callback: Callback) -> str:
     if isinstance(callback, PeriodicTrigger):
-        return _interval(callback)
+        units = {
+            "step": callback.every_k_steps, "epoch": callback.every_k_epochs, "second": callback.every_n_seconds
+        }  # fmt: skip
+        times = [f"after each {unit}" if k == 1 else f"every {k} {unit}s" for unit, k in units.items() if k]
+        times += ["before training"] * ("before_train" in callback.schedule)
+        return " and ".join(times + ["at the end"] * callback.at_end)
     if isinstance(callback, ProxyCallback):
         return f"{_when(callback.callback)} ({type(callback).__name__})"
     words = []
@@ -83,10 +83,3 @@ def _when(callback: Callback) -> str:
     around = ("before_train", "after_train", "before_epoch", "after_epoch")
     around_words = [hook.replace("_", " ") for hook in around if callback.overrides(hook)]
     return ", ".join(words or around_words or ["at setup"])
-
-
-def _interval(trigger: PeriodicTrigger) -> str:
-    units = {"step": trigger.every_k_steps, "epoch": trigger.every_k_epochs, "second": trigger.every_n_seconds}
-    words = [f"after each {unit}" if k == 1 else f"every {k} {unit}s" for unit, k in units.items() if k]
-    words += ["before training"] * ("before_train" in trigger.schedule)
-    return " and ".join(words + ["at the end"] * trigger.at_end)

@@ -82,7 +82,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     }
     say(plain_table(rows), end="\n\n")
     predictor = DatasetPredictor(built.get_predictor(inputs, outputs), data.dataset)
-    examples = not_finite = 0
+    examples = 0
     with built.stop, appearing(path) as temporary, open(temporary, "wb") as file:
         writer = _writer(path, file)
         for batch, values in predictor.pairs():
@@ -92,7 +92,6 @@ def run(model: ModelProtocol, args: Namespace) -> None:
             named |= {name: _kept(batch, name) for name in args.keep}
             columns = {name: _column(name, value, size) for name, value in named.items()}
             writer.write(columns)
-            not_finite += sum(map(_not_finite, columns.values()))
             examples += size
             built.stop.check()
         if not examples:
@@ -104,8 +103,7 @@ def run(model: ModelProtocol, args: Namespace) -> None:
     if args.output is None:
         experiment.keep(about)
         where = experiment.keep(path)
-    odd = f" ({not_finite:,} numbers are not finite)" if not_finite else ""
-    say(f"written to {where}: {examples:,} examples{odd}")
+    say(f"written to {where}: {examples:,} examples")
 
 
 def _kept(batch: Any, name: str) -> Any:
@@ -117,21 +115,17 @@ def _kept(batch: Any, name: str) -> Any:
 
 def _column(name: str, value: Any, size: int) -> Any:
     """What one output has for each example: an array of a type that NumPy itself knows, or a ragged tensor."""
-    if isinstance(value, tf.SparseTensor | dict | tuple):
-        raise ModelError(f"{name!r} is no tensor with a row for each example, but a {type(value).__name__}")
-    if not value.shape or value.shape[0] != size:
-        raise ModelError(f"{name!r} of shape {tuple(value.shape)} has not one row for each of {size} examples")
+    if isinstance(value, tf.SparseTensor | dict | tuple) or not value.shape or value.shape[0] != size:
+        shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+        raise ModelError(
+            f"{name!r} is a {type(value).__name__}{shape}, not a tensor with a row for each of {size} examples"
+        )
     if isinstance(value, tf.RaggedTensor):
         return value
     array = np.ascontiguousarray(value)
     if array.dtype.kind == "c":
         raise ModelError(f"{name!r} is complex; have build() return its parts")
     return array.astype(np.float32) if array.dtype.kind not in "biufOSU" or array.dtype.name == "bfloat16" else array
-
-
-def _not_finite(value: Any) -> int:
-    is_float = isinstance(value, np.ndarray) and value.dtype.kind == "f"
-    return int(np.count_nonzero(~np.isfinite(value))) if is_float else 0
 
 
 def _names(text: str) -> list[str]:

@@ -15,8 +15,6 @@ from prototrain.experiment.remote import fetched
 from prototrain.model import ModelProtocol
 from prototrain.model.built import BuiltModel
 
-__all__ = ["Restored", "add_checkpoint", "restore"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:

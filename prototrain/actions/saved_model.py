@@ -41,7 +41,6 @@ class ServedModel:
         outputs: names in the model's mapping; or, for each signature, such names by the names of its outputs.
 
     Attributes:
-        built: the model.
         specs: the inputs by name.
         cases: inputs from the training data, with different numbers of examples.
 
@@ -97,7 +96,7 @@ class ServedModel:
         return self._functions[DEFAULT].get_concrete_function()
 
     def tolerance(self, output: tf.Tensor) -> float:
-        """How much of its largest value an output may differ by on another device or with other fused operations."""
+        """How much of its largest value an output may differ by, as other devices and fused operations may round."""
         sixteen_bits = self.built.config["model.mixed_precision"] is not None or output.dtype.size == 2
         return 2e-2 if sixteen_bits else 1e-4
 

@@ -13,10 +13,8 @@ import mmap
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -35,8 +33,7 @@ FORMAT = 1
 BUNDLE = "model"
 """The prefix of the bundle with the variables."""
 READ_ERRORS = (OSError, ValueError, IndexError, KeyError, TypeError, RuntimeError, AssertionError, tf.errors.OpError)
-HOLDS_GRAPH = "it is an iterator that holds datasets, and a restore would have to run their graphs"
-NICENESS = 10  # of threads that write a large checkpoint during training: a tenth of a busy core
+_HOLDS_GRAPH = "it is an iterator that holds datasets, and a restore would have to run their graphs"
 _DIGEST = "sha256"  # protects against damage, not against forgery
 _THREADS = min(4, os.cpu_count() or 1)
 _FILE_BYTES = 2**28  # about the size of one file of a bundle
@@ -77,7 +74,6 @@ class Snapshot:
         meta: everything else, as JSON can hold it.
         check: called with the values by name in the writing thread, before they are written; raises an error if they
             must not be saved.
-        gives_way: whether the threads that write large files have a low priority.
     """
 
     step: int
@@ -85,7 +81,6 @@ class Snapshot:
     saveables: dict[str, Saveable] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
     check: Callable[[Mapping[str, tf.Tensor]], object] | None = None
-    gives_way: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,7 +149,7 @@ def start_snapshot(directory: Path, snapshot: Snapshot) -> Callable[[], None]:
             snapshot.check(tensors)
         parts = {name: rest() if callable(rest) else rest for name, rest in written.items()}
         if tensors:
-            _write_bundle(directory / BUNDLE, tensors, gives_way=snapshot.gives_way)
+            _write_bundle(directory / BUNDLE, tensors)
         shapes = {name: {"shape": one.shape.as_list(), "dtype": one.dtype.name} for name, one in tensors.items()}
         meta = {
             "format": FORMAT,
@@ -175,7 +170,7 @@ def start_snapshot(directory: Path, snapshot: Snapshot) -> Callable[[], None]:
 def _sync_and_digest(files: list[Path]) -> dict[str, dict[str, Any]]:
     for path in files:
         if holds_graph(path):
-            raise CheckpointError(f"the state in {path.name} cannot be saved: {HOLDS_GRAPH}")
+            raise CheckpointError(f"the state in {path.name} cannot be saved: {_HOLDS_GRAPH}")
     with ThreadPoolExecutor(_THREADS) as pool:  # a file is read for its digest while the disk writes it
         started = [(path, pool.submit(_digest, path), pool.submit(sync, path)) for path in files]
     for _, _, synced in started:
@@ -183,7 +178,7 @@ def _sync_and_digest(files: list[Path]) -> dict[str, dict[str, Any]]:
     return {path.name: {"size": path.stat().st_size, _DIGEST: digest.result()} for path, digest, _ in started}
 
 
-def _write_bundle(prefix: Path, tensors: Mapping[str, tf.Tensor], *, gives_way: bool) -> None:
+def _write_bundle(prefix: Path, tensors: Mapping[str, tf.Tensor]) -> None:
     """Write tensors into one file, or into several at once: TensorFlow writes a file with one thread."""
     parts: list[dict[str, tf.Tensor]] = []
     size = _FILE_BYTES
@@ -194,8 +189,7 @@ def _write_bundle(prefix: Path, tensors: Mapping[str, tf.Tensor], *, gives_way: 
         parts[-1][name] = tensor
         size += tensor.shape.num_elements() * tensor.dtype.size
     prefixes = [f"{prefix}-{number}" for number in range(len(parts))]
-    # A single file is written fast, by a thread that often holds Python's lock: it must not have a low priority.
-    with ThreadPoolExecutor(_THREADS, initializer=_give_way if gives_way and len(parts) > 1 else None) as pool:
+    with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(_write_tensors, prefixes, parts))
     with tf.device("CPU:0"):
         tf.raw_ops.MergeV2Checkpoints(
@@ -211,13 +205,6 @@ def _write_tensors(prefix: str, tensors: Mapping[str, tf.Tensor]) -> None:
             shape_and_slices=[""] * len(tensors),
             tensors=list(tensors.values()),
         )
-
-
-def _give_way() -> None:
-    """Lower the priority of this thread, where a thread can have one."""
-    if sys.platform == "linux":
-        with suppress(OSError):  # a sandbox may forbid it
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 # -- reading and verifying --------------------------------------------------------------------------------------------

@@ -1,25 +1,21 @@
-"""The entries of `trainer.state`: what a checkpoint holds of each, and how they are restored."""
+"""The entries of `trainer.state`: what a checkpoint holds of each, how they are restored, which are not finite."""
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.checkpoint.files import HOLDS_GRAPH, READ_ERRORS, Checkpoint, Saveable, holds_graph
-from prototrain.checkpoint.json_codec import TAG, decode, encode
-from prototrain.checkpoint.random import GENERATORS, GeneratorState
+from prototrain.checkpoint.files import READ_ERRORS, Checkpoint, Saveable
+from prototrain.checkpoint.values import GENERATORS, TAG, GeneratorState, decode, encode
 from prototrain.errors import CheckpointError
 from prototrain.system.tracebacks import first_line
-from prototrain.system.wording import FRESH
+from prototrain.system.wording import FRESH, some_of
 from prototrain.tf_private import KerasVariable, trackable_kinds
 from prototrain.towers import OF_TOWER, components, is_seed, seed_of_tower
 
@@ -28,8 +24,8 @@ OF_CALLBACKS = "callbacks/"
 
 _CURE = f"use {FRESH}, another trainer.experiment_name, or model.weights_load_path to load the weights that match"
 _HOLDERS = (keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, tf.Module)
-# Tags of entries in meta.json: why one is missing; the result of `state_dict`; an array's name in the bundle.
-_LOST, _OBJECT, _STORED = (f"{TAG}{kind}" for kind in ("lost", "object", "stored"))
+# Tags of entries in meta.json: the result of `state_dict`; an array's name in the bundle.
+_OBJECT, _STORED = (f"{TAG}{kind}" for kind in ("object", "stored"))
 _IN_BUNDLE = {"bool", "bfloat16", "complex64", "complex128", "float16", "float32", "float64"}
 _IN_BUNDLE |= {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 
@@ -131,15 +127,10 @@ class StateEntries:
     def values(self) -> dict[str, Any]:
         """What meta.json holds of the entries.
 
-        An entry that has become something that cannot be saved does not cost the others: the reason replaces it.
+        Raises:
+            CheckpointError: it names an entry that cannot be saved, and the reason.
         """
-        found: dict[str, Any] = {}
-        for key in (*self._values, *self._arrays, *self._objects):
-            try:
-                found[key] = self._encode(key)
-            except CheckpointError as error:
-                found[key] = {_LOST: str(error)}
-        return found
+        return {key: self._encode(key) for key in (*self._values, *self._arrays, *self._objects)}
 
     def _encode(self, key: str) -> Any:
         if key in self._arrays:
@@ -159,18 +150,6 @@ class StateEntries:
         mine = [name for name in self.variables if not name.startswith(OF_CALLBACKS) and name not in arrays]
         return [name for name in mine if name not in registered]
 
-    def check(self) -> None:
-        """Check that a checkpoint can hold every entry, before the first step.
-
-        Raises:
-            CheckpointError: it names an entry that cannot be saved, and the reason.
-        """
-        for key in (*self._values, *self._objects):
-            self._encode(key)
-        for key, entry in self._state.items():
-            if isinstance(entry, tf.data.Iterator):  # only an attempt tells, and one at its beginning is small
-                _try_to_save(self.saveables[key], f"state[{key!r}]")
-
     # -- restoring ----------------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -189,8 +168,8 @@ class StateEntries:
         meta, values = checkpoint.meta, checkpoint.meta["values"]
         saved = checkpoint.tensors() if meta["variables"] else {}
         data = self._read_data(values, saved)
-        variables = self._match_variables(checkpoint, saved, known=data.keys() | _lost(values).keys())
-        missing = [key for key in self._values if key not in data and key not in _lost(values)]
+        variables = self._match_variables(checkpoint, saved, known=data.keys())
+        missing = [key for key in self._values if key not in data]
         missing += [key for key in self._objects if key not in values]
         missing += [key for key in self.saveables if key not in meta["parts"]]
         if missing:
@@ -198,9 +177,8 @@ class StateEntries:
         for key, entry in self.saveables.items():
             entry.read(checkpoint.prefix_of(key), meta["parts"][key])
         for key, holder in self._objects.items():
-            if key not in _lost(values):
-                with restore_errors(f"state[{key!r}]"):
-                    holder.load_state_dict(decode(values[key][_OBJECT]))
+            with restore_errors(f"state[{key!r}]"):
+                holder.load_state_dict(decode(values[key][_OBJECT]))
         del saved
         yield
         self._put(data)
@@ -244,7 +222,7 @@ class StateEntries:
         found: dict[str, Any] = {}
         for key in (*self._values, *self._arrays, *late):
             coded: Any = values.get(key)
-            if key not in values or _has_tag(_LOST, coded) or _has_tag(_OBJECT, coded):
+            if key not in values or _has_tag(_OBJECT, coded):
                 continue
             if not _has_tag(_STORED, coded):
                 with restore_errors(f"state[{key!r}]"):
@@ -267,8 +245,7 @@ class StateEntries:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Restore, at the end, the variables, arrays, objects and plain values."""
-        values = self.values()
-        coded = {key: value for key, value in values.items() if key not in _lost(values)}
+        coded = self.values()
         arrays = {key: np.copy(self._state[key], "K") for key in self._arrays}
         variables = [one for one in self.variables.values() if not isinstance(one, np.ndarray)]
         before = [(copy, tf.identity(copy)) for variable in variables for copy in components(variable)]
@@ -278,9 +255,8 @@ class StateEntries:
             for copy, value in before:
                 copy.assign(value)
             for key, holder in self._objects.items():
-                if key in coded:
-                    holder.load_state_dict(decode(coded[key][_OBJECT]))
-            self._put(arrays | {key: decode(coded[key]) for key in self._values if key in coded})
+                holder.load_state_dict(decode(coded[key][_OBJECT]))
+            self._put(arrays | {key: decode(coded[key]) for key in self._values})
 
 
 # -- helpers ----------------------------------------------------------------------------------------------------------
@@ -294,19 +270,6 @@ def _fits_bundle(entry: Any) -> bool:
 
 def _has_tag(tag: str, coded: Any) -> bool:
     return isinstance(coded, dict) and coded.keys() == {tag}
-
-
-def _lost(values: Mapping[str, Any]) -> dict[str, str]:
-    return {key: coded[_LOST] for key, coded in values.items() if _has_tag(_LOST, coded)}
-
-
-def lost_in(values: Mapping[str, Any]) -> list[str]:
-    """Why entries are not in a checkpoint.
-
-    Args:
-        values: the entries in its meta.json.
-    """
-    return list(_lost(values).values())
 
 
 def _fill(old: Any, value: Any) -> bool:
@@ -323,16 +286,6 @@ def _fill(old: Any, value: Any) -> bool:
     else:
         return False
     return True
-
-
-def _try_to_save(saveable: Saveable, where: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="prototrain-") as scratch:
-        try:
-            saveable.write(os.path.join(scratch, "trial"))
-        except READ_ERRORS as error:
-            raise CheckpointError(f"{where} cannot be saved: {first_line(error)}") from error
-        if any(map(holds_graph, Path(scratch).iterdir())):
-            raise CheckpointError(f"{where} cannot be saved: {HOLDS_GRAPH}")
 
 
 def late_words(names: list[str]) -> str:
@@ -419,3 +372,69 @@ def check_fit(variables: Mapping[str, Any], saved: Mapping[str, tf.Tensor], wher
 def describe_variable(variable: Any) -> str:
     """Dtype and shape, such as ``float32[64,128]``."""
     return f"{tf.as_dtype(variable.dtype).name}[{','.join(str(size) for size in variable.shape)}]"
+
+
+# -- finite values ----------------------------------------------------------------------------------------------------
+
+NAN, INFINITE = "NaN", "infinite"
+_SHOWN = 4
+_PART = 2**18  # elements
+
+
+class FiniteState:
+    """Finds variables that are not finite, except those that were not at the start, such as a mask of -inf.
+
+    A NaN is also found in a variable that was infinite at the start.
+
+    Attributes:
+        ignored: regular expressions; variables whose names match one of them are skipped.
+    """
+
+    def __init__(self) -> None:
+        self.ignored: list[str] = []
+        self._known: dict[str, str | None] = {}  # what each variable was at the start
+
+    def begin(self, variables: Mapping[str, Any]) -> dict[str, str]:
+        """Record which variables are not finite before training.
+
+        Args:
+            variables: by name; those of an earlier call are skipped.
+
+        Returns:
+            "NaN" or "infinite" by name.
+        """
+        new = {name: variable for name, variable in variables.items() if name not in self._known}
+        found = not_finite(new)
+        self._known.update({name: found.get(name) for name in new})
+        return found
+
+    def find(self, values: Mapping[str, Any]) -> dict[str, str]:
+        """The values that are not finite and should be: "NaN" or "infinite" by name."""
+        checked = {
+            name: value
+            for name, value in values.items()
+            if self._known.get(name) != NAN and not any(re.match(pattern, name) for pattern in self.ignored)
+        }
+        return {name: kind for name, kind in not_finite(checked).items() if kind != self._known.get(name)}
+
+
+def not_finite(values: Mapping[str, Any]) -> dict[str, str]:
+    """The tensors, variables and arrays that are not finite: "NaN" or "infinite" by name."""
+    found = {}
+    for name, value in values.items():
+        dtype = tf.as_dtype(value.dtype)
+        if dtype.is_floating or dtype.is_complex:
+            array = np.asarray(value if isinstance(value, np.ndarray) else tf.convert_to_tensor(value))
+            flat = array.reshape(-1)  # in parts that fit the processor's cache
+            if not all(np.isfinite(flat[begin : begin + _PART]).all() for begin in range(0, flat.size, _PART)):
+                found[name] = NAN if np.isnan(array).any() else INFINITE
+    return found
+
+
+def in_words(found: Mapping[str, str]) -> str:
+    """The result of `not_finite` as a sentence."""
+    kinds: dict[str, list[str]] = {}
+    for name, kind in found.items():
+        kinds.setdefault(kind, []).append(name)
+    listed = [(some_of(names, _SHOWN), "is" if len(names) == 1 else "are", kind) for kind, names in kinds.items()]
+    return "; ".join(map(" ".join, listed))

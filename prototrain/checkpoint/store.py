@@ -15,7 +15,6 @@ from pathlib import Path
 import tensorflow as tf
 
 from prototrain.checkpoint.files import Checkpoint, Snapshot, UnknownFormatError, start_snapshot, verify
-from prototrain.checkpoint.state import lost_in
 from prototrain.errors import CheckpointError
 from prototrain.experiment.names import checkpoint_steps
 from prototrain.system.files import sync
@@ -84,8 +83,6 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
             write_rest = start_snapshot(temporary, snapshot)
-        for reason in lost_in(snapshot.meta.get("values", {})):
-            self._announce(f"WARNING: {reason}; the checkpoint of step {snapshot.step} is without it")
 
         def finish() -> Path:
             with _whole_or_nothing(temporary, final):

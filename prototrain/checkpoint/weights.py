@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import io
 import json
 import re
@@ -20,13 +19,12 @@ import tensorflow as tf
 from tabulate import tabulate
 
 from prototrain.checkpoint.files import BUNDLE, META, read_bundle, verify
-from prototrain.checkpoint.finite import NAN, in_words, not_finite
-from prototrain.checkpoint.state import OF_CALLBACKS, describe_variable
+from prototrain.checkpoint.state import NAN, OF_CALLBACKS, describe_variable, in_words, not_finite
 from prototrain.checkpoint.store import Checkpoints
 from prototrain.errors import CheckpointError
 from prototrain.experiment import STEP, Experiment
 from prototrain.experiment.remote import fetched
-from prototrain.system.files import special, write_atomic
+from prototrain.system.files import write_atomic
 from prototrain.system.tracebacks import first_line
 from prototrain.tf_private import names_in_checkpoint
 
@@ -79,7 +77,7 @@ def load_weights(
     read = read if prepare is None else prepare(read)
     report: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     saved = _renamed(read, names, prefix, report["excluded"], where)
-    if not isinstance(source, Mapping) and str(source).endswith((".h5", ".hdf5")):
+    if not isinstance(source, Mapping) and str(source).endswith(".h5"):
         saved = _of_layers(saved, variables)
     patterns = [_compiled(pattern) for pattern in ([ignore] if isinstance(ignore, str) else ignore)]
     values = {}
@@ -221,9 +219,9 @@ def read_weights(source: Source) -> dict[str, np.ndarray[Any, Any]]:
     """Read all arrays of a source by name, without a ``:0`` at the end.
 
     Args:
-        source: arrays by name; or the path of a ``.npz``, of a Keras ``.h5``, of an experiment (its newest checkpoint),
-            of one of its checkpoints, of a directory with a ``checkpoint`` file, or the prefix of a TensorFlow
-            checkpoint. All but the last two may be URLs.
+        source: arrays by name; or the path of a ``.npz``, of a Keras ``.weights.h5``, of an experiment (its newest
+            checkpoint), of one of its checkpoints, of a directory with a ``checkpoint`` file, or the prefix of a
+            TensorFlow checkpoint. All but the last two may be URLs.
 
     Returns:
         the arrays. A ``.weights.h5`` has no names of weights: they are called ``layer/0``, ``layer/1`` and so on.
@@ -235,18 +233,14 @@ def read_weights(source: Source) -> dict[str, np.ndarray[Any, Any]]:
         return {str(name).removesuffix(":0"): _array(name, value) for name, value in source.items()}
     try:
         path = fetched(source).expanduser()
-        if path.is_dir() or path.suffix not in (".npz", ".npy", ".h5", ".hdf5", ".keras"):
+        if path.is_dir() or path.suffix not in (".npz", ".npy", ".h5", ".keras"):
             return _read_named(_bundle_prefix(path))
         if not path.exists():
             raise CheckpointError(f"there is no file {path} to take weights from")
-        if (what := special(path.resolve())) is not None:  # reading it would wait
-            raise CheckpointError(f"{path} is {what}, not a file")
     except (OSError, ValueError) as error:  # a name that is too long, or has a NUL in it
         raise CheckpointError(f"there is no checkpoint {str(source)[:80]!r}: {first_line(error)}") from error
-    if path.suffix == ".npy":
-        raise CheckpointError(f"{path} can only hold weights as a pickle, which may run code; make a .npz of it")
-    if path.suffix == ".keras":
-        raise CheckpointError(f"{path} is a whole model: keras.models.load_model reads it in build()")
+    if path.suffix in (".npy", ".keras"):  # a pickle, which may run code, and a whole model
+        raise CheckpointError(f"weights are not read from {path}; write them to a .npz or a .weights.h5")
     read = _read_npz if path.suffix == ".npz" else _read_h5
     try:
         return {name.removesuffix(":0"): value for name, value in read(path).items()}
@@ -267,34 +261,27 @@ def _read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _read_h5(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Read what any version of Keras's `save_weights` wrote. Links to other files are not followed."""
+    """Read what Keras's `save_weights` wrote. Links to other files are not followed.
+
+    The weights of a layer are numbered in its group ``vars``, which has the layer's name.
+    """
     datasets: dict[str, Any] = {}
-    groups: dict[str, Any] = {}
+    layers: dict[str, str] = {}
 
     def note(name: str, item: Any) -> None:
         if isinstance(item, h5py.Group):
-            groups[name] = item
+            if "name" in item.attrs:
+                layers[f"/{name}".removesuffix("/vars")] = str(item.attrs["name"])
         elif item.external or item.is_virtual:
             raise ValueError(f"{name} lies in another file")
         else:
-            datasets[name] = item
+            datasets[f"/{name}"] = item
 
     with h5py.File(path, "r") as file:
-        note("", file)
         file.visititems(note)
-        # Since Keras 3 the weights of a layer are numbered in `<path>/vars`, which has the layer's name.
-        homes = {f"/{name}".removesuffix("/vars"): name for name in groups if f"/{name}".endswith("/vars")}
-        named = {home: groups[name].attrs["name"] for home, name in homes.items() if "name" in groups[name].attrs}
-        # Before Keras 3.6 it did not: then a layer is called by its class and a number.
-        layers = {home: _text(name) for home, name in named.items()}
-        layers = layers or {home: home.rpartition("/")[2] for home in homes}
-        if layers:
-            return {_by_layer(f"/{name}", layers): np.asarray(dataset) for name, dataset in datasets.items()}
-        return {
-            name: np.asarray(datasets[f"{home}/{name}".lstrip("/")])
-            for home, group in groups.items()
-            for name in map(_text, group.attrs.get("weight_names", ()))
-        }
+        if not layers:
+            raise ValueError("it has no names of layers, as Keras 3 writes them")
+        return {_by_layer(name, layers): np.asarray(dataset) for name, dataset in datasets.items()}
 
 
 def _by_layer(name: str, layers: Mapping[str, str]) -> str:
@@ -303,10 +290,6 @@ def _by_layer(name: str, layers: Mapping[str, str]) -> str:
     parts = home.split("/")
     names = [layers.get("/".join(parts[: end + 1]), "") for end in range(len(parts))]
     return "/".join([*filter(None, names), index])
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _bundle_prefix(path: Path) -> Path:
@@ -328,9 +311,6 @@ def _bundle_prefix(path: Path) -> Path:
             f"model.weights_load_path: there is no checkpoint at {path}; give an experiment's directory, one of its "
             "checkpoints/step-*, the prefix of a TensorFlow checkpoint, a .npz or a .weights.h5"
         )
-    for part in path.parent.glob(f"{glob.escape(path.name)}.data-*"):
-        if (what := special(part.resolve())) is not None:  # TensorFlow would wait forever
-            raise CheckpointError(f"model.weights_load_path: {part} is {what}, not a file")
     return path
 
 

@@ -15,7 +15,7 @@ from prototrain.config.json_form import encode
 from prototrain.config.schema import SCHEMA, UNSET
 from prototrain.model import load_model
 from prototrain.system.quiet import import_tensorflow
-from prototrain.system.terminal import Table, one_line, show
+from prototrain.system.terminal import WIDTH, Table, one_line, say, show
 
 _HEADERS = ("key", "value", "default", "type")
 _LEAST = 12  # characters of a value or a default
@@ -44,8 +44,10 @@ def _config(options: argparse.Namespace) -> None:
     shown = {key: facts for key, facts in found.items() if options.all or config.why_without_effect(key) is None}
     if options.json:
         print(json.dumps(shown, indent=2))
-    else:
+    elif sys.stdout.isatty():
         show(_table(shown))
+    else:
+        say(_table(shown))  # whole names of keys, also where they are long
 
 
 def _facts(key: str, config: Config, own: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,12 +71,12 @@ def _table(found: Mapping[str, Mapping[str, Any]]) -> Table:
         value, default = (_text(facts[name]) if name in facts else "" for name in ("value", "default"))
         kind = facts["type"].partition("|")[0]  # at 80 columns there is no room for more
         rows.append([key, value, "required" if facts["required"] else default, kind])
-    if sys.stdout.isatty():
-        longest = [max(len(row[column]) for row in rows) for column in range(4)]
-        room = get_terminal_size().columns - longest[0] - longest[3] - 3 * 2
-        of_default = min(longest[2], max(_LEAST, room // 2))
-        of_value = max(_LEAST, room - of_default)  # names of keys are never folded where there is room for them
-        rows = [[key, _cut(value, of_value), _cut(default, of_default), kind] for key, value, default, kind in rows]
+    longest = [max(len(row[column]) for row in rows) for column in range(4)]
+    width = get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    room = width - longest[0] - longest[3] - 3 * 2
+    of_default = min(longest[2], max(_LEAST, room // 2))
+    of_value = max(_LEAST, room - of_default)  # names of keys are never folded where there is room for them
+    rows = [[key, _cut(value, of_value), _cut(default, of_default), kind] for key, value, default, kind in rows]
     return Table(rows, _HEADERS, options={"disable_numparse": True})
 
 

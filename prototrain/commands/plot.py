@@ -38,12 +38,11 @@ def add_look(parser: argparse.ArgumentParser) -> None:
         type=real(0, 1, "a number from 0 to below 1"),
         default=0.0,
     )
-    option(parser, "--time", "draw over the time that the run took, not over the steps")
 
 
 def look_of(options: argparse.Namespace) -> Look:
     """The values of the options of `add_look`."""
-    return Look(log=options.log, smooth=options.smooth, over_time=options.time)
+    return Look(log=options.log, smooth=options.smooth)
 
 
 def _plot(options: argparse.Namespace) -> None:

@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
     report = commands.add_parser(
         "report",
         help="write one HTML page about a run, or about several",
-        description="Write one self-contained HTML page: the best value, curves to zoom into, scalars, config, images, "
+        description="Write one self-contained HTML page: the best value, curves to zoom into, scalars, config, "
         "time, environment, log.",
     )
     report.add_argument("experiments", metavar="EXPERIMENT", nargs="+", help="an experiment's directory, or several")
@@ -33,9 +33,7 @@ def add(commands: Any) -> None:
 def _report(options: argparse.Namespace) -> None:
     runs = [read_run(directory) for directory in dict.fromkeys(options.experiments)]
     try:
-        page = write_page(
-            runs, lambda text: say(f"prototrain: {text}", to_stderr=True), scalars=options.scalar, look=look_of(options)
-        )
+        page = write_page(runs, scalars=options.scalar, look=look_of(options))
     except OSError as error:
         raise ExperimentError(f"cannot read {error.filename}: {error.strerror}") from error
     own = (runs[0].directory if len(runs) == 1 else Path()) / "report.html"

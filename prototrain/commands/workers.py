@@ -7,7 +7,7 @@ import os
 from functools import partial
 from typing import Any
 
-from prototrain.commands.arguments import Parser, confirm
+from prototrain.commands.arguments import confirm
 from prototrain.errors import ConfigError
 
 OPTIONS = ("cluster", "gpus_per_worker", "max_restarts", "min_workers", "stall_timeout")
@@ -37,7 +37,10 @@ def start_workers(options: argparse.Namespace) -> None:
     if (seconds := chosen.pop("stall_timeout", None)) is not None:
         options.set.append(f"trainer.stall_timeout={seconds}")
     cluster = chosen.pop("cluster", None) or os.environ.get("RAY_ADDRESS") or None
-    run(partial(_work, _arguments(options)), workers=options.workers, cluster=cluster, **chosen)
+    of_worker = {**vars(options), "workers": None, "yes": True, "is_worker": True, **dict.fromkeys(OPTIONS)}
+    of_worker["trainer"] = options.trainer or _TRAINER
+    of_worker = {name: value for name, value in of_worker.items() if not callable(value)}  # of the parser
+    run(partial(_work, of_worker), workers=options.workers, cluster=cluster, **chosen)
 
 
 def check_trainer(trainer: type[Any]) -> None:
@@ -52,24 +55,7 @@ def check_trainer(trainer: type[Any]) -> None:
         raise ConfigError(f"--workers: {trainer.__name__} is for one process; derive it from MultiWorkerTrainer")
 
 
-def _arguments(options: argparse.Namespace) -> list[str]:
-    """The arguments of `prototrain` for one worker."""
-    words = ["run"] if options.model is None else ["run", options.model]
-    words += [] if options.repeats is None else ["--from", options.repeats]
-    words += [] if options.config is None else ["-c", options.config]
-    words += [word for setting in options.set for word in ("-s", setting)]
-    for name in ("limit_batches", "overfit_batches"):
-        words += [] if getattr(options, name) is None else [f"--{name.replace('_', '-')}", getattr(options, name)]
-    words += ["--fresh", "--yes"] if options.fresh else []
-    words += ["--allow-changed-data"] if options.allow_changed_data else []
-    return [*words, "--trainer", options.trainer or _TRAINER]
-
-
-def _work(arguments: list[str]) -> None:
+def _work(options: dict[str, Any]) -> None:
     from prototrain.commands import run as command
 
-    parser = Parser(prog="prototrain")
-    command.add(parser.add_subparsers())
-    options = parser.parse_args(arguments)
-    options.is_worker = True
-    options.command(options)
+    command._run(argparse.Namespace(**options))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import math
@@ -171,37 +170,18 @@ def _find(reference: Any, path: str) -> Any:
 def _source(value: Any) -> str | None:
     """Return the source of a function that has no name to look up, and plain values that it has from around it.
 
-    For a lambda that is its expression on one line.
+    For a lambda that is the code that it stands in, on one line.
     """
-    if not isinstance(value, FunctionType):
+    try:
+        text = inspect.getsource(value) if isinstance(value, FunctionType) else None
+    except (OSError, SyntaxError):  # typed at a prompt, made by exec, or edited since
+        text = None
+    if text is None:
         return None
-    text = _text(value)
     try:
         around = inspect.getclosurevars(value).nonlocals
     except ValueError:  # one has no value yet
         around = {}
+    text = " ".join(text.split()).rstrip(",") if value.__name__ == "<lambda>" else textwrap.dedent(text)
     said = [f"{name} = {item!r}" for name, item in around.items() if isinstance(item, (bool, int, float, str))]
-    return f"{text}  # {', '.join(said)}" if said and text is not None else text
-
-
-def _text(value: FunctionType) -> str | None:
-    try:
-        if value.__name__ != "<lambda>":
-            return textwrap.dedent(inspect.getsource(value))
-        module = ast.parse("".join(inspect.findsource(value)[0]))
-    except (OSError, TypeError, SyntaxError):  # typed at a prompt, made by exec, or edited since
-        return None
-    lambdas = [node for node in ast.walk(module) if isinstance(node, ast.Lambda) and _holds(node.body, value)]
-    # Of nested ones, the innermost that holds all of the function is the function.
-    return ast.unparse(max(lambdas, key=lambda node: (node.lineno, node.col_offset))) if lambdas else None
-
-
-def _holds(body: ast.expr, function: FunctionType) -> bool:
-    """Tell whether every instruction of `function` comes from the source range of `body`."""
-    start, end = (body.lineno, body.col_offset), (body.end_lineno or 0, body.end_col_offset or 0)
-    for line, end_line, column, end_column in function.__code__.co_positions():
-        if line is None or end_line is None or column is None or end_column is None or column == end_column == 0:
-            continue  # bookkeeping of the interpreter, from no line of the source
-        if (line, column) < start or (end_line, end_column) > end:
-            return False
-    return True
+    return f"{text}  # {', '.join(said)}" if said else text

@@ -1,4 +1,4 @@
-"""What a model's `datasets` may give besides `tf.data`: arrays, Python code, and Grain; made into `tf.data`."""
+"""Adapters that make `tf.data` datasets of arrays, `PyDataset`, generators, DataFlow and Grain."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARTS = ("x", "y", "sample_weight")
 
 
 def as_datasets(given: Any, config: Mapping[str, Any]) -> Any:
-    """Datasets of what a model's `datasets` has returned; what is none of the kinds below stays as it is.
+    """Make datasets of what a model's `datasets` has returned; other kinds than these are left as they are.
 
     - arrays: a dict of them, or a tuple of up to three, ``(x, y, sample_weight)``. Their rows are the examples; those
       of "trn" are shuffled anew in each pass and fill batches, those of others come in their order;
@@ -212,12 +212,10 @@ def from_py_dataset(data: keras.utils.PyDataset, *, shuffle: bool, ends_epochs: 
 
 
 def from_generator(made: Iterator[Any], again: Callable[[], Any] | None) -> tf.data.Dataset:
-    """The batches that a generator gives.
+    """The batches that a generator gives, of which nothing was read.
 
-    Args:
-        made: the generator, of which nothing was read.
-        again: makes it once more, if anything does. Without it the data can be read once only, and a run that continues
-            in another process counts on it giving the same batches.
+    Without `again`, which makes it once more, it can be read once only, and a run that continues in another process
+    counts on the same batches.
     """
     if again is None:
         once = _Once(made)
@@ -235,9 +233,6 @@ class _Read:
 
 class _Once:
     """Reads a generator once, however often the first batches are looked at before the training begins.
-
-    Args:
-        generator: of which nothing was read but by another one of these.
 
     Raises:
         DataError: it is another kind of iterator, whose position is unknown.
@@ -389,7 +384,7 @@ def _shown(value: Any) -> str | None:
 
 
 def _as_iterable(dataset: Any) -> Any:
-    """A dataset to be read from its start: Grain by itself would have 500 batches of a `MapDataset` read ahead."""
+    """A dataset to be read from its start, with a short buffer: Grain's default holds 500 batches of a `MapDataset`."""
     if not hasattr(dataset, "to_iter_dataset"):
         return dataset
     options = sys.modules["grain"].ReadOptions(num_threads=_THREADS, prefetch_buffer_size=_THREADS)
@@ -400,11 +395,6 @@ class GrainPosition(Position):
     """Grain's own state, whatever its size, is the place.
 
     A `MapDataset` is repeated by Grain, which shuffles it anew each time; an `IterDataset` is begun anew at its end.
-
-    Args:
-        source: see `Position`.
-        announce: see `Position`.
-        grain: what the training dataset is made of.
     """
 
     mode = "iterator"
@@ -441,13 +431,7 @@ class GrainPosition(Position):
 
 
 class _Reading:
-    """One way through the data, from a state on.
-
-    Args:
-        grain: what is read.
-        offset: how many batches of the pass lie before.
-        state: behind these, as JSON; None for the start.
-    """
+    """One way through the data, from the state behind some batches of the pass on; None stands for the start."""
 
     def __init__(self, grain: _Grain, offset: int, state: str | None) -> None:
         dataset, self._named = grain
@@ -462,7 +446,7 @@ class _Reading:
     def batches(self) -> Iterator[Any]:
         """The batches, while the state behind each is noted; read by a thread of TensorFlow's."""
         for number, batch in enumerate(self._iterator, start=self._offset + 1):
-            self._states[number] = json.dumps(self._iterator.get_state())  # now: Grain may go on changing it
+            self._states[number] = json.dumps(self._iterator.get_state())  # now: Grain may change it later
             self._states.pop(number - _KEPT_STATES, None)
             yield as_tuple(self._named(batch))
 

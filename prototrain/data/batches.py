@@ -18,7 +18,7 @@ _TENSORS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 
 
 def check_dataset(dataset: Any, name: str) -> tf.data.Dataset:
-    """Check what a model's `datasets` returned under a name.
+    """Check a dataset that a model's `datasets` returned.
 
     Raises:
         DataError: it is not a `tf.data.Dataset` whose elements are dicts of tensors (or of dicts and tuples of them),
@@ -88,7 +88,7 @@ def by_path(structure: Any) -> dict[str, Any]:
 
 
 def at_path(structure: Any, path: str) -> Any:
-    """What a batch has under a name or a path: a tensor, or a part of the batch.
+    """The tensor or the part of a batch that has a name or a path.
 
     Raises:
         KeyError: nothing.
@@ -175,11 +175,7 @@ def first_dimensions(inputs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
 
 
 def made_up_batch(spec: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
-    """A batch of zeros, to build a model on before there is any data.
-
-    Args:
-        spec: of a batch; an open first dimension is that of the examples, other open ones are 1.
-        batch_size: the number of examples.
+    """A batch of zeros, to build a model on before there is any data; open dimensions behind the first are 1.
 
     Raises:
         DataError: a part is no dense tensor of a known rank.
@@ -298,17 +294,8 @@ Datasets = dict[str, tf.data.Dataset]
 
 
 def limited(make: Callable[[], Datasets], *, limit: int | None, overfit: int | None) -> Callable[[], Datasets]:
-    """Let a model's `datasets` give less.
-
-    Args:
-        make: a model's `datasets`.
-        limit: how many batches a pass over each dataset has at most; None for all.
-        overfit: how many training batches are to be learned by heart: those that the first pass begins with take the
-            place of every dataset. None for no such thing.
-
-    Returns:
-        what to call in its place.
-    """
+    """Let a model's `datasets` give less: at most `limit` batches in a pass over each, or the first `overfit` training
+    batches in place of every dataset."""
     if limit is None and overfit is None:
         return make
     kept: list[tf.data.Dataset] = []

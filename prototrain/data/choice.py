@@ -18,7 +18,7 @@ from prototrain.data.positions import (
     indexed,
     iterate,
 )
-from prototrain.data.rule import data_position, is_file_cache, reshuffles
+from prototrain.data.rule import data_position, is_file_cache, reshuffles, shares_generators
 from prototrain.data.source import Source
 from prototrain.errors import DataError
 from prototrain.system.tracebacks import cause
@@ -35,14 +35,7 @@ def choose_position(
     wanted: str = "auto",
     made_up: dict[str, Any] | None = None,
 ) -> tuple[Position, str, dict[str, Any]]:
-    """Choose a position by the rule of `data_position`, and read the first batch.
-
-    Args:
-        source: builds the datasets.
-        announce: called with a line of text that the user should know.
-        is_single_pass: whether the end of the data ends the training.
-        wanted: ``trainer.data_position``.
-        made_up: stands for the first batch, which is not read then.
+    """Choose a position by the rule of `data_position`, and read the first batch, unless there is one `made_up`.
 
     Returns:
         the position, the reason if its mode is not "iterator" (otherwise ""), and the first batch.
@@ -76,8 +69,11 @@ def choose_position(
             mode, reason = "replay", f"TensorFlow cannot save its iterator: {cause(error)}"
     if position is not None:
         return position, "", first_of(position.look)
-    first = first_of(lambda: first_batch(iterate(source.training)))
+    looked_at = source.training
+    first = first_of(lambda: first_batch(iterate(looked_at)))
     source.build_anew()
+    if mode == "replay" and shares_generators(source.training, looked_at):
+        mode, reason = "restart", "it has a shuffle that was made outside of datasets()"
     if mode == "restart":
         return RestartedPosition(source, announce, reason), reason, first
     return ReplayedPosition(source, announce), reason, first
@@ -87,11 +83,9 @@ def _numbered(source: Source, announce: Callable[[str], None]) -> Position | Non
     """A position that is a small value of the data's own, where it has one."""
     if (grain := grain_of(source.training)) is not None:
         return GrainPosition(source, announce, grain)
-    shown = indexed(source.training)
-    if shown is None:
+    if indexed(source.training) is None:
         return None
     dataset = source.training_of(0)  # not read elsewhere: each reading has another order
-    known = indexed(dataset)
-    if known is None or known.order is shown.order:  # the reader was called outside of datasets()
+    if indexed(dataset) is None or shares_generators(source.training, dataset):
         return None
     return IndexedPosition(source, announce, dataset)

@@ -1,4 +1,4 @@
-"""What a tf.data pipeline is made of: its stages, the functions that they call, and the files that it reads."""
+"""The parts of a tf.data pipeline: its stages, the functions that they call, and the files that it reads."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def describe_pipeline(dataset: tf.data.Dataset) -> dict[str, Any]:
 def describe_sources(dataset: tf.data.Dataset) -> list[str]:
     """Describe where the data of a dataset comes from: the contents of its sources, but no seeds."""
     return [
-        f"{shown(stage)} {getattr(stage, ABOUT, None)} {[_content(value) for value in _tensors(stage)]}"
+        f"{shown(stage)} {_digest(getattr(stage, ABOUT, None))} {[_content(value) for value in _tensors(stage)]}"
         for stage in stages(dataset)
         if not sources(stage) and name_of(stage) not in ("_Random", "_Variant")
     ]

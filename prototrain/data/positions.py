@@ -31,7 +31,7 @@ Meta = dict[str, Any]
 
 
 class Position:
-    """A place in the data; each class says how a run comes back to it.
+    """A place in the data; each class has its way of returning to it.
 
     Args:
         source: builds the datasets.
@@ -40,8 +40,6 @@ class Position:
     Attributes:
         mode: the class's name, in checkpoints and in messages.
         endless: whether the iterator never ends; otherwise each pass has its own.
-        keeps_place: whether a resume comes back to the place; otherwise it starts a new pass.
-        names_files: whether what is written may have the names of the data's files, and read them by these.
         iterator: what batches are read from; another object after a restore or a new pass.
         number: of the pass, from 0.
         offset: how many batches of the pass have been trained on.
@@ -53,8 +51,6 @@ class Position:
 
     mode: ClassVar[str]
     endless: ClassVar[bool] = False
-    keeps_place: ClassVar[bool] = True
-    names_files: ClassVar[bool] = False
 
     def __init__(self, source: Source, announce: Callable[[str], None]) -> None:
         self._source = source
@@ -126,14 +122,7 @@ class Position:
         return lambda: place
 
     def read(self, prefix: str, meta: Meta) -> str | None:
-        """Go to a place that was written.
-
-        Args:
-            prefix: where its files start.
-            meta: what the function that `write` returned has returned.
-
-        Returns:
-            why it is not the exact place, or None.
+        """Go to a place that was written; returns why it is not the exact one, or None.
 
         Raises:
             CheckpointError: the files cannot be read; the present place stays.
@@ -147,26 +136,15 @@ class Position:
     def begin_again(self, read_to_end: Callable[[], bool]) -> bool:
         """Go to the start of the present pass by reading those before it again, where they may change what it gives.
 
-        Args:
-            read_to_end: reads a pass; returns False if it was left before its end.
-
-        Returns:
-            whether they were read.
+        `read_to_end` reads a pass and returns False if it was left before its end. Returns whether all were read.
         """
         return False
 
 
 class RestartedPosition(Position):
-    """Each run starts a new pass.
-
-    Args:
-        source: see `Position`.
-        announce: see `Position`.
-        reason: why there is nothing better.
-    """
+    """Each run starts a new pass, for the `reason` that is given."""
 
     mode = "restart"
-    keeps_place = False
 
     def __init__(self, source: Source, announce: Callable[[str], None], reason: str) -> None:
         super().__init__(source, announce)
@@ -185,27 +163,17 @@ PREFETCH = 2  # batches
 
 
 def iterate(dataset: tf.data.Dataset, *, endless: bool = False, block: int = 0) -> Any:
-    """Begin reading a dataset, some batches ahead.
-
-    Args:
-        dataset: gives batches.
-        endless: begin it anew at its end.
-        block: how many batches to stack (fewer at the end of a pass); 0 for single ones.
-    """
+    """Begin reading a dataset, single batches or stacked ones (fewer at the end of a pass), some ahead of their use."""
     if endless and int(dataset.cardinality()) != tf.data.INFINITE_CARDINALITY:
         dataset = dataset.repeat()
     return iter(prefetched(dataset, 0).batch(block).prefetch(1) if block else prefetched(dataset, PREFETCH))
 
 
 def prefetched(dataset: Any, batches: int) -> tf.data.Dataset:
-    """Have batches made ahead of their use, if the dataset does not: a second buffer costs as much as the first.
+    """Have so many batches made ahead of their use, if the dataset does not do so.
 
     The buffer of ``prefetch(tf.data.AUTOTUNE)`` at the end is given a length: TensorFlow lets it grow up to half of the
     memory, and all of it is in every checkpoint.
-
-    Args:
-        dataset: gives batches.
-        batches: how many are made ahead; 0 for none but those that the dataset makes ahead itself.
     """
     last, is_repeated = dataset, False
     if name_of(last) == "_Repeat" and stage_number(last, "count") == -1:
@@ -267,12 +235,8 @@ class IteratorPosition(Position):
 
     Between two passes a state is not whole: TensorFlow has dropped the shuffle and not begun the next one, and would
     begin it in the order of the first pass. The last whole state is written instead, with more batches
-    to be read behind it; so it is within a block of batches.
-
-    Args:
-        source: see `Position`.
-        announce: see `Position`.
-        reshuffles: whether each pass has another order, so that a whole state holds the generator of it.
+    to be read behind it; so it is within a block of batches. If the data `reshuffles`, a whole state holds the
+    generator of the shuffle.
 
     Raises:
         NOT_SAVABLE: TensorFlow cannot save the iterator.
@@ -280,7 +244,6 @@ class IteratorPosition(Position):
 
     mode = "iterator"
     endless = True
-    names_files = True  # an interleave's state has that of each file it reads, a shuffle's those it still has to give
 
     def __init__(self, source: Source, announce: Callable[[str], None], *, reshuffles: bool) -> None:
         super().__init__(source, announce)
@@ -484,10 +447,7 @@ def indexed(dataset: tf.data.Dataset) -> Indexed | None:
 class IndexedPosition(Position):
     """The number of batches is the place: the pipeline is begun at the example that follows from it.
 
-    Args:
-        source: see `Position`.
-        announce: see `Position`.
-        dataset: the first pass; nothing else reads it.
+    Nothing else reads the `dataset` that is given for the first pass.
     """
 
     mode = "iterator"

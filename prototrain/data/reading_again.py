@@ -16,17 +16,7 @@ LONGEST_CALL = 0.2  # seconds without a look at whether a stop is requested
 
 
 class Reader:
-    """Reads the batches behind a position again, and drops them.
-
-    Args:
-        position: which has batches behind it.
-        stop_requested: asked now and then whether to leave off.
-        announce: called with a line of text that the user should know.
-        clock: returns the time in seconds.
-
-    Attributes:
-        is_stopped: whether it has left off because a stop was requested.
-    """
+    """Reads the batches behind a position again, and drops them, until `stop_requested` returns True."""
 
     def __init__(
         self,

@@ -10,7 +10,14 @@ import tensorflow as tf
 from prototrain.data.pipeline import operations, shown, sources, stages
 from prototrain.readers import is_live
 from prototrain.readers.order import order_of
-from prototrain.tf_private import cache_file, has_each_pass_anew, is_declared_unordered, set_options, stage_functions
+from prototrain.tf_private import (
+    cache_file,
+    has_each_pass_anew,
+    is_declared_unordered,
+    is_seeded,
+    set_options,
+    stage_functions,
+)
 from prototrain.tf_private import stage_name as name_of
 
 PLAIN = frozenset(
@@ -39,15 +46,10 @@ _HARMLESS_OPTIONS = ("autotune", "deterministic", "threading", "experimental_dis
 
 
 def data_position(dataset: tf.data.Dataset, wanted: str = "auto") -> tuple[str, str]:
-    """Choose how a run returns to its place in a dataset.
+    """Choose how a run returns to its place in a dataset; returns the mode, and why it is not "iterator".
 
-    Args:
-        dataset: the training dataset.
-        wanted: ``trainer.data_position``: "auto", or the mode.
-
-    Returns:
-        the mode and why it is not "iterator": "iterator" for plain stages with at most one shuffle, "restart" for data
-        that is declared not to repeat, and "replay" for the rest.
+    "iterator" is for plain stages with at most one shuffle, "restart" for data that does not repeat, and "replay" for
+    the rest, unless ``trainer.data_position`` wants another mode.
     """
     if wanted != "auto":
         return wanted, "" if wanted == "iterator" else "trainer.data_position"
@@ -58,6 +60,8 @@ def data_position(dataset: tf.data.Dataset, wanted: str = "auto") -> tuple[str, 
             return "restart", "it is live"
         if is_unordered(stage):
             return "restart", f"{shown(stage)} has deterministic=False"
+        if name_of(stage) in ("_Shuffle", "_Random") and not is_seeded(stage):
+            return "restart", "it is shuffled without a seed (call shuffle() in datasets(), or give it a seed)"
     reason = next(_is_not_plain(dataset), "")
     return ("replay" if reason else "iterator"), reason
 
@@ -87,12 +91,9 @@ def _is_not_plain(dataset: tf.data.Dataset) -> Iterator[str]:
 
 
 def _above_shuffle(stage: Any, above: tuple[str, ...], below_end: tuple[str, ...]) -> Iterator[str]:
-    """Why the state of a shuffle is not whole within a pass: because of what stands above it.
+    """Why the state of a shuffle is not whole within a pass: because of the stages above it.
 
-    Args:
-        stage: where to look, and below.
-        above: the stages above it.
-        below_end: those of them that stand below one that may end early: they have no end themselves.
+    Those in `below_end` stand below one that may end early: they have no end themselves.
     """
     name = name_of(stage)
     if name == "_Shuffle":
@@ -137,22 +138,26 @@ def _nodes(stage: Any) -> list[Any]:
 
 
 def reshuffles(dataset: tf.data.Dataset) -> bool:
-    """Whether each reading of a dataset gives another order, or may."""
-    return any(
-        (name_of(stage) in ("_Shuffle", "_Random") and has_each_pass_anew(stage))
-        or any("Shuffle" in op or "Random" in op for op in hidden_ops(stage))
-        or order_of(stage) is not None
-        for stage in stages(dataset)
-    )
+    """Whether each reading of a dataset gives another order."""
+    return any(map(_is_reshuffled, stages(dataset)))
 
 
-def draws(dataset: tf.data.Dataset) -> bool:
-    """Whether a stage of a dataset has a random generator, or its functions have one."""
-    return reshuffles(dataset) or any(
-        name_of(stage) in ("_Shuffle", "_Random")
-        or any(is_random(op) or op.type.startswith("ShuffleDataset") for op in operations(stage))
-        for stage in stages(dataset)
-    )
+def _is_reshuffled(stage: Any) -> bool:
+    own = name_of(stage) in ("_Shuffle", "_Random") and has_each_pass_anew(stage)
+    return own or order_of(stage) is not None or any("Shuffle" in op or "Random" in op for op in hidden_ops(stage))
+
+
+def draws(stage: Any) -> bool:
+    """Whether a stage has a random generator, or its functions have one."""
+    if _is_reshuffled(stage) or name_of(stage) in ("_Shuffle", "_Random"):
+        return True
+    return any(is_random(op) or op.type.startswith("ShuffleDataset") for op in operations(stage))
+
+
+def shares_generators(one: tf.data.Dataset, other: tf.data.Dataset) -> bool:
+    """Whether two datasets have a stage in common that draws random numbers."""
+    known = {id(stage) for stage in stages(other)}
+    return any(id(stage) in known and draws(stage) for stage in stages(one))
 
 
 def is_function_of_element(stage: Any) -> bool:

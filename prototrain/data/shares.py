@@ -1,4 +1,4 @@
-"""What each of several workers reads: all of the training data, or its own share of it."""
+"""The share of the training data that each of several workers reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DIVISIONS = {
 
 @dataclass(frozen=True)
 class Share:
-    """Which of several workers reads; what `datasets(worker)` is given.
+    """The worker that reads; the argument of `datasets(worker)`.
 
     Attributes:
         index: its number, from 0.
@@ -50,7 +50,7 @@ def for_worker(make: Callable[..., Datasets], share: Share) -> Callable[[], Data
     """A model's `datasets` as a function without arguments: one that takes a worker is given it.
 
     Raises:
-        ConfigError: it divides the data by itself, and the config has all workers read the same.
+        ConfigError: it divides the data, and the config has all workers read the same.
     """
     if not _takes_worker(make):
         return make
@@ -73,11 +73,6 @@ def _takes_worker(make: Callable[..., Any]) -> bool:
 
 def shared_out(datasets: Datasets, share: Share, batch_size: int) -> Datasets:
     """Give a worker its own share of the training data, without an end: passes over shares are not equally long.
-
-    Args:
-        datasets: as the model gives them.
-        share: this worker's.
-        batch_size: how many examples of each step are this worker's.
 
     Raises:
         DataError: TensorFlow cannot divide the data by its files.

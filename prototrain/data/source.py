@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import keras
 import tensorflow as tf
 
-from prototrain.checkpoint.random import global_random_kept
+from prototrain.checkpoint.values import global_random_kept
 from prototrain.data.batches import check_dataset
 from prototrain.data.pipeline import describe_sources, operations, stages
 from prototrain.data.rule import draws, is_python, is_random
@@ -21,19 +21,10 @@ Datasets = dict[str, tf.data.Dataset]
 
 
 class Source:
-    """Builds datasets so that what has no seed of its own depends on the run's seed and the pass only.
+    """Builds datasets so that shuffles without a seed depend on the run's seed and the pass only.
 
     All datasets of a run come from one call, so that validation examples never come among those to train on: of later
     calls only the training dataset is used, and it only where it is made of the same data.
-
-    Args:
-        make: a model's `datasets`.
-        seed: the run's seed.
-        announce: called with a line of text that the user should know.
-
-    Attributes:
-        seed: as it was given.
-        datasets: those of the run.
 
     Raises:
         DataError: there is no training dataset, or one of them is empty or does not give dicts of tensors.
@@ -94,7 +85,7 @@ class Source:
         # as their seeds are set where the function is traced.
         training = checked["trn"]
         in_functions = any(is_random(op) for stage in stages(training) for op in operations(stage))
-        self._follows_pass |= in_functions or (not is_python(training) and draws(training))
+        self._follows_pass |= in_functions or (not is_python(training) and any(map(draws, stages(training))))
         return checked
 
 
@@ -102,9 +93,8 @@ class Source:
 def _seeded(seed: int, of_pass: int) -> Iterator[None]:
     """Put all global random generators to a state that depends on the seeds only, and afterwards back.
 
-    Args:
-        seed: what Python, NumPy and Keras draw from, so that a random split is the same one in every pass.
-        of_pass: what `tf.data` shuffles by.
+    Python, NumPy and Keras have one seed for all passes, so that a random split is the same in each; `tf.data` shuffles
+    by that of the pass.
     """
     with global_random_kept():
         keras.utils.set_random_seed(seed)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from prototrain.data.batches import by_path, digest_of, first_dimensions, made_up_batch
 from prototrain.data.choice import choose_position
 from prototrain.data.pipeline import describe_pipeline, first_difference, stages
-from prototrain.data.positions import FEWER_BATCHES
+from prototrain.data.positions import FEWER_BATCHES, IteratorPosition
 from prototrain.data.reading_again import Reader
 from prototrain.data.shares import Share
 from prototrain.data.source import Source
@@ -35,10 +35,10 @@ _alive: weakref.WeakSet[TrainingData] = weakref.WeakSet()
 
 @atexit.register
 def _stop_reading() -> None:
-    """End the threads that read ahead: one that is in Python code when the interpreter ends would never come back from
-    there, and the process would wait for it for ever."""
+    """End the threads that read ahead: the process would wait for ever for one that is in Python code when the
+    interpreter ends."""
     for data in list(_alive):
-        with suppress(tf.errors.OpError):  # there is nobody left to tell
+        with suppress(tf.errors.OpError):  # at the end of the process
             data.stop_reading()
 
 
@@ -47,12 +47,12 @@ class TrainingData:
 
     Args:
         make: a model's `datasets`; called again for each pass where the position has to be replayed.
-        seed: the run's seed, which a dataset without one of its own gets.
+        seed: the run's seed, for datasets without a seed.
         announce: called with a line of text that the user should know.
         batch_size: the number of examples in the batch of zeros that stands for the first one of live data.
         repeat: whether a dataset with an end begins anew there; otherwise that is the end of the training, and a
             resumed run reads it from its start.
-        share: which of several workers reads.
+        share: the worker that reads.
         data_position: ``trainer.data_position``.
         clock: returns the time in seconds.
 
@@ -64,7 +64,7 @@ class TrainingData:
         first_batch: of the training data; of zeros if that is live, as `is_made_up` says.
         reason: why the mode is not "iterator".
         caveat: why the place that was restored last is not the exact one, or None.
-        allow_changes: whether a restore goes on with other data than was saved.
+        allow_changes: whether a restore accepts other data than was saved.
         cardinality: batches of one pass, or None if it is not known or endless.
         fingerprint: what must be the same for a saved position to mean the same batches.
 
@@ -102,7 +102,7 @@ class TrainingData:
             self._source, announce, is_single_pass=self._is_single_pass, wanted=data_position, made_up=made_up
         )
         # Which every run reads, so that it costs nothing to find that what the data is made of has changed.
-        self._first = digest_of(self.first_batch) if made_up is None and self._position.keeps_place else None
+        self._first = digest_of(self.first_batch) if made_up is None and self.mode != "restart" else None
         self.datasets = self._source.datasets
         self.element_spec = self._source.training.element_spec
         self.fingerprint = {
@@ -170,7 +170,7 @@ class TrainingData:
 
     @property
     def mode(self) -> str:
-        """How a resume comes back to the position: "iterator", "replay" or "restart"."""
+        """How a resume returns to the position: "iterator", "replay" or "restart"."""
         return self._position.mode
 
     def catch_up(self, stop_requested: Callable[[], bool] = lambda: False) -> bool:
@@ -327,10 +327,9 @@ class TrainingData:
         number, offset, _ = place
         self.caveat, self._reads_ahead = None, False
         then, now = fingerprint.get("division"), self.share.division
-        is_chiefs = now is not None and self.share.index > 0  # the position is that of the chief in its own share
         if then != now:
             changed = [f"{now or SAME_DATA}, and not as before ({then or SAME_DATA})"]
-        elif (changed := [] if is_chiefs else self._changes(fingerprint)) and not self.allow_changes:
+        elif (changed := self._changes(fingerprint)) and not self.allow_changes:
             raise CheckpointError(
                 f"the training data has changed: {'; '.join(changed)}; use {ALLOW_CHANGED_DATA} "
                 f"to go on with it from a new pass, or {FRESH} to start anew"
@@ -338,7 +337,7 @@ class TrainingData:
         if changed:
             self.caveat = f"the training data has changed: {'; '.join(changed)}; a new pass begins"
             position.begin(number + 1)
-        elif is_chiefs and position.keeps_place:
+        elif self._is_chiefs and self.mode != "restart":
             position.replay(number, offset)
         else:
             self.caveat = position.read(prefix, meta)
@@ -351,23 +350,29 @@ class TrainingData:
     def rewind(self) -> None:
         """Go back to before the last batch that was trained on, after a step that read one and failed.
 
-        What lies between the position that is gone back to and that batch is read only when the run goes on
-        (`catch_up`): reading it now could meet the very record that made the step fail.
+        The batches in between are read by `catch_up`, when the run continues: reading them now could meet the record
+        that made the step fail.
         """
         self._position.rewind()
         self._reads_ahead = False
 
+    @property
+    def _is_chiefs(self) -> bool:
+        """Whether a saved position is that of the chief in its own share of the data, and not of this worker."""
+        return self.share.is_own and self.share.index > 0
+
     def _changes(self, then: Mapping[str, Any]) -> list[str]:
         """In words, what of the data is not as it was when a position was saved."""
-        now, position = self.fingerprint, self._position
-        keys = ["elements", "seed", *(("batch size", "batches per pass", "mode") if position.keeps_place else ())]
+        now, keeps_place = self.fingerprint, self.mode != "restart"
+        keys = ["elements", "seed", *(("batch size", "batches per pass", "mode") if keeps_place else ())]
         found = [f"{key} was {then.get(key)} and is {now[key]}" for key in keys if then.get(key) != now[key]]
-        if not position.keeps_place:
+        if not keeps_place or self._is_chiefs:
             return found
         if (difference := first_difference(then.get("stages", []), now["stages"])) is not None:
             found.append(difference)
         elif then.get("file names") != now["file names"]:
             found.append("the names of its files are not what they were")
-        elif then.get("directory") != now["directory"] and position.names_files:
+        elif then.get("directory") != now["directory"] and isinstance(self._position, IteratorPosition):
+            # The state of an interleave has the names of the files that it reads.
             found.append(f"its files are in {now['directory']}, and the saved position reads {then['directory']}")
         return found

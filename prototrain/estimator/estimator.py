@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from prototrain.callbacks import Callback, ScalarPrinter
 from prototrain.checkpoint import BUNDLE
-from prototrain.checkpoint.random import global_random_kept
+from prototrain.checkpoint.values import global_random_kept
 from prototrain.config import Config
 from prototrain.errors import CheckpointError, ConfigError, ModelError
 from prototrain.estimator.evaluation import Exports, ThrottledValidation, export_all, prefix, scalars

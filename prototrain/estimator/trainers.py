@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from prototrain import SimpleTrainer, SyncReplicatedTrainer, TowerTrainer, Trainer
 from prototrain.callbacks import Callback, LearningRate
-from prototrain.checkpoint.random import tensorflow_seeded
 from prototrain.checkpoint.state import OF_CALLBACKS
+from prototrain.checkpoint.values import tensorflow_seeded
 from prototrain.data.batches import batch_size
 from prototrain.errors import CheckpointError, ConfigError, DataError, ModelError
 from prototrain.estimator.program import Program

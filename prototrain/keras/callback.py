@@ -10,7 +10,7 @@ import keras
 
 from prototrain.callbacks.base import Callback, Priority, innermost
 from prototrain.callbacks.saving.save_on_exit import save_ahead
-from prototrain.checkpoint.json_codec import decode, encode
+from prototrain.checkpoint.values import decode, encode
 from prototrain.errors import CallbackError, CheckpointError, StopTraining
 from prototrain.system.waiting import announcing
 from prototrain.tf_private import CALLBACK_SCRATCH

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from prototrain.checkpoint.random import global_seed, random_state, set_random_state
+from prototrain.checkpoint.values import random_state, set_random_state
 from prototrain.config import Config
 from prototrain.data.batches import batch_size
 from prototrain.errors import ConfigError, ModelError
@@ -22,6 +22,7 @@ from prototrain.keras.data import Element, by_path
 from prototrain.model.keras_hooks import calling
 from prototrain.step.nonfinite import Update
 from prototrain.step.trace import TowerTrace
+from prototrain.tf_private import keras_seed
 
 # Keys that compile() and the data determine, and those that a train_step of the model's own ignores.
 _OF_COMPILE = ("model.batch_size", "model.lr_schedule", "model.mixed_precision", "model.optimizer")
@@ -62,7 +63,7 @@ class CompiledModel:
         self.name = model.name
         self.source = None if type(model).__module__.startswith("keras.") else source_of(model)
         self.logged: tuple[str, ...] = ()
-        seed = global_seed()
+        seed = keras_seed()
         self.config = Config(
             {
                 "trainer.experiment_name": model.name,

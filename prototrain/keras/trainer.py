@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from prototrain.callbacks import ModelSaver, ProgressBar, SaveOnExit, ScalarPrinter, Validation
 from prototrain.callbacks.base import Callback, innermost
-from prototrain.checkpoint.random import global_random_kept, random_state_kept, tensorflow_seeded
+from prototrain.checkpoint.values import global_random_kept, random_state_kept, tensorflow_seeded
 from prototrain.config.json_form import encode
 from prototrain.data.batches import batch_size as examples_of
 from prototrain.data.rule import reshuffles

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from prototrain.checkpoint.random import random_state_kept
+from prototrain.checkpoint.values import random_state_kept
 from prototrain.data.batches import WHY_EMPTY, counted_examples
 from prototrain.data.positions import prefetched
 from prototrain.data.rule import reshuffles

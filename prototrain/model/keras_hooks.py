@@ -227,6 +227,12 @@ def _once(call: BuildCall, original: Method, self: Any, *args: Any, **kwargs: An
     return None if call.is_done(self) else original(self, *args, **kwargs)
 
 
+def _add(call: BuildCall, original: Method, self: Any, layer: Any, *args: Any, **kwargs: Any) -> None:
+    if not call.is_done(self):
+        original(self, layer, *args, **kwargs)
+    call.note_added(self, layer)
+
+
 def _call(call: BuildCall, original: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
     with call.inside(self):
         return original(self, *args, **kwargs)
@@ -274,7 +280,7 @@ def _install() -> None:
         (KerasVariable, "assign", _assign),
         (keras.random.SeedGenerator, "next", _next_seed),
         (keras.Model, "load_weights", _once),
-        (keras.Sequential, "add", _once),
+        (keras.Sequential, "add", _add),
         (keras.Sequential, "pop", _once),
         *((getattr(keras.layers, name), "adapt", _once) for name in adapting),
     ]

@@ -14,14 +14,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from types import CellType, FunctionType
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.checkpoint.random import random_state_kept
 from prototrain.checkpoint.state import describe_variable
+from prototrain.checkpoint.values import random_state_kept
 from prototrain.errors import ModelError
 from prototrain.model.keras_hooks import (
     CACHED,
@@ -38,8 +40,8 @@ from prototrain.tf_private import (
     call_by,
     forget_losses,
     functional_kinds,
+    history,
     layers_within,
-    made_by,
     own_weights,
 )
 from prototrain.towers import components, tower_index
@@ -47,6 +49,9 @@ from prototrain.towers import components, tower_index
 Key = tuple[Any, ...]
 """What identifies an object: the id of the layer that makes it (0 for `build`), class, name, outline of arguments, and
 the name scope within `build`."""
+
+_EMPTY_CELL = CellType()
+_ADDED = "keras.Sequential.add"
 
 Objects = dict[Key, list[Any]]
 """The objects that the first call made; those of one key in the order of creation."""
@@ -217,8 +222,13 @@ class LayerCache:
         for layer in sorted((item for item in named if hasattr(item, "variables")), key=lambda one: len(one.variables)):
             for weight in layer.variables:
                 owners.setdefault(id(weight.value), layer)
+        # Layers from before come last, whether they were built in the first call or for an earlier trainer.
+        outer = {id(v.value): v.value for key, layer in called.items() if key not in made for v in layer.variables}
+        known = {id(variable): variable for variable in [*self._created, *before]}
+        mine = [variable for variable in self._created if id(variable) not in outer]
+        lasting = {key: known[key] for key in [*outer, *map(id, before)] if key in known}
         self.variables = {}
-        for variable in [*self._created, *before]:
+        for variable in [*mine, *lasting.values()]:
             wanted = "/".join(filter(None, (prefixes.get(id(variable)), base_name(variable))))
             name = _unique(wanted, self.variables)
             owner, first = owners.get(id(variable)), owners.get(id(self.variables.get(wanted)))
@@ -229,8 +239,6 @@ class LayerCache:
                     "tf.name_scope)"
                 )
             self.variables[name] = variable
-        lasting = {id(v.value) for key, layer in called.items() if key not in made for v in layer.variables}
-        lasting.update(map(id, before))
         self.lasting = [name for name, variable in self.variables.items() if id(variable) in lasting]
         paths = Counter(holder.path for holder in self._weights.values())
         for name, holder in self.holders.items():
@@ -407,10 +415,23 @@ class BuildCall:
         self.variables.append(found)
         return found
 
+    def note_added(self, model: keras.Sequential, layer: Any) -> None:
+        """Check that the first call has added the same layer to a model.
+
+        Raises:
+            ModelError: it has added another one, or none.
+        """
+        layer = history(layer)[0][0] if isinstance(layer, keras.KerasTensor) else layer
+        found, is_new = self._find_or_make((_ADDED, model.name, id(model)), lambda: layer)
+        if found is not layer or (is_new and self.is_done(model)):
+            raise _added_others(model.name)
+
     def check_left_out(self) -> None:
         """Raise a ModelError if an object with weights was left out that only the order tells from a used one."""
         for key, made in self._objects.items():
             left_out = made[self._frames[0].counts[key] :]
+            if key[1] == _ADDED and 0 < len(left_out) < len(made):
+                raise _added_others(key[2])
             weights = _floating(left_out[-1]) if key[0] == 0 and 0 < len(left_out) < len(made) else []
             if weights:
                 raise ModelError(
@@ -517,6 +538,13 @@ class BuildCall:
         return self._seeds.get(base_name(state)) if self._seeds else None
 
 
+def _added_others(name: str) -> ModelError:
+    return ModelError(
+        f"build() does not add the same layers to the Sequential {name!r} in every call; give them as a list instead, "
+        "keras.Sequential([...])"
+    )
+
+
 def base_name(variable: Any) -> str:
     """A variable's name without the output number, such as ``fc0/kernel``."""
     return str(variable.name).split(":")[0]
@@ -567,26 +595,41 @@ def _shape(arguments: Mapping[str, Any]) -> str | None:
     return None if callable(value) else str(tf.TensorShape(value.shape if hasattr(value, "shape") else np.shape(value)))
 
 
-def _outline(value: Any, contents: bool) -> Any:
+def _outline(value: Any, contents: bool, within: tuple[Any, ...] = ()) -> Any:
     """The part of an argument that is the same in every call of `build`.
 
     Args:
         value: the argument.
         contents: whether arrays are told apart by their contents. Those of a lookup table are; initial weights may be
             drawn anew in each call.
+        within: the functions whose variables are looked at.
     """
     if value is None or isinstance(value, (bool, bytes, complex, float, int, str)):
         return value
     if isinstance(value, (list, tuple)):
-        return tuple(_outline(item, contents) for item in value)
+        return tuple(_outline(item, contents, within) for item in value)
     if isinstance(value, Mapping):
-        return tuple((key, _outline(item, contents)) for key, item in value.items())
+        return tuple((key, _outline(item, contents, within)) for key, item in value.items())
     if isinstance(value, (*CACHED, tf.Variable)):
         return id(value)
     if isinstance(value, keras.KerasTensor):
-        return _outline(made_by(value), contents)
-    array = tf.get_static_value(value) if contents and isinstance(value, tf.Tensor) else value
-    if contents and isinstance(array, np.ndarray):
-        held = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
-        return str(array.dtype), array.shape, hashlib.sha256(held).hexdigest()
+        return tuple(_outline(step, contents, within) for step in history(value))
+    if isinstance(value, FunctionType) and value not in within:
+        # A layer keeps the function of the first call: one that sees other values is another function.
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY_CELL]
+        seen = [*cells, value.__defaults__, value.__kwdefaults__]
+        return value.__qualname__, _outline(seen, contents, (*within, value))
+    if isinstance(value, partial):
+        return _outline([value.func, value.args, value.keywords], contents, within)
+    if tf.is_tensor(value):
+        parts = [tf.get_static_value(part) for part in tf.nest.flatten(value, expand_composites=True)]
+        return type(value).__qualname__ if any(part is None for part in parts) else tuple(map(_digest, parts))
+    if contents and isinstance(value, np.ndarray):
+        return _digest(value)
     return getattr(value, "__qualname__", None) or type(value).__qualname__
+
+
+def _digest(array: Any) -> Any:
+    array = np.asarray(array)
+    held = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
+    return str(array.dtype), array.shape, hashlib.sha256(held).hexdigest()

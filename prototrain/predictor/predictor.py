@@ -237,10 +237,6 @@ def _as_tensors(value: Any) -> Any:
     return value if tf.is_tensor(value) else tf.convert_to_tensor(value)
 
 
-def _as_array(value: Any) -> Any:
-    return value.numpy() if isinstance(value, tf.Tensor) else value
-
-
 def _convert(name: str, spec: Any, value: Any) -> Any:
     """Convert an input to the types that it has in a training batch."""
     if isinstance(spec, Mapping | tuple | list):

@@ -32,13 +32,13 @@ def dataflow(
 
     What a flow gives may also come from the run itself, such as from games that are played with the model as it is
     (``live=True``). Then nothing of it is read before it is trained on, so that it may wait for its callback's
-    `before_train`, and a resumed run goes on with what it gives then.
+    `before_train`, and a resumed run continues with what it gives then.
 
     Args:
         flow: gives lists, tuples or dicts of arrays and numbers, anew each time it is iterated over.
         names: of the components of a list or tuple; of a dict, those that are taken, by default all.
         batched: whether a data point is a batch, whose first axis may have another length in another one.
-        spec: what a data point looks like, by name; in place of looking at the first one.
+        spec: what a data point looks like, by name; then the first one is not read for that.
         live: whether it gives something else each time; needs `spec`.
 
     Returns:

@@ -34,12 +34,10 @@ class Look:
     Attributes:
         log: whether values have a logarithmic axis.
         smooth: the weight of the average before in a moving average, at least 0 and less than 1; 0: no smoothing.
-        over_time: whether the x axis has the elapsed time instead of the steps.
     """
 
     log: bool = False
     smooth: float = 0.0
-    over_time: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Curve:
         colour, dash: numbers of its colour and its line style. Several runs have a colour each, and their scalars line
             styles; the scalars of a single run have colours.
         pale: whether it has the values behind their moving average.
-        xs: steps, or seconds.
+        xs: steps.
         ys: the value at each of them.
     """
 
@@ -91,8 +89,7 @@ def charts(runs: Sequence[Run], names: Sequence[str], look: Look = _PLAIN) -> di
             for index, name in enumerate(of_chart):
                 if name not in of_run:
                     continue
-                xs = _seconds(run, of_run[name].times.tolist()) if look.over_time else of_run[name].steps.tolist()
-                ys = of_run[name].values.tolist()
+                xs, ys = of_run[name].steps, of_run[name].values
                 label, style = (f"{run.name} {name}", (number, index)) if several else (name, (index, 0))
                 if look.smooth:
                     curves.append(Curve(f"{label}, raw", *style, True, *_picked(xs, ys)))
@@ -102,25 +99,9 @@ def charts(runs: Sequence[Run], names: Sequence[str], look: Look = _PLAIN) -> di
     return found
 
 
-def x_axis(found: dict[str, list[Curve]], look: Look) -> tuple[float, str]:
-    """The length and the name of the unit of the x axis."""
-    if not look.over_time:
-        return 1.0, "step"
-    seconds = (x for curves in found.values() for curve in curves for x in curve.xs if math.isfinite(x))
-    return unit_for(max(seconds, default=0.0))
-
-
 def _picked(xs: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
     places = shown(values)
     return [xs[place] for place in places], [values[place] for place in places]
-
-
-def _seconds(run: Run, times: Sequence[float]) -> list[float]:
-    """How long the run had taken at each time; without any record of attempts it began with its first row."""
-    if run.attempts:
-        return [run.elapsed(time) if math.isfinite(time) else math.nan for time in times]
-    begin = next((time for time in times if math.isfinite(time)), math.nan)
-    return [time - begin for time in times]
 
 
 def shown(values: Sequence[float]) -> list[int]:
@@ -167,14 +148,6 @@ def by_tag(names: Sequence[str]) -> dict[str, list[str]]:
         prefix, slash, tag = name.partition("/")
         groups.setdefault(tag if slash else prefix, []).append(name)
     return groups
-
-
-def unit_for(seconds: float) -> tuple[float, str]:
-    """The unit for a time axis up to so many seconds: its length in seconds, and its name."""
-    for unit, name in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
-        if seconds >= 3 * unit:
-            return unit, name
-    return 1.0, "seconds"
 
 
 def choose_scalars(runs: Sequence[Run], patterns: Sequence[str]) -> list[str]:
@@ -227,7 +200,7 @@ def draw(runs: Sequence[Run], names: Sequence[str], file_format: str, look: Look
     except ModuleNotFoundError as error:
         raise ExperimentError("curves are drawn with matplotlib; pip install 'prototrain[plot]'") from error
     found = charts(runs, names, look)
-    unit, count = x_axis(found, look), len(runs) if len(runs) > 1 else max(map(len, by_tag(names).values()))
+    count = len(runs) if len(runs) > 1 else max(map(len, by_tag(names).values()))
     file = io.BytesIO()
     with matplotlib.rc_context(_SETTINGS):
         # Without pyplot there is no window and nothing global.
@@ -235,7 +208,7 @@ def draw(runs: Sequence[Run], names: Sequence[str], file_format: str, look: Look
         all_axes = list(figure.subplots(len(found), 1, squeeze=False).flat)
         legends = []
         for axes, (title, curves) in zip(all_axes, found.items(), strict=True):
-            axes.set_ylabel(one_line(title) + _draw_chart(axes, curves, count, look, unit))
+            axes.set_ylabel(one_line(title) + _draw_chart(axes, curves, count, look))
             legend = axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize="small")
             legend.set_in_layout(False)
             legends.append(legend)
@@ -251,7 +224,7 @@ def draw(runs: Sequence[Run], names: Sequence[str], file_format: str, look: Look
     return file.getvalue()
 
 
-def _draw_chart(axes: Axes, curves: Sequence[Curve], count: int, look: Look, unit: tuple[float, str]) -> str:
+def _draw_chart(axes: Axes, curves: Sequence[Curve], count: int, look: Look) -> str:
     """Draw the curves of a chart, in a number of colours.
 
     Returns:
@@ -259,7 +232,7 @@ def _draw_chart(axes: Axes, curves: Sequence[Curve], count: int, look: Look, uni
     """
     for curve in curves:
         axes.plot(
-            [x / unit[0] for x in curve.xs],
+            curve.xs,
             curve.ys,
             color=_colour(curve.colour, count),
             linestyle=_STYLES[curve.dash % len(_STYLES)],
@@ -269,9 +242,8 @@ def _draw_chart(axes: Axes, curves: Sequence[Curve], count: int, look: Look, uni
             # matplotlib leaves labels out that begin with an underscore.
             label=None if curve.pale else " " + one_line(curve.label),
         )
-    axes.set_xlabel(unit[1])
-    if unit[1] == "step":
-        axes.locator_params(axis="x", integer=True)
+    axes.set_xlabel("step")
+    axes.locator_params(axis="x", integer=True)
     axes.grid(alpha=0.3)
     values = [value for curve in curves if curve.pale or not look.smooth for value in curve.ys]
     below = sum(value <= 0 for value in values)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prototrain.config.json_form import read_object
 from prototrain.config.schema import LOCATION_KEYS
@@ -19,25 +19,9 @@ from prototrain.errors import ExperimentError
 from prototrain.experiment import Experiment, checkpoint_steps
 from prototrain.experiment.record import Attempt, Outcome, State, read_attempts
 from prototrain.experiment.remote import experiments_below
-
-if TYPE_CHECKING:
-    from prototrain.runs.metrics import Column, Metrics
+from prototrain.runs.metrics import Column, Metrics, Range, read_columns, read_metrics
 
 _NO_END = "killed, no end was recorded"
-
-
-@dataclass(frozen=True)
-class Range:
-    """A scalar over a run; NaN counts only if there is nothing else.
-
-    Attributes:
-        last: its newest value.
-        lowest, highest: (value, step) of the extremes; of equal values the first one.
-    """
-
-    last: float
-    lowest: tuple[float, int]
-    highest: tuple[float, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +38,6 @@ class Run:
         total_steps: where it is to end; None if nowhere, or not known.
         started: when it was last started, in seconds since the epoch; None if not known.
         seconds: how long it took, over all attempts.
-        durations: how long each attempt took.
         checkpoint: the step of the newest checkpoint, if there is any.
         changes: (key, value, default) of what differs from the model's own config; None if not known.
         config: the content of config.json; empty if there is none.
@@ -71,7 +54,6 @@ class Run:
     total_steps: int | None
     started: float | None
     seconds: float
-    durations: list[float]
     checkpoint: int | None
     changes: list[tuple[str, Any, Any]] | None
     config: dict[str, Any]
@@ -83,7 +65,7 @@ class Run:
     def scalars(self) -> dict[str, list[tuple[int, float]]]:
         """All (step, value) pairs by name, as they are in the file now."""
         columns = self.columns(None).items()
-        return {name: list(zip(column.steps.tolist(), column.values.tolist(), strict=True)) for name, column in columns}
+        return {name: list(zip(column.steps, column.values, strict=True)) for name, column in columns}
 
     def columns(self, names: Iterable[str] | None) -> dict[str, Column]:
         """The steps, times and values of some scalars, or of all if None, as they are in the file now.
@@ -91,21 +73,8 @@ class Run:
         Raises:
             ExperimentError: the file cannot be read.
         """
-        from prototrain.runs.metrics import read_columns  # which needs NumPy
-
         with _reading(self.directory):
             return read_columns(Experiment(self.directory).metrics, names)
-
-    def elapsed(self, moment: float) -> float:
-        """How long the run had taken at a moment, in seconds, over all attempts started by then.
-
-        Args:
-            moment: in seconds since the epoch.
-        """
-        begun = [place for place, attempt in enumerate(self.attempts) if attempt.started <= moment]
-        if not begun:
-            return 0.0
-        return sum(self.durations[: begun[-1]]) + moment - self.attempts[begun[-1]].started
 
     @property
     def steps(self) -> str:
@@ -156,8 +125,6 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
         ExperimentError: it is no experiment, or a file cannot be read.
         ConfigError: a file is damaged.
     """
-    from prototrain.runs.metrics import read_metrics  # which needs NumPy
-
     experiment = Experiment(directory)
     experiment.fetch()
     directory = experiment.directory
@@ -188,7 +155,6 @@ def read_run(directory: str | Path, *, name: str | None = None, clock: Callable[
         total_steps=last.total_steps,
         started=last.started if attempts else None,
         seconds=sum(durations, 0.0),
-        durations=durations,
         checkpoint=checkpoints[-1] if checkpoints else None,
         changes=_without_location(last.changes),
         config=read_object(directory / "config.json") if has_config else {},

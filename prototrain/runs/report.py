@@ -7,7 +7,6 @@ import hashlib
 import html
 import json
 import math
-import re
 import shlex
 import time
 from collections import Counter, deque
@@ -22,15 +21,12 @@ from tabulate import tabulate
 
 from prototrain.config.values import as_text
 from prototrain.experiment import Experiment
-from prototrain.experiment.event_files import read_images
 from prototrain.experiment.record import Attempt
 from prototrain.runs import Run, flat, short_names
-from prototrain.runs.curves import Curve, Look, by_tag, charts, choose_scalars, is_constant, x_axis
+from prototrain.runs.curves import Curve, Look, by_tag, charts, choose_scalars, is_constant
 from prototrain.system.wording import in_digits, in_words
 
-_SHOWN_STEPS = 4  # of the steps that have pictures
 _LOG_LINES = 100
-_DUMPED = re.compile(r"(.+)-step-(\d{10,})-(\d+)\.png")
 _ENVIRONMENT = ("directory", "host", "platform", "git_commit", "versions", "devices", "trainer", "model", "towers")
 _ASSETS = files("prototrain.runs") / "page"
 _HINT = "<p>Drag over a chart to zoom in, double-click to zoom out; click a name to hide its curve.</p>"
@@ -40,7 +36,7 @@ _PAGE = Template("""\
 <head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy"
-  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src $hashes">
+  content="default-src 'none'; style-src 'unsafe-inline'; script-src $hashes">
 <meta name="viewport" content="width=device-width">
 <title>$title</title>
 <style>
@@ -59,7 +55,6 @@ $scripts
 
 def write_page(
     runs: Sequence[Run],
-    complain: Callable[[str], None] = print,
     *,
     scalars: Sequence[str] | None = None,
     look: Look | None = None,
@@ -68,7 +63,6 @@ def write_page(
 
     Args:
         runs: the runs, with different names.
-        complain: called with a line about each damaged file, which is left out.
         scalars: names and patterns of the scalars to draw; None for all.
         look: of the curves.
 
@@ -94,7 +88,6 @@ def write_page(
     }
     for run in runs:
         parts = {
-            "Images": _images(run, complain),
             "Time": _time(run),
             "Environment": _environment(run),
             "Log": _log(Experiment(run.directory).log),
@@ -170,21 +163,20 @@ def _curves(runs: Sequence[Run], scalars: Sequence[str] | None, look: Look) -> t
     )
     constant = f"<p>constant: {html.escape(words)}</p>" if words else ""
     found = charts(runs, [name for name in names if name not in level], look)
-    unit = x_axis(found, look)
     drawn: list[dict[str, Any]] = []
     for title, curves in found.items():
-        shown = [_in_json(curve, look, unit[0]) for curve in curves]
+        shown = [_in_json(curve, look) for curve in curves]
         is_log = look.log and any(value is not None for curve in shown for value in curve["y"])
         drawn.append({"id": f"chart-{len(drawn)}", "title": title, "log": is_log, "lines": shown})
     if not drawn:
         return "", "", constant
     places = "".join(f'<div id="{chart["id"]}"></div>' for chart in drawn)
-    data = json.dumps({"unit": unit[1], "charts": drawn}).replace("<", "\\u003c")
+    data = json.dumps({"charts": drawn}).replace("<", "\\u003c")
     return f'<div class="charts">{places}</div>', data, constant
 
 
-def _in_json(curve: Curve, look: Look, unit: float) -> dict[str, Any]:
-    pairs = sorted({x / unit: y for x, y in zip(curve.xs, curve.ys, strict=True) if math.isfinite(x)}.items())
+def _in_json(curve: Curve, look: Look) -> dict[str, Any]:
+    pairs = sorted(dict(zip(curve.xs, curve.ys, strict=True)).items())
     ys = [y if math.isfinite(y) and (y > 0 or not look.log) else None for _, y in pairs]
     style = {"label": curve.label, "colour": curve.colour, "dash": curve.dash, "pale": curve.pale}
     return {**style, "x": [x for x, _ in pairs], "y": ys}
@@ -257,51 +249,6 @@ def _row_of(attempt: Attempt) -> list[Any]:
     return [_moment(attempt.started), attempt.start, steps, taken, speed, end]
 
 
-# -- images -----------------------------------------------------------------------------------------------------------
-
-
-def _images(run: Run, complain: Callable[[str], None]) -> str:
-    damage: list[str] = []
-    of_summaries = read_images(Experiment(run.directory).summaries, damage.append)
-    for line in damage:
-        complain(line)
-    found = {**_dumped(run.directory / "analysis" / "images"), **of_summaries}
-    notes = [f"<p>{html.escape(line)}</p>" for line in damage]
-    return "\n".join([*notes, *(_steps_of(name, by_step) for name, by_step in sorted(found.items()))])
-
-
-def _dumped(directory: Path) -> dict[str, dict[int, list[bytes]]]:
-    """The images of `DumpTensorAsImage`, by name and step."""
-    matches = sorted(
-        ((match[1], int(match[2]), int(match[3]), path) for path in directory.glob("*.png")
-         if (match := _DUMPED.fullmatch(path.name))),
-        key=lambda found: found[:3],
-    )  # fmt: skip
-    found: dict[str, dict[int, list[bytes]]] = {}
-    for name, step, _, path in matches:
-        found.setdefault(name, {}).setdefault(step, []).append(path.read_bytes())
-    return found
-
-
-def _steps_of(name: str, by_step: dict[int, list[bytes]]) -> str:
-    steps = sorted(by_step)
-    shown = _spread(steps, _SHOWN_STEPS)
-    count = f" <small>({len(shown)} of {len(steps)} steps)</small>" if len(shown) < len(steps) else ""
-    figures = [
-        f"<figure>{''.join(_picture(image, 'png', f'{name}, step {step}') for image in by_step[step])}"
-        f"<figcaption>step {step}</figcaption></figure>"
-        for step in shown
-    ]
-    return f"<h3>{html.escape(name)}{count}</h3>\n" + "\n".join(figures)
-
-
-def _spread(steps: Sequence[int], count: int) -> list[int]:
-    """At most `count` of the steps, at even distances, with the first and the last."""
-    if len(steps) <= count:
-        return list(steps)
-    return [steps[round(number * (len(steps) - 1) / (count - 1))] for number in range(count)]
-
-
 # -- pieces of HTML ---------------------------------------------------------------------------------------------------
 
 
@@ -311,11 +258,6 @@ def _table(rows: Sequence[Sequence[Any]], headers: Iterable[str] = ()) -> str:
     # The format "html" escapes the cells.
     text = tabulate(rows, headers=list(headers), tablefmt="html", disable_numparse=True, missingval="")
     return f'<div class="table">\n{text}\n</div>'
-
-
-def _picture(content: bytes, kind: str, description: str) -> str:
-    data = base64.b64encode(content).decode()
-    return f'<img src="data:image/{kind};base64,{data}" alt="{html.escape(description)}">'
 
 
 def _log(path: Path) -> str:

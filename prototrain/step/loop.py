@@ -18,7 +18,7 @@ from prototrain.step.functions import ConcreteCall
 from prototrain.step.nonfinite import NoCheck
 from prototrain.step.python_summaries import noting_summaries
 from prototrain.step.result import ScalarPacker, StepResult
-from prototrain.step.trace import TowerTrace, join, pick, tracing, write_scalar
+from prototrain.step.trace import TowerTrace, join, pick, tracing
 from prototrain.step.variables import StopVariable, scratch_variable
 from prototrain.tf_private import is_deterministic, next_synchronously
 from prototrain.towers import components
@@ -27,8 +27,6 @@ Batch = dict[str, Any]
 
 State = dict[str, Any]
 """The loop's variables by name, which one iteration passes to the next."""
-
-_SUMMARY = "tf.summary/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +113,7 @@ class Iteration:
             raise ModelError(f"train_step() must return a dict of scalar tensors, not {type(outputs).__name__}")
         seen = pick(self._plan.watched_names, trace.nets, inputs) if watched else {}
         outputs = {**trace.weighted_outputs(outputs, self._plan.placement), **trace.scalars}
-        summaries = {f"{_SUMMARY}{number}": one.value for number, one in enumerate(trace.summaries)}
-        outputs = self._average({**outputs, **summaries})
-        for number, summary in enumerate(trace.summaries):
-            write_scalar(summary, outputs.pop(f"{_SUMMARY}{number}"))
-        return outputs, trace.finite(), seen
+        return self._average(outputs), trace.finite(), seen
 
     def _average(self, outputs: dict[str, Any]) -> dict[str, tf.Tensor]:
         """Average outputs and moving statistics over the towers, in one go; from inside a tower."""

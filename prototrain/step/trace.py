@@ -8,9 +8,9 @@ calls leave nothing behind.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -18,29 +18,12 @@ import tensorflow as tf
 from prototrain.data.batches import at_path, by_path, has_path
 from prototrain.errors import ModelError
 from prototrain.step.arithmetic import share_of_tower, weighted
-from prototrain.tf_private import default_writer, writing_through
 
 if TYPE_CHECKING:
     from prototrain.step.nonfinite import NoCheck
-    from prototrain.step.python_summaries import SummaryFile
 
 OF_ALL_TOWERS = frozenset({"learning_rate", "loss_scale"})
 """Scalars of a step that do not depend on the batch."""
-
-
-@dataclass(frozen=True)
-class ScalarSummary:
-    """A call of `tf.summary.scalar` in a watched step.
-
-    Attributes:
-        value: a scalar.
-        is_recorded: as `tf.summary.record_if` says.
-        arguments: of `tf.summary.write`, besides the value.
-    """
-
-    value: tf.Tensor
-    is_recorded: Any
-    arguments: Mapping[str, Any]
 
 
 @dataclass
@@ -52,7 +35,6 @@ class TowerTrace:
         is_watched: whether more is seen of this step than its scalars.
         nets: what `build` returned, for each micro-batch of a watched step.
         weight: the "loss_weight" of the last `build`, as long as it applies to what follows.
-        summaries: calls of `tf.summary.scalar` in a watched step, whose mean over the towers is recorded.
         scalars: those to be reported besides the ones that `train_step` returns.
         applied: for each guarded update whether everything was finite, the same in all towers.
         graph: the graph that the step is traced into; a branch of a `tf.cond` has another one.
@@ -62,7 +44,6 @@ class TowerTrace:
     is_watched: bool
     nets: list[Mapping[str, Any]] = field(default_factory=list)
     weight: tf.Tensor | None = None
-    summaries: list[ScalarSummary] = field(default_factory=list)
     scalars: dict[str, tf.Tensor] = field(default_factory=dict)
     applied: list[tf.Tensor] = field(default_factory=list)
     graph: Any = field(default_factory=tf.compat.v1.get_default_graph)
@@ -88,47 +69,14 @@ class TowerTrace:
         return [weighted(value, share) for value in values]
 
     def weighted_outputs(self, outputs: Mapping[str, Any], placement: Any) -> dict[str, Any]:
-        """The scalars that a `train_step` returned, and its summaries, as `weighted` does."""
+        """The scalars that a `train_step` returned, as `weighted` does."""
         names = [name for name in outputs if name not in OF_ALL_TOWERS]
-        values = self.weighted([*(outputs[name] for name in names), *(one.value for one in self.summaries)], placement)
-        self.summaries = [
-            replace(one, value=value) for one, value in zip(self.summaries, values[len(names) :], strict=True)
-        ]
-        return {**outputs, **dict(zip(names, values, strict=False))}
-
-    def multiply_summaries(self, factor: tf.Tensor) -> None:
-        """Multiply the values of all summaries so far."""
-        self.summaries = [replace(one, value=weighted(one.value, factor)) for one in self.summaries]
-
-    @contextmanager
-    def micro_batch(self, number: int, summaries: list[ScalarSummary]) -> Iterator[None]:
-        """Add the scalar summaries of a micro-batch to a list; other summaries are written by the first one only."""
-        outer, self.summaries = self.summaries, summaries
-        try:
-            with tf.summary.record_if(False) if number else nullcontext():
-                yield
-        finally:
-            self.summaries = outer
+        values = self.weighted([outputs[name] for name in names], placement)
+        return {**outputs, **dict(zip(names, values, strict=True))}
 
     def finite(self) -> tf.Tensor:
         """Whether all guarded updates found everything finite."""
         return tf.reduce_all(tf.stack(self.applied)) if self.applied else tf.constant(True)
-
-
-def averaged(parts: Sequence[Sequence[ScalarSummary]], weights: Sequence[tf.Tensor]) -> list[ScalarSummary]:
-    """Average the summaries of micro-batches, whose calls are in the same order; traced.
-
-    Args:
-        parts: the summaries of each.
-        weights: of each, float64.
-    """
-    total = tf.add_n(list(weights))
-
-    def mean(values: Sequence[tf.Tensor]) -> tf.Tensor:
-        of_parts = [weighted(tf.cast(value, tf.float64), w) for value, w in zip(values, weights, strict=True)]
-        return tf.cast(tf.math.divide_no_nan(tf.add_n(of_parts), total), values[0].dtype)
-
-    return [replace(ones[0], value=mean([one.value for one in ones])) for ones in zip(*parts, strict=False)]
 
 
 _tracing = threading.local()  # towers are traced in threads of their own
@@ -149,51 +97,6 @@ def tracing(trace: TowerTrace) -> Iterator[None]:
         yield
     finally:
         _tracing.trace = outer
-
-
-# -- what a watched step returns besides its scalars ------------------------------------------------------------------
-
-
-@contextmanager
-def recording(file: SummaryFile, step: tf.Tensor) -> Iterator[None]:
-    """Let the `tf.summary` calls of a step that is traced in the block write to a file.
-
-    Args:
-        file: where to.
-        step: the number of the step.
-    """
-    writer = file.writer
-    with writer.as_default(step=step), tf.summary.record_if(True), writing_through(_keep_scalars(writer)):
-        yield
-
-
-def _keep_scalars(writer: tf.summary.SummaryWriter) -> Callable[..., Any]:
-    """A function for `tf.summary.scalar` to call while a step is traced that writes to this writer.
-
-    The value is kept for the mean over micro-batches and towers. In a branch, a loop or a `tf.function` inside the step
-    there is no mean: the value of the first micro-batch of the first tower is written, as images are.
-    """
-    graph = tf.compat.v1.get_default_graph()
-
-    def write(tag: str, tensor: Any, step: Any = None, metadata: Any = None, name: str | None = None) -> Any:
-        trace = tower_trace()
-        is_scalar = metadata is not None and metadata.plugin_data.plugin_name == "scalars"
-        is_here = tf.compat.v1.get_default_graph() is graph and default_writer() is writer
-        if trace is None or not (is_scalar and is_here):
-            return tf.summary.write(tag, tensor, step=step, metadata=metadata, name=name)
-        is_recorded = tf.summary.should_record_summaries()
-        step = tf.summary.experimental.get_step() if step is None else step
-        arguments = {"tag": tag, "step": step, "metadata": metadata}
-        trace.summaries.append(ScalarSummary(tf.convert_to_tensor(tensor), is_recorded, arguments))
-        return tf.constant(True)
-
-    return write
-
-
-def write_scalar(summary: ScalarSummary, value: tf.Tensor) -> None:
-    """Write the mean of a summary over all micro-batches and towers; only the first tower really does."""
-    with tf.summary.record_if(summary.is_recorded):
-        tf.summary.write(tensor=value, **summary.arguments)
 
 
 def pick(names: Collection[str], nets: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any]) -> dict[str, tf.Tensor]:

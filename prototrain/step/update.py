@@ -16,7 +16,7 @@ from prototrain.gradient_processors import drop_missing, global_norm, summed, va
 from prototrain.optimizers import update_if
 from prototrain.step.arithmetic import add, as_float, divide, share_of_tower, weighted
 from prototrain.step.nonfinite import Update
-from prototrain.step.trace import ScalarSummary, averaged, tower_trace
+from prototrain.step.trace import tower_trace
 from prototrain.tf_private import expect_averages
 
 Pairs = Sequence[tuple[Any, Any]]
@@ -50,36 +50,24 @@ def over_micro_batches(compute: Callable[[Batch], Computed], inputs: Batch, coun
     """
     if count == 1:
         return compute(inputs)
-    trace = tower_trace()
     total: tf.Tensor | None = None
     sums: list[list[Any]] = []  # of outputs, gradients, added losses, their gradients
-    summaries: list[list[ScalarSummary]] = []
-    weights: list[tf.Tensor] = []
     for number, part in enumerate(split_batch(inputs, count)):
         # Each waits for the one before, so that only one's activations are in memory.
         before = [gradient for gradient in sums[1] if gradient is not None] if sums else []
         with tf.control_dependencies(tf.nest.flatten(before, expand_composites=True)):
             part = tf.nest.map_structure(tf.identity, part, expand_composites=True)
-        recorded: list[ScalarSummary] = []
-        with nullcontext() if trace is None else trace.micro_batch(number, recorded):
+        with tf.summary.record_if(False) if number else nullcontext():
             found = compute(part)
-        outputs, gradients, weight = (
-            [as_float(value) for value in found.outputs.values()],
-            found.gradients,
-            found.weight,
-        )
+        outputs, gradients, weight = [*map(as_float, found.outputs.values())], found.gradients, found.weight
         dtypes = [value.dtype for value in outputs]
         if weight is not None:
             total = weight if total is None else total + weight
             # Sums of float64 keep the digits of large weights.
             outputs = [weighted(tf.cast(value, tf.float64), weight) for value in outputs]
             gradients = [weighted(gradient, weight) for gradient in gradients]
-        weights.append(tf.ones([], tf.float64) if weight is None else weight)
-        summaries.append(recorded)
         parts = [outputs, gradients, list(found.added.values()), found.added_gradients]
         sums = [list(map(add, *pair)) for pair in zip(sums, parts, strict=True)] if sums else parts
-    if trace is not None and summaries[0]:
-        trace.summaries += averaged(summaries, weights)
     number_of_parts = tf.constant(float(count))
     factor = None if total is None else tf.math.divide_no_nan(tf.ones([], tf.float64), total)
 
@@ -112,7 +100,6 @@ def for_all_towers(found: Computed, placement: Any) -> tuple[dict[str, Any], lis
     trace = tower_trace()
     if trace is not None:
         trace.weight = None  # it is taken into account
-        trace.multiply_summaries(share)
     if found.added:
         loss = tf.cast(outputs["loss"], tf.float32)
         outputs |= {**found.added, "loss_total": tf.add_n([loss, *found.added.values()])}

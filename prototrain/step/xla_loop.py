@@ -101,7 +101,7 @@ class XlaLoop(StepCalls):
             outputs, counts, _ = self._iteration(inputs, step)
             return counts, *self._packer.pack(outputs)
 
-        # Traced first, by itself: the variables of an XLA loop have shapes, and the step says how many scalars it has.
+        # Traced alone first: the variables of an XLA loop have shapes, and the step says how many scalars it has.
         step_function = tf.function(one_step, autograph=False)
         specs = tf.nest.map_structure(lambda stacked: tf.TensorSpec(stacked.shape[1:], stacked.dtype), block)
         with noting_summaries() as has_summaries:

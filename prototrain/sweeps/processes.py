@@ -9,6 +9,7 @@ import atexit
 import json
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
 import tempfile
@@ -177,12 +178,11 @@ def _run_prototrain(arguments: list[str], environment: dict[str, str], link: Con
 
     import numpy as np
 
-    from prototrain.cli import main
     from prototrain.sweeps import reporter
 
     reporter.link = reporter.Link(link)
     np.random.seed()  # otherwise each forked process would draw the same numbers
     try:
-        sys.exit(main())
+        runpy.run_module("prototrain", run_name="__main__")
     finally:
         atexit._run_exitfuncs()  # a process of multiprocessing leaves them out

@@ -430,7 +430,7 @@ class Trainer:
             CheckpointError: it cannot be written.
         """
         with self.stop.uninterrupted():
-            return self.run.start_save(gives_way=False)()
+            return self.run.start_save()()
 
     # -- what is printed -----------------------------------------------------------------------------------------------
 

@@ -17,10 +17,8 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from prototrain.checkpoint import Checkpoint, Checkpoints, Snapshot
-from prototrain.checkpoint.finite import FiniteState, in_words
-from prototrain.checkpoint.json_codec import decode, plain
-from prototrain.checkpoint.random import random_state, random_state_kept, set_random_state
-from prototrain.checkpoint.state import OF_CALLBACKS, StateEntries, late_words, lost_in, restore_errors
+from prototrain.checkpoint.state import OF_CALLBACKS, FiniteState, StateEntries, in_words, late_words, restore_errors
+from prototrain.checkpoint.values import decode, encode, random_state, random_state_kept, set_random_state
 from prototrain.errors import (
     CheckpointError,
     ExperimentError,
@@ -82,7 +80,7 @@ class Run:
         self._registered: Collection[str] = ()  # variables in the trainer's state when the run began
         self._sets_aside = False
         self._broken: list[Path] = []  # checkpoints to set aside once the run may go on
-        self._notes: list[str] = []  # how the data position is restored, and what could not be saved
+        self._notes: list[str] = []  # how the data position is restored
         self._make_writer()
         tell_of_forks(self)
 
@@ -363,19 +361,16 @@ class Run:
         """The steps whose checkpoints must stay."""
         return set().union(*self._protected.values())
 
-    def start_save(self, *, gives_way: bool = True) -> Callable[[], Path]:
+    def start_save(self) -> Callable[[], Path]:
         """Begin to write a checkpoint, see `Trainer.save`; training can continue while the rest is written.
-
-        Args:
-            gives_way: write a large state with the processor time that training leaves.
 
         Returns:
             a function that waits until it is written and returns the directory.
         """
         with self._trainer.stop.uninterrupted():
-            return self._start_save(gives_way)
+            return self._start_save()
 
-    def _start_save(self, gives_way: bool) -> Callable[[], Path]:
+    def _start_save(self) -> Callable[[], Path]:
         self.wait()
         self.require_directory()
         if not self._is_accepted:
@@ -383,7 +378,7 @@ class Run:
         trainer, record, remote = self._trainer, self._record, self._remote
         is_sound = self.state_is_sound
         trainer.monitors.flush()
-        finish = self.checkpoints.start(self._snapshot(gives_way), aside=not is_sound)
+        finish = self.checkpoints.start(self._snapshot(), aside=not is_sound)
 
         def write() -> Path:
             path = finish()
@@ -440,7 +435,7 @@ class Run:
         else:
             trainer.log(f"saved step {trainer.global_step} to {path}; continuing")
 
-    def _snapshot(self, gives_way: bool) -> Snapshot:
+    def _snapshot(self) -> Snapshot:
         trainer = self._trainer
         entries = StateEntries(trainer.state)
         late = entries.late(self._registered)
@@ -449,22 +444,22 @@ class Run:
         seen: dict[str, Any] = {}
         if trainer.callbacks.unfinished and trainer.callbacks.watching:
             events = [event.SerializeToString() for event in trainer.summary_events]
-            seen = plain({"watched": dict(trainer.watched), "summaries": events}, "what was watched")
+            seen = encode({"watched": dict(trainer.watched), "summaries": events}, "what was watched", loose=True)
         meta = {
             "run_id": trainer.experiment.run_id if trainer.experiment else None,
             "values": entries.values(),
             "late": late,
-            "callbacks": plain(trainer.callbacks.state_dict(), "the callbacks' state"),
+            "callbacks": encode(trainer.callbacks.state_dict(), "the callbacks' state", loose=True),
             "monitors": trainer.monitors.state_dict(),
             # Callbacks that a stop has kept from this step read them after the resume.
-            "outputs": plain(trainer.outputs, "what run_step() returned"),
+            "outputs": encode(trainer.outputs, "what run_step() returned", loose=True),
             "seen": seen,
             "random": random_state(),
             "facts": self._facts,
         }
         looks = trainer.check_finite and self.state_is_sound
         check = functools.partial(self._check_finite, trainer.global_step) if looks else None
-        return Snapshot(trainer.global_step, entries.variables, entries.saveables, meta, check, gives_way)
+        return Snapshot(trainer.global_step, entries.variables, entries.saveables, meta, check)
 
     # -- resuming -----------------------------------------------------------------------------------------------------
 
@@ -494,7 +489,7 @@ class Run:
         if trainer.experiment is None:
             return
         entries = StateEntries(trainer.state)
-        entries.check()
+        entries.values()  # which fails for what no checkpoint could hold
         self._registered = entries.variables.keys()
         self._sets_aside = not resume
         if not resume:
@@ -557,7 +552,7 @@ class Run:
             seen = decode(meta["seen"])
             trainer.watched = dict(seen.get("watched", {}))
             trainer.summary_events = [_event(text) for text in seen.get("summaries", [])]
-        self._notes = [*trainer._after_restore(), *lost_in(meta["values"])]
+        self._notes = trainer._after_restore()
         with restore_errors("the record of versions and settings"):
             self.changes = changes(dict(meta["facts"]), trainer._facts())
         with restore_errors("the state of the random generators"):

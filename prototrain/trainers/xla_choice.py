@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from prototrain.checkpoint.random import random_state_kept
+from prototrain.checkpoint.values import random_state_kept
 from prototrain.model.evaluation import values_kept
 from prototrain.system.tracebacks import cause
 from prototrain.system.waiting import announcing

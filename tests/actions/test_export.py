@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain import SimpleTrainer
-from prototrain.actions import export, load_compact, restore, saved_model
+from prototrain.actions import export, restore, saved_model
 from prototrain.actions.files import appearing
 from prototrain.actions.saved_model import ServedModel
 from prototrain.callbacks import ModelSaver
@@ -36,14 +36,6 @@ def build_more(inputs: Any, train_phase: bool) -> Any:
     """The tiny model with a text from a lookup table."""
     net = tiny_build(inputs, train_phase)
     net.classes = table().lookup(tf.argmax(net.logits, 1, output_type=tf.int32))
-    return net
-
-
-def build_loop(inputs: Any, train_phase: bool) -> Any:
-    """The tiny model with another dtype, and what a loop makes."""
-    net = tiny_build(inputs, train_phase)
-    net.best = tf.argmax(net.logits, 1)
-    net.looped = tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, x * 0.5 + 1.0), [0, net.logits])[1]
     return net
 
 
@@ -75,33 +67,6 @@ def test_a_saved_model(trained: SimpleTrainer, base: Path, capsys: pytest.Captur
     assert found["classes"].numpy().tolist() == classes.tolist()
     with pytest.raises(ExperimentError, match="exported/20 exists; delete it"):
         run(base)
-
-
-@pytest.mark.usefixtures("forked_exports")
-def test_a_compact_export(trained: SimpleTrainer, base: Path) -> None:
-    outputs = ["logits", "best", "looped"]
-    run(base, "compact", build=build_loop, actions__export__inputs=["x", "y"], actions__export__outputs=outputs)
-    path = base / "tiny/exported/20.pb"
-    serve, x = load_compact(path), tiny_arrays(13)["x"]
-    found = serve(x=x, y=np.zeros(13, np.int32))  # y is there, though nothing needs it
-    expected = restore(model_in(base, build=build_loop)).built.get_predictor(["x"], outputs)(x)
-    for name, value in zip(outputs, expected, strict=True):
-        np.testing.assert_allclose(found[name], value, rtol=1e-6)
-    kinds = {node.op for node in tf.compat.v1.GraphDef.FromString(path.read_bytes()).node}
-    assert not kinds & {"VarHandleOp", "ReadVariableOp", "PartitionedCall", "RestoreV2"}
-    with pytest.raises(TypeError, match="the export takes x, y by name, not y"):
-        serve(y=x)
-    with pytest.raises(ModelError, match="such as a lookup table; export a SavedModel"):
-        run(base, "compact", checkpoint="15", actions__export__outputs=["classes"])
-    assert "15.pb" not in left_behind(base)
-
-
-def test_what_is_no_compact_export(tmp_path: Path) -> None:
-    (tmp_path / "a.pb").write_bytes(tf.Graph().as_graph_def().SerializeToString())
-    (tmp_path / "b.pb").write_bytes(b"nothing of the kind")
-    for name, words in (("a.pb", "it is not one"), ("b.pb", "cannot load"), ("c.pb", "No such file")):
-        with pytest.raises(ExperimentError, match=words):
-            load_compact(tmp_path / name)
 
 
 def test_a_keras_file_of_a_network_that_is_one_model(trained: SimpleTrainer, base: Path, tmp_path: Path) -> None:

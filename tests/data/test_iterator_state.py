@@ -3,7 +3,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import tensorflow as tf
 
 from prototrain.data.positions import holds_shuffle, read_state, write_state
@@ -25,20 +24,6 @@ def test_a_state_does_not_move_on_with_its_iterator(tmp_path: Path) -> None:
     other = iter(numbers())
     set_iterator_state(other, read_state(str(tmp_path / "data")))
     assert [next(other).numpy().tolist() for _ in range(10)] == expected
-
-
-def test_a_state_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(tf.errors.NotFoundError):
-        read_state(str(tmp_path / "data"))
-    tf.train.Checkpoint(other=tf.Variable(1)).write(str(tmp_path / "other"))
-    with pytest.raises(tf.errors.NotFoundError):
-        read_state(str(tmp_path / "other"))
-
-
-def test_a_state_of_another_dataset(tmp_path: Path) -> None:
-    write_state(str(tmp_path / "data"), iterator_state(iter(numbers())))
-    with pytest.raises(tf.errors.OpError):
-        set_iterator_state(iter(tf.data.Dataset.range(3).shuffle(2)), read_state(str(tmp_path / "data")))
 
 
 def holds(directory: Path, iterator: Any) -> bool:

@@ -160,12 +160,6 @@ def test_a_file_at_a_url_that_was_replaced_is_other_data(
         training(make, tmp_path / "other").read(str(tmp_path / "place"), meta)
 
 
-def test_the_directory_is_told_apart(tmp_path: Path) -> None:
-    one, other = (describe_pipeline(in_turns(write(tmp_path / name))) for name in ("one", "other"))
-    assert other["directory"] == str(tmp_path / "other") != one["directory"]
-    assert {**one, "directory": ""} == {**other, "directory": ""}
-
-
 def test_texts_are_no_names(tmp_path: Path) -> None:
     write(tmp_path / "there")
     for texts in (["a", "b"], [str(tmp_path / "there")], [*files(tmp_path / "there"), "none"], ["\0"]):

@@ -73,13 +73,7 @@ def test_each_pass_over_a_shuffled_generator_has_another_order() -> None:
     assert found[0] != found[2] != found[4] and len(calls) == 2
 
 
-def test_random_ops_behind_a_generator_give_other_numbers_in_each_pass() -> None:
-    data, _ = training(noisy)
-    found = batches(data, 6)
-    assert found[0] != found[2] != found[4]
-
-
-@pytest.mark.parametrize("done", [1, 2, 4, 7])
+@pytest.mark.parametrize("done", [3, 7])
 @pytest.mark.parametrize(
     "make",
     [

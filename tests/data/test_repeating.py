@@ -87,14 +87,6 @@ def test_the_generators_of_the_run_are_left_as_they_are() -> None:
     assert drawn == (random.random(), np.random.random())
 
 
-def test_a_generator_that_repeats_is_exact(tmp_path: Path) -> None:
-    make = lambda: generated(lambda: iter(range(10)))  # noqa: E731
-    stopped = data(make)
-    read(stopped, 8)
-    other = resumed(make, stopped, tmp_path)
-    assert other.caveat is None and read(other, 4) == read(stopped, 4)
-
-
 def test_a_generator_that_draws_anew_from_its_second_pass_on_is_found_out(tmp_path: Path) -> None:
     def make() -> Datasets:
         passes = count()

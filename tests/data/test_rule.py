@@ -43,6 +43,7 @@ def chosen(choices: tf.data.Dataset) -> tf.data.Dataset:
 
 
 EARLIER = numbers().shuffle(4, seed=3)
+EARLIER_TWICE = EARLIER.shuffle(2, seed=1)
 VARIABLE = tf.Variable(1, dtype=tf.int64)
 
 ITERATOR: dict[str, Make] = {
@@ -92,6 +93,7 @@ RESTART: dict[str, tuple[Make, str]] = {
         lambda: numbers().interleave(lambda x: D.range(3), num_parallel_calls=2, deterministic=False),
         "ParallelInterleave has deterministic=False",
     ),
+    "two shuffles made before": (lambda: EARLIER_TWICE, r"made outside of datasets\(\)"),
     "any order by option": (lambda: with_options(deterministic=False), "options have deterministic=False"),
 }
 
@@ -139,6 +141,12 @@ def test_an_iterator_that_cannot_be_saved_is_refused(make: Make) -> None:
 
 def test_the_table_is_short() -> None:
     assert len(PLAIN) <= 30
+
+
+def test_a_shuffle_without_a_seed_is_not_repeated() -> None:
+    tf.random.set_seed(None)
+    made = numbers().shuffle(3)
+    assert data_of(lambda: made).describe().startswith("restart (it is shuffled without a seed")
 
 
 @pytest.mark.parametrize(

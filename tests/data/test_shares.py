@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from prototrain.data.shares import Share, for_worker, shared_out
 from prototrain.data.stream import TrainingData
-from prototrain.errors import ConfigError, DataError
+from prototrain.errors import CheckpointError, ConfigError, DataError
 
 
 def text_files(directory: Path) -> list[str]:
@@ -80,6 +80,11 @@ def test_a_worker_reads_its_own_share_again_up_to_the_place_of_the_chief(tmp_pat
     again = share_of(names, share, shuffle=8)
     again.read("not used", meta)
     assert read(again, 5) == whole[6:11] and again.caveat is None and again.total == 11
+
+    changed = share_of(names, share, shuffle=8)
+    changed.fingerprint["seed"] = 2
+    with pytest.raises(CheckpointError, match="the training data has changed: seed was 1 and is 2"):
+        changed.read("not used", meta)
 
     third = share_of(names, Share(1, 3, "files"), shuffle=8)
     third.read("not used", meta)

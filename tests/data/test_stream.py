@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +73,6 @@ def test_a_state_that_is_not_whole_is_replaced_by_the_one_before(tmp_path: Path)
     assert 0 < max(meta["behind"] for meta in metas) < 7  # batches of a pass
 
 
-def test_going_back_reads_on_from_the_newest_state(tmp_path: Path) -> None:
-    source = data()
-    for index in range(3):
-        read(source, 4)
-        save(source, tmp_path / f"{index}")
-    expected = read(source, 10)
-    source.count(-10)
-    source.rewind()
-    assert read(source, 10) == expected
-
-
 def test_a_run_that_went_on_with_other_data_is_resumed_exactly(tmp_path: Path) -> None:
     before = data()
     read(before, 3)
@@ -141,22 +129,6 @@ def test_every_position_is_exact(make: Callable[[], dict[str, tf.data.Dataset]],
 
 def two_batches() -> dict[str, tf.data.Dataset]:
     return {"trn": tf.data.Dataset.range(6).shuffle(6).map(lambda x: {"x": x}).batch(3)}
-
-
-@pytest.mark.parametrize("make", [numbers, two_batches, concatenated])
-def test_the_order_does_not_depend_on_how_far_the_first_look_has_read(
-    make: Callable[[], dict[str, tf.data.Dataset]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def look(iterator: Any, *, batches: int) -> dict[str, Any]:
-        first, *_ = [dict(next(iterator)) for _ in range(batches)]
-        return first
-
-    monkeypatch.setattr("prototrain.data.choice.first_batch", partial(look, batches=3))
-    orders = []
-    for batches in (1, 2, 9):
-        monkeypatch.setattr("prototrain.data.positions.first_batch", partial(look, batches=batches))
-        orders.append(read(data(make), 12))
-    assert orders[0] == orders[1] == orders[2]
 
 
 @pytest.mark.parametrize("make", [two_batches, concatenated])

@@ -1,6 +1,6 @@
-"""A program that starts workers, for the tests: ``several.py EXPERIMENT WORKERS STEPS [ACT STEP]``.
+"""A program that starts workers, for the tests: ``several.py EXPERIMENT WORKERS STEPS [ACT STEP ...]``.
 
-A worker acts once, in the first start: it is killed or stopped, or a callback of its raises an error.
+A worker acts once in each start: it is killed or stopped, or a callback of its raises an error.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ def work() -> None:
     from prototrain.distributed.sync import launcher
     from tests.tiny import tiny_arrays, tiny_model
 
-    experiment, _, steps, act, at, *_ = [*sys.argv[1:], "", "0"]
+    experiment, _, steps, *acts = sys.argv[1:]
+    act, at = [*acts, "", "0"][2 * launcher.restarts :][:2] if 2 * launcher.restarts <= len(acts) else ("", "0")
 
     class Act(Callback):
         chief_only = False
 
         def next_step(self, step: int) -> int | None:
-            return int(at) if step < int(at) and not launcher.restarts else None
+            return int(at) if step < int(at) else None
 
         def trigger_step(self) -> None:
             if self.trainer.worker.index == self.trainer.workers - 1:
@@ -39,7 +40,7 @@ def work() -> None:
         examples = tf.data.Dataset.from_tensor_slices(tiny_arrays(64))
         return {"trn": examples.shuffle(64, seed=3).repeat().batch(8)}
 
-    model = tiny_model(datasets=datasets, model__batch_size=8, trainer__cluster_timeout=10.0)
+    model = tiny_model(datasets=datasets, model__batch_size=8, trainer__cluster_timeout=6.0)
     trainer = MultiWorkerTrainer(model, experiment=experiment)
     callbacks = [LearningRate(lambda step: 0.02), Summaries().every(steps=1), JSONWriter()]
     callbacks += [ModelSaver().every(steps=10), SaveOnExit(), *([Act()] if act else [])]

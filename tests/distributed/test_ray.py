@@ -17,7 +17,7 @@ pytest.importorskip("ray")
 pytest.importorskip("pandas")  # which Ray Train needs
 
 SCRIPT = str(Path(__file__).with_name("several.py"))
-TIMEOUT = 240
+TIMEOUT = 300
 
 
 def start(*arguments: Any) -> subprocess.Popen[str]:
@@ -42,19 +42,28 @@ def losses(directory: Path) -> dict[int, float]:
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_lost_changes_nothing(tmp_path: Path) -> None:
-    code, output = finish(start(tmp_path / "whole", 2, 60))
-    assert code == 0, output
-    whole = losses(tmp_path / "whole")
-    assert sorted(whole) == list(range(1, 61))
-    for act in ("SIGKILL", "SIGSTOP"):
-        code, output = finish(start(tmp_path / act, 2, 60, act, 35))
-        assert code == 0, output
-        assert "all workers start again from the newest checkpoint (restart 1 of at most 10)" in output
-        assert "resumed at step 3" in output
-        assert losses(tmp_path / act) == whole
-        parts = json.loads((tmp_path / act / "run.json").read_text())["parts"]
-        assert [part.get("restarts") for part in parts] == [None, 1]
+def test_workers_that_are_lost_and_a_stop_change_nothing_and_leave_nothing_behind(tmp_path: Path) -> None:
+    """One worker is killed, after the restart one is stopped (SIGSTOP), and after the next Ctrl-C is pressed."""
+    directory = tmp_path / "run"
+    process = start(directory, 2, 1_000_000, "SIGKILL", 15, "SIGSTOP", 35)
+    end = time.monotonic() + TIMEOUT
+    while not list(directory.glob("checkpoints/step-*5?")) and time.monotonic() < end and process.poll() is None:
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGINT)
+    code, output = finish(process)
+    assert code in (130, -signal.SIGINT), output
+    for number in (1, 2):
+        assert f"all workers start again from the newest checkpoint (restart {number} of at most 10)" in output
+    found = losses(directory)
+    newest = max(path.name for path in (directory / "checkpoints").iterdir())
+    assert newest == f"step-{len(found):010d}" and sorted(found) == list(range(1, len(found) + 1))
+    parts = json.loads((directory / "run.json").read_text())["parts"]
+    assert [part.get("restarts") for part in parts] == [None, 1, 2]
+    assert "repeated with the same values" in output and "was made again with another" not in output
+    end = time.monotonic() + 60
+    while (left := _of_session(process.pid)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert left == []
 
 
 @pytest.mark.slow
@@ -64,25 +73,6 @@ def test_an_error_of_the_user_ends_the_run(tmp_path: Path) -> None:
     assert "ClusterError: worker 1 (" in output and "failed: RuntimeError: a callback failed" in output
     assert "start again" not in output
     assert (tmp_path / "run" / "checkpoints" / "step-0000000015").is_dir()
-
-
-@pytest.mark.slow
-def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    process = start(tmp_path / "run", 2, 1_000_000)
-    checkpoints = tmp_path / "run" / "checkpoints"
-    end = time.monotonic() + TIMEOUT
-    while not list(checkpoints.glob("step-*")) and time.monotonic() < end and process.poll() is None:
-        time.sleep(0.1)
-    os.kill(process.pid, signal.SIGINT)
-    code, output = finish(process)
-    assert code in (130, -signal.SIGINT), output
-    newest = max(path.name for path in checkpoints.iterdir())
-    rows = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert newest == f"step-{max(rows):010d}"
-    end = time.monotonic() + 60
-    while (left := _of_session(process.pid)) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert left == []
 
 
 def _of_session(session: int) -> list[int]:

@@ -17,6 +17,7 @@ from prototrain.errors import ModelError
 from prototrain.model.built import BuiltModel
 from prototrain.trainers.replicated import SyncParameterServerTrainer
 from tests.tiny import tiny_arrays, tiny_model, tiny_trainer
+from tests.tiny import values as bits
 
 L = keras.layers
 Network = Callable[[Any, bool], Any]
@@ -234,6 +235,17 @@ class Unnamed:
         return L.Dense(2)(L.Dropout(0.1)(L.Dense(3)(self.before(x)), training=training))
 
 
+def test_a_later_trainer_of_a_process_has_the_same_names_for_layers_from_before(tmp_path: Path) -> None:
+    before = L.Dense(4)
+    network = learning(lambda x, training: L.Dense(2)(L.Dense(4)(before(x))))
+    names = []
+    for steps in (3, 5):
+        trainer = tiny_trainer(tmp_path / "e", build=network)
+        names.append([name for name, variable in trainer.variables.items() if variable is before.kernel.value])
+        trainer.train([SaveOnExit()], max_steps=steps)
+    assert names[0] == names[1] != []
+
+
 def test_models_with_unnamed_layers_live_in_one_process() -> None:
     models = [tiny_model(build=learning(Unnamed())) for _ in range(2)]
     first, second = map(SimpleTrainer, models)
@@ -316,6 +328,57 @@ def test_weights_that_such_a_model_has_saved_are_found(tmp_path: Path) -> None:
     trainer = tiny_trainer(build=learning(lambda x, training: functional("d")(x)))
     trainer.load_weights(tmp_path / "d.weights.h5")
     np.testing.assert_array_equal(values(trainer)["d/fc/kernel"], model.get_weights()[0])
+
+
+def variables_of_one_name(x: Any, training: bool) -> Any:
+    for _ in range(2):
+        x = x @ tf.Variable(lambda: tf.random.normal([4, 4])) + tf.Variable(tf.zeros([4]), name="shift")
+    return x[:, :2]
+
+
+def test_variables_of_one_name_keep_their_moments(tmp_path: Path) -> None:
+    whole = tiny_trainer(build=learning(variables_of_one_name))
+    whole.train(max_steps=5)
+    for steps in (3, 5):
+        resumed = tiny_trainer(tmp_path / "e", build=learning(variables_of_one_name))
+        resumed.train([SaveOnExit()], max_steps=steps)
+    assert bits(whole) == bits(resumed)
+    assert {"optimizer/shift_0_momentum", "optimizer/shift_1_0_momentum"} <= resumed.state.keys()
+
+
+def scaled(x: Any, training: bool) -> Any:
+    return L.Lambda(lambda value: value * (3.0 if training else 1.0))(x)
+
+
+def shifted(x: Any, training: bool) -> Any:
+    mean, zero = tf.reduce_mean(x), tf.zeros([])
+    return L.Lambda(lambda value: value - mean + zero)(x + mean)
+
+
+def scaled_within(x: Any, training: bool) -> Any:
+    given = keras.Input([4])
+    return keras.Model(given, L.Rescaling(1.0)(given * 3.0 if training else given))(x)
+
+
+@pytest.mark.parametrize("change", [scaled, shifted, scaled_within])
+def test_a_layer_of_one_call_does_not_stand_for_another(change: Network) -> None:
+    trainer = tiny_trainer(build=learning(lambda x, training: L.Dense(2, name="out")(change(x, training))))
+    x, weights = tiny_arrays()["x"][8:], values(trainer)
+    (logits,) = trainer.get_predictor(["x"], ["logits"])(x)
+    np.testing.assert_allclose(logits, x @ weights["out/kernel"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("in_training", [True, False])
+def test_layers_that_only_some_calls_add_to_a_sequential_are_an_error(in_training: bool) -> None:
+    def network(x: Any, training: bool) -> Any:
+        model = keras.Sequential()
+        model.add(L.Dense(2))
+        if training is in_training:
+            model.add(L.Rescaling(3.0))
+        return model(x)
+
+    with pytest.raises(ModelError, match=r"not add the same layers .* as a list"):
+        tiny_trainer(build=learning(network)).evaluate("vld")
 
 
 def test_tables_are_made_once_and_told_apart_by_their_contents() -> None:

@@ -17,7 +17,6 @@ from models.ranker.config import config as ranker_config
 from prototrain import Config, load_model
 from prototrain.cli import main
 from prototrain.errors import ConfigError
-from prototrain.experiment.event_files import read_images
 from prototrain.model.built import BuiltModel
 from prototrain.trainers.tower import SimpleTrainer
 from tests.models.exact import assert_resumes_exactly
@@ -57,8 +56,14 @@ def test_what_a_run_records(ran: SimpleNamespace) -> None:
     names = {name for entry in entries for name in entry}
     for name in ("loss", "fraction_not_satisfied", "fraction_hard", "anchor-positive", "anchor-negative"):
         assert {f"trn/{name}", f"vld/{name}"} <= names
-    (images,) = read_images(ran.directory / "summaries").values()
-    (picture,) = images[4]
+    files = map(str, (ran.directory / "summaries").rglob("events.out.tfevents.*"))
+    events = [tf.compat.v1.Event.FromString(one.numpy()) for one in tf.data.TFRecordDataset(list(files))]
+    ((_, _, picture),) = [
+        value.tensor.string_val
+        for event in events
+        for value in event.summary.value
+        if value.metadata.plugin_data.plugin_name == "images"
+    ]
     assert tf.io.decode_png(picture).shape == (8 * 16, 3 * 16, 3)
 
 

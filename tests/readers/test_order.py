@@ -72,10 +72,8 @@ def test_every_pass_has_an_order_of_its_own_and_every_order_comes_as_often() -> 
     [
         lambda d: d.batch(4, drop_remainder=True).prefetch(2),
         lambda d: d.repeat().map(lambda item: {"y": item["y"] + 1}, num_parallel_calls=2).batch(4),
-        lambda d: d.batch(2).batch(2).map(lambda item: {"y": tf.reshape(item["y"], [-1])}).repeat(),
+        lambda d: d.batch(4).repeat(),
         lambda d: d.padded_batch(4),
-        lambda d: _of_lengths(d).ragged_batch(4).map(lambda item: {"y": item["y"].to_tensor()}),
-        lambda d: _of_lengths(d).ragged_batch(2).prefetch(2).map(lambda item: {"y": item["y"].to_tensor()}).repeat(),
     ],
 )
 def test_the_place_is_a_number_and_a_resume_is_exact(above: Callable[[D], D], tmp_path: Path) -> None:

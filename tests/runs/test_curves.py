@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from pathlib import Path
@@ -12,8 +11,8 @@ import pytest
 
 from prototrain.cli import main
 from prototrain.runs import read_run
-from prototrain.runs.curves import Curve, Look, charts, draw, unit_for
-from tests.made import ROWS, make, part, running
+from prototrain.runs.curves import Curve, Look, charts, draw
+from tests.made import ROWS, make
 
 
 @pytest.fixture(autouse=True)
@@ -96,32 +95,24 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert main(["report", "none"]) == 0  # has no curves
 
 
-def test_patterns_a_logarithmic_axis_smoothing_and_time() -> None:
+def test_patterns_a_logarithmic_axis_and_smoothing() -> None:
     make(Path("low"), rows=[{**ROWS[1], "vld/loss": 0.0, "vld/rate": 1.0}, {**ROWS[2], "vld/rate": 100.0}])
-    options = ["--log", "--smooth", "0.5", "--time"]
+    options = ["--log", "--smooth", "0.5"]
     assert plot("low", "a", "--scalar", "vld/*", *options, "-o", "c.svg") == 0
     svg = Path("c.svg").read_text()
     assert [text for text in texts(svg) if "$" not in text] == [
-        *["seconds", "vld/loss (1 not above 0 left out)", " low vld/loss", " a vld/loss"],
-        *["seconds", "vld/rate", " low vld/rate"],
+        *["step", "vld/loss (1 not above 0 left out)", " low vld/loss", " a vld/loss"],
+        *["step", "vld/rate", " low vld/rate"],
     ]
     assert svg.count("stroke-opacity: 0.25") == 3
 
 
-def test_smoothing_and_time_of_a_resumed_run() -> None:
-    # Two attempts of 40 seconds, an hour apart.
-    rows = [{"step": step, "time": at, "x": value} for step, at, value in
-            ((1, 1010.0, 4.0), (2, 1020.0, 0.0), (3, 4600.0 + 20.0, 8.0))]  # fmt: skip
-    make(Path("resumed"), part(seconds=40.0), part(started=4600.0, seconds=40.0), rows=rows)
-    run = read_run("resumed")
-    times = [10.0, 20.0, 60.0]
-    assert charts([run], ["x", "not there"], Look(smooth=0.5, over_time=True))["x"] == [
-        Curve("x, raw", 0, 0, True, times, [4.0, 0.0, 8.0]),
-        Curve("x", 0, 0, False, times, pytest.approx([4, 4 / 3, 36 / 7])),
+def test_smoothing() -> None:
+    make(Path("smooth"), rows=[{"step": step, "x": value} for step, value in ((1, 4.0), (2, 0.0), (3, 8.0))])
+    assert charts([read_run("smooth")], ["x", "not there"], Look(smooth=0.5))["x"] == [
+        Curve("x, raw", 0, 0, True, [1, 2, 3], [4.0, 0.0, 8.0]),
+        Curve("x", 0, 0, False, [1, 2, 3], pytest.approx([4, 4 / 3, 36 / 7])),
     ]
-    make(Path("nothing known"), running(), rows=[{"step": 1, "x": 1.0}])
-    assert math.isnan(charts([read_run("nothing known")], ["x"], Look(over_time=True))["x"][0].xs[0])
-    assert [unit_for(seconds)[1] for seconds in (5, 200, 20000, 1e6)] == ["seconds", "minutes", "hours", "days"]
 
 
 @pytest.mark.parametrize(

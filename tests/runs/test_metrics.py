@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from prototrain.cli import main
 from prototrain.experiment.rows import cut_back, superseded
-from prototrain.runs import Range, metrics, read_run
+from prototrain.runs import Range, read_run
 from prototrain.runs.curves import charts
 from prototrain.runs.metrics import read_columns, read_metrics
 from tests.made import make, part, running
@@ -72,10 +71,7 @@ def agrees(path: Path) -> None:
         fits(found.ranges[name], curve)
     assert found.last_step == (rows[-1]["step"] if rows else None)
     assert found.latest_before == {moment: plain_before(rows, moment) for moment in (*MOMENTS, math.inf)}
-    pairs = {
-        name: list(zip(column.steps.tolist(), column.values.tolist(), strict=True))
-        for name, column in read_columns(path).items()
-    }
+    pairs = {name: list(zip(column.steps, column.values, strict=True)) for name, column in read_columns(path).items()}
     assert {name: repr(curve) for name, curve in pairs.items()} == {name: repr(curve) for name, curve in curves.items()}
 
 
@@ -186,12 +182,3 @@ def test_pictures_of_many_rows_show_every_peak(tmp_path: Path, capsys: pytest.Ca
     assert main(["report", str(directory)]) == 0 and main(["runs", str(tmp_path)]) == 0
     assert (directory / "report.html").stat().st_size < 500_000
     capsys.readouterr()
-
-
-def test_a_large_file_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(metrics, "_LARGE_BYTES", 100)
-    monkeypatch.setattr(metrics, "announcing", lambda what, say: nullcontext(said.append(what)))
-    make(tmp_path / "a")
-    read_run(tmp_path / "a")
-    assert said == [f"reading {tmp_path / 'a' / 'metrics.jsonl'}, 0 MB"]

@@ -15,12 +15,10 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from prototrain.callbacks import DumpTensorAsImage, JSONWriter, Summaries, TensorBoardWriter, Validation
+from prototrain.callbacks import JSONWriter, Summaries, Validation
 from prototrain.cli import main
-from prototrain.experiment.event_files import read_images, records
-from prototrain.runs.report import _spread
 from tests.made import ENVIRONMENT, ROWS, make, part, running
-from tests.tiny import tiny_build, tiny_trainer
+from tests.tiny import tiny_trainer
 
 
 class Page(HTMLParser):
@@ -73,22 +71,14 @@ def report(experiment: Path) -> Page:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with validation, curves, dumped tensors and image summaries."""
-
-    def build(inputs: dict[str, Any], train_phase: bool) -> Any:
-        tf.summary.image("points", tf.reshape(inputs["x"], [-1, 2, 2, 1]), max_outputs=2)
-        return tiny_build(inputs, train_phase)
-
+    """A run with validation and curves."""
     directory = tmp_path_factory.mktemp("report") / "trained"
-    trainer = tiny_trainer(directory, build=build)
-    dump = DumpTensorAsImage("x", scale=100, max_images=2, map_function=lambda x: x.reshape(-1, 2, 2))
+    trainer = tiny_trainer(directory)
     trainer.train(
         [
             Validation().every(steps=10),
             Summaries().every(steps=10),
-            dump.every(steps=2),
             JSONWriter(),
-            TensorBoardWriter(),
         ],
         max_steps=20,
     )
@@ -101,7 +91,7 @@ def page(trained: Path) -> Page:
 
 
 def test_a_page_of_a_real_run(page: Page) -> None:
-    headings = ["Curves", "Scalars", "Config", "Images", "Time", "Where the time went", "Environment"]
+    headings = ["Curves", "Scalars", "Config", "Time", "Where the time went", "Environment"]
     assert [word for word in page.words if word in headings] == headings
     assert page.words[1:7] == ["trained", "state", "finished", "steps", "20 of 20", "best"]
     assert re.fullmatch(r"vld/loss [\d.]+ at step (10|20)", page.after("best")[0]) and page.after("command")
@@ -113,24 +103,11 @@ def test_a_page_of_a_real_run(page: Page) -> None:
     assert not {"use_ema", "sources", "stages"} & set(re.split(r"\W+", page.text.partition("Environment</h2>")[2]))
 
 
-def test_it_has_the_pictures_of_the_run(trained: Path, page: Page) -> None:
-    pictures = [content for kind, content in page.images if kind == "data:image/png"]
-    summaries = read_images(trained / "summaries")
-    assert {name: list(steps) for name, steps in summaries.items()} == {"trn/points": [10, 20]}
-    dumped = [
-        trained / "analysis" / "images" / f"x-step-{step:010d}-{n}.png" for step in (2, 8, 14, 20) for n in (0, 1)
-    ]
-    expected = [image for images in summaries["trn/points"].values() for image in images]
-    assert pictures == [*expected, *(path.read_bytes() for path in dumped)]
-    assert all(tf.io.decode_png(picture).shape == (2, 2, 1) for picture in pictures)
-    assert "(4 of 10 steps)" in page.words
-
-
 def test_nothing_is_fetched_and_only_the_drawing_runs(page: Page) -> None:
     assert page.tags & {"link", "iframe", "object", "a"} == set()
     _, drawing = page.scripts
     digest = base64.b64encode(hashlib.sha256(drawing.encode()).digest()).decode()
-    assert f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in page.text
+    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in page.text
     rest = re.sub(r"base64,[^\"]*", "", page.text.replace(drawing, ""))
     assert re.search(r"url\(|@import|https?://", rest) is None
     assert re.search("fetch\\(|XMLHttpRequest|WebSocket|import\\(", drawing) is None
@@ -182,7 +159,7 @@ def test_a_run_that_has_nothing_yet(tmp_path: Path) -> None:
     make(tmp_path / "new", running(), rows=[])
     (tmp_path / "new" / "config.json").unlink()
     page = report(tmp_path / "new")
-    assert page.images == page.scripts == []
+    assert page.scripts == []
     assert [word for word in page.words if word in ("Curves", "Scalars", "Images", "Config", "Time")] == ["Time"]
     (tmp_path / "new" / "run.json").unlink()
     assert "Time" not in report(tmp_path / "new").words
@@ -214,41 +191,6 @@ def test_another_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     (tmp_path / "a" / "train.log").mkdir()
     assert main(["report", str(tmp_path / "a")]) == 1
     assert f"cannot read {tmp_path}/a/train.log: Is a directory" in capsys.readouterr().err
-
-
-def test_the_steps_that_are_shown() -> None:
-    assert _spread([1, 2, 3], 4) == [1, 2, 3]
-    assert _spread(list(range(0, 100, 10)), 4) == [0, 30, 60, 90]
-
-
-def test_images_of_a_run_that_went_back(tmp_path: Path) -> None:
-    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-    def image(step: int, content: bytes) -> bytes:
-        event = Event(step=step)
-        value = event.summary.value.add(tag="x")
-        value.metadata.plugin_data.plugin_name = "images"
-        value.tensor.string_val.extend([b"2", b"2", content])
-        return event.SerializeToString()
-
-    back = Event(step=6, session_log=SessionLog(status=SessionLog.START)).SerializeToString()
-    (tmp_path / "trn").mkdir()
-    files = {"1": [image(5, b"a"), image(8, b"b"), image(9, b"c")], "2": [back, image(8, b"d")]}
-    for name, events in files.items():
-        with tf.io.TFRecordWriter(str(tmp_path / "trn" / f"events.out.tfevents.{name}.host")) as writer:
-            for event in events:
-                writer.write(event)
-    assert read_images(tmp_path) == {"trn/x": {5: [b"a"], 8: [b"d"]}}
-    first = tmp_path / "trn" / "events.out.tfevents.1.host"
-    whole = first.read_bytes()
-    assert list(records(whole)) == files["1"]
-    assert [list(records(whole[:-cut])) for cut in (1, len(files["1"][2]) + 5)] == [files["1"][:2]] * 2
-    # Damage is said, and what was before it is there.
-    for place in (len(files["1"][0]) + 16, len(files["1"][0]) + 16 + 12):  # a length, the data behind it
-        first.write_bytes(whole[:place] + b"\xff\xff" + whole[place + 2 :])
-        said: list[str] = []
-        assert read_images(tmp_path, said.append) == {"trn/x": {5: [b"a"], 8: [b"d"]}}
-        assert len(said) == 1 and said[0].startswith(f"{first} is damaged, and what is behind")
 
 
 def test_charts_are_of_what_changes(tmp_path: Path) -> None:

@@ -139,9 +139,8 @@ class ModelSaver(Callback):
             # Noted first, so that the checkpoint itself says that it is to stay.
             self._kept = [*self._kept, self.trainer.global_step]
             self._kept_at = self._clock()
-        goes_on = self.asynchronous and self.trainer.global_step < self.trainer.total_steps
         try:
-            self._under_way = (self.trainer.run.start_save(gives_way=goes_on), before)
+            self._under_way = (self.trainer.run.start_save(), before)
         except CheckpointError as error:
             self._report(error, before)
         if not self.asynchronous:

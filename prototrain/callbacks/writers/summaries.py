@@ -27,9 +27,9 @@ class Summaries(Callback):
     are in `trainer.outputs`.
 
     `tf.summary.image`, `histogram`, `audio`, `text` and `scalar` may be called anywhere in a compiled step, such as in
-    `build`, without a writer and without a step. They cost nothing in the steps that are not recorded. Of a scalar the
-    mean over micro-batches and towers is recorded, of the others the first. Asynchronous towers and several workers
-    record what a step returns only.
+    `build`, without a writer and without a step. They cost nothing in the steps that are not recorded. What the first
+    tower gives in its first micro-batch is recorded; return a scalar from `build` for the mean over all of them.
+    Asynchronous towers and several workers record what a step returns only.
 
     Args:
         prefix: what the scalars' names start with.
@@ -69,20 +69,25 @@ class Summaries(Callback):
         scalars = {name: value for name, value in outputs.items() if value.shape.rank == 0}
         if not scalars:
             return
-        if self._variable is None:
-            self._names = tuple(scalars)
-            begin = [self._totals.get(name, [0.0, 0]) for name in self._names]
-            with tf.init_scope(), self.trainer._setup_scope():
-                self._variable = scratch_variable(np.transpose(begin), name="sums", dtype=tf.float64)
-            for copy in components(self._variable):
-                copy.is_scratch = True
-            self.trainer.callbacks.variables.append(self._variable)
-        values = [scalars[name] for name in self._names]
+        if self._variable is None or not set(self._names).issuperset(scalars):
+            self._variable = self._make_variable(scalars)
+        values = [scalars.get(name, tf.constant(math.nan)) for name in self._names]
         dtype = tf.float32 if all(value.dtype == tf.float32 for value in values) else tf.float64
         row = tf.stack([tf.cast(value, dtype) for value in values])
         is_nan = tf.math.is_nan(row)
         new = tf.stack([tf.where(is_nan, tf.zeros([], dtype), row), tf.cast(~is_nan, dtype)])
         self._variable.assign_add(tf.cast(new, tf.float64))
+
+    def _make_variable(self, scalars: Collection[str]) -> tf.Variable:
+        """Make the variable for these scalars and all before: `SetTrainable` may add some during the run."""
+        with tf.init_scope(), self.trainer._setup_scope():
+            totals = {**{name: [0.0, 0] for name in scalars}, **self._sums_and_counts()}
+            self._names = tuple(totals)
+            made = scratch_variable(np.transpose([*totals.values()]), name="sums", dtype=tf.float64)
+        for copy in components(made):
+            copy.is_scratch = True
+        self.trainer.callbacks.variables.append(made)
+        return made
 
     def _sums_and_counts(self) -> dict[str, list[float]]:
         if self._variable is None:
@@ -96,8 +101,7 @@ class Summaries(Callback):
         if step == self.trainer.global_step:
             return recorded
         found = {name: as_number(f"{self.prefix}/{name}", value) for name, value in self.trainer.outputs.items()}
-        averaged = self._sums_and_counts().items() if found else ()
-        for name, (total, count) in averaged:
+        for name, (total, count) in self._sums_and_counts().items():
             if count and not (name in found and name in self.trainer.unaveraged):
                 found[name] = total / count
         return found
@@ -117,7 +121,7 @@ class Summaries(Callback):
                 if (found := scalar_in(value)) is not None
             }
             for name, number in numbers.items():
-                scalars.setdefault(name, []).append(number)  # one for each micro-batch
+                scalars.setdefault(name, []).append(number)  # a loop may give several
             if not numbers:
                 self.trainer.monitors.put_summary(event.summary, self.prefix)
         self.trainer.monitors.put_scalars({name: fmean(found) for name, found in scalars.items()}, self.prefix)

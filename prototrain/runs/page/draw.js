@@ -20,8 +20,8 @@ for (const chart of found.charts) {
     width: place.clientWidth,
     height: 260,
     scales: {x: {time: false}, y: {distr: chart.log ? 3 : 1}},
-    axes: [{label: found.unit, labelSize: 20, size: 34}, {size: 64, values: (_, ticks) => ticks.map(short)}],
-    series: [{label: found.unit}, ...lines],
+    axes: [{label: "step", labelSize: 20, size: 34}, {size: 64, values: (_, ticks) => ticks.map(short)}],
+    series: [{label: "step"}, ...lines],
     cursor: {drag: {x: true, y: true, uni: 30}},
   }, uPlot.join(chart.lines.map((line) => [line.x, line.y])), place);
   addEventListener("resize", () => plot.setSize({width: place.clientWidth, height: 260}));

@@ -17,7 +17,7 @@ import tensorflow as tf
 from prototrain import Callback, ModelDict, SimpleTrainer, default_callbacks
 from prototrain.callbacks import CallbackFactory, JSONWriter, SaveOnExit, Validation
 from prototrain.callbacks.base import innermost
-from prototrain.checkpoint.random import random_state
+from prototrain.checkpoint.values import random_state
 from prototrain.errors import DataError, ModelError, StepError
 from tests.tiny import CountingTrainer, tiny_build, tiny_datasets, tiny_model, tiny_trainer, values
 

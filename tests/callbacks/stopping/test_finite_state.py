@@ -23,7 +23,7 @@ from prototrain.callbacks import (
     StopOnNaN,
 )
 from prototrain.checkpoint import verify
-from prototrain.checkpoint.finite import not_finite
+from prototrain.checkpoint.state import not_finite
 from prototrain.errors import CheckpointError, NonFiniteError
 from prototrain.experiment import checkpoint_steps
 from tests.callbacks.helpers import Puts

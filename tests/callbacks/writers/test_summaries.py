@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -19,6 +20,7 @@ from prototrain.callbacks import (
     JSONWriter,
     ProcessTensors,
     SaveOnExit,
+    SetTrainable,
     StopOnNaN,
     Summaries,
     TensorBoardWriter,
@@ -140,6 +142,31 @@ def test_a_step_without_a_value_is_left_out_of_the_mean(experiment: Path) -> Non
     assert means["rare"] == [(6, 4.5), (12, 10.5)] and means["odd"] == [(6, 4.0), (12, 10.0)]
     assert means["learning_rate"] == [(6, 6.0), (12, 12.0)]
     assert all(math.isnan(value) for _, value in trainer.monitors.history("trn/never"))
+
+
+def test_the_last_step_may_have_no_scalar() -> None:
+    class Odd(CountingTrainer):
+        def run_step(self) -> Any:
+            return {"loss": float(self.global_step)} if self.global_step % 2 == 0 else None
+
+    trainer = Odd()
+    trainer.train([Summaries().every(steps=4)], max_steps=8)
+    assert trainer.monitors.history("trn/loss") == [(4, 1.0), (8, 5.0)]
+
+
+def test_a_scalar_that_comes_with_unfrozen_layers_is_a_mean_too() -> None:
+    def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> dict[str, tf.Tensor]:
+        body = keras.layers.Dense(4, kernel_regularizer="l2", trainable=False, name="body")
+        logits = keras.layers.Dense(2, name="head")(body(inputs["x"]))
+        return {"loss": tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(inputs["y"], logits))}
+
+    each = EachStep()
+    trainer = tiny_trainer(build=build)
+    changes = [SetTrainable("body", True).at(step=2), SetTrainable("body", False).at(step=5)]
+    trainer.train([*changes, Summaries().every(steps=6), each], max_steps=6)
+    for name in ("loss", "loss_layers"):
+        values = [seen[name] for seen in each.seen if name in seen]
+        assert trainer.monitors.history(f"trn/{name}") == [(6, pytest.approx(fmean(values)))]
 
 
 def sometimes(inputs: dict[str, tf.Tensor], train_phase: bool) -> ModelDict:

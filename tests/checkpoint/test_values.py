@@ -1,4 +1,4 @@
-"""Plain values on their way into JSON and back: of the same type, to the bit, or refused."""
+"""Plain values and random generators on their way into JSON and back: of the same type, to the bit, or refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from prototrain.checkpoint.json_codec import decode, encode
+from prototrain.checkpoint.values import decode, encode, random_state, set_random_state
 from prototrain.errors import CheckpointError
 
 SCALARS = [
@@ -46,7 +46,7 @@ PLAIN: list[Any] = [
 TAGGED: list[Any] = [
     *((), (1, (2, [3])), [(1, 2)], {"a": (1,)}, b"a\0\xff"),
     *({1: "a", 0: "b"}, {(1, "x"): 2}, {None: 1, True: 2, 2.5: 3}, {np.int64(3): 1}, {"z": 1, "a": np.float32(2)}),
-    *({"prototrain:tuple": [1]}, {"prototrain:lost": {"prototrain:array": 1}}, {1: {"prototrain:bytes": "AA=="}}),
+    *({"prototrain:tuple": [1]}, {"prototrain:stored": {"prototrain:array": 1}}, {1: {"prototrain:bytes": "AA=="}}),
     *({"mean": np.zeros(3), "n": [np.uint8(1)]}, [np.zeros([2, 2], np.float16)]),
 ]
 
@@ -150,3 +150,10 @@ def test_nothing_else_is_near() -> None:
 def test_an_array_that_no_run_writes_is_an_error(coded: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         decode({"prototrain:array": coded})
+
+
+def test_the_global_random_generators_come_back() -> None:
+    state = random_state()
+    expected = random.random(), np.random.random()
+    set_random_state(state)
+    assert (random.random(), np.random.random()) == expected
