@@ -115,7 +115,6 @@ def stage_settings(stage: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(stage).items() if name not in _ADDRESSES}
 
 
-@private
 def is_seeded(stage: Any) -> bool:
     """Whether a shuffle or a stage of random numbers has a seed; without one, TensorFlow sets both to 0."""
     return bool(int(stage._seed) or int(stage._seed2))
