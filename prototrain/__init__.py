@@ -16,7 +16,6 @@ _HOMES = {
     "AsyncTrainer": "trainers.async_towers",
     "Callback": "callbacks.base",
     "Config": "config",
-    "DistributedAsyncTrainer": "trainers.distributed_async",
     "Experiment": "experiment",
     "KerasTrainer": "keras.trainer",
     "ModelDict": "model",
@@ -38,7 +37,6 @@ __all__ = [
     "AsyncTrainer",
     "Callback",
     "Config",
-    "DistributedAsyncTrainer",
     "Experiment",
     "KerasTrainer",
     "ModelDict",
@@ -69,7 +67,6 @@ if TYPE_CHECKING:
     from prototrain.towers import current_tower
     from prototrain.trainers.async_towers import AsyncTrainer
     from prototrain.trainers.base import NoOpTrainer, Trainer
-    from prototrain.trainers.distributed_async import DistributedAsyncTrainer
     from prototrain.trainers.multi_worker import MultiWorkerTrainer
     from prototrain.trainers.replicated import SyncParameterServerTrainer, SyncReplicatedTrainer
     from prototrain.trainers.tower import SimpleTrainer, TowerTrainer

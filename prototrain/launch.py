@@ -23,7 +23,7 @@ from prototrain.callbacks import (
     Validation,
 )
 from prototrain.callbacks.group import checked
-from prototrain.callbacks.integrations.shells import DebugShell
+from prototrain.callbacks.integrations import DebugShell
 from prototrain.config import Config
 from prototrain.config.schema import intervals
 from prototrain.errors import CallbackError, ConfigError

@@ -13,41 +13,28 @@ import itertools
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-from prototrain.callbacks.base import Callback, Priority, innermost
+from prototrain.callbacks.base import Callback, Priority
 from prototrain.callbacks.monitor import Monitor
 from prototrain.checkpoint.state import StateEntries
 from prototrain.errors import StopTraining
 from prototrain.experiment import Experiment
 from prototrain.experiment.experiment import VERIFY
 from prototrain.experiment.rows import is_repeatable
-from prototrain.tf_private import KerasVariable
 from prototrain.towers import components
-from prototrain.verify import OF_CALLBACK, OUTSIDE
+from prototrain.verify import OF_CALLBACK
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
 _BYTES_OF_EACH_STEP = 1 << 28  # larger states are digested only at the steps at which they are saved
 _IDLE = 3  # calls of train() without a step left, after which a program that waits for more steps is ended
-_RANDOM_OPS: Final = {
-    "Multinomial",
-    "ParameterizedTruncatedNormal",
-    "RandomGamma",
-    "RandomPoissonV2",
-    "RandomShuffle",
-    "RandomStandardNormal",
-    "RandomUniform",
-    "RandomUniformInt",
-    "TruncatedNormal",
-}
 
 
 def digest(*values: Any) -> str:
@@ -143,7 +130,7 @@ def record(trainer: Trainer, callbacks: Any) -> list[Callback]:
     trainer.experiment = Experiment.of_run(f"trainer {next(recording.numbers)}" if given is None else str(given))
     key = trainer.experiment.directory.name
     if "train_step" not in vars(trainer) and hasattr(trainer, "train_step"):
-        _record_train_step(trainer, recording, key)
+        _record_train_step(trainer, recording)
     if "run_step" not in vars(trainer):
         _mark_run_step(trainer, recording)
     if (xla := getattr(trainer, "_xla", None)) is not None:
@@ -151,7 +138,7 @@ def record(trainer: Trainer, callbacks: Any) -> list[Callback]:
     return [*callbacks, Recorder(recording, key), Interrupter(recording, key)]
 
 
-def _record_train_step(trainer: Any, recording: Recording, key: str) -> None:
+def _record_train_step(trainer: Any, recording: Recording) -> None:
     """Digest each tower's batch of a compiled step where the step gets it."""
     train_step = trainer.train_step
 
@@ -163,12 +150,7 @@ def _record_train_step(trainer: Any, recording: Recording, key: str) -> None:
         if not trainer.data.block:  # XLA cannot compile it; see `Recorder.trigger_step`
             with tf.device("CPU:0"):
                 tf.numpy_function(note, _tensors(inputs), [])
-        outputs = train_step(inputs)
-        graph = tf.compat.v1.get_default_graph().as_graph_def()
-        nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-        if found := sorted({node.op for node in nodes} & _RANDOM_OPS):
-            recording.write("random", key, 0, ops=found)
-        return outputs
+        return train_step(inputs)
 
     trainer.train_step = recorded
 
@@ -203,8 +185,7 @@ class Recorder(Monitor):
         if self.trainer.is_chief:
             now = self._digests()
             lost = [] if held is None else sorted(name for name in held.keys() | now if held.get(name) != now.get(name))
-            attributes = plain_attributes(self.trainer)
-            self._write("start", variables=now, resumed=held is not None, lost=lost, attributes=attributes)
+            self._write("start", variables=now, lost=lost)
         self._held = None
         if step >= self._recording.steps:
             self._recording.check_idle()
@@ -226,7 +207,7 @@ class Recorder(Monitor):
 
     def after_train(self) -> None:
         if self.trainer.is_chief:
-            self._write("end", variables=self._digests(), attributes=plain_attributes(self.trainer))
+            self._write("end", variables=self._digests())
 
     def state_dict(self) -> dict[str, Any]:
         return self._digests()
@@ -284,46 +265,18 @@ class Interrupter(Callback):
             raise StopTraining(f"all {recording.steps} steps of the verification are made")
 
 
-def _user_object(callback: Callback) -> Any:
-    """The object in the user's list, behind any number of proxies: the callback, or the one of Keras that it calls."""
-    inner = innermost(callback)
-    return inner.wraps or inner
-
-
 def state_digests(trainer: Trainer) -> dict[str, str]:
-    """Digests of all that `trainer.state` holds, by name, and of TensorFlow variables in attributes that it lacks."""
+    """Digests of all that `trainer.state` holds, by name."""
     entries = StateEntries(trainer.state)
     found = {name: _digest_of(variable) for name, variable in entries.variables.items()}
     for name, value in entries.values().items():
         if name not in found:
             found[name] = digest(json.dumps(value, sort_keys=True, default=digest))
-    known = {id(copy) for variable in entries.variables.values() for copy in _copies(variable)}
-    owners: list[tuple[str, Any]] = [("trainer", trainer)]
-    owners += [(callback.name, _user_object(callback)) for callback in trainer.callbacks]
-    for owner, thing in owners:
-        for name, variable in _variables_of(thing):
-            if not known.intersection(map(id, _copies(variable))):
-                found[f"{owner}.{name}{OUTSIDE}"] = _digest_of(variable)
     return found
 
 
-def _variables_of(owner: Any) -> Iterator[tuple[str, Any]]:
-    holders = (tf.Module, keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric)
-    for name, value in vars(owner).items():
-        values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
-        for one in values:
-            if isinstance(one, tf.Variable | KerasVariable):
-                yield name, one
-            elif isinstance(one, holders):
-                yield from ((f"{name}/{getattr(v, 'path', v.name)}", v) for v in one.variables)
-
-
-def _copies(variable: Any) -> list[Any]:
-    return [variable] if isinstance(variable, np.ndarray) else list(components(variable))
-
-
 def _digest_of(variable: Any) -> str:
-    return digest(*(one if isinstance(one, np.ndarray) else one.numpy() for one in _copies(variable)))
+    return digest(*([variable] if isinstance(variable, np.ndarray) else (one.numpy() for one in components(variable))))
 
 
 def _size(variable: Any) -> int:
@@ -337,27 +290,3 @@ def _bits(value: Any) -> str:
     if array.size != 1 or array.dtype == object:
         return digest(array)
     return float(array.reshape(())).hex()
-
-
-def plain_attributes(trainer: Trainer) -> dict[str, str]:
-    """Attributes with plain data of a trainer of the user's own, and of callbacks of the user's without `state_dict`:
-    those that change while a run trains are suspects where a resumed run differs."""
-    root = next(base for base in type(trainer).__mro__ if base.__name__ == "Trainer")
-    owners: list[tuple[str, Any, set[str]]] = [(type(trainer).__name__, trainer, set(vars(root())))]
-    for callback in trainer.callbacks:
-        if not callback.overrides("state_dict"):
-            owners.append((callback.name, _user_object(callback), {"trainer"}))
-    found: dict[str, str] = {}
-    for label, owner, engine in owners:
-        if not type(owner).__module__.startswith("prototrain."):
-            plain = {name: value for name, value in vars(owner).items() if name not in engine and _is_plain(value)}
-            found |= {f"{label}.{name}": digest(repr(value)) for name, value in plain.items()}
-    return found
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(map(_is_plain, value.values()))
-    if isinstance(value, list | tuple | set):
-        return all(map(_is_plain, value))
-    return isinstance(value, bool | int | float | str | np.ndarray | np.generic) or value is None

@@ -9,24 +9,18 @@ def test_training_resumes_exactly():
 
 from __future__ import annotations
 
-import inspect
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from prototrain.errors import ConfigError
 from prototrain.verify import Difference, ProgramError, Result, run_command
 from prototrain.verify import verify as verify_command
 
 __all__ = ["Difference", "ProgramError", "Result", "verify"]
 
-_CALL = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__verify__')[sys.argv[2]]()"
-
 
 def verify(
-    program: str | Path | Sequence[str] | Callable[[], Any],
+    program: str | Path | Sequence[str],
     *arguments: str,
     steps: int = 60,
     interruptions: int = 3,
@@ -36,8 +30,7 @@ def verify(
     """Find out whether a program repeats itself and resumes exactly after a kill, as `prototrain verify` does.
 
     Args:
-        program: a model's module, such as ``"models.mine"``; the path of a script (``.py``); a command as a list; or a
-            function at the top level of a file that trains when it is called without arguments.
+        program: a model's module, such as ``"models.mine"``; the path of a script (``.py``); or a command as a list.
         arguments: options of `prototrain run` for a model, arguments of a script.
         steps: how many steps each trainer makes, at most.
         interruptions: how often the run is interrupted.
@@ -49,19 +42,11 @@ def verify(
         "randomness" if not, and its text is that of the command.
 
     Raises:
-        ConfigError: the function cannot be called from another process.
         ProgramError: the program failed, or has not trained.
     """
-    command = _command(program, arguments)
-    return verify_command(command, steps=steps, interruptions=interruptions, seed=seed, keep=keep)
-
-
-def _command(program: str | Path | Sequence[str] | Callable[[], Any], arguments: Sequence[str]) -> list[str]:
-    if callable(program):
-        if not inspect.isfunction(program) or not program.__qualname__.isidentifier():
-            raise ConfigError(f"verify: {program!r} must be a function at the top level of a file")
-        return [sys.executable, "-c", _CALL, os.path.abspath(inspect.getfile(program)), program.__name__]
     if isinstance(program, str | Path):
         is_script = str(program).endswith(".py")
-        return [sys.executable, str(program), *arguments] if is_script else run_command(str(program), arguments)
-    return [*program, *arguments]
+        command = [sys.executable, str(program), *arguments] if is_script else run_command(str(program), arguments)
+    else:
+        command = [*program, *arguments]
+    return verify_command(command, steps=steps, interruptions=interruptions, seed=seed, keep=keep)

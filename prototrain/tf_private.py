@@ -523,10 +523,3 @@ def report_to_cluster(why: str) -> None:
 def has_started() -> bool:
     """Whether TensorFlow has made its devices, without a start of TensorFlow."""
     return bool(_context()._initialized)
-
-
-def is_ready(result: Any) -> bool:
-    """Whether `get` of a result that a coordinator has scheduled returns at once."""
-    from tensorflow.python.distribute.coordinator.remote_value import RemoteValueStatus
-
-    return result._status is not RemoteValueStatus.NOT_READY

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,14 +69,12 @@ def current_tower() -> Tower:
 
 def tower_index() -> int:
     """The index of the tower that is being built; 0 outside of `build`."""
-    tower: Tower | None = getattr(_building, "tower", None)
-    return 0 if tower is None else tower.index
+    return getattr(getattr(_building, "tower", None), "index", 0)
 
 
 def tower_count() -> int:
     """How many towers there are, on all machines, where one is being built; 1 outside of `build`."""
-    tower: Tower | None = getattr(_building, "tower", None)
-    return 1 if tower is None else tower.count
+    return getattr(getattr(_building, "tower", None), "count", 1)
 
 
 @contextmanager
@@ -258,36 +254,12 @@ def why_no_gpu() -> str | None:
     )
 
 
-_DRIVER = Path("/proc/driver/nvidia/gpus")
-_DEVICES = Path("/dev")
-_SECONDS = 20.0
-
-
-def gpus_in_machine(driver: Path = _DRIVER, devices: Path = _DEVICES) -> list[str]:
-    """The names of the GPUs of NVIDIA's that this process could use, as their driver calls them.
-
-    Those that CUDA_VISIBLE_DEVICES hides from everyone are none.
-
-    Args:
-        driver: where the driver says what there is.
-        devices: where the devices are; a container that was given none has none of them.
-    """
+def gpus_in_machine() -> list[str]:
+    """The names of NVIDIA's GPUs that nvidia-smi lists, unless CUDA_VISIBLE_DEVICES hides all of them."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return []
-    if driver.is_dir() and any(devices.glob("nvidia[0-9]*")):
-        files = sorted(driver.glob("*/information"))
-        found = [re.search(r"^Model:\s*(.+?)\s*$", file.read_text(errors="replace"), re.MULTILINE) for file in files]
-        return [match[1] if match else "a GPU" for match in found]
-    return _asked()
-
-
-def _asked() -> list[str]:
-    """What nvidia-smi lists; nothing where it is not there, does not answer, or finds no driver."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
     try:
-        done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=_SECONDS, check=False)
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20.0, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return []
     return re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", done.stdout, re.MULTILINE) if done.returncode == 0 else []

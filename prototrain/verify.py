@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -32,10 +31,7 @@ Key = tuple[str, int]
 
 OF_CALLBACK = "callback "
 """What the names of callbacks' states start with in a record."""
-OUTSIDE = " (not in trainer.state)"
-"""What the names of variables end with that are attributes of the trainer or of a callback only."""
 _SHOWN_LINES = 20  # of a program that failed
-_POLL_SECONDS = 0.2
 _CAUSES: dict[Where, str] = {
     "data": "the data comes in another order, or is made from something that a checkpoint does not hold",
     "state": "",
@@ -76,7 +72,6 @@ class Result:
         interruptions: names of signals, and the steps they came at.
         difference: the first one, or None.
         batches, scalars, variables, callbacks: how many of them were compared.
-        suspects: what may be the cause of a difference, in words.
     """
 
     repeats: bool
@@ -88,7 +83,6 @@ class Result:
     scalars: int = 0
     variables: int = 0
     callbacks: int = 0
-    suspects: Sequence[str] = ()
 
     @property
     def ok(self) -> bool:
@@ -105,23 +99,19 @@ class Result:
 
     def __str__(self) -> str:
         difference = "" if self.difference is None else _in_words(self.difference)
-        by_signal: dict[str, list[str]] = {}
-        for name, step in self.interruptions:
-            by_signal.setdefault(name, []).append(str(step))
-        when = ", ".join(f"{name} at {_and(steps)}" for name, steps in by_signal.items())
+        when = ", ".join(f"{name} at {step}" for name, step in self.interruptions)
         repeats = f"yes, {_count(self.steps, 'step')} twice" if self.repeats else f"no: {difference}"
         resumes = "not tried, because two runs from the start differ"
         if self.resumes is not None:
             count = _count(len(self.interruptions), "interruption")
             resumes = f"yes, {count} ({when})" if self.resumes else f"no: {difference}"
-        compared = [_count(self.batches, "batch", "batches"), f"{_count(self.scalars, 'scalar')} a step"]
-        compared += [
+        compared = [
+            _count(self.batches, "batch", "batches"),
+            f"{_count(self.scalars, 'scalar')} a step",
             _count(self.variables, "variable"),
             _count(self.callbacks, "callback's state", "callbacks' states"),
         ]
         rows = {"repeats itself": repeats, "resumes exactly": resumes, "compared": ", ".join(compared)}
-        if self.suspects:
-            rows["suspects"] = "; ".join(self.suspects)
         return "\n".join(f"{name:<19} {text}" for name, text in rows.items())
 
     def as_json(self) -> dict[str, Any]:
@@ -136,10 +126,6 @@ def _in_words(found: Difference) -> str:
 
 def _count(number: int, one: str, many: str | None = None) -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
-
-
-def _and(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 # -- comparing --------------------------------------------------------------------------------------------------------
@@ -231,7 +217,7 @@ def _at_start(first: Record, event: Event, saved: int, ignored: frozenset[str]) 
             f"the run began here again, although there was a checkpoint of step {saved}; does the program start "
             "afresh each time?"
         )
-    if names := [name for name in event["lost"] if _is_in_state(name)]:
+    if names := [name for name in event["lost"] if not name.startswith(OF_CALLBACK)]:
         return "state", _not_restored(names)
     then = None if event["step"] else first.starts.get((event["trainer"], 0))
     if then is not None and (names := _different(then["variables"], event["variables"], ignored)):
@@ -241,10 +227,6 @@ def _at_start(first: Record, event: Event, saved: int, ignored: frozenset[str]) 
 
 def _not_restored(names: Sequence[str]) -> str:
     return f"right after the restore, {_names(names)} {'is' if len(names) == 1 else 'are'} not what was saved"
-
-
-def _is_in_state(name: str) -> bool:
-    return not name.startswith(OF_CALLBACK) and not name.endswith(OUTSIDE)
 
 
 def _at_scalars(first: Record, event: Event) -> tuple[Where, str] | None:
@@ -265,7 +247,7 @@ def _at_step(then: Event | None, now: Event) -> tuple[Where, str] | None:
         if value != before:
             return "randomness", f"same batch, same variables, another {name} ({_pair(value, before)})"
     names = _different(then["variables"], now["variables"]) if then["variables"] and now["variables"] else []
-    if names := [name for name in names if _is_in_state(name)]:
+    if names:
         return "randomness", f"same batch, same variables, same scalars, another {_names(names)} after the step"
     return None
 
@@ -280,38 +262,18 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _pair(value: str | None, before: str | None) -> str:
-    now, then = _shown(value), _shown(before)
-    if now == then:  # in the digits that people read
-        now, then = _shown(value, 17), _shown(before, 17)
-    return f"{now}, was {then}"
+    return f"{_shown(value)}, was {_shown(before)}"
 
 
-def _shown(value: str | None, digits: int = 4) -> str:
+def _shown(value: str | None) -> str:
     try:
-        return "nothing" if value is None else f"{float.fromhex(value):.{digits}g}"
+        return "nothing" if value is None else repr(float.fromhex(value))
     except (ValueError, OverflowError):
         return value or ""
 
 
 def _callbacks(names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(OF_CALLBACK)]
-
-
-def _suspects(record: Record, difference: Difference | None) -> list[str]:
-    """What is cheap to know of what may have caused a difference."""
-    if difference is None:
-        return []
-    found = []
-    if difference.where == "randomness":
-        ops = {op for event in record.events if event["kind"] == "random" for op in event["ops"]}
-        found += [f"the step draws random numbers that no checkpoint holds: {', '.join(sorted(ops))}"] if ops else []
-    begun: dict[str, str] = {}
-    for event in record.events:
-        if event["kind"] == "start":
-            begun = {**event["attributes"], **begun}
-    now = {name: value for end in record.ends.values() for name, value in end["attributes"].items()}
-    changed = [name for name, value in now.items() if begun.get(name) != value]
-    return found + [f"{name} changes and is in no checkpoint" for name in changed]
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
@@ -334,7 +296,7 @@ def verify(
         interruptions: how often C is interrupted: the last time by SIGTERM if there are several, else by SIGKILL.
         seed: of the steps at which checkpoints are written and C is interrupted.
         keep: a new directory for the records, the experiments and the output; by default a temporary one.
-        announce: called with a line of text about the progress, again and again.
+        announce: called with a line of text when a run starts.
 
     Raises:
         ConfigError: `keep` is not empty.
@@ -370,7 +332,6 @@ def verify(
             scalars=max(len(event["scalars"]) for event in a.steps.values()),
             variables=sum(len(found) - len(_callbacks(found)) for found in ends_of_a),
             callbacks=sum(len(_callbacks(found)) for found in ends_of_a) - len(ignored),
-            suspects=_suspects(a, difference),
         )
 
 
@@ -439,32 +400,14 @@ class _Runner:
         return record
 
     def _run_once(self, directory: Path, label: str) -> int:
+        self.announce(f"run {label}")
         environment = {**os.environ, VERIFY: str(directory)}
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "env": environment}
         with open(directory / "output.txt", "ab") as output:
             try:
-                process = subprocess.Popen(
-                    self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
-                )
+                return subprocess.run(self.command, stdout=output, check=False, **options).returncode
             except OSError as error:
                 raise ProgramError(f"cannot run {shlex.join(self.command)}: {error.strerror}") from error
-        try:
-            while process.poll() is None:
-                self.announce(f"run {label}: {self._made(directory)} steps")
-                time.sleep(_POLL_SECONDS)
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-        self.announce(f"run {label}: {self._made(directory)} steps")
-        return process.returncode
-
-    def _made(self, directory: Path) -> int:
-        path = directory / "record.jsonl"
-        return path.read_bytes().count(b'{"kind": "step"') if path.exists() else 0
 
     def _fail(self, directory: Path, what: str) -> None:
         lines = (directory / "output.txt").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -204,7 +204,7 @@ def test_json_lines(tmp_path: Path, lines: list[bytes]) -> None:
 
 
 def callbacks() -> list[Any]:
-    saver = ModelSaver(keep_every_n_hours=1.0, clock=lambda: 0.0).every(steps=2)
+    saver = ModelSaver().every(steps=2)
     return [
         Summaries().every(steps=1), JSONWriter(), EarlyStopping("trn/loss", mode="min", patience=9).every(steps=1),
         StopAfter(hours=9), saver, SaveOnExit(),

@@ -8,7 +8,7 @@ import pytest
 
 from prototrain import default_callbacks
 from prototrain.callbacks import LearningRate, SaveOnExit, Validation
-from prototrain.callbacks.trigger import PeriodicTrigger
+from prototrain.callbacks.base import PeriodicTrigger
 from prototrain.errors import CheckpointError, ConfigError, ExperimentError, ModelError
 from prototrain.experiment import Experiment
 from prototrain.launch import launch

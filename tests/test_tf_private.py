@@ -281,15 +281,6 @@ def test_workers_are_connected_and_let_go_of() -> None:
     assert [*inspect.signature(context.Context.abort_collective_ops).parameters] == ["self", "code", "message"]
 
 
-def test_what_a_coordinator_has_scheduled_says_whether_it_is_there() -> None:
-    from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
-
-    result = RemoteValueImpl(None, tf.TensorSpec([]))
-    assert not tf_private.is_ready(result)
-    result._set_values(tf.constant(1.0))
-    assert tf_private.is_ready(result)
-
-
 # -- Keras ------------------------------------------------------------------------------------------------------------
 
 

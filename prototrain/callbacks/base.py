@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Collection, Iterator
 from enum import IntEnum
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from prototrain.errors import CallbackError
 
 if TYPE_CHECKING:
-    from prototrain.callbacks.trigger import PeriodicTrigger
     from prototrain.trainers.base import Trainer
 
 
@@ -179,8 +178,6 @@ class Callback:
         clock: Callable[[], float] = time.monotonic,
     ) -> PeriodicTrigger:
         """Run `trigger` at an interval; short for `PeriodicTrigger`, which explains the arguments."""
-        from prototrain.callbacks.trigger import PeriodicTrigger  # the trigger is itself a callback
-
         return PeriodicTrigger(
             self,
             every_k_steps=steps,
@@ -208,15 +205,11 @@ class Callback:
         return f"{self.name}()"
 
 
-def begins_anew(callback: Callback) -> bool:
-    """Whether a callback must forget an earlier run; asked once, in each `setup`.
+def _forwarded(hook: str) -> Any:
+    def forward(self: ProxyCallback, *arguments: Any) -> Any:
+        return getattr(self.callback, hook)(*arguments)
 
-    It must, unless it is set up again for the same trainer, which trains further.
-    """
-    trainer = callback.trainer
-    before = vars(callback).get("_set_up_for")
-    callback._set_up_for = weakref.ref(trainer)  # type: ignore[attr-defined]
-    return trainer.global_step == 0 or before is None or before() is not trainer
+    return forward
 
 
 class ProxyCallback(Callback):
@@ -248,47 +241,122 @@ class ProxyCallback(Callback):
         self.callback.trainer = self.trainer
         self.callback.setup()
 
-    def check_run(self) -> None:
-        self.callback.check_run()
+    check_run = _forwarded("check_run")
+    before_train = _forwarded("before_train")
+    after_train = _forwarded("after_train")
+    before_epoch = _forwarded("before_epoch")
+    after_epoch = _forwarded("after_epoch")
+    before_run = _forwarded("before_run")
+    after_run = _forwarded("after_run")
+    trigger_step = _forwarded("trigger_step")
+    trigger_epoch = _forwarded("trigger_epoch")
+    trigger = _forwarded("trigger")
+    next_step = _forwarded("next_step")
+    watches = _forwarded("watches")
+    state_dict = _forwarded("state_dict")
+    load_state_dict = _forwarded("load_state_dict")
+
+
+class PeriodicTrigger(ProxyCallback):
+    """Runs another callback's `trigger` at an interval, instead of that callback's schedule.
+
+    Several intervals may be given; the callback runs when any of them is due, once per step at most. The last step of
+    a run counts as due, too, unless the callback's `at_end` is False. Steps and epochs are counted from the start of
+    training, so a resumed run fires at the same steps; seconds are counted on the clock of this process.
+
+    Args:
+        callback: its `trigger` is what happens.
+        every_k_steps: run at the multiples of this number of steps.
+        every_k_epochs: run at the end of every k-th epoch.
+        every_n_seconds: run when this much time has passed since the last time.
+        before_train: also run before the first step of training (not of a resumed run).
+        clock: returns the time in seconds.
+
+    Raises:
+        CallbackError: an interval is not positive, none is given, or the callback has no `trigger`.
+    """
+
+    def __init__(
+        self,
+        callback: Callback,
+        *,
+        every_k_steps: int | None = None,
+        every_k_epochs: int | None = None,
+        every_n_seconds: float | None = None,
+        before_train: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(callback)
+        if not callback.overrides("trigger"):
+            raise CallbackError(f"{callback.name} has no trigger(), so there is nothing to run at an interval")
+        intervals = {"steps": every_k_steps, "epochs": every_k_epochs, "seconds": every_n_seconds}
+        for unit, interval in intervals.items():
+            kind = Real if unit == "seconds" else Integral  # NumPy's numbers too
+            right = isinstance(interval, kind) and not isinstance(interval, bool) and interval > 0
+            if interval is not None and not right:
+                raise CallbackError(f"{callback.name}: an interval in {unit} must be positive, got {interval!r}")
+        if not before_train and all(interval is None for interval in intervals.values()):
+            raise CallbackError(f"{callback.name}: say how often, for example .every(steps=100)")
+        self.every_k_steps = None if every_k_steps is None else int(every_k_steps)
+        self.every_k_epochs = None if every_k_epochs is None else int(every_k_epochs)
+        self.every_n_seconds = every_n_seconds
+        self._before_train = before_train
+        self._clock = clock
+        self._last_time = clock()
+        self._last_step = -1
+
+    def __repr__(self) -> str:
+        return f"{self.callback!r}.every({self.schedule})"
+
+    @property
+    def schedule(self) -> str:
+        """The intervals in words, for tables."""
+        intervals = {"steps": self.every_k_steps, "epochs": self.every_k_epochs, "seconds": self.every_n_seconds}
+        words = [f"{unit}={interval}" for unit, interval in intervals.items() if interval is not None]
+        return ", ".join(words + ["before_train=True"] * self._before_train)
+
+    def setup(self) -> None:
+        super().setup()
+        self._last_step = -1
 
     def before_train(self) -> None:
         self.callback.before_train()
-
-    def after_train(self) -> None:
-        self.callback.after_train()
-
-    def before_epoch(self) -> None:
-        self.callback.before_epoch()
-
-    def after_epoch(self) -> None:
-        self.callback.after_epoch()
-
-    def before_run(self) -> None:
-        self.callback.before_run()
-
-    def after_run(self, outputs: dict[str, Any]) -> None:
-        self.callback.after_run(outputs)
-
-    def trigger_step(self) -> None:
-        self.callback.trigger_step()
-
-    def trigger_epoch(self) -> None:
-        self.callback.trigger_epoch()
-
-    def trigger(self) -> None:
-        self.callback.trigger()
+        self._last_time = self._clock()
+        if self._before_train and self.trainer.global_step == 0:
+            self.fire()
 
     def next_step(self, step: int) -> int | None:
-        return self.callback.next_step(step)
+        due = [self.trainer.total_steps] if self.at_end else []
+        if self.every_k_steps is not None:
+            due.append(_next_multiple(step, self.every_k_steps))
+        if self.every_k_epochs is not None:
+            due.append(_next_multiple(step, self.every_k_epochs * self.trainer.steps_per_epoch))
+        if self.every_n_seconds is not None and self._clock() - self._last_time >= self.every_n_seconds:
+            due.append(step + 1)
+        return min(due, default=None)
 
-    def watches(self) -> Collection[str] | None:
-        return self.callback.watches()
+    def trigger_step(self) -> None:
+        # At the end of an epoch, and of the run, other callbacks run in trigger_epoch. Waiting for it keeps the order
+        # by priority across both, so that a saver by steps never comes before a validation by epochs.
+        trainer = self.trainer
+        if trainer.local_step < trainer.steps_per_epoch and trainer.global_step < trainer.total_steps:
+            self.fire()
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.callback.state_dict()
+    def trigger_epoch(self) -> None:
+        step = self.trainer.global_step
+        if self.next_step(step - 1) == step:
+            self.fire()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.callback.load_state_dict(state)
+    def fire(self) -> None:
+        """Run `trigger`, unless it has run for this step."""
+        if self._last_step != self.trainer.global_step:
+            self._last_step = self.trainer.global_step
+            self._last_time = self._clock()
+            self.trigger()
+
+
+def _next_multiple(step: int, interval: int) -> int:
+    return (step // interval + 1) * interval
 
 
 def chain(callback: Callback) -> Iterator[Callback]:

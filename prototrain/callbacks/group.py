@@ -9,17 +9,15 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from prototrain.callbacks.base import Callback, Priority, ProxyCallback, chain, innermost
+from prototrain.callbacks.base import Callback, PeriodicTrigger, Priority, ProxyCallback, chain, innermost
 from prototrain.callbacks.monitor import Monitor, runs_code_of_user
-from prototrain.callbacks.trigger import PeriodicTrigger
 from prototrain.errors import CallbackError, CheckpointError, StopTraining
-from prototrain.system.signals import tell_of_forks
+from prototrain.system.signals import AFTER_STEP
 from prototrain.system.waiting import announcing
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
-_AFTER_STEP = "after this step and saving"
 _HOOKS = ("check_run", "before_train", "before_epoch", "before_run", "after_run", "after_epoch")
 
 
@@ -59,6 +57,7 @@ class CallbackGroup:
         self._watchers: dict[Callback, Collection[str]] = {}
         self._set_up: list[Callback] = []
         self._restored: set[Callback] = set()  # those whose state a checkpoint had
+        self._from_elsewhere: set[Callback] = set()  # those that took part in the run of another trainer
         self._stepped = False  # whether this run has made a step
         self._in_epoch = False  # between `before_epoch` and `after_epoch`
         self._begun_at = -1  # the step of the last `before_epoch`
@@ -69,7 +68,6 @@ class CallbackGroup:
         self.failure: BaseException | None = None
         self.seconds: dict[Callback, float] = dict.fromkeys(self.callbacks, 0.0)
         self.variables: list[Any] = []
-        tell_of_forks(self)
 
     def __iter__(self) -> Iterator[Callback]:
         return iter(self.callbacks)
@@ -96,9 +94,12 @@ class CallbackGroup:
 
     def setup(self) -> None:
         """Give every callback its trainer and let it prepare."""
-        inner = map(innermost, self.callbacks)
-        self._trainer.monitors.attach(callback for callback in inner if isinstance(callback, Monitor))
+        self._trainer.monitors.attach(one for one in map(innermost, self.callbacks) if isinstance(one, Monitor))
         for callback in self.callbacks:
+            inner = innermost(callback)
+            earlier = vars(inner).get("trainer", self._trainer)
+            if earlier is not self._trainer and earlier.global_step:
+                self._from_elsewhere.add(callback)
             callback.trainer = self._trainer
             self._call(callback, "setup", at_start=True)
             self._set_up.append(callback)
@@ -106,7 +107,14 @@ class CallbackGroup:
         self._watchers = {callback: names for callback in self.callbacks if (names := callback.watches()) is not None}
 
     def check(self) -> None:
-        """Let callbacks check, after a restore and before the run writes anything, that they can do their work."""
+        """Let callbacks check, after a restore and before the run writes anything, that they can do their work.
+
+        Raises:
+            CallbackError: the run begins with the state that a callback has of a run of another trainer.
+        """
+        for callback in self._by_key.values():
+            if callback in self._from_elsewhere and self._trainer.global_step == 0:
+                raise CallbackError(f"{callback!r} has the state of another trainer's run; make a new one for this run")
         for callback in self._overriding["check_run"]:
             self._call(callback, "check_run", at_start=True)
             self._trainer.stop.check()
@@ -134,10 +142,6 @@ class CallbackGroup:
         self._set_up = []
         if self.late_failure is not None:
             raise self.late_failure
-
-    def after_fork(self) -> None:
-        """Call nothing at the end of a forked child: the run, and what its end saves, is the parent's."""
-        self._set_up = []
 
     # -- along with the iterations ------------------------------------------------------------------------------------
 
@@ -282,8 +286,9 @@ class CallbackGroup:
             raise stop
 
     def _call(self, callback: Callback, hook: str, *, at_start: bool = False) -> None:
-        """Call one hook: what it records bears its name, its time is taken, and a stop says what it waits for. A
-        second signal, or ten seconds, interrupt the user's code.
+        """Call one hook: what it records bears its name, its time is taken, and a stop says what it waits for.
+
+        A second signal interrupts the user's code.
 
         Args:
             callback: whose hook.
@@ -292,7 +297,7 @@ class CallbackGroup:
         """
         trainer, label = self._trainer, self._labels[callback]
         shown = "before_train" if hook == "check_run" else hook
-        what, when = f"{shown} of {label}", None if at_start else _AFTER_STEP
+        what, when = f"{shown} of {label}", None if at_start else AFTER_STEP
         is_end, is_of_user = hook == "after_train", callback in self._of_user
         begin = time.perf_counter()
         try:

@@ -5,26 +5,82 @@ from __future__ import annotations
 import difflib
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 
 from prototrain.callbacks.base import Callback, Priority, innermost
-from prototrain.callbacks.best import Best, Mode
-from prototrain.callbacks.pictures import histogram_summary, image_summary, text_summary
 from prototrain.errors import CallbackError
 
 if TYPE_CHECKING:
     from prototrain.trainers.base import Trainer
 
+Mode = Literal["min", "max"]
+
 HISTORY_LENGTH = 1000
 _RESERVED = ("step", "time")
-_LONGEST_PREFIX = 255  # bytes
-_UNANNOUNCED = ("checkpoint/", "cluster/", "hyper/", "perf/")  # recorded without `announce`
 _CALLS_FUNCTIONS = ("CallbackFactory", "LambdaCallback", "ProcessTensors", "RunOp")
+
+
+class Best:
+    """The best value of a scalar so far, and the step it was measured at.
+
+    A value that is not a number is never better than another one.
+
+    Args:
+        mode: whether smaller ("min") or larger ("max") is better.
+        min_delta: by how much, at least, a value must be better to count.
+
+    Attributes:
+        value: the best value, or None before the first.
+        step: the step it belongs to, or None.
+
+    Raises:
+        CallbackError: `mode` is neither "min" nor "max", or `min_delta` is negative.
+    """
+
+    def __init__(self, mode: Mode, *, min_delta: float = 0.0) -> None:
+        if mode not in ("min", "max"):
+            raise CallbackError(f'mode must be "min" or "max", got {mode!r}')
+        if not min_delta >= 0:
+            raise CallbackError(f"min_delta must be at least 0, got {min_delta!r}")
+        self.mode = mode
+        self.min_delta = min_delta
+        self.value: float | None = None
+        self.step: int | None = None
+
+    def is_better(self, value: float) -> bool:
+        """Whether `value` beats the best one by more than `min_delta`."""
+        if math.isnan(value):
+            return False
+        if self.value is None:
+            return True
+        gain = self.value - value if self.mode == "min" else value - self.value
+        return gain > self.min_delta
+
+    def update(self, value: float, step: int) -> bool:
+        """Take a value into account.
+
+        Returns:
+            whether it is the best one now.
+        """
+        if not self.is_better(value):
+            return False
+        self.value, self.step = value, step
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Value and step, as JSON can hold them."""
+        infinite = self.value is not None and math.isinf(self.value)
+        return {"value": repr(self.value) if infinite else self.value, "step": self.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.value = None if state["value"] is None else float(state["value"])
+        self.step = None if state["step"] is None else int(state["step"])
 
 
 class Monitor(Callback):
@@ -34,13 +90,6 @@ class Monitor(Callback):
     """
 
     priority: int = Priority.WRITE
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        takes = {"put_scalar", "put_scalars"}
-        nearest = next(base for base in cls.__mro__ if takes & vars(base).keys())
-        if "put_scalars" not in vars(nearest):  # another base's would go past the nearest `put_scalar`
-            cls.put_scalars = Monitor.put_scalars  # type: ignore[method-assign]
 
     def put_scalar(self, name: str, value: float, step: int) -> None:
         """Take one scalar.
@@ -83,7 +132,6 @@ class Monitors:
         self._has_warned = False
         self._recorder: str | None = None  # the callback that runs now
         self._recorded: dict[str, tuple[int, str]] = {}  # the step and the callback of each name's last value
-        self._announced: list[tuple[Callback, str, set[str] | None]] = []
 
     @contextmanager
     def recorded_by(self, who: str) -> Iterator[None]:
@@ -93,48 +141,6 @@ class Monitors:
             yield
         finally:
             self._recorder = outer
-
-    # -- before the first step ----------------------------------------------------------------------------------------
-
-    def announce(self, callback: Callback, prefix: str, names: Collection[str] | None) -> None:
-        """Announce the scalars that a callback will record; called in its `check_run` or before.
-
-        Args:
-            callback: records them.
-            prefix: the start of their names, without the slash.
-            names: their names without it; None if they are not known yet.
-
-        Raises:
-            CallbackError: another callback records one of them as well.
-        """
-        mine = None if names is None else set(names)
-        for other, theirs, known in self._announced:
-            both = sorted((known or set()) & (mine or set())) if theirs == prefix else []
-            if both and other is not callback:
-                raise _recorded_twice(f"{prefix}/{both[0]}", other.name, callback.name)
-        self._announced.append((callback, prefix, mine))
-
-    def require(self, callback: Callback, name: str) -> None:
-        """Check, in the `check_run` of a callback that decides by a scalar, that it will be recorded.
-
-        Where the user's code may record anything, a name that looks mistyped is only warned of.
-
-        Raises:
-            CallbackError: nothing records it.
-        """
-        if name in self._history or name.startswith(_UNANNOUNCED):
-            return
-        known = []
-        for _, prefix, names in self._announced:
-            if name.startswith(f"{prefix}/") and (names is None or name.removeprefix(f"{prefix}/") in names):
-                return
-            known += [f"{prefix}/{inner}" for inner in sorted(names or "*")]
-        stem = name.rpartition("/")[2]
-        said = f"{callback.name}: {_no_such_scalar(name, known, [one.replace('*', stem) for one in known])}"
-        if not any(map(runs_code_of_user, self._trainer.callbacks)) and not _is_of_user(self._trainer):
-            raise CallbackError(said)
-        if "did you mean" in said:
-            self._trainer.run.say_once(f"WARNING: {said}")
 
     # -- recording ----------------------------------------------------------------------------------------------------
 
@@ -172,7 +178,7 @@ class Monitors:
             for name in numbers:
                 before, by = self._recorded.get(name, (-1, ""))
                 if before == step:
-                    raise _recorded_twice(name, by, self._recorder, f" at step {step}")
+                    raise _recorded_twice(name, by, self._recorder, step)
                 self._recorded[name] = (step, self._recorder)
         for name, number in numbers.items():
             if name not in self._history:
@@ -195,14 +201,20 @@ class Monitors:
         Raises:
             CallbackError: they have another shape, or the name cannot be that of a scalar.
         """
+        from prototrain.callbacks.pictures import image_summary  # few runs record pictures
+
         self.put_summary(image_summary(name, images))
 
     def put_histogram(self, name: str, values: Any) -> None:
         """Record how numbers, an array of any shape, are distributed, for the monitors that write such."""
+        from prototrain.callbacks.pictures import histogram_summary
+
         self.put_summary(histogram_summary(name, values))
 
     def put_text(self, name: str, text: str) -> None:
         """Record text, in Markdown, for the monitors that write such."""
+        from prototrain.callbacks.pictures import text_summary
+
         self.put_summary(text_summary(name, text))
 
     def put_summary(self, summary: Any, prefix: str = "") -> None:
@@ -317,28 +329,27 @@ def _check_name(name: Any) -> None:
         raise CallbackError(f"the name of a scalar must be a text, not {name!r}")
     if name in _RESERVED:
         raise CallbackError(f"a scalar cannot be called {name!r}; put a prefix before it, such as 'trn/{name}'")
-    prefix, slash, _ = name.partition("/")
-    if (slash and prefix == "..") or "\0" in name or any("\ud800" <= sign <= "\udfff" for sign in name):
+    prefix = name.partition("/")[0] if "/" in name else ""
+    if prefix == ".." or len(prefix.encode(errors="replace")) > 255 or "\0" in name or not _is_unicode(name):
         raise CallbackError(f"a scalar cannot be called {name[:80]!r}: its prefix is the name of a directory")
-    if slash and (size := len(prefix.encode())) > _LONGEST_PREFIX:
-        raise CallbackError(
-            f"a scalar cannot be called {name[:40]!r}...: its prefix is the name of a directory and has {size} bytes, "
-            f"more than {_LONGEST_PREFIX}"
-        )
 
 
-def _no_such_scalar(name: str, known: Iterable[str], likely: Sequence[str] | None = None) -> str:
-    there = list(known)
-    found = difflib.get_close_matches(name, there if likely is None else likely, n=1)
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= sign <= "\udfff" for sign in text)
+
+
+def _no_such_scalar(name: str, known: Iterable[str]) -> str:
+    there = sorted(known)
+    found = difflib.get_close_matches(name, there, n=1)
     meant = f"did you mean {found[0]!r}? " if found else ""
-    return f"there is no scalar {name!r}; {meant}there are: {', '.join(sorted(there)) or 'none yet'}"
+    return f"there is no scalar {name!r}; {meant}there are: {', '.join(there) or 'none yet'}"
 
 
-def _recorded_twice(name: str, first: str, second: str, at: str = "") -> CallbackError:
-    if at and first == second:
-        return CallbackError(f"{first} records {name!r} twice{at}; give the second value another name")
+def _recorded_twice(name: str, first: str, second: str, step: int) -> CallbackError:
+    if first == second:
+        return CallbackError(f"{first} records {name!r} twice at step {step}; give the second value another name")
     return CallbackError(
-        f"{first} and {second} both record {name!r}{at}; give one of them another prefix=, or leave it out"
+        f"{first} and {second} both record {name!r} at step {step}; give one of them another prefix=, or leave it out"
     )
 
 
@@ -346,11 +357,7 @@ def runs_code_of_user(callback: Callback) -> bool:
     """Whether a callback is the user's, or calls functions of the user."""
     inner = innermost(callback)
     thing = inner.wraps or inner
-    return _is_of_user(thing) or type(thing).__name__ in _CALLS_FUNCTIONS
-
-
-def _is_of_user(thing: object) -> bool:
-    return not type(thing).__module__.startswith(("prototrain.", "keras."))
+    return not type(thing).__module__.startswith(("prototrain.", "keras.")) or type(thing).__name__ in _CALLS_FUNCTIONS
 
 
 def as_number(name: str, value: Any) -> float:

@@ -32,7 +32,6 @@ TRAINERS: Final = {
     "parameter_server": "prototrain.trainers.replicated:SyncParameterServerTrainer",
     "async": "prototrain.trainers.async_towers:AsyncTrainer",
     "multi_worker": "prototrain.trainers.multi_worker:MultiWorkerTrainer",
-    "distributed_async": "prototrain.trainers.distributed_async:DistributedAsyncTrainer",
 }
 """Short names for `--trainer`."""
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from typing import Any
 
 from prototrain.commands import run
 from prototrain.commands.arguments import Parser, option, whole
 from prototrain.errors import ConfigError
-from prototrain.system.terminal import printable
+from prototrain.system.terminal import printable, say
 from prototrain.verify import ProgramError, run_command, verify
 
 _FAILED = 3
@@ -51,16 +52,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _verify(options: argparse.Namespace) -> None:
     command, chosen = _command(options)
     as_json = chosen.pop("json", False)
-    progress = _Progress()
     try:
-        result = verify(command, announce=progress, **chosen)
+        result = verify(command, announce=partial(say, to_stderr=True), **chosen)
     except ProgramError as error:
-        progress.end()
         print(printable(str(error)), file=sys.stderr)
         raise SystemExit(_FAILED) from None
     except ConfigError as error:
         options.wrong_usage(str(error))
-    progress.end()
     print(json.dumps(result.as_json(), indent=2) if as_json else printable(str(result)))
     if not result.ok:
         raise SystemExit(1)
@@ -94,26 +92,3 @@ def _check_run_options(options: argparse.Namespace, arguments: list[str]) -> Non
         if getattr(given, name):
             flag = "from" if name == "repeats" else name.replace("_", "-")
             options.wrong_usage(f"--{flag} makes no run that could be resumed; leave it out")
-
-
-class _Progress:
-    """Shows a line in place on a terminal, elsewhere a line for each part; on the error stream."""
-
-    def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
-        self._label = ""
-
-    def __call__(self, text: str) -> None:
-        label = text.partition(":")[0]
-        if self._is_terminal:
-            sys.stderr.write(f"\r\x1b[K{text}")
-        elif label != self._label:
-            sys.stderr.write(f"{label}\n")
-        sys.stderr.flush()
-        self._label = label
-
-    def end(self) -> None:
-        """Clear the line."""
-        if self._is_terminal:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()

@@ -22,7 +22,7 @@ from prototrain.data.rule import data_position, is_file_cache, reshuffles, share
 from prototrain.data.source import Source
 from prototrain.errors import DataError
 from prototrain.system.tracebacks import cause
-from prototrain.system.waiting import announcing, patiently
+from prototrain.system.waiting import announcing, interruptibly
 
 WAITING = "waiting for the first batch of the training data"
 
@@ -48,7 +48,7 @@ def choose_position(
         if made_up is not None:
             return made_up
         with announcing(WAITING, announce):
-            return patiently(look)
+            return interruptibly(look)
 
     position: Position | None = None
     mode, reason = data_position(source.training, wanted)

@@ -69,9 +69,6 @@ class AgreedStop(StopRequest):
         if self.wanted is None:
             self.wanted = signum
 
-    def _pause(self) -> None:
-        pass  # no worker may leave a call alone; calls are short
-
     def agree(self, signum: int) -> None:
         """Stop, now that all workers know."""
         super().request(signum if self.wanted is None else self.wanted)

@@ -34,9 +34,6 @@ class ThrottledValidation(Validation):
         self._built, self._spec, self._clock = built, spec, clock
         self._not_before = 0.0
 
-    def check_run(self) -> None:
-        self.trainer.monitors.announce(self, self._prefix, None)
-
     def before_train(self) -> None:
         self._not_before = self._clock() + self._spec.start_delay_secs
 

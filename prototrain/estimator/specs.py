@@ -18,7 +18,7 @@ _HINTS = {
     "session_config": "there are no sessions; tf.config has settings of devices and threads",
     "device_fn": "put tf.device into model_fn",
     "eval_distribute": "evaluation runs on one device",
-    "keep_checkpoint_every_n_hours": "give train() the hook ModelSaver(keep_every_n_hours=...).every(seconds=600)",
+    "keep_checkpoint_every_n_hours": "keep_checkpoint_max says how many stay",
     "hooks": "an evaluation is one compiled call",
     "evaluation_hooks": "an evaluation is one compiled call, which has no hooks",
     "prediction_hooks": "a prediction has no hooks",

@@ -33,7 +33,6 @@ class ProgramTrainer(TowerTrainer):
 
     model: Program
     repeats_data = False
-    takes_other_optimizers = True
 
     def create_optimizers(self) -> None:
         for name, variable in settle(self.built).items():
@@ -217,7 +216,7 @@ def make_trainer(program: Program, experiment: str, distribute: Any) -> ProgramT
     if type(distribute) is not tf.distribute.MirroredStrategy:
         raise ConfigError(
             f"train_distribute must be a tf.distribute.MirroredStrategy, not {type(distribute).__name__}; for several "
-            "machines write the model as a package and use MultiWorkerTrainer or DistributedAsyncTrainer"
+            "machines write the model as a package and use MultiWorkerTrainer"
         )
     for first in program.datasets()["trn"].take(1):  # the trainer reads its own, and has to know the size before
         program.config["model.batch_size"] = int(batch_size(first))

@@ -69,7 +69,6 @@ class KerasTrainer(SimpleTrainer):
     """
 
     model: CompiledModel
-    takes_other_optimizers = True
     continues_from_trained = True  # as `fit` does
     may_set_trainable = False  # the optimizer is the user's, built for what was trainable
 
@@ -332,8 +331,8 @@ class KerasTrainer(SimpleTrainer):
             variable.assign(value)
         return None if self.stop.signum is not None else _scalars(found)
 
-    def _rehearse(self, dataset: str, batches: int = 0) -> Collection[str] | None:
-        return None  # `keras.Model.evaluate` cannot be tried out without an effect
+    def _rehearse(self, dataset: str, batches: int = 0) -> None:
+        pass  # `keras.Model.evaluate` is not tried out
 
     # -- checkpoints and tables ---------------------------------------------------------------------------------------
 

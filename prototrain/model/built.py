@@ -310,9 +310,9 @@ class BuiltModel:
         """
         return self.evaluation(dataset).run(self.stop, batches, step=self.step)
 
-    def rehearse(self, dataset: str, batches: int = 0) -> list[str]:
+    def rehearse(self, dataset: str, batches: int = 0) -> None:
         """Evaluate two batches at most, so that mistakes show early; see `Evaluation.rehearse`."""
-        return self.evaluation(dataset).rehearse(self.stop, batches, step=self.step)
+        self.evaluation(dataset).rehearse(self.stop, batches, step=self.step)
 
     def evaluation(self, dataset: str) -> Evaluation:
         """The compiled evaluation of a dataset.

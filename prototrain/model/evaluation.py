@@ -18,7 +18,7 @@ from prototrain.step.result import failed_stage
 from prototrain.step.variables import StopVariable
 from prototrain.system.signals import StopRequest
 from prototrain.system.tracebacks import cause
-from prototrain.system.waiting import announcing, patiently
+from prototrain.system.waiting import announcing, interruptibly
 from prototrain.towers import components
 
 Batch = dict[str, Any]
@@ -133,7 +133,7 @@ def first_batches(name: str, dataset: tf.data.Dataset, batches: int, stop: StopR
     read = dataset.take(min(batches or REHEARSED, REHEARSED)).cache()  # is not read again
     what = f"the first batches of {name!r}"
     with announcing(f"waiting for {what}", stop.announce), stop.waiting_for(what, when="before the first step"):
-        patiently(lambda: sum(1 for _ in read), check=stop.check)
+        interruptibly(lambda: sum(1 for _ in read), check=stop.check)
     return read
 
 
@@ -214,18 +214,14 @@ class Evaluation:
         means = alike / count if different else by_weight / weight
         return dict(zip(self._names, means.numpy().tolist(), strict=True))
 
-    def rehearse(self, stop: StopRequest, batches: int, *, step: int) -> list[str]:
+    def rehearse(self, stop: StopRequest, batches: int, *, step: int) -> None:
         """Evaluate two batches at most, so that mistakes show; see `CompiledPass.rehearse`.
-
-        Returns:
-            the scalars' names.
 
         Raises:
             DataError: the dataset is empty.
             StepError: reading or evaluating failed.
         """
         self._passed(lambda: self._pass.rehearse(self._name, stop, batches), step)
-        return self._names
 
     def _passed(self, go: Callable[[], tuple[int, list[tf.Tensor]] | None], step: int) -> Any:
         try:

@@ -22,7 +22,7 @@ from prototrain.system.tracebacks import format_error, in_one_line
 
 if TYPE_CHECKING:
     from prototrain.callbacks.base import Callback
-    from prototrain.callbacks.best import Mode
+    from prototrain.callbacks.monitor import Mode
     from prototrain.sweeps.study import Study
     from prototrain.sweeps.summary import SweepResult
     from prototrain.trainers.tower import TowerTrainer

@@ -16,7 +16,7 @@ from prototrain.experiment import Experiment
 from prototrain.sweeps.space import Space
 
 if TYPE_CHECKING:
-    from prototrain.callbacks.best import Mode
+    from prototrain.callbacks.monitor import Mode
 
 _OF_EACH_TRIAL: Final = ("trainer.experiment_base_dir", "trainer.experiment_name")
 # What two commands of one sweep may have different, because no trial's result depends on it.

@@ -40,7 +40,7 @@ class Forkable(Protocol):
 _told: list[weakref.ref[Forkable]] = []
 _mask = threading.local()
 # The signals of a run, without SIGINT: its KeyboardInterrupt would be raised, and lost, in `_before`.
-_HELD = (signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1, signal.SIGQUIT)
+_HELD = (signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1)
 
 
 def tell_of_forks(one: Forkable) -> None:
@@ -52,19 +52,12 @@ def tell_of_forks(one: Forkable) -> None:
     _told.append(weakref.ref(one))
 
 
-def end_child(error: BaseException) -> NoReturn:
-    """End a forked child that leaves the run by an error, with the exit code of the error.
-
-    No other code runs: TensorFlow would wait for threads that the child does not have.
-    """
-    code = error.code if isinstance(error, SystemExit) else 1
-    if not isinstance(error, SystemExit):
-        traceback.print_exception(error)
-    elif code is not None and not isinstance(code, int):
-        print(code, file=sys.stderr)
+def end_child() -> NoReturn:
+    """End a forked child that leaves the run by an error, before it touches the run of its parent."""
+    error = sys.exception()
+    traceback.print_exc()
     sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0 if code is None else code if isinstance(code, int) else 1)
+    os._exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1)
 
 
 def _before() -> None:
@@ -97,7 +90,6 @@ _SAVE = signal.SIGUSR1
 _STEP = "the current step"
 _STDERR = 2
 AFTER_STEP = "after this step and saving"
-GRACE_SECONDS = 10.0  # until a callback that still runs after a stop request is interrupted
 
 
 class StopRequest:
@@ -122,26 +114,20 @@ class StopRequest:
         self.announce = announce
         self._saves = saves
         self._listeners: list[Callable[[bool], None]] = []
-        self._pausing: list[Callable[[bool], None]] = []
         self._old_handlers: dict[int, Any] = {}
         self._old_wakeup = -1
         self._sockets: tuple[socket.socket, socket.socket] | None = None  # receiver, sender
         self._thread: threading.Thread | None = None
-        # The flag and what listeners know must agree: the thread sets both, `take_save` clears both. Reentrant for a
-        # signal handler that runs amid `take_save`.
-        self._pausing_lock = threading.RLock()
         self._reset()
 
     def _reset(self) -> None:
         self.signum: int | None = None
         self.stage = _STEP
         self._when: str | None = None  # when a stop takes effect, if not after `stage`
-        self._interruptible: object | None = None  # stands for the callback that may be interrupted now
-        self._overdue: object | None = None  # the one whose grace period is over
+        self._interruptible = False  # whether a second signal interrupts what runs now
         self._announced = ""
         self._received = self._handled = 0  # stop signals, in the thread and in the main thread
-        self._is_own = False  # whether the next signal comes from `_interrupt`
-        self._save_asked = self._paused = False
+        self._save_asked = False
 
     def __enter__(self) -> StopRequest:
         self._reset()
@@ -187,22 +173,13 @@ class StopRequest:
                 self._listen()
 
     @contextmanager
-    def telling(self, listener: Callable[[bool], None], *, pauses: bool = False) -> Iterator[None]:
-        """Call `listener` with True when a stop is requested, and with False when a run begins.
-
-        Args:
-            listener: may be called from another thread.
-            pauses: call it with True also when the run is to save, and with False when that is done.
-        """
+    def telling(self, listener: Callable[[bool], None]) -> Iterator[None]:
+        """Call `listener`, in any thread, with True when a stop is requested, and with False when a run begins."""
         self._listeners.append(listener)
-        if pauses:
-            self._pausing.append(listener)
         try:
             yield
         finally:
             self._listeners.remove(listener)
-            if pauses:
-                self._pausing.remove(listener)
 
     @contextmanager
     def waiting_for(self, stage: str, *, when: str | None = None, interruptible: bool = False) -> Iterator[None]:
@@ -211,16 +188,14 @@ class StopRequest:
         Args:
             stage: such as "setup of Download".
             when: when the stop takes effect, if not after `stage`.
-            interruptible: whether a second signal, or the first one after `GRACE_SECONDS`, interrupts the block: it
-                may wait forever for processes that got the same signal, such as those of a `multiprocessing.Pool`.
+            interruptible: whether a second signal interrupts the block: it may wait forever for processes that got the
+                same signal, such as those of a `multiprocessing.Pool`.
 
         Raises:
             KeyboardInterrupt, SystemExit: as `check`, if the block is interrupted.
         """
         before = self.stage, self._when, self._interruptible
-        self.stage, self._when = stage, when
-        if interruptible:
-            self._interruptible = object()
+        self.stage, self._when, self._interruptible = stage, when, interruptible or self._interruptible
         try:
             yield
         finally:
@@ -229,7 +204,7 @@ class StopRequest:
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:
         """Let a block complete, such as saving, also inside of an interruptible one."""
-        before, self._interruptible = self._interruptible, None
+        before, self._interruptible = self._interruptible, False
         try:
             yield
         finally:
@@ -241,20 +216,14 @@ class StopRequest:
             return
         effect = self._when or (AFTER_STEP if self.stage == _STEP else f"after {self.stage}")
         more = "; twice more leaves at once" if signum in _FROM_USER else ""
-        if self._interruptible is not None:
-            more = f"; once more, or {GRACE_SECONDS:g} s, interrupts {self.stage}"
+        if self._interruptible:
+            more = f"; once more interrupts {self.stage}"
         self._announced = effect + more  # now: the run may have moved on when the thread prints it
         self.signum = signum
         self._tell(True)
 
     def take_save(self) -> bool:
         """Whether the run was asked to save since the last call; the caller then saves."""
-        with self._pausing_lock:
-            if self._paused:
-                self._paused = False
-                self._tell_pausing(False)
-                if self.signum is not None:  # a stop request that came in between was overwritten
-                    self._tell_pausing(True)
         asked, self._save_asked = self._save_asked, False
         return asked
 
@@ -299,14 +268,14 @@ class StopRequest:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if signum == _SAVE:
             self._save_asked = True  # here, and not in the thread, which may come after the save
-            if callable(before := self._old_handlers[_SAVE]):
+            before = self._old_handlers[_SAVE]
+            if callable(before) and before is not _nothing_to_save:
                 before(signum, frame)
             return
         self.request(signum)  # usually the thread has done so; this makes it certain
         self._handled += 1
-        is_second = self._handled > 1 and signum in _FROM_USER
-        if self._interruptible is not None and (is_second or self._overdue is self._interruptible):
-            self._interruptible = None
+        if self._interruptible and self._handled > 1 and signum in _FROM_USER:
+            self._interruptible = False
             self.check()
         if self._received > 2 and signum in _FROM_USER and is_interactive():
             raise KeyboardInterrupt
@@ -322,52 +291,26 @@ class StopRequest:
     def _on_signal(self, signum: int) -> None:
         name = signal.Signals(signum).name
         if signum == _SAVE:
-            self._on_save(name)
+            if not self._saves:
+                self.announce(f"{name}: there is nothing to save here; continuing")
+            elif self.stage != "saving":
+                self.announce(f"{name}: saving after this step")
             return
-        if self._is_own or (self._received and signum in _FROM_SYSTEM):
-            self._is_own = False
+        if self._received and signum in _FROM_SYSTEM:
             return
         self._received += 1
         if self._received == 1:
             self.request(signum)
             self.announce(f"{name}: stopping {self._announced}")
-            if self._interruptible is not None:
-                timer = threading.Timer(GRACE_SECONDS, self._interrupt, (self._interruptible, self._thread))
-                timer.daemon = True
-                timer.start()
         elif self._received == 2:
-            action = "still waiting for" if self._interruptible is None else "interrupting"
+            action = "interrupting" if self._interruptible else "still waiting for"
             self.announce(f"{name}: {action} {self.stage}; once more leaves at once, without saving")
         elif not is_interactive():
             os._exit(128 + signum)
 
-    def _interrupt(self, block: object, thread: object) -> None:
-        """Interrupt a callback that still runs after the grace period."""
-        if self._thread is thread and self._interruptible is block and self.signum is not None:
-            self.announce(f"{self.stage} has not ended for {GRACE_SECONDS:g} s; interrupting it")
-            self._overdue, self._is_own = block, True
-            signal.pthread_kill(threading.main_thread().ident or 0, self.signum)
-
-    def _on_save(self, name: str) -> None:
-        if not self._saves:
-            self.announce(f"{name}: there is nothing to save here; continuing")
-        elif self.stage != "saving":
-            self._pause()
-            self.announce(f"{name}: saving after this step")
-
-    def _pause(self) -> None:
-        """End the present call after its step."""
-        with self._pausing_lock:
-            self._paused = True
-            self._tell_pausing(True)
-
     def _tell(self, stop: bool) -> None:
         for listener in self._listeners:
             listener(stop)
-
-    def _tell_pausing(self, pause: bool) -> None:
-        for listener in self._pausing:
-            listener(pause)
 
 
 class LeavingAtOnce(StopRequest):
@@ -400,49 +343,27 @@ def ignore_save_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = _HarmlessHandlers()
+    is_free = signal.getsignal(_SAVE) is signal.SIG_DFL
+    if is_free:
+        signal.signal(_SAVE, _nothing_to_save)
+    had_stacks = begin_stacks()
     try:
         yield
     finally:
-        handlers.after_fork()
+        end_stacks(had_stacks)
+        if is_free:
+            signal.signal(_SAVE, signal.SIG_DFL)
 
 
-class _HarmlessHandlers:
-    """The handlers of `ignore_save_signals`."""
-
-    def __init__(self) -> None:
-        self._is_over = False
-        self._took_save = signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
-        if self._took_save:
-            signal.signal(signal.SIGUSR1, self._handle)
-        try:  # a copy: the stream itself is put aside while TensorFlow is imported
-            self._stderr: int | None = os.dup(_STDERR)
-        except OSError:
-            self._stderr = None
-        self._had_stacks = begin_stacks(self._stderr or _STDERR)
-        tell_of_forks(self)
-
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if signal.getsignal(signal.SIGUSR1) == self._handle:  # else a run has taken it and passes it on
-            with suppress(OSError):
-                os.write(self._stderr or _STDERR, b"SIGUSR1: there is nothing to save; continuing\n")
-
-    def after_fork(self) -> None:
-        if self._took_save:
-            self._took_save = False
-            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-        if self._is_over:
-            return
-        self._is_over = True
-        end_stacks(self._had_stacks)
-        if self._stderr is not None:
-            os.close(self._stderr)
+def _nothing_to_save(signum: int, frame: FrameType | None) -> None:
+    with suppress(OSError):
+        os.write(_STDERR, b"SIGUSR1: there is nothing to save; continuing\n")
 
 
-def begin_stacks(file: int = _STDERR) -> bool:
+def begin_stacks() -> bool:
     """Make SIGQUIT print the stacks of all threads, also during a call of TensorFlow; returns whether it did before."""
     had_stacks: bool = faulthandler.unregister(signal.SIGQUIT)  # type: ignore[func-returns-value,assignment]
-    faulthandler.register(signal.SIGQUIT, file=file, all_threads=True)
+    faulthandler.register(signal.SIGQUIT, file=_STDERR, all_threads=True)
     return had_stacks
 
 

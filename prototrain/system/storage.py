@@ -1,7 +1,7 @@
 """Objects below a URL, through fsspec, and files that are downloaded from there once and kept.
 
-Every failure is a `StorageError` with one line. So is a storage that hangs: each operation runs in a thread, which is
-given up when it makes no progress.
+Every failure is a `StorageError` with one line. So is a storage that hangs: each operation on a small object runs in a
+thread, which is given up after a while.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import hashlib
 import os
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from functools import cached_property
@@ -24,8 +23,6 @@ from prototrain.system.waiting import announcing
 
 ANSWER_SECONDS = 30.0
 """How long an operation on one small object may take."""
-TRANSFER_SECONDS = 300.0
-"""How long a transfer of files may be without progress; large files on a slow line report it rarely."""
 _AT_ONCE = 64  # files of one download; they are kept if a later one fails
 # What a listing may tell about an object that changes when it is written again; each storage has its own words.
 _MARKS = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "updated", "mtime", "created")
@@ -56,7 +53,7 @@ class Storage:
             found = {path[len(root) + 1 :]: info for path, info in entries.items() if info.get("type") != "directory"}
             return {name: _mark(info) for name, info in found.items() if name and not name.endswith("/")}
 
-        return self._do("look into", look, {}, seconds=0.0 if folder else TRANSFER_SECONDS)
+        return self._do("look into", look, {}, is_long=not folder)
 
     def find(self, name: str) -> str | None:
         """The mark of one object; None if there is none."""
@@ -94,13 +91,13 @@ class Storage:
         """Write files to objects, several at once where the storage allows it."""
         for path in paths.values():
             os.stat(path)  # fsspec passes over files that do not exist
-        self._transfer("write to", lambda fs, here, there, **more: fs.put(here, there, **more), paths)
+        self._transfer("write to", lambda fs, here, there: fs.put(here, there), paths)
 
     def download(self, paths: Mapping[str, Path]) -> None:
         """Write objects to files, several at once where the storage allows it."""
         for path in paths.values():
             path.parent.mkdir(parents=True, exist_ok=True)
-        self._transfer("read from", lambda fs, here, there, **more: fs.get(there, here, **more), paths)
+        self._transfer("read from", lambda fs, here, there: fs.get(there, here), paths)
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects; missing ones are ignored."""
@@ -121,32 +118,19 @@ class Storage:
         return fs, root.rstrip("/")
 
     def _transfer(self, what: str, move: Callable[..., object], paths: Mapping[str, Path]) -> None:
-        import fsspec
-
-        moved_at = time.monotonic()
-
-        class Progress(fsspec.Callback):  # type: ignore[misc]
-            def branched(self, path_1: str, path_2: str, **_: Any) -> Progress:
-                return self
-
-            def call(self, hook_name: str | None = None, **_: Any) -> None:
-                nonlocal moved_at
-                moved_at = time.monotonic()
-
         def act(fs: Any, root: str) -> None:
             here, there = list(map(str, paths.values())), [f"{root}/{name}" for name in paths]
-            move(fs, here, there, callback=Progress())
+            move(fs, here, there)
 
         if paths:
-            self._do(what, act, seconds=TRANSFER_SECONDS, since=lambda: moved_at)
+            self._do(what, act, is_long=True)  # the libraries have limits for the time without progress
 
     def _do(
         self,
         what: str,
         act: Callable[[Any, str], T],
         *missing: T,
-        seconds: float = 0.0,
-        since: Callable[[], float] | None = None,
+        is_long: bool = False,
     ) -> T:
         """Run an operation in a thread.
 
@@ -154,11 +138,9 @@ class Storage:
             what: it does, for messages.
             act: called with fsspec's file system and the path of the URL in it.
             missing: the result if the object does not exist.
-            seconds: after which it is given up; `ANSWER_SECONDS` by default.
-            since: returns the time of the last progress.
+            is_long: whether it may take longer than `ANSWER_SECONDS`.
         """
         done: Future[T] = Future()
-        began = time.monotonic()
 
         def run() -> None:
             try:
@@ -167,24 +149,15 @@ class Storage:
                 done.set_exception(error)
 
         threading.Thread(target=run, name="storage", daemon=True).start()
-        limit = seconds or ANSWER_SECONDS
         try:
-            while True:
-                left = (since() if since else began) + limit - time.monotonic()
-                try:
-                    return done.result(max(left, 0.0))
-                except TimeoutError:
-                    if done.done():
-                        raise  # of the library
-                    if left <= 0:
-                        raise StorageError(f"cannot {what} {self.url}: no answer for {limit:.0f} s") from None
-        except StorageError:
-            raise
+            return done.result(None if is_long else ANSWER_SECONDS)
         except FileNotFoundError as error:
             if missing:
                 return missing[0]
             raise StorageError(f"cannot {what} {self.url}: there is no such bucket or folder ({error})") from error
         except Exception as error:  # each library has its own exceptions, without a common base
+            if isinstance(error, TimeoutError) and not done.done():
+                raise StorageError(f"cannot {what} {self.url}: no answer for {ANSWER_SECONDS:g} s") from None
             text = str(getattr(error, "strerror", None) or error).strip().partition("\n")[0]
             raise StorageError(f"cannot {what} {self.url}: {printable(text) or type(error).__name__}") from error
 

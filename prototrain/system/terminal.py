@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +68,6 @@ WIDTH = 80
 """Characters of a line of a table where there is no terminal."""
 _LEAST = 20  # characters of a folded value
 _CUT = 60  # characters of a cell that is cut, where there is no terminal
-_WORD = 12  # characters: a longer word may be folded
 
 
 @dataclass(frozen=True)
@@ -101,48 +100,31 @@ class Table:
         ]
         return tabulate(rows, headers=list(map(one_line, self.headers)), **self.options)
 
-    def fitted(self, width: int, *, is_ruled: bool = False) -> RichTable:
-        """The same folded to a width, or row by row if that is too narrow.
+    def for_terminal(self, *, is_ruled: bool = False) -> RichTable:
+        """The same for rich, which folds it to the width of a terminal.
 
         Args:
-            width: in characters.
             is_ruled: whether there is a line below the headers.
         """
         from rich.box import Box
         from rich.table import Table as RichTable
+        from rich.text import Text
 
-        rows = [list(map(self._text, row)) for row in self.rows]
-        headers = list(map(one_line, self.headers))
-        columns = list(zip(headers, *rows, strict=True))
-        wanted = [(_longest(column), _least(column)) for column in columns]
-        gap = 2
-        if (widths := _shared(wanted, width, gap)) is None:
-            gap = 1
-            widths = _shared(wanted, width, gap)
         # The rule takes a column between two others.
-        box, gap = (Box("    \n    \n -  \n" + 5 * "    \n"), gap - 1) if is_ruled else (None, gap)
+        box, gap = (Box("    \n    \n -  \n" + 5 * "    \n"), 1) if is_ruled else (None, 2)
         made = RichTable(box=box, padding=(0, gap, 0, 0), show_edge=False, pad_edge=False, header_style="bold")
-        if widths is None:
-            return self._row_by_row(made, headers, rows)
-        for header, room, cells in zip(headers, widths, zip(*self.rows, strict=True), strict=True):
-            are_numbers = all(isinstance(cell, int | float) or cell is None for cell in cells)
-            overflow: Any = "ellipsis" if header in self.cut else "fold"
-            justify: Any = "right" if are_numbers else "left"
-            made.add_column(header, width=room, overflow=overflow, no_wrap=header in self.cut, justify=justify)
-        for row in rows:
-            made.add_row(*map(self._coloured, row))
-        return made
-
-    def _row_by_row(self, made: RichTable, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> RichTable:
-        made.show_header = False
-        made.add_column(style="bold", no_wrap=True)
-        made.add_column(overflow="fold")
-        for number, row in enumerate(rows):
-            if number:
-                made.add_row()
-            for header, cell in zip(headers, row, strict=True):
-                if cell:
-                    made.add_row(header, self._coloured(cell))
+        for number, header in enumerate(self.headers):
+            are_numbers = all(isinstance(row[number], int | float | None) for row in self.rows)
+            is_cut = header in self.cut
+            made.add_column(
+                one_line(header),
+                overflow="ellipsis" if is_cut else "fold",
+                no_wrap=is_cut,
+                justify="right" if are_numbers else "left",
+            )
+        for row in self.rows:
+            texts = map(self._text, row)
+            made.add_row(*(Text(text, style=self.colours.get(text.partition(":")[0], "")) for text in texts))
         return made
 
     def _text(self, cell: Any) -> str:
@@ -150,46 +132,9 @@ class Table:
             return "" if cell is None else one_line(str(cell))
         return format(cell, self.options.get("intfmt" if isinstance(cell, int) else "floatfmt", ""))
 
-    def _coloured(self, cell: str) -> Any:
-        from rich.text import Text
-
-        return Text(cell, style=self.colours.get(cell.partition(":")[0], ""))
-
 
 def _cut(text: str, room: int | None) -> str:
     return text if room is None or len(text) <= room else f"{text[: room - 1]}\u2026"
-
-
-def _longest(cells: Iterable[str]) -> int:
-    from rich.cells import cell_len
-
-    return max(map(cell_len, cells), default=0)
-
-
-def _least(cells: Iterable[str]) -> int:
-    """The fewest characters that a column can do with, if only long words are folded."""
-    return min(_WORD, _longest(word for cell in cells for word in cell.split()))
-
-
-def _shared(wanted: Sequence[tuple[int, int]], width: int, gap: int) -> list[int] | None:
-    """Share a width among columns: what lacks, the widest ones give.
-
-    Args:
-        wanted: how wide each would like to be, and has to be.
-        width: of all together, the gaps included.
-        gap: between two of them.
-
-    Returns:
-        the width of each, or None if they have no room beside each other.
-    """
-    room = width - gap * (len(wanted) - 1)
-    if sum(least for _, least in wanted) > room:
-        return None
-    widths = [longest for longest, _ in wanted]
-    while sum(widths) > room:
-        can_give = [place for place, (_, least) in enumerate(wanted) if widths[place] > least]
-        widths[max(can_give, key=lambda place: widths[place])] -= 1
-    return widths
 
 
 def console() -> Console | None:
@@ -209,7 +154,7 @@ def show(*parts: Table | str, end: str = "\n") -> None:
         if isinstance(part, str) or not (part.headers and part.rows):
             say(part, end=last)
         elif terminal is not None:
-            terminal.print(part.fitted(terminal.width))
+            terminal.print(part.for_terminal())
             say("", end=last.removeprefix("\n"))
         else:
             is_wide = max(map(len, str(part).splitlines())) > WIDTH
@@ -220,7 +165,7 @@ def _drawn(table: Table) -> str:
     from rich.console import Console
 
     lines = io.StringIO()
-    Console(file=lines, width=WIDTH, highlight=False, no_color=True).print(table.fitted(WIDTH, is_ruled=True))
+    Console(file=lines, width=WIDTH, highlight=False, no_color=True).print(table.for_terminal(is_ruled=True))
     return "\n".join(line.rstrip() for line in lines.getvalue().splitlines())
 
 
@@ -237,9 +182,6 @@ def plain_table(rows: Mapping[str, Any], *, width: int | None = WIDTH) -> str:
         if sys.stdout.isatty():
             width = min(width, shutil.get_terminal_size().columns)
         room = max(width - max(map(len, texts)) - 2, _LEAST)
-        texts = {name: _folded(text, room) for name, text in texts.items()}
+        folded = textwrap.TextWrapper(room, break_on_hyphens=False, break_long_words=False)
+        texts = {name: folded.fill(text) for name, text in texts.items()}
     return tabulate(texts.items(), tablefmt="plain", disable_numparse=True)
-
-
-def _folded(text: str, width: int) -> str:
-    return textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,7 +14,8 @@ import tensorflow as tf
 
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
-from prototrain.model.placement import OwnPacePlacement, Placement
+from prototrain.gradient_processors import MapGradient
+from prototrain.model.placement import OwnPacePlacement
 from prototrain.step.arithmetic import divide
 from prototrain.step.calls import StepCalls
 from prototrain.step.loop import Batch, CompiledLoop, StepPlan
@@ -27,57 +27,6 @@ from prototrain.trainers.tower import TowerTrainer
 
 if TYPE_CHECKING:
     from prototrain.model import ModelProtocol
-
-
-class OwnPaceTrainer(TowerTrainer):
-    """Base of trainers in which a step is one update by one of several towers or workers, with a whole batch.
-
-    Args:
-        model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
-        places: how many towers or workers there are.
-        placement: the towers.
-        scale_gradient: whether to divide each gradient by `places`, so that a learning rate means what it means with
-            synchronous towers.
-        experiment: the directory of the run, if it is to leave anything behind.
-
-    Attributes:
-        order_of_updates: the order in which the updates come, by a name that no other run has.
-    """
-
-    measures_xla = False
-    may_set_trainable = False
-
-    def __init__(
-        self,
-        model: ModelProtocol,
-        places: int,
-        placement: Placement,
-        *,
-        scale_gradient: bool = True,
-        experiment: Experiment | str | Path | None = None,
-    ) -> None:
-        self.order_of_updates = f"that of run {uuid.uuid4().hex[:8]}"
-        super().__init__(model, experiment=experiment, placement=placement)
-        if scale_gradient and places > 1:
-            self.gradient_processors.insert(0, DivideGradients(places))
-
-    def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "global batch": None, "batch": self.global_batch}
-
-
-class DivideGradients:
-    """A gradient processor for updates that come from several places at once.
-
-    Args:
-        places: how many; gradients are divided by this.
-    """
-
-    def __init__(self, places: int) -> None:
-        self._places = places
-
-    def __call__(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        divisor = tf.constant(np.float32(self._places))
-        return [(divide(gradient, divisor), variable) for gradient, variable in pairs]
 
 
 class LoopsInThreads(StepCalls):
@@ -158,7 +107,7 @@ class LoopsInThreads(StepCalls):
         return self._loops[0].graph
 
 
-class AsyncTrainer(OwnPaceTrainer):
+class AsyncTrainer(TowerTrainer):
     """Trains on several devices at once; each tower applies the gradients of its own batches as soon as it has them.
 
     A step is one update by one tower, with a whole batch of ``model.batch_size`` examples. The towers read and write
@@ -178,6 +127,8 @@ class AsyncTrainer(OwnPaceTrainer):
     """
 
     takes_towers = True
+    measures_xla = False
+    may_set_trainable = False
     placement: OwnPacePlacement
 
     def __init__(
@@ -189,8 +140,10 @@ class AsyncTrainer(OwnPaceTrainer):
         experiment: Experiment | str | Path | None = None,
     ) -> None:
         self.devices = choose_devices(towers)
-        placement = OwnPacePlacement(self.devices)
-        super().__init__(model, len(self.devices), placement, scale_gradient=scale_gradient, experiment=experiment)
+        super().__init__(model, experiment=experiment, placement=OwnPacePlacement(self.devices))
+        towers = len(self.devices)
+        if scale_gradient and towers > 1:
+            self.gradient_processors.insert(0, MapGradient(lambda one: divide(one, tf.constant(np.float32(towers)))))
 
     def make_calls(self) -> StepCalls:
         # The other towers' loops continue when one fails, and always do several steps.
@@ -198,8 +151,13 @@ class AsyncTrainer(OwnPaceTrainer):
         return LoopsInThreads(plan, self.placement, self._stop_variable)
 
     def describe(self) -> dict[str, Any]:
-        found = {**super().describe(), "towers": f"{len(self.devices)}, each with its own batches"}
-        return {**found, "devices": in_words(self.devices)}
+        return {
+            **super().describe(),
+            "towers": f"{len(self.devices)}, each with its own batches",
+            "devices": in_words(self.devices),
+            "global batch": None,
+            "batch": self.global_batch,
+        }
 
     def _facts(self) -> Facts:
         return {**super()._facts(), "towers": len(self.devices)}

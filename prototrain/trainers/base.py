@@ -25,7 +25,7 @@ from prototrain.experiment.facts import Facts, origin_of, sources_of
 from prototrain.experiment.record import Outcome
 from prototrain.step.python_summaries import PythonSummaries
 from prototrain.step.variables import CALL_SECONDS, StepCounter
-from prototrain.system.signals import StopRequest
+from prototrain.system.signals import StopRequest, end_child
 from prototrain.trainers.report import RunTimes, closing, describe_run, say_opening
 from prototrain.trainers.run import Run
 
@@ -202,6 +202,7 @@ class Trainer:
         self.allow_changed_data = allow_changed_data
         self.evaluation_scopes = []
         self.check_finite = self.record_gradient_norm = False
+        process = os.getpid()
         with self.run.lasting(fresh=fresh), self.stop:
             try:
                 with self.stop.waiting_for("the start of the run", when="before the first step"):
@@ -220,6 +221,8 @@ class Trainer:
                 self.total_steps = self.global_step
                 self.callbacks.trigger_last()
             finally:
+                if os.getpid() != process:
+                    end_child()
                 self.stop.stage = "saving"
                 self.callbacks.after_train()
                 if self.stop.take_save():
@@ -231,7 +234,7 @@ class Trainer:
 
     def _say_where(self) -> None:
         if self.global_step > self.run.began_at:
-            self.log(self.times.report(self.callbacks.times(), reads_files=self._reads_files))
+            self.log(self.times.report(self.callbacks.times()))
         where = closing(self)
         if where is not None:
             self.log(where)
@@ -344,15 +347,11 @@ class Trainer:
         """
         raise NotImplementedError(f"{type(self).__name__} must define evaluate() to be validated")
 
-    def _rehearse(self, dataset: str, batches: int = 0) -> Collection[str] | None:
+    def _rehearse(self, dataset: str, batches: int = 0) -> None:
         """Find out before the first step whether `evaluate` would work, and leave everything as it was.
 
         A subclass with an `evaluate` of its own does not have to do anything.
-
-        Returns:
-            the names of the scalars that `evaluate` would give, None if they are not known.
         """
-        return None
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
         """Build the model on a batch, to be trained on it or not; what predictors and `InferenceRunner` call.
@@ -445,11 +444,6 @@ class Trainer:
     def _describe_variables(self) -> tuple[str, str] | None:
         """A table of the model's layers for the start of a run, and one of all variables for train.log."""
         return None
-
-    @property
-    def _reads_files(self) -> bool:
-        """Whether the training data is known to come from files."""
-        return False
 
     def _attempt_facts(self) -> dict[str, Any]:
         """Facts of the present attempt for run.json, as attributes of `Attempt`."""

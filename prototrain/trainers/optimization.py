@@ -1,12 +1,14 @@
-"""The optimizers of a run and its learning rate: checks, and what is recorded of them."""
+"""The optimizers of a trainer: their variables, their learning rate, checks, and what is recorded of them."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from prototrain.callbacks.base import Callback, innermost
@@ -15,7 +17,9 @@ from prototrain.callbacks.hyperparameters.setters import HyperParamSetter
 from prototrain.config import Config
 from prototrain.config.json_form import encode
 from prototrain.config.schema import SCHEMA
-from prototrain.errors import ConfigError
+from prototrain.errors import CheckpointError, ConfigError
+from prototrain.model.placement import Placement
+from prototrain.optimizers import named_slots, slot_stem
 from prototrain.system.tracebacks import first_line
 from prototrain.tf_private import copy_kept_from_decay, kept_from_decay, learning_rate_source
 
@@ -94,13 +98,6 @@ def unused_keys(config: Config, used: Collection[str], *, scales: bool) -> Itera
                 yield group, name, cure
 
 
-def own_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """An equal optimizer that belongs to the present strategy: one made before knows of a single device only."""
-    if not tf.distribute.has_strategy():
-        return optimizer
-    return equal_optimizer(optimizer)
-
-
 def equal_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """An optimizer that is made with the same as another one.
 
@@ -141,18 +138,6 @@ def check_acts(optimizer: keras.optimizers.Optimizer) -> None:
         )
 
 
-def optimizer_config(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """What an optimizer says that it was made with; of one that cannot, as with a schedule without a `get_config`, its
-    public attributes that are plain values."""
-    with warnings.catch_warnings(action="ignore"):  # of functions that Keras could not load again
-        try:
-            config: dict[str, Any] = optimizer.get_config()
-        except NotImplementedError:
-            public = {name: value for name, value in vars(optimizer).items() if not name.startswith("_")}
-            config = {name: value for name, value in public.items() if isinstance(value, bool | int | float | str)}
-    return config
-
-
 def decay_losses(config: Config, variables: Iterable[Any]) -> dict[str, tf.Tensor]:
     """The part of the loss that lets variables decay, as ``model.weight_decay`` says; traced.
 
@@ -179,8 +164,15 @@ def optimizer_settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     Without its name, which Keras counts up by process, and with the learning rate that it has at present: that of a
     run changes, so this is asked before the first step.
     """
-    config = {name: value for name, value in optimizer_config(optimizer).items() if name != "name"}
-    settings: dict[str, Any] = encode(config, "optimizer", [])
+    with warnings.catch_warnings(action="ignore"):  # of functions that Keras could not load again
+        try:
+            config: dict[str, Any] = optimizer.get_config()
+        except NotImplementedError:  # as with a schedule without a `get_config`
+            config = {
+                name: value for name, value in vars(optimizer).items() if isinstance(value, bool | int | float | str)
+            }
+    public = {name: value for name, value in config.items() if name != "name" and not name.startswith("_")}
+    settings: dict[str, Any] = encode(public, "optimizer", [])
     rate = settings.get("learning_rate")
     if isinstance(rate, float):
         settings["learning_rate"] = float(f"{rate:.7g}")  # it was kept as a float32
@@ -203,3 +195,139 @@ def optimizer_facts(settings: Mapping[str, dict[str, Any]], callbacks: Iterable[
 
 def _schedules(callbacks: Iterable[Callback]) -> list[Any]:
     return [cb.schedule for cb in map(innermost, callbacks) if isinstance(cb, LearningRate)]
+
+
+class RegisteredOptimizers:
+    """The optimizers whose variables are in `trainer.state`.
+
+    What an optimizer has of a weight that is not trained any more, or not yet, rests in the state as an array. So a run
+    that freezes layers or thaws them goes on from each of its checkpoints, and with the moments that it had.
+
+    Args:
+        state: `trainer.state`.
+        placement: the towers.
+        keras_variables: from variables of the model to the Keras variables that hold them, by name.
+        check: raises an error for an optimizer that the trainer cannot use.
+
+    Attributes:
+        settings: what the optimizers were made with, by their names there; see `optimizer_settings`.
+    """
+
+    def __init__(
+        self,
+        state: dict[str, Any],
+        placement: Placement,
+        keras_variables: Callable[[Iterable[tf.Variable]], dict[str, Any]],
+        check: Callable[[keras.optimizers.Optimizer], None],
+    ) -> None:
+        self._check = check
+        self._placement = placement
+        self._keras_variables = keras_variables
+        self.settings: dict[str, dict[str, Any]] = {}
+        self._optimizers: dict[str, keras.optimizers.Optimizer] = {}
+        self._state = state
+        self._in_use: set[str] = set()
+        self._resting: set[str] = set()
+
+    def register(
+        self, name: str, optimizer: keras.optimizers.Optimizer, variables: Iterable[tf.Variable] | None = None
+    ) -> None:
+        """Have the variables of an optimizer saved as ``<name>/...``; see `TowerTrainer.register_optimizer`."""
+        self._check(optimizer)
+        if self._placement.towers > 1 and optimizer.gradient_accumulation_steps:
+            raise ConfigError(
+                f"{optimizer.name}: with several towers an optimizer cannot have gradient_accumulation_steps; use "
+                "model.accumulate_steps, which accumulates within a step"
+            )
+        trained = {} if variables is None else self._keras_variables(variables)
+        if variables is not None:
+            optimizer.build(list(trained.values()))
+        self._optimizers[name] = optimizer
+        self.settings.setdefault(name, optimizer_settings(optimizer))  # as it was made first
+        for slot, variable in named_slots(optimizer, trained):
+            self._state[f"{name}/{slot}"] = variable
+            self._in_use.add(f"{name}/{slot}")
+
+    def adopt(self, attributes: Mapping[str, Any], trained: Iterable[tf.Variable]) -> None:
+        """Build and register the optimizers that a trainer has as attributes, for a `train_step` of its own.
+
+        Keras would make their variables when they are first used, which is after a checkpoint is restored.
+        """
+        known = {id(entry) for entry in self._state.values()}
+        for name, optimizer in attributes.items():
+            if isinstance(optimizer, keras.optimizers.Optimizer) and id(optimizer.variables[0]) not in known:
+                with self._placement.scope():
+                    self.register(name, optimizer, None if optimizer.built else trained)
+
+    @contextmanager
+    def renewed(self) -> Iterator[None]:
+        """Let optimizers be made anew meanwhile; they go on with what the old ones had."""
+        known = self._in_use | self._resting
+        values = {name: np.array(tf.convert_to_tensor(self._state[name])) for name in known}
+        self._in_use = set()
+        yield
+        self._resting = known - self._in_use
+        for name, value in values.items():
+            if name in self._resting:
+                self._state[name] = value
+            else:
+                self._state[name].assign(value)
+
+    @contextmanager
+    def fitted_to(
+        self,
+        saved: Mapping[str, Mapping[str, Any]],
+        weights: Mapping[str, bool],
+        made_with: Mapping[str, Mapping[str, Any]],
+    ) -> Iterator[None]:
+        """Let the state be that of a checkpoint which was written while other weights were trained.
+
+        A learning rate that an optimizer is made with now, and was not then, begins anew.
+
+        Slots of weights that are not trained now come to rest in the state. Those of weights that were not trained then
+        are out of the state meanwhile, and keep their values.
+
+        Args:
+            saved: "shape" and "dtype" of what the checkpoint holds, by name.
+            weights: whether a weight is trained, by name.
+            made_with: the `settings` of the run that wrote it.
+
+        Raises:
+            CheckpointError: it was written with another optimizer.
+        """
+        for name, now in self.settings.items():
+            saved_class = made_with.get(name, now)["class"]
+            if saved_class != now["class"]:
+                raise CheckpointError(
+                    f"it has the state of the optimizer {saved_class}, and this run has {now['class']}; take the "
+                    "weights over into a new run with load_weights (model.weights_load_path)"
+                )
+        kept: dict[str, Any] = {}
+        for optimizer in self.settings:
+            starts = {weight: f"{optimizer}/{slot_stem(weight)}_" for weight in weights}
+            then = {weight for weight, start in starts.items() if any(name.startswith(start) for name in saved)}
+            rest = tuple(starts[weight] for weight in then if not weights[weight])
+            for name in saved:
+                if name.startswith(rest) and name not in self._state:
+                    self._state[name] = np.zeros(saved[name]["shape"], saved[name]["dtype"])
+                    self._resting.add(name)
+            fresh = tuple(starts[weight] for weight in weights.keys() - then) if then else ()
+            kept.update({name: self._state[name] for name in self._in_use if name.startswith(fresh)})
+        for name in kept:
+            del self._state[name]
+        rates = self._changed_rates(made_with)
+        try:
+            yield
+        finally:
+            self._state.update(kept)
+        for name, rate in rates.items():
+            self._optimizers[name].learning_rate = rate
+
+    def _changed_rates(self, made_with: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+        """The learning rates that optimizers are made with, where they were made with another one then."""
+        found = {}
+        for name, now in self.settings.items():
+            then, rate = made_with.get(name, {}).get("learning_rate"), now.get("learning_rate")
+            if isinstance(then, float) and isinstance(rate, float) and then != rate:
+                found[name] = rate
+        return found

@@ -38,7 +38,7 @@ def say_opening(trainer: Trainer) -> None:
     if variables is not None:
         layers, everything = variables
         trainer.log(layers + "\n")
-        trainer.run.log(everything + "\n", shown="")
+        trainer.run.log_to_file(everything + "\n")
 
 
 def is_done(trainer: Trainer) -> bool:
@@ -94,14 +94,8 @@ def closing(trainer: Trainer) -> str | None:
     return "\n" + plain_table(rows, width=None)
 
 
-NAMED_SHARE = 0.05
-NAMED_CALLBACKS = 1  # so that it stays a line of a terminal; run.json has all of them
-INPUT_SHARE = 0.25
-ADVICE_SECONDS = 180.0
-ADVICE = (
-    "the steps spent {share:.0%} of their time waiting for input: read several files in turns (interleave), map with "
-    "num_parallel_calls=tf.data.AUTOTUNE, cache() what does not change, and end with prefetch(tf.data.AUTOTUNE)"
-)
+_NAMED_SHARE = 0.05
+_NAMED_CALLBACKS = 1  # so that it stays a line of a terminal; run.json has all of them
 
 
 class RunTimes:
@@ -135,24 +129,15 @@ class RunTimes:
         """The parts by name."""
         return {"steps": self.steps, "waiting for input": self.input, "tracing": self.tracing}
 
-    def report(self, callbacks: Mapping[str, float], *, reads_files: bool = False) -> str:
-        """One line of shares, and one of advice if a run of some minutes waited for data from files.
-
-        Args:
-            callbacks: the seconds that each callback took, by name, the longest first.
-            reads_files: whether the data comes from files.
-        """
+    def report(self, callbacks: Mapping[str, float]) -> str:
+        """One line of shares, given the seconds that each callback took, by name, the longest first."""
         total = max(self.clock() - self.began, 1e-9)
         steps = f"training {self.steps / total:.0%}"
-        if self.input > NAMED_SHARE * total:
+        if self.input > _NAMED_SHARE * total:
             steps += f" (input {self.input / total:.0%})"
-        others = {"compiling": self.tracing, **dict(islice(callbacks.items(), NAMED_CALLBACKS))}
-        named = {name: taken for name, taken in others.items() if taken > NAMED_SHARE * total}
+        others = {"compiling": self.tracing, **dict(islice(callbacks.items(), _NAMED_CALLBACKS))}
+        named = {name: taken for name, taken in others.items() if taken > _NAMED_SHARE * total}
         shares = [f"{name} {taken / total:.0%}" for name, taken in named.items()]
         rest = total - self.steps - sum(named.values())
         spent = f"{total:.1f} s" if total < 100 else in_words(total)
-        text = f"time {spent}: {', '.join([steps, *shares, f'other {max(rest, 0.0) / total:.0%}'])}"
-        is_slow = self.input > INPUT_SHARE * self.steps and self.input > NAMED_SHARE * total
-        if is_slow and reads_files and total > ADVICE_SECONDS:
-            text += "\n" + ADVICE.format(share=self.input / self.steps)
-        return text
+        return f"time {spent}: {', '.join([steps, *shares, f'other {max(rest, 0.0) / total:.0%}'])}"

@@ -31,7 +31,7 @@ from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts, changes, file_digests, versions
 from prototrain.experiment.record import Outcome, RunRecord, read_past
 from prototrain.system.files import open_file
-from prototrain.system.signals import end_child, ignore_save_signals, tell_of_forks
+from prototrain.system.signals import ignore_save_signals
 from prototrain.system.terminal import printable
 from prototrain.system.tracebacks import in_one_line, out_of_memory
 from prototrain.system.waiting import announcing
@@ -74,24 +74,15 @@ class Run:
         self._is_accepted = False
         self._unwritten: list[str] = []  # lines for train.log until then
         self._said: set[str] = set()
-        self._has_failed_to_upload = self._is_forked = self.is_rejected = False
+        self._has_failed_to_upload = self.is_rejected = False
         self._looked_at = 0.0
-        self._protected: dict[str, set[int]] = {}
+        self._protected: dict[str, int | None] = {}
         self._registered: Collection[str] = ()  # variables in the trainer's state when the run began
         self._sets_aside = False
         self._broken: list[Path] = []  # checkpoints to set aside once the run may go on
-        self._notes: list[str] = []  # how the data position is restored
-        self._make_writer()
-        tell_of_forks(self)
-
-    def _make_writer(self) -> None:
+        self._notes: list[str] = []  # how the data position is restored, and what could not be saved
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._writing: Future[Path] | None = None
-
-    def after_fork(self) -> None:
-        """Leave the directory to the parent, in a forked child."""
-        self._is_forked, self._record = True, None
-        self._make_writer()  # the parent's thread is not in the child
 
     # -- begin and end ------------------------------------------------------------------------------------------------
 
@@ -109,7 +100,7 @@ class Run:
         trainer, experiment = self._trainer, self._trainer.experiment
         with ExitStack() as stack:
             if experiment is not None and trainer.is_chief:
-                stack.callback(lambda: None if self._is_forked else experiment.unlock(trainer.log))
+                stack.callback(experiment.unlock, trainer.log)
             if fresh:
                 self._delete()
             stack.enter_context(ignore_save_signals())
@@ -136,7 +127,7 @@ class Run:
     def _begin(self) -> None:
         trainer = self._trainer
         self._sources = file_digests(trainer._sources())
-        self._is_forked = self._is_accepted = False
+        self._is_accepted = False
         self._outcome, self.stopped_by = Outcome("running"), None
         self.finite.ignored = []
         self.wait()
@@ -169,7 +160,7 @@ class Run:
         self._is_accepted = True
         said, self._unwritten = self._unwritten, []
         for text in said:
-            self._write_to_log(text)
+            self.log_to_file(text)
         self._tidy()
         if self._record is not None:
             self._record.note(first_step=trainer.global_step, start=self.resume_line(), **measured)
@@ -189,13 +180,9 @@ class Run:
             trainer.log(f"resume=False: the checkpoints of the earlier run are kept in {old}")
 
     def _end(self, error: BaseException | None) -> None:
-        if self._is_forked:
-            if error is not None:
-                end_child(error)
-            return
         self._outcome = self._outcome_of(error)
         if isinstance(error, Exception):  # whoever catches it shows as much as is of use
-            self._write_to_log("".join(traceback.format_exception(error)))
+            self.log_to_file("".join(traceback.format_exception(error)))
         self._unwritten = []
         if self._trainer.experiment is None:
             return
@@ -210,18 +197,12 @@ class Run:
 
     # -- what is said -------------------------------------------------------------------------------------------------
 
-    def log(self, text: str, *, shown: str | None = None) -> None:
-        """Print a line, past a progress bar if there is one, and add it to the experiment's train.log.
-
-        Args:
-            text: the line, or several.
-            shown: is printed instead, as it is; nothing if it is empty.
-        """
+    def log(self, text: str) -> None:
+        """Print a line, or several, past a progress bar if there is one, and add it to the experiment's train.log."""
         # A disk that is full must not end the run, least of all by the line that reports it.
         with suppress(OSError):
-            if shown != "":
-                tqdm.write(printable(text) if shown is None else shown)
-        self._write_to_log(text)
+            tqdm.write(printable(text))
+        self.log_to_file(text)
 
     def say_once(self, text: str) -> None:
         """Print a line that this object has not printed before; see `log`."""
@@ -229,7 +210,8 @@ class Run:
             self._said.add(text)
             self.log(text)
 
-    def _write_to_log(self, text: str) -> None:
+    def log_to_file(self, text: str) -> None:
+        """Add lines to train.log, as soon as the run is accepted."""
         experiment = self._trainer.experiment
         if not self._is_accepted:
             self._unwritten.append(text)
@@ -347,19 +329,14 @@ class Run:
         experiment = self._trainer.require_experiment("saving")
         return Checkpoints(experiment.checkpoints, self._trainer.log, run_id=experiment.run_id)
 
-    def protect(self, who: str, steps: Collection[int]) -> None:
-        """Keep the checkpoints of some steps from being deleted.
-
-        Args:
-            who: a callback's state key, for example; what it has named before is forgotten.
-            steps: must stay.
-        """
-        self._protected[who] = set(steps)
+    def protect(self, who: str, step: int | None) -> None:
+        """Keep the checkpoint of a step from being deleted, instead of the one that `who` has named before."""
+        self._protected[who] = step
 
     @property
     def protected_steps(self) -> set[int]:
         """The steps whose checkpoints must stay."""
-        return set().union(*self._protected.values())
+        return {step for step in self._protected.values() if step is not None}
 
     def start_save(self) -> Callable[[], Path]:
         """Begin to write a checkpoint, see `Trainer.save`; training can continue while the rest is written.
@@ -441,10 +418,6 @@ class Run:
         late = entries.late(self._registered)
         if late:
             self.say_once(f"WARNING: {late_words(late)}, or this run cannot be resumed")
-        seen: dict[str, Any] = {}
-        if trainer.callbacks.unfinished and trainer.callbacks.watching:
-            events = [event.SerializeToString() for event in trainer.summary_events]
-            seen = encode({"watched": dict(trainer.watched), "summaries": events}, "what was watched", loose=True)
         meta = {
             "run_id": trainer.experiment.run_id if trainer.experiment else None,
             "values": entries.values(),
@@ -453,7 +426,6 @@ class Run:
             "monitors": trainer.monitors.state_dict(),
             # Callbacks that a stop has kept from this step read them after the resume.
             "outputs": encode(trainer.outputs, "what run_step() returned", loose=True),
-            "seen": seen,
             "random": random_state(),
             "facts": self._facts,
         }
@@ -548,10 +520,6 @@ class Run:
             trainer.monitors.load_state_dict(meta["monitors"])
         with restore_errors("the last step's outputs"):
             trainer._go_to(checkpoint.step, outputs=dict(decode(meta["outputs"])))
-        with restore_errors("what was seen of the last step"):
-            seen = decode(meta["seen"])
-            trainer.watched = dict(seen.get("watched", {}))
-            trainer.summary_events = [_event(text) for text in seen.get("summaries", [])]
         self._notes = trainer._after_restore()
         with restore_errors("the record of versions and settings"):
             self.changes = changes(dict(meta["facts"]), trainer._facts())
@@ -642,27 +610,11 @@ def _explain_oom(trainer: Trainer) -> Iterator[None]:
             raise
         said = str(error) if isinstance(error, PrototrainError) else f"after step {trainer.global_step}: {asked}"
         cure = "" if trainer.config is None else "; a larger model.accumulate_steps needs less at a time"
-        try:
-            left = "there is no checkpoint"
-            if trainer.experiment is not None and (steps := trainer.run.checkpoints.steps()):
-                left = f"the newest checkpoint, of step {steps[-1]}, is whole, and the same run continues from it"
-        except CheckpointError as failure:
-            left = str(failure)
-        raise OutOfMemoryError(f"out of memory: {said}; {left}{cure}") from error
+        raise OutOfMemoryError(f"out of memory: {said}; {trainer.run.resume_point()}{cure}") from error
 
 
 def _devices() -> list[str]:
     return [device.name for device in tf.config.list_logical_devices()]
-
-
-def _event(text: bytes) -> Any:
-    from google.protobuf.message import DecodeError  # only for a step that TensorBoard events were made in
-    from tensorboard.compat.proto.event_pb2 import Event
-
-    try:
-        return Event.FromString(text)
-    except DecodeError as error:
-        raise ValueError("no TensorBoard event") from error
 
 
 def _in_milliseconds(seconds: Mapping[str, float]) -> dict[str, float]:

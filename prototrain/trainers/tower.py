@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,17 +39,16 @@ from prototrain.trainers.compiled_steps import CompiledSteps, step_plan
 from prototrain.trainers.optimization import (
     OF_STEP,
     UNSET_RATE,
+    RegisteredOptimizers,
     check_acts,
     decay_losses,
     equal_optimizer,
     optimizer_facts,
     optimizer_in_words,
-    own_optimizer,
     require_rate,
     unused_keys,
     unused_schedule,
 )
-from prototrain.trainers.registered_optimizers import RegisteredOptimizers
 from prototrain.trainers.xla_choice import XlaChoice
 
 if TYPE_CHECKING:
@@ -87,7 +86,6 @@ class TowerTrainer(Trainer):
     """
 
     takes_towers = False  # whether the constructor has an argument `towers`
-    takes_other_optimizers = False  # whether a resume may have one with other variables
     measures_xla = True  # whether it can find out what XLA is worth, for ``model.jit_compile = "auto"``
     repeats_data = True  # whether training data is read again from its end, or ends the training
     may_set_trainable = True  # whether `_set_trainable` can be called between two steps
@@ -159,8 +157,10 @@ class TowerTrainer(Trainer):
     def create_optimizers(self) -> None:
         """Make `self.optimizer` (or several of your own) and register its variables in `state`."""
         made = self.optimizer  # by an earlier call, for other variables
-        equal = make_optimizer(self.config, without_schedule=UNSET_RATE) if made is None else equal_optimizer(made)
-        self.optimizer = own_optimizer(equal)
+        if made is None:
+            made = make_optimizer(self.config, without_schedule=UNSET_RATE)
+        # One made before knows of a single device only.
+        self.optimizer = equal_optimizer(made) if self.optimizer is not None or tf.distribute.has_strategy() else made
         self.register_optimizer("optimizer", self.optimizer, self.trainable.values())
 
     def train(
@@ -488,7 +488,7 @@ class TowerTrainer(Trainer):
         # A step in Python is a call of one step, which is as short as it can be.
         before, self.data.allow_changes = self.data.allow_changes, self.data.allow_changes or self.allow_changed_data
         try:
-            with self.stop.telling(self._stop_variable.set, pauses=True) if self.is_compiled else nullcontext():
+            with self.stop.telling(self._stop_variable.set) if self.is_compiled else nullcontext():
                 yield
             if not self.is_compiled:
                 self._say_of_unused()
@@ -577,11 +577,10 @@ class TowerTrainer(Trainer):
         self.built.stop = self.stop
         return self.built.evaluate(dataset, batches)
 
-    def _rehearse(self, dataset: str, batches: int = 0) -> Collection[str] | None:
-        if type(self).evaluate is not TowerTrainer.evaluate:
-            return None
-        self.built.stop = self.stop
-        return self.built.rehearse(dataset, batches)
+    def _rehearse(self, dataset: str, batches: int = 0) -> None:
+        if type(self).evaluate is TowerTrainer.evaluate:
+            self.built.stop = self.stop
+            self.built.rehearse(dataset, batches)
 
     def load_weights(
         self,
@@ -656,7 +655,7 @@ class TowerTrainer(Trainer):
         self._read_blocks()
         made_with = facts.get("optimizers") or {}
         weights = self.built.frozen | dict.fromkeys(self.trainable, True)
-        return self._optimizers.fitted_to(saved, weights, made_with, others=self.takes_other_optimizers)
+        return self._optimizers.fitted_to(saved, weights, made_with)
 
     # -- what it says of itself ----------------------------------------------------------------------------------------
 
@@ -678,10 +677,6 @@ class TowerTrainer(Trainer):
         own = self.has_own_train_step or not self.is_compiled
         everything = self.built.table(decays="in weight_decay_loss()" if own else "decays")
         return layer_table(self.variables, self.trainable), str(everything)
-
-    @property
-    def _reads_files(self) -> bool:
-        return bool(self.built.data_files())
 
     def _after_restore(self) -> list[str]:
         self.data.catch_up(lambda: self.stop.signum is not None)  # which may find that the data did not repeat

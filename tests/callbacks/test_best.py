@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from prototrain.callbacks.best import Best
+from prototrain.callbacks.monitor import Best
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,6 @@ ARGUMENTS: list[tuple[Callable[..., Any], tuple[dict[str, Any] | Any, ...], str]
     (ThroughputTracker, (0,), "samples must be positive"),
     (GraphProfiler, ({"steps": 0},), "at least 1"),
     (ModelSaver, ({"max_to_keep": 0}, {"max_to_keep": -1}), "max_to_keep must be at least 1"),
-    (ModelSaver, ({"keep_every_n_hours": 0},), "keep_every_n_hours must be positive"),
     (ModelSaver, ({"interval": "often"},), "interval must be"),
     (ModelSaver, ({"failures_per_day": 1.0}, {"interval": "auto", "failures_per_day": 0}), "failures_per_day must be"),
     (lambda: ModelSaver(interval="auto").every(steps=3), ({},), r"\.every\(\) has no place"),

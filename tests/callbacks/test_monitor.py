@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,10 +12,9 @@ import pytest
 import tensorflow as tf
 
 from prototrain import Callback
-from prototrain.callbacks import JSONWriter, MinSaver, Monitor, SaveOnExit, Summaries, TensorBoardWriter
+from prototrain.callbacks import Monitor, SaveOnExit, Summaries
 from prototrain.callbacks.monitor import HISTORY_LENGTH
 from prototrain.errors import CallbackError
-from prototrain.experiment.rows import read_rows
 from tests.tiny import CountingTrainer
 
 
@@ -64,33 +62,6 @@ def test_many_scalars_at_once_are_all_recorded_or_none() -> None:
     assert trainer.monitors.history("vld/a") == [(0, 1.0)]
 
 
-class Chooses:
-    def put_scalar(self, name: str, value: float, step: int) -> None:
-        if name != "trn/secret":
-            super().put_scalar(name, value, step)  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("writer", [JSONWriter, TensorBoardWriter])
-@pytest.mark.parametrize("is_mixed_in", [True, False])
-def test_a_writer_s_subclass_may_choose_among_single_scalars(
-    writer: type[Monitor], is_mixed_in: bool, tmp_path: Path
-) -> None:
-    class Direct(writer):  # type: ignore[misc, valid-type]
-        def put_scalar(self, name: str, value: float, step: int) -> None:
-            if name != "trn/secret":
-                super().put_scalar(name, value, step)
-
-    Fewer = type("Mixed", (Chooses, writer), {}) if is_mixed_in else Direct
-
-    class Records(Callback):
-        def trigger(self) -> None:
-            self.trainer.monitors.put_scalars({"loss": 1, "secret": 2}, "trn")
-
-    CountingTrainer(experiment=tmp_path / "run").train([Fewer(), Records().every(steps=1)], max_steps=1)
-    written = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
-    assert b"loss" in written and b"secret" not in written
-
-
 @pytest.mark.parametrize("value", [1, 1.0, np.float32(1), np.array(1.0), tf.constant(1.0), tf.Variable(1), True])
 def test_any_single_number_is_taken(value: object) -> None:
     trainer = CountingTrainer()
@@ -111,19 +82,6 @@ def test_names_that_no_file_could_have(name: Any) -> None:
     with pytest.raises(CallbackError, match=r"a scalar (cannot be called|must be a text)") as raised:
         CountingTrainer().monitors.put_scalar(name, 1.0)
     assert len(str(raised.value)) < 250 and "\n" not in str(raised.value)
-
-
-def test_long_names_are_kept_where_they_can_be(experiment: Path) -> None:
-    class Long(CountingTrainer):
-        def run_step(self) -> dict[str, float]:
-            return {"s" * 300: 2.0, "n" * 255 + "/x": 1.0}
-
-    callbacks = [Summaries(), TensorBoardWriter(), JSONWriter(), MinSaver("trn/" + "s" * 300).every(steps=1)]
-    Long(experiment=experiment).train(callbacks, max_steps=1)
-    (row,) = read_rows((experiment / "metrics.jsonl").read_bytes())
-    assert row["trn/" + "s" * 300] == 2.0
-    (note,) = (experiment / "checkpoints").glob("min-*.json")
-    assert json.loads(note.read_text())["stat"] == "trn/" + "s" * 300
 
 
 def test_history_and_latest() -> None:

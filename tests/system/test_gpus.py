@@ -11,43 +11,28 @@ from prototrain import towers
 from prototrain.towers import gpus_in_machine
 
 
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine without GPUs, and with no programs but those of its directory `bin`."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    for name in ("bin", "gpus", "dev"):
-        (tmp_path / name).mkdir()
-    return tmp_path
-
-
-def found(machine: Path) -> list[str]:
-    return gpus_in_machine(machine / "gpus", machine / "dev")
-
-
-def test_the_driver_says_what_there_is(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found(machine) == []
-    for bus, text in (("0000:01", "Model: \t\t NVIDIA L4\nIRQ: 1\n"), ("0000:02", "IRQ: 2\n")):
-        (machine / "gpus" / bus).mkdir()
-        (machine / "gpus" / bus / "information").write_text(text)
-    assert found(machine) == []  # a container that was given none
-    (machine / "dev" / "nvidia0").touch()
-    assert found(machine) == ["NVIDIA L4", "a GPU"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert found(machine) == []
-
-
 @pytest.mark.parametrize(
-    ("program", "names"),
+    ("program", "hidden", "names"),
     [
-        ("echo 'GPU 0: NVIDIA A100 (UUID: GPU-1)'; echo 'GPU 1: Tesla T4 (UUID: GPU-2)'", ["NVIDIA A100", "Tesla T4"]),
-        ("echo 'NVIDIA-SMI has failed'; exit 9", []),
+        (
+            "echo 'GPU 0: NVIDIA A100 (UUID: GPU-1)'; echo 'GPU 1: Tesla T4 (UUID: GPU-2)'",
+            "",
+            ["NVIDIA A100", "Tesla T4"],
+        ),
+        ("echo 'GPU 0: NVIDIA A100 (UUID: GPU-1)'", "-1", []),
+        ("echo 'NVIDIA-SMI has failed'; exit 9", "", []),
+        (None, "", []),
     ],
 )
-def test_so_does_its_program(machine: Path, program: str, names: list[str]) -> None:
-    (machine / "bin" / "nvidia-smi").write_text(f"#!/bin/sh\n{program}\n")
-    (machine / "bin" / "nvidia-smi").chmod(0o755)
-    assert found(machine) == names
+def test_what_nvidia_smi_lists(
+    program: str | None, hidden: str, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden or "0")
+    if program is not None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{program}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    assert gpus_in_machine() == names
 
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="TensorFlow can use a GPU here")

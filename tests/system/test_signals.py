@@ -5,9 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +20,6 @@ from prototrain import Callback, KerasTrainer, SimpleTrainer
 from prototrain.callbacks import SaveOnExit
 from prototrain.estimator import Estimator, EstimatorSpec
 from prototrain.system.signals import LeavingAtOnce, StopRequest, ignore_save_signals
-from tests.conftest import ROOT
 from tests.preloaded import Program
 from tests.system.test_forks import code_of, fork, wait_for_ever
 from tests.test_exits import (
@@ -140,69 +136,6 @@ def test_a_run_saves_when_it_is_asked_to_and_nothing_else_changes(
     assert values(again) == straight[0] and rows(tmp_path) == straight[1]
 
 
-def test_a_call_of_a_million_steps_is_left_to_save_and_gone_on_with_and_ends_at_a_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("prototrain.step.calls.CALL_SECONDS", 1e9)
-    trainer = SimpleTrainer(tiny_model(), experiment=tmp_path)
-    seconds: list[float] = []
-    times: list[float] = []
-
-    def until(step: int) -> None:
-        deadline = time.monotonic() + 60
-        while trainer.calls.completed() < step and time.monotonic() < deadline:
-            time.sleep(0.005)
-
-    def watch() -> None:
-        until(20)
-        begin = time.monotonic()
-        save()
-        while not trainer.run.checkpoints.steps() and time.monotonic() < begin + 60:
-            time.sleep(0.005)
-        seconds.append(time.monotonic() - begin)
-        until(trainer.run.checkpoints.steps()[0] + 20)
-        times.append(time.monotonic())
-        send(signal.SIGTERM)
-
-    class Start(Callback):
-        def before_train(self) -> None:
-            assert trainer.calls.completed() == 0  # made here, so that the thread finds it
-            trainer.calls.longest = 10**6
-            threading.Thread(target=watch, daemon=True).start()
-
-    with pytest.raises(SystemExit):
-        trainer.train([Start(), SaveOnExit()], max_steps=10**6)
-    first, last = trainer.run.checkpoints.steps()
-    assert 20 <= first < last == trainer.global_step < 10**6
-    seconds.append(time.monotonic() - times[0])
-    assert max(seconds) < 5, "a step and a save take a fraction of this"
-    plain = SimpleTrainer(tiny_model())
-    monkeypatch.undo()
-    plain.train([], max_steps=last)
-    assert values(trainer) == values(plain)
-
-
-def test_a_save_taken_while_listeners_are_being_told_does_not_leave_them_paused() -> None:
-    heard: list[bool] = []
-    request = StopRequest(lambda line: None)
-    takers: list[threading.Thread] = []
-
-    def listener(pause: bool) -> None:
-        if pause:  # the training loop reaches the end of its step just now
-            takers.append(threading.Thread(target=request.take_save))
-            takers[-1].start()
-            takers[-1].join(timeout=0.2)
-        heard.append(pause)
-
-    with request.telling(listener, pauses=True):
-        with request:
-            heard.clear()
-            send(signal.SIGUSR1)
-        (taker,) = takers  # leaving has waited for the thread that tells the listeners
-        taker.join()
-    assert heard == [True, False]
-
-
 def test_a_trainer_without_a_directory_says_that_nothing_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
     CountingTrainer().train([At(2, save)], max_steps=3)
     assert "nothing was saved: the trainer has no experiment directory" in capsys.readouterr().out
@@ -251,7 +184,7 @@ def test_a_run_in_a_run_both_save_and_whoever_else_listens_hears_it(tmp_path: Pa
     assert heard == [signal.SIGUSR1]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
 def test_a_child_of_a_run_in_a_run_gets_its_own_signals(signum: int) -> None:
     codes: list[int] = []
 
@@ -296,16 +229,12 @@ def test_around_a_run_there_is_nothing_to_save_and_nothing_is_lost(capfd: pytest
     with ignore_save_signals(), ignore_save_signals():
         save()
         send(signal.SIGQUIT)
-        stderr = os.dup(2)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # as for the import of TensorFlow
-        save()
-        os.dup2(stderr, 2)
         with LeavingAtOnce():
             save()
         with StopRequest(lambda text: print(text, flush=True), saves=False):
             save()
     said = capfd.readouterr()
-    assert said.err.count("SIGUSR1: there is nothing to save; continuing") == 2
+    assert said.err.count("SIGUSR1: there is nothing to save; continuing") == 1
     assert said.out.count("SIGUSR1: there is nothing to save here; continuing") == 2
     assert "most recent call first" in said.err
 
@@ -386,23 +315,15 @@ class WaitsForEver(Callback):
 
 
 @pytest.mark.parametrize("hook", ["before_train", "trigger_step"])
-@pytest.mark.parametrize(("signals", "grace"), [(1, 0.1), (2, 60.0)])
 def test_code_of_the_user_s_that_waits_for_ever_is_interrupted(
-    hook: str,
-    signals: int,
-    grace: float,
-    experiment: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    hook: str, experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("prototrain.system.signals.GRACE_SECONDS", grace)
-    trainer, waiting = CountingTrainer(experiment=experiment), WaitsForEver(hook, signals)
+    trainer, waiting = CountingTrainer(experiment=experiment), WaitsForEver(hook, 2)
     with pytest.raises(SystemExit) as caught:
         trainer.train([waiting, SaveOnExit()], max_steps=4)
     assert caught.value.code == 143 and waiting.waited == 1
     said = capsys.readouterr().out
-    assert f"; once more, or {grace:g} s, interrupts {hook} of WaitsForEver" in said
-    assert ("has not ended for 0.1 s; interrupting it" in said) == (signals == 1)
+    assert f"; once more interrupts {hook} of WaitsForEver" in said
     assert trainer.run.checkpoints.steps() == ([2] if hook == "trigger_step" else [])
     resumed = CountingTrainer(experiment=experiment)
     resumed.train([WaitsForEver(hook, 0), SaveOnExit()], max_steps=4)
@@ -436,38 +357,3 @@ def test_a_save_that_a_callback_of_the_user_s_has_asked_for_comes_to_its_end(exp
     with pytest.raises(SystemExit) as caught:
         trainer.train([At(1, lambda: setattr(signals, "is_quiet", False)), SavesItself()], max_steps=4)
     assert caught.value.code == 143 and trainer.run.checkpoints.steps() == [2]
-
-
-def test_a_pool_whose_workers_die_of_the_same_ctrl_c_does_not_hold_up_the_run(tmp_path: Path) -> None:
-    program = """
-        import multiprocessing, os, signal, time
-        from prototrain import Callback, Trainer
-        from prototrain.callbacks import SaveOnExit
-        from prototrain.system import signals
-        signals.GRACE_SECONDS = 1.0
-        def work(number):
-            if number == 3:
-                os.killpg(0, signal.SIGINT)  # as a terminal does
-            time.sleep(0.2)
-            return number
-        class Pool(Callback):
-            def trigger_step(self):
-                if self.trainer.global_step == 2:
-                    with multiprocessing.get_context("fork").Pool(2) as pool:
-                        pool.map(work, range(8), chunksize=1)
-        class Nothing(Trainer):
-            def run_step(self):
-                pass
-        Nothing(experiment="run").train([Pool(), SaveOnExit()], max_steps=4)
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        start_new_session=True,
-        timeout=120,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode in (130, -signal.SIGINT), done.stderr
-    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-0000000002"]

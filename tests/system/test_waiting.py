@@ -23,78 +23,33 @@ from tests.test_exits import send
 from tests.tiny import CountingTrainer, Recorder, tiny_arrays, tiny_datasets, tiny_model, tiny_trainer
 
 
-class Clock:
-    """A timer whose time comes when a test says so."""
-
-    def __init__(self, seconds: float, action: Callable[[], object]) -> None:
-        self.seconds, self.action = seconds, action
-        self.daemon = False
-        self.running = False
-        clocks.append(self)
-
-    def start(self) -> None:
-        self.running = True
-
-    def cancel(self) -> None:
-        self.running = False
-
-    def ring(self) -> None:
-        assert self.running
-        self.action()
-
-
-class Impatient(Clock):
+class Impatient(threading.Timer):
     """A timer whose time comes at once."""
 
     def start(self) -> None:
-        self.action()
+        self.function(*self.args)
 
-
-clocks: list[Clock] = []
-
-
-@pytest.fixture(autouse=True)
-def _no_clocks() -> None:
-    clocks.clear()
+    def cancel(self) -> None: ...
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    function: Any = announcing
-    monkeypatch.setitem(function.__wrapped__.__kwdefaults__, "timer", Impatient)
+    monkeypatch.setattr("prototrain.system.waiting.Timer", Impatient)
 
 
-@pytest.mark.parametrize("is_long", [True, False])
-def test_what_takes_long_says_so(is_long: bool) -> None:
-    said: list[str] = []
-    with announcing("restoring", said.append, timer=Clock):
-        (clock,) = clocks
-        assert clock.seconds == 2.0 and clock.daemon and clock.running and said == []
-        if is_long:
-            clock.ring()
-    assert not clock.running
-    assert said == (["restoring ..."] if is_long else [])
-
-
-def test_a_failure_goes_on_and_ends_the_timer() -> None:
-    with pytest.raises(ValueError, match="mine"), announcing("restoring", timer=Clock):
+def test_only_what_takes_long_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, heard = [], threading.Event()
+    with announcing("restoring", said.append):
+        pass
+    assert said == []
+    monkeypatch.setattr("prototrain.system.waiting.PATIENCE_SECONDS", 0.0)
+    with (
+        pytest.raises(ValueError, match="mine"),
+        announcing("restoring", lambda text: (said.append(text), heard.set())),
+    ):
+        heard.wait(20)
         raise ValueError("mine")
-    assert not clocks[0].running
-
-
-def test_of_two_the_inner_one_says_it_and_the_outer_one_only_when_it_has_ended() -> None:
-    said: list[str] = []
-    with announcing("outer", said.append, timer=Clock):
-        with announcing("inner", said.append, timer=Clock):
-            outer, inner = clocks
-            outer.ring()
-            assert said == []
-            inner.ring()
-        again = clocks[-1]
-        assert again is not outer and again.seconds == 2.0
-        again.ring()
-    assert said == ["inner ...", "outer ..."]
-    assert not again.running
+    assert said == ["restoring ..."]
 
 
 @pytest.mark.usefixtures("impatient")
@@ -179,7 +134,7 @@ def test_a_signal_in_a_hook_ends_the_run_behind_it(
     assert caught.value.code == 143
     assert trainer.global_step == (0 if hook == "setup" else steps)  # which comes before the restoring
     assert last.steps(hook) == []
-    said = f"SIGTERM: stopping after {hook} of Hooked; once more, or 10 s, interrupts {hook} of Hooked"
+    said = f"SIGTERM: stopping after {hook} of Hooked; once more interrupts {hook} of Hooked"
     assert said in capsys.readouterr().out
     assert trainer.run.checkpoints.steps() == ([steps] if steps else [])
 

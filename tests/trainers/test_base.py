@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 import signal
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -116,7 +114,9 @@ def test_counters_inside_every_hook() -> None:
 INTERVALS = [1, 2, 3, 5, 7]
 
 
-@pytest.mark.parametrize(("epoch", "stop", "resume_at"), [*itertools.product([2, 5, 10], [None, 4, 7], [0, 3, 5])])
+@pytest.mark.parametrize(
+    ("epoch", "stop", "resume_at"), [(2, None, 3), (5, 4, 0), (5, 7, 3), (10, 4, 3), (10, None, 5)]
+)
 def test_a_callback_fires_at_exactly_its_steps(epoch: int, stop: int | None, resume_at: int, tmp_path: Path) -> None:
     total = 10
     directory = tmp_path / "run"
@@ -352,7 +352,7 @@ EPOCH_HOOKS = ("before_epoch", "trigger_step", "after_epoch", "trigger_epoch")
 
 @pytest.mark.parametrize("error", [None, StopTraining("enough")], ids=["signal", "StopTraining"])
 @pytest.mark.parametrize("is_first", [True, False])
-@pytest.mark.parametrize(("hook", "step"), [*itertools.product(EPOCH_HOOKS, (3, 6)), ("trigger_step", 4)])
+@pytest.mark.parametrize(("hook", "step"), [*((hook, 3) for hook in EPOCH_HOOKS), ("trigger_step", 4)])
 def test_each_hook_runs_once_for_an_epoch_that_is_stopped(
     tmp_path: Path, hook: str, step: int, is_first: bool, error: BaseException | None
 ) -> None:
@@ -413,7 +413,7 @@ def counts(trainer: CountingTrainer) -> list[int]:
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-@pytest.mark.parametrize(("hook", "step"), [*itertools.product(EPOCH_HOOKS[1:], (3, 6)), ("trigger_step", 4)])
+@pytest.mark.parametrize(("hook", "step"), [*((hook, 3) for hook in EPOCH_HOOKS[1:]), ("trigger_step", 4)])
 def test_who_keeps_nothing_of_an_epoch_is_prepared_again(tmp_path: Path, hook: str, step: int, is_first: bool) -> None:
     stop = failing(hook, step, OSError("disk"))
     with pytest.raises(OSError, match="disk"):
@@ -423,7 +423,7 @@ def test_who_keeps_nothing_of_an_epoch_is_prepared_again(tmp_path: Path, hook: s
     assert trainer.run.resume_line().startswith(f"resumed at step {step}")
 
 
-@pytest.mark.parametrize("end", [2, 3, 4])
+@pytest.mark.parametrize("end", [2, 3])
 def test_who_is_not_at_an_end_is_prepared_when_the_run_is_extended(tmp_path: Path, end: int) -> None:
     prepared(tmp_path, [Prepares()], end)
     assert counts(prepared(tmp_path, [Prepares()])) == [3, 3, 3]
@@ -437,14 +437,7 @@ def test_an_epoch_of_another_length_begins_where_it_does(tmp_path: Path) -> None
     assert recorder.steps("before_epoch") == [5, 10] and recorder.steps("after_epoch") == [10, 15]
 
 
-class Draws(Callback):
-    """Draws a number for each epoch, and does not keep it."""
-
-    def before_epoch(self) -> None:
-        self.noise = random.random()
-
-
-@pytest.mark.parametrize("end", [2, 3, 4, 6])
+@pytest.mark.parametrize("end", [2, 3])
 def test_a_run_that_is_extended_begins_no_epoch_twice_for_whom_its_end_was_none(tmp_path: Path, end: int) -> None:
     straight, extended = Tally(), Tally()
     CountingTrainer().train([straight], steps_per_epoch=3, max_steps=9)

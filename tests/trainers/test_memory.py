@@ -43,7 +43,7 @@ def test_in_a_callback(experiment: Path) -> None:
         CountingTrainer(experiment=experiment).train(callbacks, max_steps=4)
     said = str(raised.value)
     assert said.startswith("out of memory: after step 3: ") and "\n" not in said
-    assert "(test_memory.py, line " in said and "the newest checkpoint, of step 2, is whole" in said
+    assert "(test_memory.py, line " in said and "a resume continues from the checkpoint of step 2" in said
 
 
 def test_in_a_step_of_the_user_s_own() -> None:
@@ -51,7 +51,7 @@ def test_in_a_step_of_the_user_s_own() -> None:
         def run_step(self) -> dict[str, float]:
             raise MemoryError
 
-    with pytest.raises(OutOfMemoryError, match=r"no memory left \(test_memory.py, line \d+\); there is no checkpoint"):
+    with pytest.raises(OutOfMemoryError, match=r"no memory left \(test_memory.py, line \d+\); there is no experiment"):
         Hungry().train(max_steps=1)
 
 

@@ -79,7 +79,7 @@ def test_a_model_of_many_layers_has_twenty_rows() -> None:
 def test_a_run_that_is_done_says_so_and_shows_no_bar(
     experiment: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prototrain.callbacks.profiling.progress_bar.is_live", lambda: True)
+    monkeypatch.setattr("prototrain.callbacks.profiling.progress_bar.in_notebook", lambda: True)
     for length in ({"model__num_steps": 4}, {"model__num_steps": 4}, {"model__num_epochs": 1}):
         trainer = tiny_trainer(experiment, **length, trainer__steps_per_epoch=4)
         trainer.train([ProgressBar(), SaveOnExit()])

@@ -78,25 +78,30 @@ def test_checkpoints_that_were_set_aside_are_not_missed(experiment: Path) -> Non
     assert again.run.resume_line() == "fresh"
 
 
-NEVER_SAVED: dict[str, tuple[list[Callback], Callable[[Path], object], str]] = {
-    "no saver": (writers(), lambda experiment: None, "came to step 6 and left no checkpoint: the run begins again"),
-    "killed early": ([*writers(), ModelSaver().every(steps=100)], killed, "came to step 6 and left no checkpoint"),
-    "killed at once": ([], killed, "was killed and left no checkpoint"),
+NEVER_SAVED: dict[str, tuple[Callable[[], list[Callback]], Callable[[Path], object], str]] = {
+    "no saver": (writers, lambda experiment: None, "came to step 6 and left no checkpoint: the run begins again"),
+    "killed early": (
+        lambda: [*writers(), ModelSaver().every(steps=100)],
+        killed,
+        "came to step 6 and left no checkpoint",
+    ),
+    "killed at once": (list, killed, "was killed and left no checkpoint"),
 }
 
 
-@pytest.mark.parametrize(("callbacks", "then", "words"), NEVER_SAVED.values(), ids=NEVER_SAVED)
+@pytest.mark.parametrize(("make", "then", "words"), NEVER_SAVED.values(), ids=NEVER_SAVED)
 def test_a_run_that_never_saved_begins_again_and_says_so(
-    callbacks: list[Callback],
+    make: Callable[[], list[Callback]],
     then: Callable[[Path], object],
     words: str,
     experiment: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    CountingTrainer(experiment=experiment).train([*callbacks[:2]], max_steps=6)
+    CountingTrainer(experiment=experiment).train(make()[:2], max_steps=6)
     then(experiment)
     capsys.readouterr()
     again = CountingTrainer(experiment=experiment)
+    callbacks = make()
     again.train(callbacks, max_steps=6)
     said = capsys.readouterr().out
     assert said.count("WARNING") == 1 and words in said and again.run.resume_line() == "fresh"

@@ -34,17 +34,6 @@ def test_the_shares(steps: float, tracing: float, input_: float, callbacks: dict
     assert times.report(callbacks) == f"time 1 min 40 s: {expected}"
 
 
-def test_advice_on_slow_input() -> None:
-    now = 0.0
-    times = RunTimes(clock=lambda: now)
-    now, times.steps, times.input = 200.0, 160.0, 80.0
-    advice = "the steps spent 50% of their time waiting for input: "
-    assert advice in times.report({}, reads_files=True).splitlines()[1]
-    assert advice not in times.report({})  # of data in memory
-    now = times.steps = 100.0
-    assert advice not in times.report({}, reads_files=True)  # of a short run
-
-
 def test_a_callback_is_named_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     CountingTrainer().train([Slow()], max_steps=5)
     assert ", Slow " in capsys.readouterr().out.splitlines()[-1]

@@ -67,16 +67,15 @@ def two_towers(model: Any, base: type = SyncReplicatedTrainer) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("make", "keys"),
+    ("make", "keys", "optimizer"),
     [
-        (SimpleTrainer, {}),
-        (SimpleTrainer, {"model__accumulate_steps": 2}),
-        (SimpleTrainer, {"model__jit_compile": True}),
-        (two_towers, {}),
-        (lambda model: AsyncTrainer(model, towers="cpu:1"), {}),
+        (SimpleTrainer, {}, keras.optimizers.RMSprop),
+        (SimpleTrainer, {"model__accumulate_steps": 2}, keras.optimizers.Adagrad),
+        (SimpleTrainer, {"model__jit_compile": True}, keras.optimizers.Adam),
+        (two_towers, {}, keras.optimizers.Adam),
+        (lambda model: AsyncTrainer(model, towers="cpu:1"), {}, keras.optimizers.Adam),
     ],
 )
-@pytest.mark.parametrize("optimizer", [keras.optimizers.Adam, keras.optimizers.RMSprop, keras.optimizers.Adagrad])
 def test_rows_are_added_up_before_the_optimizer_sees_them(optimizer: Any, make: Any, keys: dict[str, Any]) -> None:
     parts = 2 if keys.get("model__accumulate_steps") or make is two_towers else 1
     trainer = make(Rows(lambda: optimizer(RATE), **keys))
@@ -228,8 +227,7 @@ class SometimesOnTwo(Sometimes, SyncReplicatedTrainer):
 
 @pytest.mark.parametrize("trainer", [SometimesOnOne, SometimesOnTwo])
 class TestUpdatesInSomeSteps:
-    @pytest.mark.parametrize("precision", [None, "mixed_float16"])
-    @pytest.mark.parametrize("spoilt", [False, True])
+    @pytest.mark.parametrize(("spoilt", "precision"), [(False, None), (True, "mixed_float16")])
     def test_the_value_is_that_of_the_updates_made(self, trainer: Any, spoilt: bool, precision: str | None) -> None:
         made = trainer(Line(model__mixed_precision=precision))
         made.spoilt = spoilt

@@ -20,13 +20,10 @@ import tensorflow as tf
 from prototrain import Callback
 from prototrain.callbacks import ExponentialMovingAverage, JSONWriter, LearningRate, SaveOnExit, StopOnNaN, Validation
 from prototrain.errors import PrototrainError, StopTraining
-from prototrain.trainers.distributed_async import DistributedAsyncTrainer
 from prototrain.trainers.multi_worker import MultiWorkerTrainer
 from prototrain.trainers.tower import SimpleTrainer
 from tests.tiny import tiny_arrays, tiny_build, tiny_model
 from tests.trainers.test_replicated import endless, plain_build, poisoned
-
-KINDS = {"multi_worker": MultiWorkerTrainer, "asynchronous": DistributedAsyncTrainer}
 
 
 class Act(Callback):
@@ -117,7 +114,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"index": index}
     trainer: Any = None
     try:
-        kind = KINDS[order.get("trainer", "multi_worker")] if "TF_CONFIG" in os.environ else SimpleTrainer
+        kind = MultiWorkerTrainer if "TF_CONFIG" in os.environ else SimpleTrainer
         trainer = kind(model, experiment=order.get("experiment"))
         trainer.train(callbacks, max_steps=order.get("steps", 20))
     except (PrototrainError, RuntimeError, OSError) as error:

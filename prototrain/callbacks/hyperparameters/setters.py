@@ -1,4 +1,4 @@
-"""Callbacks that change a hyperparameter."""
+"""Hyperparameters, and callbacks that change them while a run lasts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,103 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from prototrain.callbacks.base import Callback, Priority, begins_anew, innermost
-from prototrain.callbacks.best import Best, Mode
-from prototrain.callbacks.hyperparameters.hyper_param import HyperParam
+import numpy as np
+import tensorflow as tf
+
+from prototrain.callbacks.base import Callback, Priority, innermost
 from prototrain.callbacks.hyperparameters.learning_rate import LearningRate
+from prototrain.callbacks.monitor import Best, Mode
 from prototrain.errors import CallbackError, NonFiniteError
+from prototrain.tf_private import KerasVariable
+
+if TYPE_CHECKING:
+    from prototrain.trainers.base import Trainer
+
+_LINE = re.compile(r"\s*([^:=]+?)\s*[:=]\s*(\S+)\s*")  # of hyper.txt
+
+
+class HyperParam:
+    """A variable, or an attribute of a Python object, that holds one number.
+
+    A traced step reads a Python attribute once, when it is traced: a value that the model uses must be a variable.
+
+        HyperParam("learning_rate")             # the optimizer's
+        HyperParam(rate, name="dropout_rate")   # a tf.Variable
+        HyperParam(sampler, "temperature")      # an attribute
+
+    Args:
+        target: "learning_rate", the name of a variable in `trainer.state`, a variable, or an object with `attribute`.
+        attribute: the attribute's name, for an object.
+        name: what the value is called in metrics.jsonl, as ``hyper/<name>``, and in hyper.txt.
+
+    Raises:
+        CallbackError: the target is none of these, or has no name.
+    """
+
+    def __init__(self, target: Any, attribute: str | None = None, *, name: str | None = None) -> None:
+        is_variable = isinstance(target, (tf.Variable, KerasVariable))
+        if attribute is None and not is_variable and not isinstance(target, str):
+            raise CallbackError(
+                f"HyperParam takes a variable, a variable's name, or an object and the name of an attribute: {target!r}"
+            )
+        own_name = str(target.name).split(":")[0] if is_variable else target if isinstance(target, str) else None
+        self.name: str = name or attribute or own_name or ""
+        self._given = target
+        self._trainer: Trainer | None = None  # where what was given by name is looked up
+        self._attribute = attribute
+
+    def connect(self, trainer: Trainer) -> None:
+        """Find a variable that was given by name, in this trainer, for a run that begins.
+
+        Raises:
+            CallbackError: there is no such variable or attribute.
+        """
+        if self._attribute is not None:
+            if not hasattr(self._given, self._attribute):
+                raise CallbackError(f"HyperParam: {type(self._given).__name__} has no attribute {self._attribute!r}")
+        elif isinstance(self._given, str):
+            self._find(self._given, trainer)
+            self._trainer = trainer
+
+    @property
+    def _target(self) -> Any:
+        """What holds the value; a name is looked up each time, since unfreezing makes a new optimizer."""
+        return self._given if self._trainer is None else self._find(self._given, self._trainer)
+
+    @staticmethod
+    def _find(name: str, trainer: Trainer) -> Any:
+        if name == "learning_rate" and trainer.optimizer is not None:
+            return trainer.optimizer.learning_rate
+        found = trainer.state.get(name)
+        if not isinstance(found, (tf.Variable, KerasVariable)):
+            known = [key for key, entry in trainer.state.items() if isinstance(entry, (tf.Variable, KerasVariable))]
+            raise CallbackError(
+                f"HyperParam: the trainer has no variable {name!r}; it has: {', '.join(known) or 'none'}"
+            )
+        return found
+
+    def get(self) -> float:
+        """The value in force."""
+        if self._attribute is not None:
+            return float(getattr(self._target, self._attribute))
+        return float(tf.convert_to_tensor(self._target))
+
+    def set(self, value: float) -> None:
+        """Put another value in force."""
+        if self._attribute is not None:
+            setattr(self._target, self._attribute, value)
+        else:
+            # As an array, since TensorFlow keeps every Python number that it has made a tensor of.
+            self._target.assign(np.asarray(value, tf.as_dtype(self._target.dtype).as_numpy_dtype))
+
+    def is_learning_rate_of(self, trainer: Trainer) -> bool:
+        """Whether this is the learning rate of the trainer's optimizer."""
+        return trainer.optimizer is not None and self._target is trainer.optimizer.learning_rate
+
+    def __repr__(self) -> str:
+        return f"HyperParam({self.name!r})"
 
 
 class HyperParamSetter(Callback):
@@ -184,9 +274,6 @@ class ScheduledHyperParamSetter(HyperParamSetter):
             self.trigger()
 
 
-_LINE = re.compile(r"\s*([^:=]+?)\s*[:=]\s*(\S+)\s*")
-
-
 class HumanHyperParamSetter(HyperParamSetter):
     """Sets a hyperparameter to what stands in a file of the experiment directory, read whenever triggered.
 
@@ -205,7 +292,6 @@ class HumanHyperParamSetter(HyperParamSetter):
 
     def setup(self) -> None:
         super().setup()
-        self._reported = set()
         self._path = self.trainer.require_experiment("HumanHyperParamSetter").directory / self._file_name
 
     def new_value(self) -> float | None:
@@ -220,8 +306,9 @@ class HumanHyperParamSetter(HyperParamSetter):
             match = _LINE.fullmatch(line)
             if match is not None and match[1] != self.param.name:
                 continue
-            if match is not None and _is_finite(match[2]):
-                value = float(match[2])
+            number = None if match is None else _as_finite(match[2])
+            if number is not None:
+                value = number
             elif line not in self._reported:
                 self._reported.add(line)
                 self.trainer.log(
@@ -233,11 +320,11 @@ class HumanHyperParamSetter(HyperParamSetter):
         return self.new_value()
 
 
-def _is_finite(text: str) -> bool:
+def _as_finite(text: str) -> float | None:
     try:
-        return math.isfinite(float(text))
+        return float(text) if math.isfinite(float(text)) else None
     except ValueError:
-        return False
+        return None
 
 
 class StatMonitorParamSetter(HyperParamSetter):
@@ -280,14 +367,6 @@ class StatMonitorParamSetter(HyperParamSetter):
         self._last_k = last_k
         self._min_delta = Best(mode, min_delta=min_delta).min_delta
         self._recent: list[float] = []
-
-    def setup(self) -> None:
-        super().setup()
-        if begins_anew(self):
-            self._recent = []
-
-    def check_run(self) -> None:
-        self.trainer.monitors.require(self, self.stat)
 
     def new_value(self) -> float | None:
         value = self.trainer.monitors.latest(self.stat, at_step=self.trainer.global_step)

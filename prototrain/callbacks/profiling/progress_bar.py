@@ -57,7 +57,7 @@ class ProgressBar(Callback):
         self._begin = self._shown = self._clock()
         self._first_step = trainer.global_step
         self._total = None if trainer.is_endless else trainer.total_steps
-        live = is_live() and trainer.global_step < trainer.total_steps
+        live = (sys.stderr.isatty() or in_notebook()) and trainer.global_step < trainer.total_steps
         self._interval = self._refresh_seconds if live else self._line_seconds
         if live:
             self._bar = tqdm(total=self._total, initial=trainer.global_step, unit=" steps", dynamic_ncols=True)
@@ -103,26 +103,15 @@ class ProgressBar(Callback):
         return ", ".join(words)
 
     def _epoch(self) -> str:
-        trainer = self.trainer
-        return f"epoch {trainer.epoch_num}" + (
-            f" of {-(-self._total // trainer.steps_per_epoch)}" if self._total else ""
-        )
+        epochs = f" of {-(-self._total // self.trainer.steps_per_epoch)}" if self._total else ""
+        return f"epoch {self.trainer.epoch_num}{epochs}"
 
     def _values(self) -> dict[str, Any]:
         """The step's scalars, and all that were recorded, by name."""
-        monitors = self.trainer.monitors
+        monitors, outputs = self.trainer.monitors, self.trainer.outputs
         recorded = {name: monitors.latest(name) for name in monitors.names()}
-        return {
-            **self.trainer.outputs,
-            **recorded,
-            **{f"trn/{name}": value for name, value in self.trainer.outputs.items()},
-        }
+        return {**outputs, **recorded, **{f"trn/{name}": value for name, value in outputs.items()}}
 
     def _shown_scalars(self) -> dict[str, str]:
         values = self._values()
         return {name: f"{as_number(name, values[name]):.4g}" for name in matching(values, self._scalars)}
-
-
-def is_live() -> bool:
-    """Whether a bar can redraw itself: on a terminal and in a notebook."""
-    return sys.stderr.isatty() or in_notebook()

@@ -69,8 +69,7 @@ class DumpTensors(ProcessTensors):
 
     def process(self, *arrays: np.ndarray[Any, Any]) -> None:
         buffer = io.BytesIO()
-        named: dict[str, Any] = dict(zip(self.names, arrays, strict=True))
-        np.savez_compressed(buffer, **named)
+        np.savez_compressed(buffer, **dict(zip(self.names, arrays, strict=True)))  # type: ignore[arg-type]
         self._directory.mkdir(parents=True, exist_ok=True)
         write_atomic(self._directory / f"step-{self.trainer.global_step:010d}.npz", buffer.getvalue())
 

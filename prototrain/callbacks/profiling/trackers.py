@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import tensorflow as tf
@@ -42,10 +42,8 @@ class ThroughputTracker(Callback):
         step, now = self.trainer.global_step, self._clock()
         if step > self._step and now > self._time:
             speed = (step - self._step) / (now - self._time)
-            if self._samples is None:
-                self.trainer.monitors.put_scalar("perf/steps_per_second", speed)
-            else:
-                self.trainer.monitors.put_scalar("perf/samples_per_second", speed * self._samples)
+            unit = "steps" if self._samples is None else "samples"
+            self.trainer.monitors.put_scalar(f"perf/{unit}_per_second", speed * (self._samples or 1))
         self._step, self._time = step, now
 
 
@@ -94,14 +92,11 @@ class HostMemoryTracker(Callback):
     def trigger(self) -> None:
         used = 0
         for process in (self._process, *self._process.children(recursive=True)):
-            try:
+            with suppress(self._psutil.NoSuchProcess):
                 used += process.memory_info().rss
-            except self._psutil.NoSuchProcess:
-                continue
-        self.trainer.monitors.put_scalar("perf/host_memory_gib", used / _GIB)
-        self.trainer.monitors.put_scalar(
-            "perf/host_memory_available_gib", self._psutil.virtual_memory().available / _GIB
-        )
+        available = self._psutil.virtual_memory().available
+        scalars = {"host_memory_gib": used / _GIB, "host_memory_available_gib": available / _GIB}
+        self.trainer.monitors.put_scalars(scalars, "perf")
 
 
 class GPUUtilizationTracker(Callback):
@@ -112,56 +107,52 @@ class GPUUtilizationTracker(Callback):
 
     Args:
         seconds: the interval.
-        nvml: the module that asks the driver, `pynvml` if None.
     """
 
-    def __init__(self, *, seconds: float = 1.0, nvml: Any = None) -> None:
+    def __init__(self, *, seconds: float = 1.0) -> None:
         self._seconds = seconds
-        self._given = nvml
-        self._thread: threading.Thread | None = None
 
     def setup(self) -> None:
-        self._nvml, reason = open_nvml(self._given)
-        if self._nvml is None:
+        self._handles, reason = _gpu_handles()
+        if not self._handles:
             self.trainer.log(f"GPUUtilizationTracker records nothing: {reason}")
-        self._lock = threading.Lock()
         self._samples: list[list[int]] = []
+        self._ended = threading.Event()
 
     def before_train(self) -> None:
-        if self._nvml is None:
-            return
-        self._handles = [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(self._nvml.nvmlDeviceGetCount())]
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="GPUUtilizationTracker", daemon=True)
-        self._thread.start()
+        if self._handles:
+            threading.Thread(target=self._watch, name="GPUUtilizationTracker", daemon=True).start()
 
     def trigger(self) -> None:
-        if self._thread is None:
-            return
-        if not self._thread.is_alive() or not self._samples:
-            self._sample()
-        with self._lock:
-            samples, self._samples = self._samples, []
-        for number, values in enumerate(zip(*samples, strict=True)):
-            self.trainer.monitors.put_scalar(f"perf/gpu{number}_utilization", sum(values) / len(values))
+        if self._handles:
+            samples, self._samples = [*self._samples, self._sample()], []
+            for number, values in enumerate(zip(*samples, strict=True)):
+                self.trainer.monitors.put_scalar(f"perf/gpu{number}_utilization", sum(values) / len(values))
 
     def after_train(self) -> None:
-        if self._thread is not None:
-            self._ended.set()
-            self._thread.join()
-            self._thread = None
-        if self._nvml is not None:
-            self._nvml.nvmlShutdown()
-            self._nvml = None
+        self._ended.set()
 
     def _watch(self) -> None:
         while not self._ended.wait(self._seconds):
-            self._sample()
+            self._samples.append(self._sample())
 
-    def _sample(self) -> None:
-        used = [int(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu) for handle in self._handles]
-        with self._lock:
-            self._samples.append(used)
+    def _sample(self) -> list[int]:
+        import pynvml
+
+        return [int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) for handle in self._handles]
+
+
+def _gpu_handles() -> tuple[list[Any], str]:
+    """The driver's handles of the GPUs, or the reason why there are none."""
+    try:
+        import pynvml
+    except ImportError:
+        return [], "nvidia-ml-py is not installed; pip install 'prototrain[gpu]'"
+    try:
+        pynvml.nvmlInit()
+        return [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())], "there is no GPU"
+    except pynvml.NVMLError as error:
+        return [], f"the GPU driver does not answer ({error})"
 
 
 class GPUMemoryTracker(Callback):
@@ -180,23 +171,3 @@ class GPUMemoryTracker(Callback):
             peak = tf.config.experimental.get_memory_info(device)["peak"]
             tf.config.experimental.reset_memory_stats(device)
             self.trainer.monitors.put_scalar(f"perf/gpu{number}_memory_gib", peak / _GIB)
-
-
-def open_nvml(given: Any = None) -> tuple[Any, str]:
-    """Start the library that asks the GPU driver.
-
-    Returns:
-        the module, or None and the reason why it cannot be used.
-    """
-    try:
-        nvml = importlib.import_module("pynvml") if given is None else given
-    except ImportError:
-        return None, "nvidia-ml-py is not installed; pip install 'prototrain[gpu]'"
-    try:
-        nvml.nvmlInit()
-        if not nvml.nvmlDeviceGetCount():
-            nvml.nvmlShutdown()
-            return None, "there is no GPU"
-    except nvml.NVMLError as error:
-        return None, f"the GPU driver does not answer ({error})"
-    return nvml, ""

@@ -6,13 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from prototrain.callbacks.base import Callback, Priority, begins_anew, innermost
-from prototrain.callbacks.best import Best, Mode
+from prototrain.callbacks.base import Callback, Priority, innermost
+from prototrain.callbacks.monitor import Best, Mode
 from prototrain.callbacks.saving.model_saver import ModelSaver
 from prototrain.errors import CheckpointError, NonFiniteError
-from prototrain.system.files import short_digest, write_atomic
-
-_LONGEST_NOTE = 200  # bytes of a file's name, which grows while it is written
+from prototrain.system.files import write_atomic
 
 
 class BestSaver(Callback):
@@ -39,23 +37,15 @@ class BestSaver(Callback):
     def __init__(self, stat: str) -> None:
         self.stat = stat
         self.state_key = f"{type(self).__name__}/{stat}"
-        self._reset()
-
-    def _reset(self) -> None:
         self.best = Best(self.mode)
         self._own: int | None = None  # the best step, if its checkpoint was written here
 
     def setup(self) -> None:
         self._checkpoints = self.trainer.require_experiment(self.name).checkpoints
-        if begins_anew(self):
-            self._reset()
         self._protect()
         # With a ModelSaver in the list, what is no longer the best is one of its checkpoints, to be kept or deleted
         # by it.
         self._has_saver = any(isinstance(innermost(callback), ModelSaver) for callback in self.trainer.callbacks)
-
-    def check_run(self) -> None:
-        self.trainer.monitors.require(self, self.stat)
 
     def before_train(self) -> None:
         # A run may resume from before the step that an earlier note names, and reach that step again.
@@ -77,38 +67,29 @@ class BestSaver(Callback):
         self._own = None if checkpoints.path(step).exists() else step
         try:
             self.trainer.save()
-        except CheckpointError as error:
+        except (CheckpointError, NonFiniteError) as error:
             self.load_state_dict(before)
+            if isinstance(error, NonFiniteError):
+                raise
             self.trainer.log(f"WARNING: {error}; training continues")
             return
-        except NonFiniteError:
-            self.load_state_dict(before)
-            raise
         self._protect()
         self._write_note()
         if superseded is not None and superseded != step and not self._has_saver:
             checkpoints.remove(superseded, protected=self.trainer.run.protected_steps)
 
     def _protect(self) -> None:
-        step = self.best.step
-        self.trainer.run.protect(str(self.state_key), () if step is None else (step,))
+        self.trainer.run.protect(str(self.state_key), self.best.step)
 
     @property
     def _note(self) -> Path:
-        name = f"{self.mode}-{self.stat.replace('/', '-')}"
-        if len(name.encode()) > _LONGEST_NOTE:
-            name = f"{name.encode()[:_LONGEST_NOTE].decode(errors='ignore')}-{short_digest(name.encode())}"
-        return self._checkpoints / f"{name}.json"
+        return self._checkpoints / f"{self.mode}-{self.stat.replace('/', '-')}.json"
 
     def _write_note(self) -> None:
-        step, value = self.best.step, self.best.value
+        step = self.best.step
         assert step is not None
-        note = {
-            "stat": self.stat,
-            "value": value,
-            "step": step,
-            "checkpoint": self.trainer.run.checkpoints.path(step).name,
-        }
+        name = self.trainer.run.checkpoints.path(step).name
+        note = {"stat": self.stat, "value": self.best.value, "step": step, "checkpoint": name}
         try:
             write_atomic(self._note, json.dumps(note) + "\n")
         except OSError as error:  # of a full disk: the checkpoint is there, and a resume writes the note anew

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from prototrain.callbacks.base import Callback, Priority, begins_anew
+from prototrain.callbacks.base import Callback, Priority
 from prototrain.errors import CallbackError, CheckpointError, NonFiniteError
 from prototrain.system.wording import in_words
 
 if TYPE_CHECKING:
-    from prototrain.callbacks.trigger import PeriodicTrigger
+    from prototrain.callbacks.base import PeriodicTrigger
 
 _DAY = 86400.0
 _FAILURE_SECONDS = _DAY / 0.03  # between two failures of a worker, by default
@@ -31,18 +31,15 @@ class ModelSaver(Callback):
         max_to_keep: how many checkpoints stay.
         asynchronous: continue training while the files are written. A process that is killed meanwhile has the
             checkpoint before; a failure is reported at the next save.
-        keep_every_n_hours: whenever this time has passed, one more checkpoint is never deleted.
         interval: "auto" for the interval at which saving and doing lost steps again cost least together, from what
             saves are measured to cost and how often a failure is expected. Then there is no `every`; the end of the run
             counts as due.
         failures_per_day: how often each worker (the process, if there is only one) is expected to fail, for "auto"; by
             default 0.03, about once a month.
-        clock: returns seconds since the epoch.
-        timer: returns the time in seconds, for "auto".
+        clock: returns the time in seconds, for "auto".
 
     Raises:
-        CallbackError: `max_to_keep` is below 1, `keep_every_n_hours` or `failures_per_day` is not positive, or
-            `interval` is something else.
+        CallbackError: `max_to_keep` is below 1, `failures_per_day` is not positive, or `interval` is something else.
     """
 
     priority = Priority.SAVE
@@ -52,16 +49,12 @@ class ModelSaver(Callback):
         *,
         max_to_keep: int = 5,
         asynchronous: bool = False,
-        keep_every_n_hours: float | None = None,
         interval: Literal["auto"] | None = None,
         failures_per_day: float | None = None,
-        clock: Callable[[], float] = time.time,
-        timer: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if max_to_keep < 1:
             raise CallbackError(f"ModelSaver: max_to_keep must be at least 1, got {max_to_keep}")
-        if keep_every_n_hours is not None and not keep_every_n_hours > 0:
-            raise CallbackError(f"ModelSaver: keep_every_n_hours must be positive, got {keep_every_n_hours}")
         if interval not in (None, "auto"):
             raise CallbackError(f'ModelSaver: interval must be "auto", got {interval!r}; else use .every(steps=...)')
         if failures_per_day is not None and (interval is None or not failures_per_day > 0):
@@ -70,32 +63,23 @@ class ModelSaver(Callback):
             )
         self.max_to_keep = max_to_keep
         self.asynchronous = asynchronous
-        self._under_way: tuple[Callable[[], Path], dict[str, Any]] | None = None
-        self._keep_seconds = None if keep_every_n_hours is None else keep_every_n_hours * 3600
-        self._clock = clock
-        self._kept: list[int] = []
-        self._kept_at: float | None = None
+        self._under_way: Callable[[], Path] | None = None
         self._is_timed = interval == "auto"
         self._failure_seconds = _FAILURE_SECONDS if failures_per_day is None else _DAY / failures_per_day
-        self._timer = timer
+        self._clock = clock
         self._saved_at = (-1, 0.0)  # the step and the time
 
     def overrides(self, hook: str) -> bool:
         if hook in ("next_step", "trigger_step") and not self._is_timed:
             return False
-        return super().overrides(hook) and (hook != "state_dict" or self._keep_seconds is not None)
+        return super().overrides(hook)
 
     def setup(self) -> None:
         self.trainer.require_experiment("ModelSaver")
-        if begins_anew(self):
-            self._kept, self._kept_at = [], None
-        self._protect()
         self._interval = SaveInterval(self._failure_seconds, self.trainer.workers)
 
     def before_train(self) -> None:
-        if self._kept_at is None:
-            self._kept_at = self._clock()
-        self._saved_at = (-1, self._timer())
+        self._saved_at = (-1, self._clock())
 
     def every(self, **intervals: Any) -> PeriodicTrigger:
         if self._is_timed:
@@ -116,33 +100,28 @@ class ModelSaver(Callback):
             self.trigger()
 
     def _is_due(self) -> bool:
-        return self._timer() - self._saved_at[1] >= self._interval.seconds
+        return self._clock() - self._saved_at[1] >= self._interval.seconds
 
     def trigger(self) -> None:
         if not self._is_timed:
             self._save()
             return
-        begin, step = self._timer(), self.trainer.global_step
+        begin, step = self._clock(), self.trainer.global_step
         if self._saved_at[0] == step:
             return
         self.trainer.monitors.put_scalar("checkpoint/interval", self._interval.seconds)
         self._save()
-        self._saved_at = (step, self._timer())
+        self._saved_at = (step, self._clock())
         line = self._interval.note(self._saved_at[1] - begin)
         if line is not None:
             self.trainer.log(line)
 
     def _save(self) -> None:
         self._finish()
-        before = self.state_dict()
-        if self._keep_seconds is not None and self._clock() - before["kept_at"] >= self._keep_seconds:
-            # Noted first, so that the checkpoint itself says that it is to stay.
-            self._kept = [*self._kept, self.trainer.global_step]
-            self._kept_at = self._clock()
         try:
-            self._under_way = (self.trainer.run.start_save(), before)
+            self._under_way = self.trainer.run.start_save()
         except CheckpointError as error:
-            self._report(error, before)
+            self._report(error)
         if not self.asynchronous:
             self._finish()
 
@@ -153,38 +132,24 @@ class ModelSaver(Callback):
         """Wait until the checkpoint that was begun last is written, and delete older ones."""
         if self._under_way is None:
             return
-        (finish, before), self._under_way = self._under_way, None
-        is_known_bad = not self.trainer.run.state_is_sound
+        finish, self._under_way = self._under_way, None
+        run = self.trainer.run
+        is_known_bad = not run.state_is_sound
         try:
             with self.trainer.stop.uninterrupted():
                 finish()
         except CheckpointError as error:
-            self._report(error, before)
+            self._report(error)
             return
         except NonFiniteError:
             if not is_known_bad:
                 raise
             return
-        self._protect()
-        run = self.trainer.run
         run.checkpoints.prune(self.max_to_keep, protected=run.protected_steps)
 
-    def _report(self, error: CheckpointError, before: dict[str, Any]) -> None:
+    def _report(self, error: CheckpointError) -> None:
         # A full disk may have room again at the next save; the steps in between are worth having.
-        self.load_state_dict(before)
         self.trainer.log(f"WARNING: {error}; training continues")
-
-    def _protect(self) -> None:
-        if self._keep_seconds is not None:
-            self.trainer.run.protect(self.state_key or self.name, self._kept)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"kept": self._kept, "kept_at": self._kept_at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._kept = [int(step) for step in state["kept"]]
-        self._kept_at = None if state["kept_at"] is None else float(state["kept_at"])
-        self._protect()
 
 
 class SaveInterval:

@@ -47,9 +47,6 @@ class JSONWriter(Monitor):
     def before_train(self) -> None:
         self._open_rows()
 
-    def put_scalar(self, name: str, value: float, step: int) -> None:
-        JSONWriter.put_scalars(self, {name: value}, step)
-
     def put_scalars(self, values: Mapping[str, float], step: int) -> None:
         rows = self._open_rows()
         if not rows or rows[-1]["step"] != step:

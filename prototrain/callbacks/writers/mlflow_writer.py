@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import posixpath
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,6 @@ _OUTCOME = "prototrain.outcome"
 _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED", "running": "RUNNING"}
 _METRICS_IN_BATCH, _PARAMS_IN_BATCH = 1000, 100  # what a server takes in one request
 _LONGEST_TAG = 5000
-_UNKNOWN_TO_MLFLOW = re.compile(r"[^a-zA-Z0-9_\-./ ]")  # of what a name may consist of, those of pictures included
 
 
 class MLflowWriter(Tracker):
@@ -97,18 +95,9 @@ class MLflowWriter(Tracker):
         return None
 
     def _experiment_id(self) -> str:
-        from mlflow.exceptions import MlflowException
-
         name = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
         found = self._client.get_experiment_by_name(name)
-        if found is None:
-            try:
-                return str(self._client.create_experiment(name))
-            except MlflowException as error:  # another run may have been faster
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise
-                found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id)
+        return str(self._client.create_experiment(name) if found is None else found.experiment_id)
 
     def _send_config(self, run: str, known: Mapping[str, str]) -> None:
         from mlflow.entities import Param
@@ -160,6 +149,5 @@ def _milliseconds(point: Point) -> int:
 
 
 def _as_key(name: str) -> str:
-    """A name as MLflow allows it: of known signs only, and a path that leads nowhere else."""
-    key = posixpath.normpath(_UNKNOWN_TO_MLFLOW.sub("_", name).lstrip("/"))
-    return re.sub(r"^\.{1,2}(?=/|$)", "_", key)[:250]
+    """A name as MLflow allows it, also for pictures."""
+    return re.sub(r"[^\w\-./ ]", "_", name, flags=re.ASCII)[:250]

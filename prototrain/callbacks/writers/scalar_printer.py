@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import html
 import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from prototrain.callbacks.base import innermost
 from prototrain.callbacks.monitor import Monitor, as_number
 from prototrain.callbacks.writers.summaries import Summaries
 from prototrain.errors import CallbackError
-from prototrain.system.terminal import in_notebook, one_line
+from prototrain.system.terminal import one_line
 from prototrain.system.wording import in_clock, in_digits, shortened, some_of
 
 _WIDTH, _HEIGHT = 120, 40  # where there is no terminal
@@ -23,8 +21,6 @@ _NUMBER = 10  # the longest that a number gets, so that columns stay where they 
 _LONGEST_NAME = 24
 _LEAD = ("step", "epoch", "time", "steps/s", "data")
 _OF_ENGINE = ("checkpoint", "cluster", "hyper", "perf")  # prefixes of scalars that come last
-_BOLD, _GREEN, _PLAIN = "\x1b[1m", "\x1b[32m", "\x1b[0m"
-_MOST_ROWS = 1000  # of a notebook's table
 
 
 @dataclass
@@ -52,7 +48,7 @@ class ScalarPrinter(Monitor):
     Those of training are means over the steps since the last record of `Summaries`; without `Summaries` in the list
     they are the last step's values. "steps/s" is that of the steps since the last line, without what callbacks took. A
     star marks the best value so far, of the losses of held-out data and of what a saver or `EarlyStopping` watches.
-    Columns that do not fit into the terminal are left out. A notebook shows one table that grows.
+    Columns that do not fit into the terminal are left out.
 
     Args:
         whitelist: regular expressions; only scalars whose name one of them matches (`re.match`) are printed.
@@ -73,42 +69,34 @@ class ScalarPrinter(Monitor):
         self._header: tuple[list[int], list[str]] = [], []  # widths and columns of the last one
         self._has_left_out = False
         self._lines = 0  # since then
-        self._notebook = _NotebookTable() if in_notebook() else None
 
     def before_train(self) -> None:
         self._since = self.trainer.global_step, self.trainer.times.steps
 
-    def put_scalar(self, name: str, value: float, step: int) -> None:
-        self._recorded[name] = (step, value)
+    def put_scalars(self, values: Mapping[str, float], step: int) -> None:
+        self._recorded |= {name: (step, value) for name, value in values.items()}
 
     def trigger(self) -> None:
         rows = self._rows()
         if not rows:
             return
         columns = sorted(self._prefixes, key=self._rank)
-        if self._notebook is not None:
-            self._notebook.show(columns, rows)
-        is_terminal = sys.stdout.isatty()
-        size = shutil.get_terminal_size() if is_terminal else os.terminal_size((_WIDTH, _HEIGHT))
+        size = shutil.get_terminal_size() if sys.stdout.isatty() else os.terminal_size((_WIDTH, _HEIGHT))
         widths = [
             *(max(5, 0 if self.trainer.is_endless else len(str(self.trainer.total_steps))), 5, 8, 7),
             max(4, *(len(one_line(prefix)) for prefixes in self._prefixes.values() for prefix in prefixes)),
         ]
         shown = _that_fit(columns, size.columns - sum(widths) - 2 * len(widths))
-        lines: list[tuple[str, str]] = []  # plain, and as on a terminal
+        lines = [_line(row, widths, shown) for row in rows]
         if (widths, shown) != self._header or self._lines + len(rows) > size.lines - 3:
             left_out = [column for column in columns if column not in shown]
             if left_out and not self._has_left_out:
                 self._has_left_out = True
                 self.trainer.log(f"not printed for lack of room: {some_of(left_out)}")
             self._header, self._lines = (widths, shown), 0
-            header = _line(_Row(list(_LEAD), {name: _short(name) for name in shown}), widths, shown)
-            lines.append((header, f"{_BOLD}{header}{_PLAIN}"))
+            lines.insert(0, _line(_Row(list(_LEAD), {name: _short(name) for name in shown}), widths, shown))
         self._lines += len(rows)
-        lines += [(_line(row, widths, shown), _line(row, widths, shown, colour=True)) for row in rows]
-        text, coloured = ("\n".join(each) for each in zip(*lines, strict=True))
-        wants_colour = is_terminal and not os.environ.get("NO_COLOR")
-        self.trainer.run.log(text, shown="" if self._notebook else coloured if wants_colour else None)
+        self.trainer.log("\n".join(lines))
 
     def _rows(self) -> list[_Row]:
         """The scalars that are due, a row for each prefix and step; remembers the columns."""
@@ -152,29 +140,6 @@ class ScalarPrinter(Monitor):
         return allowed and not any(pattern.match(name) for pattern in self._blacklist)
 
 
-class _NotebookTable:
-    """A table below a notebook's cell, which grows in place."""
-
-    def __init__(self) -> None:
-        self._rows: list[_Row] = []
-        self._display: Any = None
-
-    def show(self, columns: list[str], rows: list[_Row]) -> None:
-        """Add rows."""
-        from IPython import display
-
-        self._rows = [*self._rows, *rows][-_MOST_ROWS:]
-        lines = ["".join(f"<th>{html.escape(one_line(name))}</th>" for name in (*_LEAD, *columns))]
-        for row in self._rows:
-            cells = [f"<b>{row.cells[one]}*</b>" if one in row.best else row.cells.get(one, "") for one in columns]
-            lines.append("".join(f"<td>{cell}</td>" for cell in [*map(html.escape, row.lead), *cells]))
-        page = display.HTML(f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>")  # type: ignore[no-untyped-call]
-        if self._display is None:
-            self._display = display.display(page, display_id=True)  # type: ignore[no-untyped-call]
-        else:
-            self._display.update(page)
-
-
 def _short(name: str) -> str:
     return shortened(one_line(name), _LONGEST_NAME)
 
@@ -193,16 +158,13 @@ def _that_fit(columns: list[str], width: int) -> list[str]:
     return shown
 
 
-def _line(row: _Row, widths: list[int], columns: list[str], *, colour: bool = False) -> str:
+def _line(row: _Row, widths: list[int], columns: list[str]) -> str:
     # The name of the dataset is the only text; a star takes the place of a blank behind its number.
     lead = [f"{text:>{width}}" for text, width in zip(row.lead[:-1], widths, strict=False)]
     parts = ["  ".join([*lead, f"{row.lead[-1]:<{widths[-1]}}"])]
     for column in columns:
-        text = row.cells.get(column, "")
-        is_best = column in row.best
-        cell = f"{text}*" if is_best else f"{text} "
-        padding = " " * (_room(column) + 1 - len(cell))
-        parts.append(f"{padding}{_GREEN}{cell}{_PLAIN}" if is_best and colour else f"{padding}{cell}")
+        cell = row.cells.get(column, "") + ("*" if column in row.best else " ")
+        parts.append(f"{cell:>{_room(column) + 1}}")
     return " ".join(parts).rstrip()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection
 from statistics import fmean
 from typing import Any
@@ -10,14 +11,57 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from prototrain.callbacks.base import Callback, begins_anew
+from prototrain.callbacks.base import Callback
 from prototrain.callbacks.monitor import as_json, as_number, scalar_in
 from prototrain.errors import CallbackError
 from prototrain.step.variables import scratch_variable
 from prototrain.towers import components
 
 
-class Summaries(Callback):
+class StepSums(Callback):
+    """Base of callbacks that keep two numbers for each scalar of the step, which change in every step.
+
+    In a compiled trainer they are a variable, which is made when the step is traced and its scalars are known; its
+    values are in every checkpoint.
+    """
+
+    chief_only = False  # all workers trace the same step
+
+    def __init__(self) -> None:
+        self._variable: tf.Variable | None = None  # of shape [2, scalars]
+        self._names: tuple[str, ...] = ()
+        self._values: dict[str, list[float]] = {}  # in a Python trainer, and before the step is traced
+
+    def setup(self) -> None:
+        self._values, self._variable, self._names = self._pairs(), None, ()
+
+    def _pairs(self) -> dict[str, list[float]]:
+        """Both numbers by the name of their scalar."""
+        if self._variable is None:
+            return self._values
+        pairs = tf.convert_to_tensor(self._variable).numpy().T.tolist()
+        return dict(zip(self._names, pairs, strict=True))
+
+    def _traced_variable(self, names: tuple[str, ...]) -> tf.Variable:
+        """The variable for these scalars and all before: `SetTrainable` may add some during the run."""
+        if self._variable is None or not set(self._names).issuperset(names):
+            with tf.init_scope(), self.trainer._setup_scope():
+                pairs = {**{name: [0.0, 0.0] for name in names}, **self._pairs()}
+                self._names = tuple(pairs)
+                self._variable = scratch_variable(np.transpose([*pairs.values()]), name="sums", dtype=tf.float64)
+            for copy in components(self._variable):
+                copy.is_scratch = True
+            self.trainer.callbacks.variables.append(self._variable)
+        return self._variable
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"pairs": {name: [as_json(number) for number in pair] for name, pair in self._pairs().items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._values = {name: [float(number) for number in pair] for name, pair in state["pairs"].items()}
+
+
+class Summaries(StepSums):
     """Records the means of the training scalars over the steps since the last record, as ``trn/...``, and what the
     model gave to `tf.summary` in the last step.
 
@@ -35,24 +79,11 @@ class Summaries(Callback):
         prefix: what the scalars' names start with.
     """
 
-    chief_only = False  # all workers trace the same step
-
     def __init__(self, *, prefix: str = "trn") -> None:
+        super().__init__()
         self.prefix = prefix
         self.state_key = f"Summaries/{prefix}"
-        self._forget()
-
-    def _forget(self) -> None:
-        self._names: tuple[str, ...] = ()
-        self._variable: tf.Variable | None = None  # of a compiled trainer: the sums, and below them the counts
-        self._totals: dict[str, list[float]] = {}  # the same elsewhere, and before the step is traced
         self._last: tuple[int, dict[str, float]] = (-1, {})  # the step and the means of the last record
-
-    def setup(self) -> None:
-        self.trainer.monitors.announce(self, self.prefix, None)
-        if begins_anew(self):
-            self._forget()
-        self._totals, self._variable, self._names = self._sums_and_counts(), None, ()
 
     def watches(self) -> Collection[str] | None:
         return ()
@@ -61,7 +92,7 @@ class Summaries(Callback):
         if tf.executing_eagerly():
             for name, value in outputs.items():
                 number = as_number(f"{self.prefix}/{name}", value)
-                total = self._totals.setdefault(name, [0.0, 0])
+                total = self._values.setdefault(name, [0.0, 0])
                 if not math.isnan(number):
                     total[0] += number
                     total[1] += 1
@@ -69,31 +100,13 @@ class Summaries(Callback):
         scalars = {name: value for name, value in outputs.items() if value.shape.rank == 0}
         if not scalars:
             return
-        if self._variable is None or not set(self._names).issuperset(scalars):
-            self._variable = self._make_variable(scalars)
+        variable = self._traced_variable(tuple(scalars))
         values = [scalars.get(name, tf.constant(math.nan)) for name in self._names]
         dtype = tf.float32 if all(value.dtype == tf.float32 for value in values) else tf.float64
         row = tf.stack([tf.cast(value, dtype) for value in values])
         is_nan = tf.math.is_nan(row)
         new = tf.stack([tf.where(is_nan, tf.zeros([], dtype), row), tf.cast(~is_nan, dtype)])
-        self._variable.assign_add(tf.cast(new, tf.float64))
-
-    def _make_variable(self, scalars: Collection[str]) -> tf.Variable:
-        """Make the variable for these scalars and all before: `SetTrainable` may add some during the run."""
-        with tf.init_scope(), self.trainer._setup_scope():
-            totals = {**{name: [0.0, 0] for name in scalars}, **self._sums_and_counts()}
-            self._names = tuple(totals)
-            made = scratch_variable(np.transpose([*totals.values()]), name="sums", dtype=tf.float64)
-        for copy in components(made):
-            copy.is_scratch = True
-        self.trainer.callbacks.variables.append(made)
-        return made
-
-    def _sums_and_counts(self) -> dict[str, list[float]]:
-        if self._variable is None:
-            return self._totals
-        pairs = tf.convert_to_tensor(self._variable).numpy().T.tolist()
-        return dict(zip(self._names, pairs, strict=True))
+        variable.assign_add(tf.cast(new, tf.float64))
 
     def means(self) -> dict[str, float]:
         """The means over the steps since the last record; right after a record, its own."""
@@ -101,7 +114,7 @@ class Summaries(Callback):
         if step == self.trainer.global_step:
             return recorded
         found = {name: as_number(f"{self.prefix}/{name}", value) for name, value in self.trainer.outputs.items()}
-        for name, (total, count) in self._sums_and_counts().items():
+        for name, (total, count) in self._pairs().items():
             if count and not (name in found and name in self.trainer.unaveraged):
                 found[name] = total / count
         return found
@@ -109,7 +122,7 @@ class Summaries(Callback):
     def trigger(self) -> None:
         # A resumed run that has to finish a step records what that step has recorded before.
         self._last = self.trainer.global_step, self.means()
-        self._totals = {}
+        self._values = {}
         if self._variable is not None:
             self._variable.assign(tf.zeros_like(self._variable))
         self.trainer.monitors.put_scalars(self._last[1], self.prefix)
@@ -128,12 +141,73 @@ class Summaries(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         step, means = self._last
-        totals = {name: [as_json(total), count] for name, (total, count) in self._sums_and_counts().items()}
-        return {"totals": totals, "step": step, "means": {name: as_json(mean) for name, mean in means.items()}}
+        return {**super().state_dict(), "step": step, "means": {name: as_json(mean) for name, mean in means.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._totals = {name: [float(total), float(count)] for name, (total, count) in state["totals"].items()}
+        super().load_state_dict(state)
         self._last = int(state["step"]), {name: float(mean) for name, mean in state["means"].items()}
+
+
+class MovingAverageSummary(StepSums):
+    """Averages scalars over the steps inside the compiled call, and records them as ``trn/<name>_average`` when
+    triggered.
+
+    The averages are part of every checkpoint.
+
+    Args:
+        names: of the step's scalars.
+        pattern: instead of names, a regular expression for whole names; ``.*`` for all scalars.
+        decay: how much of the average stays in each step.
+        prefix: what the scalars' names start with.
+
+    Raises:
+        CallbackError: `decay` is not between 0 and 1, or neither names nor a pattern are given; while training, if
+            there is no such scalar.
+    """
+
+    def __init__(self, *names: str, pattern: str | None = None, decay: float = 0.95, prefix: str = "trn") -> None:
+        if bool(names) == (pattern is not None) or not all(isinstance(name, str) for name in names):
+            raise CallbackError(
+                "MovingAverageSummary: name the scalars, such as MovingAverageSummary('loss'), or give a pattern, such "
+                "as MovingAverageSummary(pattern='.*')"
+            )
+        if not 0 < decay < 1:
+            raise CallbackError(f"MovingAverageSummary: decay must be between 0 and 1, got {decay!r}")
+        try:
+            self._pattern = None if pattern is None else re.compile(pattern)
+        except re.error as error:
+            raise CallbackError(f"MovingAverageSummary: {pattern!r} is not a regular expression: {error}") from error
+        super().__init__()
+        self.names = names
+        self.decay = decay
+        self.prefix = prefix
+        self.state_key = f"MovingAverageSummary/{decay}/{pattern or ','.join(names)}"
+
+    def after_run(self, outputs: dict[str, Any]) -> None:
+        pattern = self._pattern
+        names = self.names if pattern is None else tuple(name for name in outputs if pattern.fullmatch(name))
+        missing = [name for name in names if name not in outputs]
+        if missing or not names:
+            wanted = ", ".join(missing) or repr(pattern and pattern.pattern)
+            known = ", ".join(outputs) or "none"
+            raise CallbackError(f"MovingAverageSummary: the step has no scalar {wanted}; it has: {known}")
+        # For each scalar the weighted sum of its values, and the sum of the weights.
+        if tf.executing_eagerly():
+            for name in names:
+                total, weight = self._values.get(name, [0.0, 0.0])
+                self._values[name] = [self._moved(total, as_number(name, outputs[name])), self._moved(weight, 1.0)]
+            return
+        variable = self._traced_variable(names)
+        values = [tf.cast(outputs[name], tf.float64) for name in self._names]
+        variable.assign(self._moved(variable, tf.stack([values, [tf.constant(1.0, tf.float64)] * len(values)])))
+
+    def _moved(self, old: Any, new: Any) -> Any:
+        return self.decay * old + (1 - self.decay) * new
+
+    def trigger(self) -> None:
+        for name, (total, weight) in self._pairs().items():
+            if weight:
+                self.trainer.monitors.put_scalar(f"{self.prefix}/{name}_average", total / weight)
 
 
 class GradientNorm(Callback):

@@ -17,8 +17,7 @@ import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
 
 from prototrain.callbacks.monitor import Monitor
 from prototrain.callbacks.pictures import text_summary
@@ -37,7 +36,7 @@ class TensorBoardWriter(Monitor):
     because the disk is full are kept and written once there is room.
 
     The config is written as the text ``config`` at each start of the run, and its values are a row of the tab HPARAMS.
-    TensorBoard shows the values of the first start there, and whether the run has finished.
+    TensorBoard shows the values of the first start there.
 
     Args:
         clock: returns seconds since the epoch, for the events' wall time.
@@ -47,11 +46,6 @@ class TensorBoardWriter(Monitor):
         self._clock = clock
         self._sub_runs: dict[str, _SubRun] | None = None
         self._failing = False
-        # The names of the last scalars, their events by prefix, and the slots of their numbers in them. Making a
-        # message takes longer than all else, and usually only the numbers change.
-        self._names: list[str] = []
-        self._events: dict[str, Event] = {}
-        self._slots: list[Any] = []
 
     def setup(self) -> None:
         self._directory = self.trainer.require_experiment("TensorBoardWriter").summaries
@@ -68,28 +62,18 @@ class TensorBoardWriter(Monitor):
         values = {key: value for key, value in config.to_plain().items() if key not in LOCATION_KEYS}
         self._add_summary(_start({key: _as_hparam(value) for key, value in values.items()}, self._clock()))
 
-    def put_scalar(self, name: str, value: float, step: int) -> None:
-        TensorBoardWriter.put_scalars(self, {name: value}, step)
-
     def put_scalars(self, values: Mapping[str, float], step: int) -> None:
-        names = list(values)
-        if names != self._names:
-            self._names, self._events, self._slots = names, {}, []
-            for name in names:
-                prefix, _, tag = name.partition("/")
-                if not tag:
-                    prefix, tag = "", name
-                self._slots.append(self._events.setdefault(prefix, Event()).summary.value.add(tag=tag))
-        for slot, value in zip(self._slots, values.values(), strict=True):
-            slot.simple_value = value
-        for prefix, event in self._events.items():
-            event.step = step
-            self.add_event(prefix, event)
+        events: dict[str, Event] = {}
+        for name, value in values.items():
+            prefix, slash, tag = name.partition("/")
+            if not slash:
+                prefix, tag = "", name
+            event = events.setdefault(prefix, Event(step=step))
+            event.summary.value.add(tag=tag, simple_value=value)
+        for prefix, event in events.items():
+            self.put_event(prefix, event)
 
     def put_event(self, prefix: str, event: Event) -> None:
-        self.add_event(prefix, event)
-
-    def add_event(self, prefix: str, event: Event) -> None:
         """Write any event into the sub-run of a prefix; its wall time is set here."""
         sub_runs = self._open()
         if prefix not in sub_runs:
@@ -99,7 +83,7 @@ class TensorBoardWriter(Monitor):
 
     def _add_summary(self, summary: Summary) -> None:
         """Write a summary of the whole run."""
-        self.add_event("", Event(step=self.trainer.global_step, summary=summary))
+        self.put_event("", Event(step=self.trainer.global_step, summary=summary))
 
     def flush(self) -> None:
         waiting = [sub_run for sub_run in (self._sub_runs or {}).values() if sub_run.events]
@@ -114,11 +98,6 @@ class TensorBoardWriter(Monitor):
             self._failing = self._failing and not waiting
 
     def after_train(self) -> None:
-        # TensorBoard shows the first end that it reads, so only the end of a finished run is written.
-        has_config = self._sub_runs is not None and self.trainer.config is not None
-        if has_config and self.trainer.outcome.state == "finished":
-            end = SessionEndInfo(status=STATUS_SUCCESS, end_time_secs=self._clock())
-            self._add_summary(_of_session("session_end_info", HParamsPluginData(session_end_info=end)))
         self.flush()
         for sub_run in (self._sub_runs or {}).values():
             sub_run.close()
@@ -132,7 +111,7 @@ class TensorBoardWriter(Monitor):
                 # TensorBoard drops the steps from this one on. At step 0 everything is made anew, step 0 as well.
                 step = self.trainer.global_step
                 mark = Event(step=step + 1 if step else 0, session_log=SessionLog(status=SessionLog.START))
-                self.add_event(prefix, mark)
+                self.put_event(prefix, mark)
         return self._sub_runs
 
 
@@ -153,26 +132,19 @@ def _start(values: Mapping[str, bool | float | str], now: float) -> Summary:
     for name, value in sorted(values.items()):
         kind = "bool" if isinstance(value, bool) else "string" if isinstance(value, str) else "number"
         setattr(start.hparams[name], f"{kind}_value", value)
-    return _of_session("session_start_info", HParamsPluginData(session_start_info=start))
-
-
-def _of_session(tag: str, data: HParamsPluginData) -> Summary:
-    content = SummaryMetadata.PluginData(plugin_name="hparams", content=data.SerializeToString())
+    data = HParamsPluginData(session_start_info=start).SerializeToString()
+    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="hparams", content=data))
     no_numbers = TensorProto(dtype="DT_FLOAT", tensor_shape={"dim": [{"size": 0}]})
-    metadata = SummaryMetadata(plugin_data=content)
-    return Summary(value=[Summary.Value(tag=f"_hparams_/{tag}", metadata=metadata, tensor=no_numbers)])
+    return Summary(value=[Summary.Value(tag="_hparams_/session_start_info", metadata=metadata, tensor=no_numbers)])
 
 
 class _SubRun:
     """The event file of one prefix, and the events that are not written yet."""
 
-    _path: Path
-
     def __init__(self, directory: Path) -> None:
         self.events: list[bytes] = []
         self._directory = directory
         self._file: Any = None
-        self._good_size = 0
 
     def flush(self, now: float) -> None:
         """Write the events, all or none.
@@ -186,9 +158,8 @@ class _SubRun:
                 self._file.write(event)
             self._file.flush()
         except tf.errors.OpError:
-            self._abandon()
+            self.close()
             raise
-        self._good_size = self._path.stat().st_size
         self.events = []
 
     def close(self) -> None:
@@ -204,15 +175,6 @@ class _SubRun:
         # clock says.
         matches = map(_EVENT_FILE.fullmatch, os.listdir(self._directory))
         number = max([int(now), *(int(match[1]) + 1 for match in matches if match)])
-        self._path = self._directory / f"events.out.tfevents.{number:010d}.{platform.node()}"
-        self._good_size = 0
-        self._file = tf.io.TFRecordWriter(str(self._path))
+        path = self._directory / f"events.out.tfevents.{number:010d}.{platform.node()}"
+        self._file = tf.io.TFRecordWriter(str(path))
         return bytes(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
-
-    def _abandon(self) -> None:
-        """Cut broken records off the file; the next flush begins another one."""
-        self.close()
-        if self._good_size:
-            os.truncate(self._path, self._good_size)
-        else:
-            self._path.unlink(missing_ok=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from prototrain.callbacks.base import Priority, begins_anew
+from prototrain.callbacks.base import Priority
 from prototrain.callbacks.monitor import Monitor
 from prototrain.errors import CallbackError, PrototrainError
 from prototrain.system.tracebacks import in_one_line
@@ -35,7 +35,7 @@ class Tracker(Monitor):
     """Sends scalars, pictures, the config and the outcome of a run to an experiment tracker.
 
     A thread sends new values every few seconds, so that a slow server does not slow the run down. If sending fails,
-    that is reported once, and the values are sent later. Checkpoints hold the values that are not sent yet.
+    that is reported once, and the values are sent later. Checkpoints hold the scalars that are not sent yet.
 
     A resumed run continues the same run of the tracker, whose id is in the checkpoint. It repeats the steps that a
     killed run made after its last checkpoint, and sends them again.
@@ -58,7 +58,12 @@ class Tracker(Monitor):
         self._seconds = seconds
         self._clock = clock
         self._run: str | None = None
-        self._restored: list[Point] = []
+        self._waiting: list[Point] = []
+        self._under_way: list[Point] = []
+        self._sending: Future[None] | None = None
+        self._pool: ThreadPoolExecutor | None = None  # once it is connected
+        self._failing = self._has_warned = False
+        self._sent_at = clock()
 
     # -- for subclasses -----------------------------------------------------------------------------------------------
 
@@ -87,29 +92,22 @@ class Tracker(Monitor):
 
     # -- hooks --------------------------------------------------------------------------------------------------------
 
-    def setup(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
-        self._sending: Future[None] | None = None
-        self._under_way: list[Point] = []
-        self._waiting: list[Point] = []
-        self._failing = self._has_warned = False
-        self._sent_at = self._clock()
-        if begins_anew(self):
-            self._run, self._restored = None, []
-
     def before_train(self) -> None:
         self._open()
 
-    def put_scalar(self, name: str, value: float, step: int) -> None:
-        self._put(Point(name, step, self._clock(), value))
+    def put_scalars(self, values: Mapping[str, float], step: int) -> None:
+        self._open()
+        self._waiting += [Point(name, step, self._clock(), value) for name, value in values.items()]
 
     def put_event(self, prefix: str, event: Event) -> None:
+        self._open()
         for value in event.summary.value:
             name = f"{prefix}/{value.tag}" if prefix else value.tag
             if value.metadata.plugin_data.plugin_name == "images":
                 needed("PIL.Image", self.name, self.extra)
                 # Before the pictures themselves stand their width and height.
-                self._put(Point(name, event.step, self._clock(), pictures=tuple(value.tensor.string_val[2:])))
+                pictures = tuple(value.tensor.string_val[2:])
+                self._waiting.append(Point(name, event.step, self._clock(), pictures=pictures))
             elif not self._has_warned:
                 self._has_warned = True
                 self.trainer.log(
@@ -120,7 +118,7 @@ class Tracker(Monitor):
         if self._pool is None or (self._sending is not None and not self._sending.done()):
             return
         self._take_result()
-        if self._waiting and self._clock() - self._sent_at >= self._seconds:
+        if self._clock() - self._sent_at >= self._seconds:
             self._begin_sending(self._pool)
 
     def after_train(self) -> None:
@@ -128,15 +126,13 @@ class Tracker(Monitor):
             return
         with self._pool as pool:
             self._take_result()
-            if self._waiting:
-                self._begin_sending(pool)
-                self._take_result()
+            self._begin_sending(pool)
+            self._take_result()
         self._pool = None
         if self._waiting:
             self.trainer.log(
                 f"WARNING: {self.name}: run {self._run} lacks {len(self._waiting)} values from step "
-                f"{self._waiting[0].step} on; a run that is resumed from a later checkpoint sends "
-                "them"
+                f"{self._waiting[0].step} on; a run that is resumed from a later checkpoint sends them"
             )
         try:
             self.close(self.trainer.outcome)
@@ -150,32 +146,27 @@ class Tracker(Monitor):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._run = state["run"]
-        self._restored = [Point(name, step, at, float(value)) for name, step, at, value in state["waiting"]]
+        self._waiting = [Point(name, step, at, float(value)) for name, step, at, value in state["waiting"]]
 
     # -- sending ------------------------------------------------------------------------------------------------------
-
-    def _put(self, point: Point) -> None:
-        self._open()
-        self._waiting.append(point)
 
     def _open(self) -> None:
         """Connect, the first time. Callbacks that come earlier may record something in their `before_train`."""
         if self._pool is not None:
             return
-        before = self._run
         try:
-            self._run = self.connect(before)
+            self._run = self.connect(self._run)
         except PrototrainError:
             raise
         except Exception as error:
             raise CallbackError(f"{self.name} cannot begin: {in_one_line(error)}") from error
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=self.name)
-        self._waiting, self._restored = self._restored, []
 
     def _begin_sending(self, pool: ThreadPoolExecutor) -> None:
-        self._under_way, self._waiting = self._waiting, []
-        self._sent_at = self._clock()
-        self._sending = pool.submit(self.send, self._under_way)
+        if self._waiting:
+            self._under_way, self._waiting = self._waiting, []
+            self._sent_at = self._clock()
+            self._sending = pool.submit(self.send, self._under_way)
 
     def _take_result(self) -> None:
         """Wait for what is being sent; what was not taken waits for the next time."""
@@ -196,16 +187,7 @@ class Tracker(Monitor):
 
 
 def needed(module: str, who: str, extra: str) -> Any:
-    """Import what an extra brings.
-
-    Args:
-        module: its name.
-        who: needs it.
-        extra: of prototrain.
-
-    Raises:
-        CallbackError: it is not installed.
-    """
+    """Import a module that an extra of prototrain brings; a CallbackError names the extra if it is not installed."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

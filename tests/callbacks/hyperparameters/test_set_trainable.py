@@ -11,11 +11,8 @@ import tensorflow as tf
 
 from prototrain import AsyncTrainer, Callback, KerasTrainer, ModelDict, SyncReplicatedTrainer
 from prototrain.callbacks import (
-    AssignVariables,
     ExponentialMovingAverage,
     HyperParamSetterWithFunc,
-    KerasCallback,
-    LearningRate,
     ModelSaver,
     SetTrainable,
 )
@@ -115,29 +112,19 @@ def by_hand(trainer: TowerTrainer, more: list[Callback]) -> None:
 
 MORE: dict[str, tuple[Callable[..., TowerTrainer], dict[str, Any], Callable[[], list[Callback]]]] = {
     "adam": (simple, {}, list),
-    "momentum": (simple, {"model__optimizer__method": "msgd"}, list),
-    "accumulating": (simple, {"model__accumulate_steps": 2}, list),
     "decay and clipping": (
         simple,
         {"model__weight_decay__value": 0.1, "model__clip_gradients": True, "model__clip_gradients__global_norm": 1.0},
         list,
     ),
-    "xla": (simple, {"model__jit_compile": True}, list),
     "float16": (simple, {"model__mixed_precision": "mixed_float16"}, list),
     "two towers": (towers, {}, list),
-    "a schedule": (simple, {}, lambda: [LearningRate(lambda step: 0.1 / (1.0 + tf.cast(step, tf.float32)))]),
     "a setter": (
         simple,
         {},
         lambda: [HyperParamSetterWithFunc("learning_rate", lambda _, rate: rate / 2).every(steps=2)],
     ),
-    "Keras's": (
-        simple,
-        {},
-        lambda: [KerasCallback(keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5))],
-    ),
     "averages": (simple, {}, lambda: [ExponentialMovingAverage(0.5)]),
-    "clipped": (simple, {}, lambda: [AssignVariables(lambda v: tf.clip_by_value(v, -0.3, 0.3), ".*kernel")]),
 }
 
 

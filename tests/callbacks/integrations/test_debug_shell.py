@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from prototrain.callbacks.integrations.shells import DebugShell
+from prototrain.callbacks.integrations import DebugShell
 from prototrain.errors import CallbackError
 from tests.tiny import CountingTrainer, tiny_trainer
 

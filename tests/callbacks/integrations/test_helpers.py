@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prototrain.callbacks import CallbackFactory, InjectShell, SendMonitorData, StartProcOrThread
+from prototrain.callbacks import CallbackFactory, InjectShell, SendMonitorData, StartProcOrThread, integrations
 from tests.tiny import CountingTrainer
 
 
@@ -31,8 +31,10 @@ def test_a_shell_when_the_file_appears(
         if self.trainer.global_step == 3:
             file.touch()
 
-    shell = InjectShell(file, shell=lambda trainer: steps.append(trainer.global_step))
-    CountingTrainer().train([shell.every(steps=1), CallbackFactory(trigger=ask).every(steps=1)], max_steps=6)
+    monkeypatch.setattr(integrations, "open_shell", lambda trainer: steps.append(trainer.global_step))
+    CountingTrainer().train(
+        [InjectShell(file).every(steps=1), CallbackFactory(trigger=ask).every(steps=1)], max_steps=6
+    )
     assert steps == opened and not file.exists()
     assert capsys.readouterr().out.count("this run has no terminal") == (not there)
 

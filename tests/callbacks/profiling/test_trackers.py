@@ -54,21 +54,17 @@ def test_host_memory() -> None:
 
 
 class Nvml:
-    """Two GPUs, which are busier at each question."""
+    """The driver's module, with two GPUs."""
 
     class NVMLError(Exception):
         pass
 
     def __init__(self, count: int = 2, *, broken: bool = False) -> None:
-        self.count, self.broken, self.asked, self.open = count, broken, 0, 0
+        self.count, self.broken = count, broken
 
     def nvmlInit(self) -> None:
         if self.broken:
             raise self.NVMLError("driver not loaded")
-        self.open += 1
-
-    def nvmlShutdown(self) -> None:
-        self.open -= 1
 
     def nvmlDeviceGetCount(self) -> int:
         return self.count
@@ -77,27 +73,27 @@ class Nvml:
         return index
 
     def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
-        self.asked += 1
         return SimpleNamespace(gpu=10 * handle + 5)
 
 
-def test_busy_gpus() -> None:
-    trainer, nvml = CountingTrainer(), Nvml()
-    trainer.train([GPUUtilizationTracker(nvml=nvml, seconds=3600).every(steps=2)], max_steps=4)
+def test_busy_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    trainer = CountingTrainer()
+    trainer.train([GPUUtilizationTracker(seconds=3600).every(steps=2)], max_steps=4)
     assert trainer.monitors.history("perf/gpu0_utilization") == [(2, 5.0), (4, 5.0)]
     assert trainer.monitors.history("perf/gpu1_utilization") == [(2, 15.0), (4, 15.0)]
-    assert nvml.open == 0
 
 
 @pytest.mark.parametrize(
     ("nvml", "reason"),
     [(Nvml(0), "there is no GPU"), (Nvml(broken=True), "the GPU driver does not answer (driver not loaded)")],
 )
-def test_no_gpus(nvml: Nvml, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_gpus(nvml: Nvml, reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
     trainer = CountingTrainer()
-    trainer.train([GPUUtilizationTracker(nvml=nvml).every(steps=1)], max_steps=2)
+    trainer.train([GPUUtilizationTracker().every(steps=1)], max_steps=2)
     assert capsys.readouterr().out.count(f"GPUUtilizationTracker records nothing: {reason}") == 1
-    assert trainer.monitors.names() == [] and nvml.open == 0
+    assert trainer.monitors.names() == []
 
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU")

@@ -25,14 +25,6 @@ def test_when_it_runs(options: dict[str, bool], steps: list[int]) -> None:
     assert seen == steps
 
 
-WEIGHT = tf.Variable(0.0)
-
-
-def test_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    CountingTrainer().train([RunOp(tf.function(lambda: WEIGHT.assign(2.0)), verbose=True)], max_steps=1)
-    assert WEIGHT.numpy() == 2 and capsys.readouterr().out.count("RunOp has called <lambda> after step 1") == 1
-
-
 def test_in_the_compiled_step() -> None:
     count = tf.Variable(0)
     trainer = tiny_trainer()

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import metadata as hparams
-from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS
 
 from prototrain import Callback
 from prototrain.callbacks import ModelSaver, Summaries, TensorBoardWriter
@@ -93,7 +92,6 @@ def test_a_full_disk_is_reported_once_and_made_up_for(experiment: Path, capsys: 
 def test_a_disk_full_from_the_start_is_made_up_for(experiment: Path) -> None:
     summaries = run(experiment, 4, FillsDisk(1, 3, 10))
     assert [step for step, _ in scalars(summaries / "trn")["loss"]] == [1, 2, 3, 4]
-    assert len(list((summaries / "trn").iterdir())) == 1
 
 
 def test_the_config_is_text_and_a_row_of_hparams(experiment: Path) -> None:
@@ -114,5 +112,3 @@ def test_the_config_is_text_and_a_row_of_hparams(experiment: Path) -> None:
     assert row["model.batch_size"].number_value == 16 and row["many"].string_value == "[1, 2]"
     assert row["model.optimizer.method"].string_value == "adam" and row["note"].string_value == "lone \\ud800"
     assert "trainer.experiment_name" not in row
-    content = events.SummaryMetadata(hparams.SESSION_END_INFO_TAG).plugin_data.content
-    assert hparams.parse_session_end_info_plugin_data(content).status == STATUS_SUCCESS

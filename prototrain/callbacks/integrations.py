@@ -1,0 +1,175 @@
+"""Shells, commands, processes and threads around a run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prototrain.callbacks.base import Callback, Priority
+from prototrain.errors import CallbackError
+
+if TYPE_CHECKING:
+    from prototrain.trainers.base import Trainer
+
+Startable = threading.Thread | BaseProcess
+
+
+class DebugShell(Callback):
+    """Opens IPython before the first step, with `trainer`, `model`, `config` and one `batch` at hand.
+
+    Leaving the shell (Ctrl-D) continues the run, whatever was raised in it.
+    """
+
+    def setup(self) -> None:
+        if not sys.stdin.isatty():
+            raise CallbackError("a debug shell needs a terminal to read from; leave out DebugShell (--debug)")
+
+    def before_train(self) -> None:
+        open_shell(self.trainer)
+
+
+class InjectShell(Callback):
+    """Opens the same shell as `DebugShell` when a file exists as it is triggered.
+
+    ``touch INJECT_SHELL.tmp`` asks for it; the file is deleted. ``InjectShell().every(seconds=5)`` looks often at no
+    cost. Without a terminal to read from, it prints a line and the run continues.
+
+    Args:
+        file: the file, seen from the directory that the run was started in.
+    """
+
+    def __init__(self, file: str | Path = "INJECT_SHELL.tmp") -> None:
+        self._file = Path(file)
+
+    def trigger(self) -> None:
+        if not self._file.exists():
+            return
+        self._file.unlink(missing_ok=True)
+        if sys.stdin.isatty():
+            open_shell(self.trainer)
+        else:
+            self.trainer.log(f"WARNING: {self._file} asks for a shell, but this run has no terminal to read from")
+
+
+def open_shell(trainer: Trainer) -> None:
+    """Open IPython with a trainer and what belongs to it at hand."""
+    names: dict[str, Any] = {
+        "trainer": trainer,
+        "model": getattr(trainer, "model", None),
+        "config": trainer.config,
+        "batch": getattr(getattr(trainer, "data", None), "first_batch", None),
+    }
+    banner = "trainer, model, config, batch are at hand; trainer.run_steps(1) trains a step, Ctrl-D continues\n"
+    with trainer.stop.suspended():  # Ctrl-C is to interrupt what was typed, not the run
+        import IPython  # takes a second, and few runs open a shell
+
+        IPython.embed(user_ns=names, banner1=banner, colors="neutral")
+
+
+class SendMonitorData(Callback):
+    """Runs a shell command with the newest values of scalars in it, whenever triggered. A failure is reported once.
+
+        SendMonitorData("curl -s -d 'loss={vld/loss}' https://example.org/runs/7", ["vld/loss"])
+
+    Args:
+        command: its ``{name}`` fields are replaced by the values; ``{{`` and ``}}`` stand for braces.
+        names: of the scalars; the command is not run before all of them have a value.
+        timeout: seconds after which the command is given up.
+
+    Raises:
+        CallbackError: the command has a field that is not among the names.
+    """
+
+    priority = Priority.WRITE
+
+    def __init__(self, command: str, names: str | Sequence[str], *, timeout: float = 10.0) -> None:
+        self.command = command
+        self.names = [names] if isinstance(names, str) else list(names)
+        self._timeout = timeout
+        self._reported = False
+        try:
+            command.format(**dict.fromkeys(self.names, 0.0))
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
+            raise CallbackError(f"SendMonitorData: {command!r} does not fit the names {self.names}: {error}") from error
+
+    def trigger(self) -> None:
+        monitors = self.trainer.monitors
+        if not set(self.names) <= set(monitors.names()):
+            return
+        command = self.command.format(**{name: monitors.latest(name) for name in self.names})
+        problem = ""
+        try:
+            done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=self._timeout)
+            if done.returncode:
+                problem = f"exit code {done.returncode}: {done.stderr.strip()}"
+        except (OSError, subprocess.TimeoutExpired) as error:
+            problem = str(error)
+        if problem and not self._reported:
+            self._reported = True
+            self.trainer.log(f"WARNING: SendMonitorData failed: {problem}; this is reported once")
+
+
+class StartProcOrThread(Callback):
+    """Starts processes or threads before the first step and ends them after the last.
+
+    A process is terminated, and killed if that does not end it. A thread cannot be terminated: `stop` has to tell it to
+    end. A thread that does not end is reported and left as a daemon, with which Python can exit.
+
+    Args:
+        startable: `multiprocessing.Process` or `threading.Thread` objects, or one of them, not started yet.
+        stop: called after the last step, before processes are terminated and threads waited for.
+        timeout: the seconds that all of them together have to end.
+
+    Raises:
+        CallbackError: an object in the list is neither a process nor a thread; when the run begins, if one was
+            started before.
+    """
+
+    def __init__(
+        self,
+        startable: Startable | Sequence[Startable],
+        *,
+        stop: Callable[[], Any] | None = None,
+        timeout: float = 5.0,
+    ) -> None:
+        self._all = [startable] if isinstance(startable, (threading.Thread, BaseProcess)) else list(startable)
+        for one in self._all:
+            if not isinstance(one, (threading.Thread, BaseProcess)):
+                raise CallbackError(f"StartProcOrThread: neither a process nor a thread: {one!r}")
+        self._stop = stop
+        self._timeout = timeout
+        self._started: list[Startable] = []
+
+    def before_train(self) -> None:
+        for one in self._all:
+            try:
+                if isinstance(one, threading.Thread):
+                    one.daemon = True
+                one.start()
+            except (AssertionError, RuntimeError) as error:
+                raise CallbackError(f"StartProcOrThread: {one.name} cannot be started: {error}") from error
+            self._started.append(one)
+
+    def after_train(self) -> None:
+        started, self._started = self._started, []
+        if self._stop is not None:
+            self._stop()
+        processes = [one for one in started if isinstance(one, BaseProcess)]
+        for process in processes:
+            process.terminate()
+        until = time.monotonic() + self._timeout
+        for one in started:
+            if one in processes or self._stop is not None:
+                one.join(max(until - time.monotonic(), 0.0))
+                if one.is_alive():
+                    end = "is killed" if isinstance(one, BaseProcess) else "is left running"
+                    self.trainer.log(f"StartProcOrThread: {one.name} did not end when it was told to, and {end}")
+        for process in processes:
+            process.kill()
+            process.join()

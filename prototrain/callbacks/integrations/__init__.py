@@ -1,1 +1,0 @@
-"""Shells, processes and threads."""

@@ -1,0 +1,269 @@
+"""Callbacks made of functions, and callbacks that run others only some of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from prototrain.callbacks.base import Callback, ProxyCallback
+from prototrain.callbacks.writers.tensor_summaries import matching
+from prototrain.errors import CallbackError
+from prototrain.tf_private import KerasVariable
+
+if TYPE_CHECKING:
+    from prototrain.trainers.base import Trainer
+
+Hook = Callable[["CallbackFactory"], Any]
+
+
+class CallbackFactory(Callback):
+    """Makes a callback of functions, each of which gets the callback, and by it ``.trainer``.
+
+        CallbackFactory(trigger=lambda self: print(self.trainer.global_step)).every(steps=100)
+
+    Args:
+        setup: see `Callback.setup`.
+        before_train: see `Callback.before_train`.
+        trigger: see `Callback.trigger`.
+        after_train: see `Callback.after_train`.
+        priority: when it runs among those of the same hook, see `Priority`.
+    """
+
+    def __init__(
+        self,
+        *,
+        setup: Hook | None = None,
+        before_train: Hook | None = None,
+        trigger: Hook | None = None,
+        after_train: Hook | None = None,
+        priority: int = Callback.priority,
+    ) -> None:
+        self._hooks = {"setup": setup, "before_train": before_train, "trigger": trigger, "after_train": after_train}
+        self.priority = priority
+
+    def overrides(self, hook: str) -> bool:
+        if hook == "trigger_epoch":
+            hook = "trigger"  # what it does after an epoch is its trigger
+        return self._hooks[hook] is not None if hook in self._hooks else super().overrides(hook)
+
+    def setup(self) -> None:
+        self._call("setup")
+
+    def before_train(self) -> None:
+        self._call("before_train")
+
+    def trigger(self) -> None:
+        self._call("trigger")
+
+    def after_train(self) -> None:
+        self._call("after_train")
+
+    def _call(self, hook: str) -> None:
+        function = self._hooks[hook]
+        if function is not None:
+            function(self)
+
+
+class RunOp(Callback):
+    """Runs a function before training, whenever it is triggered, or along with every step.
+
+        RunOp(lambda: target.assign(weights))
+
+    Args:
+        function: called without arguments, such as ``lambda: target.assign(weights)``.
+        run_before: call it before the first step of training (not of a resumed run).
+        run_as_trigger: call it in `trigger`, by default after each epoch.
+        run_step: add it to every iteration; it is then traced into the compiled step and may use TensorFlow ops only.
+
+    Raises:
+        CallbackError: it is not a function.
+    """
+
+    chief_only = False
+
+    def __init__(
+        self,
+        function: Callable[[], Any],
+        *,
+        run_before: bool = True,
+        run_as_trigger: bool = True,
+        run_step: bool = False,
+    ) -> None:
+        if not callable(function) or isinstance(function, (tf.Variable, KerasVariable)):
+            raise CallbackError(
+                f"RunOp takes a function, not a {type(function).__name__}; write RunOp(lambda: variable.assign(value))"
+            )
+        self.function = function
+        self._run_before = run_before
+        self._run_as_trigger = run_as_trigger
+        self._run_step = run_step
+
+    def overrides(self, hook: str) -> bool:
+        if hook == "after_run":
+            return self._run_step
+        if hook in ("trigger", "trigger_epoch"):
+            return self._run_as_trigger
+        return super().overrides(hook)
+
+    def before_train(self) -> None:
+        if self._run_before and self.trainer.global_step == 0:
+            self.function()
+
+    def after_run(self, outputs: dict[str, Any]) -> None:
+        if self._run_step:
+            self.function()
+
+    def trigger(self) -> None:
+        if self._run_as_trigger:
+            self.function()
+
+
+class AssignVariables(Callback):
+    """Gives trained variables a new value after each step, in the compiled call.
+
+        AssignVariables(lambda variable: tf.clip_by_value(variable, -0.01, 0.01), "critic/.*")
+
+    Args:
+        function: from a variable to its new value, or to None to leave it; traced, so that it may use TensorFlow
+            operations only.
+        regex: matches whole names of trained variables.
+
+    Raises:
+        CallbackError: at setup, if no trained variable has such a name.
+    """
+
+    chief_only = False
+
+    def __init__(self, function: Callable[[Any], Any], regex: str = ".*") -> None:
+        self.function = function
+        self.regex = regex
+
+    def setup(self) -> None:
+        self._variables = matching(self.name, self.trainer.trained_variables, self.regex)
+
+    def after_run(self, outputs: dict[str, Any]) -> None:
+        trained = getattr(self.trainer, "trainable", self._variables)  # without those that are frozen for now
+        for variable in [variable for name, variable in self._variables.items() if name in trained]:
+            value = self.function(variable)
+            if value is not None:
+                variable.assign(value)
+
+
+def _if_enabled(hook: str) -> Any:
+    def forward(self: ConditionalCallback) -> None:
+        if self.is_enabled():
+            getattr(self.callback, hook)()
+
+    return forward
+
+
+class ConditionalCallback(ProxyCallback):
+    """Forwards hooks only while `is_enabled` is true; `setup`, `before_train` and `after_train` always.
+
+    Args:
+        callback: the callback to pass hooks on to.
+    """
+
+    def is_enabled(self) -> bool:
+        """Whether the hooks on the host run now."""
+        raise NotImplementedError
+
+    def overrides(self, hook: str) -> bool:
+        return self.callback.overrides(hook)
+
+    before_epoch = _if_enabled("before_epoch")
+    after_epoch = _if_enabled("after_epoch")
+    trigger_step = _if_enabled("trigger_step")
+    trigger_epoch = _if_enabled("trigger_epoch")
+    trigger = _if_enabled("trigger")
+
+
+class EnableCallbackIf(ConditionalCallback):
+    """Runs the hooks of another callback only while a condition holds.
+
+    Args:
+        callback: whose hooks are run.
+        condition: takes the trainer; called right before a hook.
+
+    Raises:
+        CallbackError: the condition is not a function, or the callback has hooks that are traced into the step.
+    """
+
+    def __init__(self, callback: Callback, condition: Callable[[Trainer], bool]) -> None:
+        super().__init__(callback)
+        if not callable(condition):
+            raise CallbackError(f"EnableCallbackIf of {callback.name}: the condition must be a function of the trainer")
+        if callback.overrides("before_run") or callback.overrides("after_run"):
+            raise CallbackError(
+                f"EnableCallbackIf of {callback.name}: its before_run or after_run is traced into the step; use "
+                "tf.cond in it, or PeriodicCallback"
+            )
+        self._condition = condition
+
+    def is_enabled(self) -> bool:
+        return bool(self._condition(self.trainer))
+
+
+class PeriodicCallback(ConditionalCallback):
+    """Runs all hooks of another callback only in every k-th step or epoch.
+
+    `PeriodicTrigger` is about `trigger` alone and replaces the callback's schedule; this one thins it out, including
+    hooks that are traced into the step. With both intervals a hook runs when either fits.
+
+    Args:
+        callback: whose hooks are run.
+        every_k_steps: enable it in the steps whose number is a multiple of this.
+        every_k_epochs: enable it in the epochs whose number is a multiple of this.
+
+    Raises:
+        CallbackError: neither is given, or one is not a positive whole number.
+    """
+
+    def __init__(
+        self, callback: Callback, *, every_k_steps: int | None = None, every_k_epochs: int | None = None
+    ) -> None:
+        super().__init__(callback)
+        given = [interval for interval in (every_k_steps, every_k_epochs) if interval is not None]
+        if not given or not all(isinstance(k, Integral) and not isinstance(k, bool) and k > 0 for k in given):
+            raise CallbackError(
+                f"PeriodicCallback of {callback.name}: give every_k_steps or every_k_epochs, a positive whole number"
+            )
+        self._every_k_steps = None if every_k_steps is None else int(every_k_steps)
+        self._every_k_epochs = None if every_k_epochs is None else int(every_k_epochs)
+
+    def is_enabled(self) -> bool:
+        return bool(self._fits(self.trainer.global_step, self.trainer.epoch_num))
+
+    def before_run(self) -> None:
+        self._run_in_step("before_run")
+
+    def after_run(self, outputs: dict[str, Any]) -> None:
+        self._run_in_step("after_run", outputs)
+
+    def _run_in_step(self, hook: str, *arguments: Any) -> None:
+        """Run a hook if the step that is under way is its turn: a bool in Python, and a tensor where it is traced."""
+        completed = self.trainer.counter.begun
+        fits = self._fits(completed + 1, completed // self.trainer.steps_per_epoch + 1)
+
+        def run() -> tf.Tensor:
+            getattr(self.callback, hook)(*arguments)
+            return tf.constant(True)
+
+        if tf.is_tensor(fits):
+            tf.cond(fits, run, lambda: tf.constant(False))
+        elif fits:
+            run()
+
+    def next_step(self, step: int) -> int | None:
+        due = self.callback.next_step(step)
+        while due is not None and not self._fits(due, (due - 1) // self.trainer.steps_per_epoch + 1):
+            due = self.callback.next_step(due) if due < self.trainer.total_steps else None
+        return due
+
+    def _fits(self, step: Any, epoch: Any) -> Any:
+        by_steps = self._every_k_steps is not None and step % self._every_k_steps == 0
+        by_epochs = self._every_k_epochs is not None and epoch % self._every_k_epochs == 0
+        return by_steps | by_epochs

@@ -1,0 +1,253 @@
+"""Callbacks that end a run: after a time, without improvement, and when numbers are not finite."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from prototrain.callbacks.base import Callback, Priority
+from prototrain.callbacks.monitor import Best, Mode
+from prototrain.checkpoint.state import OF_CALLBACKS
+from prototrain.checkpoint.weights import AVERAGES
+from prototrain.errors import CallbackError, NonFiniteError, StopTraining
+from prototrain.tf_private import KerasVariable
+
+
+class EarlyStopping(Callback):
+    """Ends the run when a scalar has not improved in so many measurements.
+
+    Trigger it where the scalar is measured: ``.every(steps=100)`` with ``Validation().every(steps=100)``. A run that
+    was stopped stays stopped: started again it ends at once, unless it is given more patience.
+
+    With `restore_best`, the model's variables, and their moving averages if there are any, get their best values back
+    when this ends the run, so the last checkpoint holds them; unless `MinSaver` or `MaxSaver` keeps that very step for
+    another score. A run that ends otherwise keeps its last values. The best values are part of every checkpoint, which
+    grows by the size of the model.
+
+    Args:
+        stat: the scalar's name, such as "vld/loss".
+        mode: "min" if the scalar should become smaller, "max" if larger.
+        patience: how many measurements in a row may bring no improvement.
+        min_delta: by how much, at least, a value must be better to count.
+        restore_best: whether the model gets its best weights back when this ends the run.
+
+    Raises:
+        CallbackError: an argument is out of its range; while training, if the scalar was not measured at the present
+            step.
+    """
+
+    chief_only = False
+    priority = Priority.DECIDE
+    at_end = False
+
+    def __init__(
+        self, stat: str, *, mode: Mode, patience: int, min_delta: float = 0.0, restore_best: bool = False
+    ) -> None:
+        if not isinstance(patience, int | np.integer) or isinstance(patience, bool) or patience < 1:
+            raise CallbackError(f"EarlyStopping: patience must be a whole number of at least 1, got {patience!r}")
+        self.stat = stat
+        self.patience = patience
+        self.state_key = f"EarlyStopping/{stat}"
+        self.best = Best(mode, min_delta=min_delta)
+        self._restore_best = restore_best
+        if restore_best:
+            self.priority = Priority.PUT_BACK
+        self._waited = 0
+        self._counted_at = -1  # the step of the last measurement
+        self._copies: list[tuple[Any, tf.Variable]] = []
+
+    def setup(self) -> None:
+        if self._restore_best:
+            self._copies = self._copy_variables()
+
+    def _copy_variables(self) -> list[tuple[Any, tf.Variable]]:
+        state = self.trainer.state
+        mine = f"{OF_CALLBACKS}{self.state_key}/"
+        model = self.trainer.model_variables
+        if not model:
+            raise CallbackError(
+                f"EarlyStopping(restore_best=True): {type(self.trainer).__name__} has no variables in its state"
+            )
+        # With averages, it is those that were measured.
+        model = {**model, **{name: entry for name, entry in state.items() if name.startswith(AVERAGES)}}
+        for name, variable in model.items():
+            if mine + name not in state:
+                state[mine + name] = tf.Variable(variable, trainable=False, dtype=variable.dtype)
+        return [(variable, state[mine + name]) for name, variable in model.items()]
+
+    def before_train(self) -> None:
+        self._stop_if_done()
+
+    def trigger(self) -> None:
+        step = self.trainer.global_step
+        if step == self._counted_at:
+            return  # a resumed run calls the callbacks of its step again if one of them had failed
+        value = self.trainer.monitors.latest(self.stat, at_step=step)
+        self._counted_at = step
+        if self.best.update(value, step):
+            self._waited = 0
+            for variable, copy in self._copies:
+                copy.assign(variable)
+            return
+        self._waited += 1
+        if self._waited >= self.patience and self.best.step is not None:
+            self._put_back()
+        self._stop_if_done()
+
+    def _put_back(self) -> None:
+        for variable, copy in self._copies:
+            variable.assign(copy)
+        step, experiment = self.trainer.global_step, self.trainer.experiment
+        if self._copies and experiment is not None and self.trainer.run.checkpoints.path(step).exists():
+            self.trainer.log(
+                f"EarlyStopping: the checkpoint of step {step} stays as it was measured; the weights of step "
+                f"{self.best.step} are put back in this process, and again by every resume"
+            )
+
+    def _stop_if_done(self) -> None:
+        if self._waited >= self.patience:
+            restored = "; its weights are restored" if self._copies else ""
+            raise StopTraining(
+                f"{self.stat} has not improved in {self._waited} measurements; "
+                f"it was best at step {self.best.step}, {self.best.value}{restored}"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best.state_dict(), "waited": self._waited, "counted_at": self._counted_at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best.load_state_dict(state["best"])
+        self._waited, self._counted_at = int(state["waited"]), int(state["counted_at"])
+
+
+class StopAfter(Callback):
+    """Ends the run when it has been training for so long. The times of all runs that were resumed add up.
+
+    Args:
+        hours: how long; the three are added.
+        minutes: likewise.
+        seconds: likewise.
+        clock: returns the time in seconds.
+
+    Raises:
+        CallbackError: the time is not positive.
+    """
+
+    chief_only = False
+
+    def __init__(
+        self,
+        *,
+        hours: float = 0.0,
+        minutes: float = 0.0,
+        seconds: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limit = hours * 3600 + minutes * 60 + seconds
+        if not self._limit > 0:
+            raise CallbackError("StopAfter: give a time, such as StopAfter(hours=8)")
+        self._clock = clock
+        self._earlier = 0.0
+        self._begin: float | None = None
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of training, over all runs that were resumed."""
+        return self._earlier + (0.0 if self._begin is None else self._clock() - self._begin)
+
+    def before_train(self) -> None:
+        self._begin = self._clock()
+        self._stop_if_over()
+
+    def next_step(self, step: int) -> int | None:
+        return step + 1 if self.elapsed >= self._limit else None
+
+    def trigger_step(self) -> None:
+        self._stop_if_over()
+
+    def after_train(self) -> None:
+        self._earlier, self._begin = self.elapsed, None
+
+    def _stop_if_over(self) -> None:
+        if self.elapsed >= self._limit:
+            raise StopTraining(f"its time is up: {self.elapsed:.0f} s of {self._limit:.0f} s")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"elapsed": self.elapsed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._earlier = float(state["elapsed"])
+
+
+class StopOnNaN(Callback):
+    """Ends the run with an error at the very step whose loss, gradient or learning rate is NaN or infinite.
+
+    In a tower trainer the test is part of the compiled step and the bad update is not applied, so the last whole step
+    can be saved. In a plain-Python trainer every scalar that `run_step` returns is tested.
+
+    An update by finite gradients can still overflow. So all variables, including those of the optimizer and of
+    callbacks, are tested before each checkpoint and at the end of the run. A checkpoint that is not finite is neither
+    written nor resumed from. The run ends with an error that names the variables, and a resume uses the last good
+    checkpoint.
+
+    A variable that was not finite before the first step, such as a mask of -inf, is named once and not tested; if it
+    was infinite, a NaN in it still counts.
+
+    Args:
+        ignore: a regular expression; variables whose names it matches are not tested.
+
+    Raises:
+        CallbackError: `ignore` is not a regular expression.
+    """
+
+    chief_only = False  # all workers must do the same updates
+
+    def __init__(self, *, ignore: str | None = None) -> None:
+        try:
+            re.compile(ignore or "")
+        except re.error as error:
+            raise CallbackError(f"StopOnNaN: ignore={ignore!r} is not a regular expression: {error}") from error
+        self.ignore = ignore
+
+    def setup(self) -> None:
+        self.trainer.check_finite = True
+        if self.ignore is not None:
+            self.trainer.run.finite.ignored.append(self.ignore)
+
+    def after_train(self) -> None:
+        """Test the last state before it is saved."""
+        trainer = self.trainer
+        if trainer.global_step == trainer.run.began_at or not trainer.run.state_is_sound:
+            return
+        found = trainer.run.find_not_finite()
+        if found is None:
+            return
+        trainer.run.reject_state()
+        said = f"after step {trainer.global_step}, {found}; {trainer.run.resume_point()}"
+        if trainer.callbacks.failure is None:
+            raise NonFiniteError(said)
+        trainer.log(f"WARNING: {said}")
+
+
+class CheckNumerics(Callback):
+    """Ends the run with an error when, at the time it is triggered, a variable holds a NaN or an infinity.
+
+    It runs before anything is saved at that step, and what SaveOnExit then writes is set aside: the newest checkpoint
+    keeps finite weights. `StopOnNaN` looks at losses and gradients instead, in every step.
+    """
+
+    def trigger(self) -> None:
+        state = {name: entry for name, entry in self.trainer.state.items() if _is_float_variable(entry)}
+        bad = [name for name, variable in state.items() if not np.isfinite(tf.convert_to_tensor(variable)).all()]
+        if bad:
+            self.trainer.run.reject_state()
+            raise NonFiniteError(f"after step {self.trainer.global_step}, {', '.join(bad)} is not finite")
+
+
+def _is_float_variable(entry: Any) -> bool:
+    return isinstance(entry, (tf.Variable, KerasVariable)) and tf.as_dtype(entry.dtype).is_floating
