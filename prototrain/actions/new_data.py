@@ -50,11 +50,7 @@ def add_data(parser: ArgumentParser) -> None:
 
 
 def data_of(built: BuiltModel, args: Namespace) -> Data:
-    """The data that the command line names.
-
-    Args:
-        built: the model. Its function `serving` makes batches, as `build` takes them, of those in files.
-        args: see `add_data`.
+    """The data that the command line names, see `add_data`; the model's function `serving` makes batches of files.
 
     Raises:
         DataError: there is no such dataset, or it has no end; or a file cannot be read or is empty.

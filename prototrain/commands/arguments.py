@@ -59,14 +59,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def option(command: Any, spec: str, help: str, **more: Any) -> None:
-    """Declare an option.
-
-    Args:
-        command: a parser or a group of one.
-        spec: its names and what the help calls its value, such as "-o --output FILE"; without that it is a flag.
-        help: its line of `--help`.
-        more: as `add_argument` takes it.
-    """
+    """Declare an option by its names and the name of its value, such as "-o --output FILE", or a flag."""
     *flags, last = spec.split()
     if last.startswith("-"):
         command.add_argument(*flags, last, help=help, **{"action": "store_true", **more})
@@ -122,10 +115,7 @@ def load(
 ) -> Model:
     """The model that `add_model`'s arguments name, with the values they set, checked.
 
-    Args:
-        options: the arguments.
-        configure: called with the model's config before they count.
-        to_train: whether it is to be trained, so that its config must say for how long.
+    `configure` is called with the model's config before they count.
     """
     load_tensorflow()
     model = load_model(options.model)

@@ -222,10 +222,7 @@ def _patience(settings: list[str]) -> list[float]:
 
 
 def trainer_class(name: str) -> type[TowerTrainer]:
-    """Import a trainer class.
-
-    Args:
-        name: as `MODULE:CLASS`.
+    """Import a trainer class, named as `MODULE:CLASS`.
 
     Raises:
         ConfigError: there is none of that name, or it is no trainer of models.

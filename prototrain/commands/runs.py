@@ -172,10 +172,7 @@ def _place(value: Any) -> tuple[bool, float, str]:
 def table(runs: Sequence[Found], scalars: Sequence[str] | None = None, *, is_narrow: bool = False) -> Table:
     """The experiments as a table.
 
-    Args:
-        runs: the experiments.
-        scalars: names and patterns of those to be shown; by default the losses, and the best value of the last one.
-        is_narrow: whether to show the last loss only.
+    It has the scalars of some names and patterns; by default the losses, or the last one only, and its best value.
     """
     is_known = [name for name in LOSSES if any(name in run.ranges for run in runs)]
     names = is_known[-1 if is_narrow else 0 :] if scalars is None else _chosen(runs, scalars)

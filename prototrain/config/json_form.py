@@ -25,10 +25,7 @@ FUNCTIONS_KEY: Final = "prototrain.functions"
 def encode(value: Any, path: str, marks: list[str]) -> Any:
     """Return `value` as JSON data; append to `marks` the path of each item that only stands for what it was.
 
-    Args:
-        value: anything.
-        path: where `value` is: the key, then "/" and an index or name for each level, as in a JSON pointer.
-        marks: gets the paths of functions and of all else that JSON does not hold.
+    A path is the key, then "/" and an index or name for each level, as in a JSON pointer.
     """
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -49,12 +46,7 @@ def encode(value: Any, path: str, marks: list[str]) -> Any:
 
 
 def decode_key(key: str, value: Any, marks: Collection[str]) -> Any:
-    """Turn the data that `encode` made of a key's value back into the value.
-
-    Args:
-        key: of the value.
-        value: its data.
-        marks: the paths of the items that stand for others.
+    """Turn the data that `encode` made of a key's value back into the value; `marks` are the paths that it marked.
 
     Raises:
         ConfigError: a marked item has no name, or its name is not to be found in an imported module.
@@ -93,11 +85,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_saved(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Read a `config.json`: the values by key, and the paths of those that stand for others.
-
-    Raises:
-        ConfigError: as `read_object`, or the paths are no list of texts.
-    """
+    """Read a `config.json`: the values by key, and the paths of those that stand for others."""
     plain = read_object(path)
     marks = plain.pop(FUNCTIONS_KEY, [])
     if not isinstance(marks, list) or not all(isinstance(mark, str) for mark in marks):

@@ -93,16 +93,10 @@ def find_cluster() -> tuple[Any, Worker]:
 
 
 def tf_config(example: str) -> tuple[dict[str, list[str]], str, int]:
-    """Read ``TF_CONFIG``.
-
-    Args:
-        example: shown in the error.
-
-    Returns:
-        the addresses by kind of task, and this process's kind and number.
+    """Read ``TF_CONFIG``: the addresses by kind of task, and this process's kind and number.
 
     Raises:
-        ConfigError: it is not set, is not such JSON, or has no such task.
+        ConfigError: it is not set, is not such JSON as the `example`, or has no such task.
     """
     try:
         given = json.loads(os.environ.get("TF_CONFIG", ""))

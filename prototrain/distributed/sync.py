@@ -38,8 +38,7 @@ class Launcher:
     """What `prototrain.distributed.run` tells the worker in this process, and asks of it.
 
     Attributes:
-        restarts: how often the workers were started again.
-        cause: why, the last time.
+        restarts, cause: how often the workers were started again, and why the last time.
         has_begun: whether this worker, or one of an earlier start, has begun to train.
         signum: the signal that ends the run, once there is one.
         saves: how many requests to save there have been.
@@ -70,7 +69,20 @@ class AgreedStop(StopRequest):
             self.wanted = signum
 
     def agree(self, signum: int) -> None:
-        """Stop, now that all workers know."""
+        """Tell the others how many steps this worker can do, what it has done, and whether it has to save or to stop.
+
+        Args:
+            n: the number of steps.
+            step, batches: completed steps, and batches read.
+            save: whether it was asked to save.
+            has_saved: whether it has saved since the last agreement.
+            signum: the signal that ends the run.
+            ended: whether the run ends at this step for another reason.
+            data_ended: whether the last call met the end of the data, which must be so on all workers.
+
+        Raises:
+            ClusterError: a worker is gone or has failed.
+        """
         super().request(signum if self.wanted is None else self.wanted)
 
 

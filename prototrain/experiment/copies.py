@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.machinery
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from prototrain.system.files import write_atomic
@@ -29,11 +28,7 @@ class ModuleCopy(NamedTuple):
 
 
 def copy_source(source: Path, target: Path) -> None:
-    """Copy Python files, each whole or not at all; data files beside them are left out.
-
-    Args:
-        source: a package's directory or a file.
-        target: the directory of the copies; made if it is not there.
+    """Copy the Python files of a package's directory, or one file, each whole or not at all; data files are left out.
 
     Raises:
         OSError: a file cannot be read or written.
@@ -55,14 +50,15 @@ def imported_from_copies(modules: Mapping[str, ModuleCopy]) -> Iterator[None]:
     Args:
         modules: by name.
     """
-    finders = [_Copies(modules), _Parents(modules)]
+    copies: Any = SimpleNamespace(find_spec=lambda name, path=None, target=None: _copy_of(name, modules))
+    parents: Any = SimpleNamespace(find_spec=lambda name, path=None, target=None: _parent(name, modules))
     _forget(modules)
-    sys.meta_path.insert(0, finders[0])
-    sys.meta_path.append(finders[1])
+    sys.meta_path.insert(0, copies)
+    sys.meta_path.append(parents)
     try:
         yield
     finally:
-        sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in finders]
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in (copies, parents)]
         _forget(modules)
 
 
@@ -72,38 +68,24 @@ def _forget(modules: Mapping[str, ModuleCopy]) -> None:
             del sys.modules[name]
 
 
-class _Copies(MetaPathFinder):
-    """Finds copies, before anything else is looked for."""
-
-    def __init__(self, modules: Mapping[str, ModuleCopy]) -> None:
-        self._modules = modules
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        for root, (original, copy) in self._modules.items():
-            if not f"{fullname}.".startswith(f"{root}."):
-                continue
-            below = fullname[len(root) + 1 :].replace(".", "/")
-            if not below and copy.is_file():
-                return _spec(fullname, original, copy)
-            for file in (f"{below}.py", f"{below}/__init__.py") if below else ("__init__.py",):
-                if (copy / file).is_file():
-                    return _spec(fullname, original / file, copy / file)
-        return None
+def _copy_of(name: str, modules: Mapping[str, ModuleCopy]) -> ModuleSpec | None:
+    """The copy of a module, before anything else is looked for."""
+    for root, (original, copy) in modules.items():
+        if not f"{name}.".startswith(f"{root}."):
+            continue
+        below = name[len(root) + 1 :].replace(".", "/")
+        if not below and copy.is_file():
+            return _spec(name, original, copy)
+        for file in (f"{below}.py", f"{below}/__init__.py") if below else ("__init__.py",):
+            if (copy / file).is_file():
+                return _spec(name, original / file, copy / file)
+    return None
 
 
-class _Parents(MetaPathFinder):
-    """Stands for packages that are not there any more: those around the copies, and copied ones without __init__.py."""
-
-    def __init__(self, modules: Mapping[str, ModuleCopy]) -> None:
-        self._modules = modules
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        is_parent = any(f"{root}.".startswith(f"{fullname}.") for root in self._modules)
-        return ModuleSpec(fullname, None, is_package=True) if is_parent else None
+def _parent(name: str, modules: Mapping[str, ModuleCopy]) -> ModuleSpec | None:
+    """A package around a copy that is not there any more, or a copied one without __init__.py."""
+    is_parent = any(f"{root}.".startswith(f"{name}.") for root in modules)
+    return ModuleSpec(name, None, is_package=True) if is_parent else None
 
 
 def _spec(name: str, original: Path, copy: Path) -> ModuleSpec | None:

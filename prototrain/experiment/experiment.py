@@ -175,13 +175,10 @@ class Experiment:
                 )
 
     def check_inside(self, *, deep: bool = True) -> None:
-        """Check that nothing in the directory leads out of it, and that there are only files and directories.
-
-        Args:
-            deep: whether to look into the directories in it as well.
+        """Check that nothing in the directory (if `deep`, at any depth) leads out of it or is no file or directory.
 
         Raises:
-            ExperimentError: it names what does, or what cannot be looked at.
+            ExperimentError: it names what is, or what cannot be looked at.
         """
         try:
             found = outsider(self.directory, deep=deep)
@@ -214,13 +211,13 @@ class Experiment:
         run_id: str | None = None,
         origin: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the config, copies of the sources and the environment of a run that starts or goes on.
+        """Write the config, copies of the sources and the environment of a run that starts or continues.
 
         Args:
             config: of the run, if it has one.
             sources: files and packages to keep a copy of.
             devices: by name.
-            run_id: of the run, where environment.json does not say it; a new one if None.
+            run_id: of the run, where environment.json does not have one; a new one if None.
             origin: what environment.json is to hold besides, see `Trainer._origin`.
 
         Raises:

@@ -70,14 +70,11 @@ class Lease:
         return holder is not None and holder.held and time.time() - holder.beat < SILENT_SECONDS
 
     def take(self, copy: str, announce: Callable[[str], object]) -> Holder | None:
-        """Take the lease, once its holder has given it back or is known to be dead.
+        """Take the lease, once its holder has given it back or is known to be dead; returns the last holder.
 
         Args:
             copy: the identity of the local copy, whose lock this process has.
             announce: called with a line of text about a wait.
-
-        Returns:
-            the last holder.
 
         Raises:
             ExperimentError: another run has the lease.

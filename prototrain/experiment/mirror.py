@@ -42,16 +42,9 @@ def url_of_copy(directory: Path) -> str | None:
 
 
 class Mirror:
-    """The files of one experiment at a URL and in its local copy.
+    """The files of one experiment at a URL and in its local copy, which `copy` identifies.
 
     Its methods raise a `StorageError` if the storage fails, and an `OSError` if a local file cannot be used.
-
-    Args:
-        storage: of the experiment.
-        directory: of the local copy.
-
-    Attributes:
-        copy: identifies the local copy.
     """
 
     def __init__(self, storage: Storage, directory: Path) -> None:
@@ -116,9 +109,6 @@ class Mirror:
 
         Returns:
             the names of objects in checkpoints that are not whole, because their upload was cut short.
-
-        Raises:
-            ExperimentError: the URL is not that of an experiment.
         """
         there = {name: mark for name, mark in self._storage.listing().items() if _is_copied(name)}
         self._check_names(there)
@@ -172,16 +162,11 @@ class Mirror:
     # -- upload -------------------------------------------------------------------------------------------------------
 
     def upload(self, check: Callable[[], object] = lambda: None) -> bool:
-        """Upload what has changed, and at most one checkpoint, the newest.
+        """Upload what has changed, and at most one checkpoint, the newest; returns whether there are more.
 
         A run that is killed at any moment can be continued from what is there: the rows that lead up to a checkpoint
-        are uploaded before it, and the record, which tells whether there is a checkpoint, after it.
-
-        Args:
-            check: called before a checkpoint becomes whole; raises if it must not.
-
-        Returns:
-            whether there are more checkpoints to upload.
+        are uploaded before it, and the record, which tells whether there is a checkpoint, after it. `check` is called
+        before a checkpoint becomes whole, and raises if it must not.
         """
         with self._scratch() as scratch:
             record = self._hold(scratch, [_RECORD])

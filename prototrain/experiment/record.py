@@ -176,11 +176,7 @@ class Past:
 
 
 def read_past(record: Path, metrics: Path) -> Past | None:
-    """Find out whether there were steps before.
-
-    Args:
-        record: the run.json.
-        metrics: the metrics.jsonl.
+    """Find out from the run.json and the metrics.jsonl whether there were steps before.
 
     Returns:
         None if no step is known of, and no attempt was killed.

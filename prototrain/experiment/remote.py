@@ -36,14 +36,7 @@ Say = Callable[[str], object]
 
 
 class Remote:
-    """The experiment at one URL, from the side of this process.
-
-    Args:
-        url: as `url_of` returns it.
-
-    Attributes:
-        directory: of the local copy.
-    """
+    """The experiment at one URL, from the side of this process; `directory` is the local copy."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -68,8 +61,7 @@ class Remote:
     def fetch(self, *, whole: bool = False) -> None:
         """Update the local copy, unless a run on this machine works in it or was the last one.
 
-        Args:
-            whole: download checkpoints as well; else only their meta.json.
+        Checkpoints are downloaded only if it is to be `whole`; else only their meta.json.
 
         Raises:
             StorageError: the storage fails.
@@ -118,11 +110,7 @@ class Remote:
     # -- for a run ----------------------------------------------------------------------------------------------------
 
     def open(self, announce: Say = print, *, to_clear: bool = False) -> str | None:
-        """Take the lease and update the local copy, whose lock this process has.
-
-        Args:
-            announce: called with a line of text about what is waited for.
-            to_clear: what is there will be deleted at once, and is not downloaded.
+        """Take the lease and update the local copy, whose lock this process has, unless it is `to_clear`.
 
         Returns:
             a line about a run that died with the lease, or None.
@@ -166,10 +154,7 @@ class Remote:
             self._mirror.clear()
 
     def begin(self, announce: Say) -> None:
-        """Upload what there is before the first step, and from then on in a thread.
-
-        Args:
-            announce: called with a line of text, also from the thread.
+        """Upload what there is before the first step, and from then on in a thread, which may `announce` lines of text.
 
         Raises:
             StorageError: the storage fails.
@@ -184,11 +169,7 @@ class Remote:
         self._woken.set()
 
     def check(self) -> None:
-        """Check that no other run has taken over, as of the last sign of life.
-
-        Raises:
-            ExperimentError: one has.
-        """
+        """Raise an `ExperimentError` if another run has taken over, as of the last sign of life."""
         if self._lost is not None:
             raise self._lost
 

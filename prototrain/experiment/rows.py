@@ -55,14 +55,9 @@ class RepeatedRows:
         self._compared = 0  # the last step of which there were two rows
 
     def compare(self, row: Row, *, is_last: bool) -> Repetition | None:
-        """Compare a row with the earlier one of its step, if there is one.
+        """Compare a row with the earlier one of its step, if there is one; returns the outcome, once it is known.
 
-        Args:
-            row: complete.
-            is_last: whether this attempt ends here.
-
-        Returns:
-            the outcome, once it is known.
+        `is_last` says whether this attempt ends here.
         """
         step = row["step"]
         while self._earlier is not None and self._earlier["step"] < step:
@@ -96,11 +91,7 @@ def read_rows(content: bytes) -> list[Row]:
 
 
 def rows_of(path: Path, offset: int = 0) -> Iterator[Row]:
-    """The rows of a metrics.jsonl; none if there is no such file.
-
-    Args:
-        path: of the file.
-        offset: where in the file to begin.
+    """The rows of a metrics.jsonl, from an offset on; none if there is no such file.
 
     Raises:
         OSError: it cannot be read.

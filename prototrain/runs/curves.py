@@ -121,12 +121,7 @@ def shown(values: Sequence[float]) -> list[int]:
 
 
 def moving_average(values: Sequence[float], weight: float) -> Iterator[float]:
-    """A moving average whose first values are not drawn towards zero; it ignores values that are not finite.
-
-    Args:
-        values: to be smoothed.
-        weight: of the average before.
-    """
+    """A moving average whose first values are not drawn towards zero; it ignores values that are not finite."""
     total = weights = 0.0
     for value in values:
         if math.isfinite(value):
@@ -180,16 +175,7 @@ def choose_scalars(runs: Sequence[Run], patterns: Sequence[str]) -> list[str]:
 
 
 def draw(runs: Sequence[Run], names: Sequence[str], file_format: str, look: Look = _PLAIN) -> bytes:
-    """Draw scalars of runs, with those of one tag in one chart.
-
-    Args:
-        runs: each may have some of the scalars.
-        names: of the scalars.
-        file_format: one of `FORMATS`.
-        look: of the curves.
-
-    Returns:
-        the content of the file.
+    """Draw scalars of runs, with those of one tag in one chart; returns the content of a file of one of `FORMATS`.
 
     Raises:
         ExperimentError: matplotlib is not installed.
@@ -225,11 +211,7 @@ def draw(runs: Sequence[Run], names: Sequence[str], file_format: str, look: Look
 
 
 def _draw_chart(axes: Axes, curves: Sequence[Curve], count: int, look: Look) -> str:
-    """Draw the curves of a chart, in a number of colours.
-
-    Returns:
-        a note about values that cannot be shown on the axis, or an empty text.
-    """
+    """Draw the curves of a chart, in so many colours; returns a note about values that the axis cannot show, or ""."""
     for curve in curves:
         axes.plot(
             curve.xs,

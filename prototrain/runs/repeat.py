@@ -26,10 +26,6 @@ _FORM = {"trainer": str, "modules": dict, "callbacks": list, "facts": dict, "ver
 class Repeat:
     """A run that is repeated, into another directory.
 
-    Args:
-        directory: of the run.
-        model: its model, if the user has named it.
-
     Attributes:
         model: the name of its model.
         trainer: its trainer's class, as ``module:name``.
@@ -38,7 +34,7 @@ class Repeat:
 
     Raises:
         ExperimentError: it is no experiment, or cannot be repeated.
-        ConfigError: a file in it is damaged.
+        ConfigError: a file in it is damaged, or it is of another model.
     """
 
     def __init__(self, directory: str, model: str | None = None) -> None:
@@ -103,12 +99,7 @@ class Repeat:
         return _Announcement(self)
 
     def differences(self, now: dict[str, Any], config: Config) -> list[str]:
-        """The differences between the run and another one, in words.
-
-        Args:
-            now: the content of the other run's environment.json.
-            config: the other run's.
-        """
+        """The differences between the run and another one, by that one's environment.json and config, in words."""
         then = self._environment
         found = differences(_settings(then), _settings(now))
         changed = differing([read_object(self._experiment.directory / "config.json"), config])

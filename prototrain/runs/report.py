@@ -59,15 +59,7 @@ def write_page(
     scalars: Sequence[str] | None = None,
     look: Look | None = None,
 ) -> str:
-    """Write the page.
-
-    Args:
-        runs: the runs, with different names.
-        scalars: names and patterns of the scalars to draw; None for all.
-        look: of the curves.
-
-    Returns:
-        its content.
+    """Write the page about runs with different names, with some scalars or all (None); returns its content.
 
     Raises:
         ExperimentError: there is no such scalar, or a link leads out of a run's directory.

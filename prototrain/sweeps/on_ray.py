@@ -27,19 +27,9 @@ _SAVING_SECONDS: Final = 90.0  # for a process on a lost machine to save and end
 
 
 class OnRay:
-    """Runs trials on a cluster; see `RunTrial`. Enter it as a context manager.
+    """Runs trials on a cluster, J at a time; see `RunTrial`. Enter it as a context manager.
 
-    Args:
-        address: of the cluster, see `prototrain.distributed.ray.connect_ray`.
-        jobs: how many trials run at the same time.
-        cpus: how many CPUs of Ray's account each takes.
-        gpus: how many GPUs, or which part of one, each takes.
-        sign: a file to make in the trials' directory, which every machine must see.
-        say: prints a line.
-
-    Raises:
-        ConfigError: Ray is not installed.
-        ClusterError: there is no cluster at the address.
+    Makes the file `sign` in the trials' directory, which every machine must see. Raises as `connect_ray`.
     """
 
     def __init__(

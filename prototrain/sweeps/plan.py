@@ -38,13 +38,12 @@ class Plan:
         config: the model's, with the values that all trials share.
         space: what differs between trials.
         trials: how many to sample; None to run every combination.
-        objective: the scalar that says how good a trial is, such as "vld/loss".
-        mode: whether smaller ("min") or larger ("max") is better.
+        objective: the scalar that says how good a trial is.
+        mode: "min" or "max".
 
     Raises:
         SweepError: the space is empty, or does not fit `trials`.
         ConfigError: a key or a value is wrong.
-        ExperimentError: a trial's directory could not have its name.
     """
 
     config: Config

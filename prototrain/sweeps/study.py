@@ -76,12 +76,6 @@ class Outcome:
 class Trial:
     """A trial that this process runs.
 
-    Args:
-        study: Optuna's study.
-        trial: Optuna's trial.
-        plan: the sweep.
-        owner: an identifier of the `Study` that runs it.
-
     Attributes:
         number: from 0.
         values: of the keys of the space.
@@ -152,11 +146,7 @@ class Trial:
     def release(self, killed: str | None = None) -> str:
         """Give back a trial that was stopped before its end: whichever process asks next continues it.
 
-        Args:
-            killed: the name of the signal that ended it, unless the sweep has sent it.
-
-        Returns:
-            how it ended, in words.
+        `killed` is the signal that ended it, unless the sweep has sent it. Returns how it ended, in words.
         """
         self.is_released = True
         with suppress(UpdateFinishedTrialError):

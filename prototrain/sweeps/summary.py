@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prototrain.config.values import as_text
@@ -21,26 +21,13 @@ _ORDER = ("finished", "pruned", "running", "stopped", "failed")
 
 
 class Progress:
-    """How far a sweep is, in words.
+    """How far a sweep is, in words."""
 
-    Args:
-        study: the trials.
-        clock: the time in seconds.
-    """
-
-    def __init__(self, study: Study, clock: Callable[[], float] = time.monotonic) -> None:
-        self._study = study
-        self._clock = clock
-        self._start = clock()
-        self._ended = 0
+    def __init__(self, study: Study) -> None:
+        self._study, self._start, self._ended = study, time.monotonic(), 0
 
     def after(self, number: int, ending: str) -> str:
-        """A line for a trial that has just ended: how many have, the best so far, and the time left.
-
-        Args:
-            number: of the trial.
-            ending: how it ended.
-        """
+        """A line for a trial that has just ended: how many have, the best so far, and the time left."""
         plan, trials = self._study.plan, self._study.outcomes()
         done = {trial.number for trial in trials if trial.state in _DONE}
         if number not in done:  # it was stopped, and continues later
@@ -51,7 +38,7 @@ class Progress:
         if (best := summarise(plan, trials).best) is not None and best.objective is not None:
             facts.append(f"best {in_digits(best.objective)} in trial {best.number}")
         if left:
-            facts.append(f"about {in_words((self._clock() - self._start) / self._ended * left)} left")
+            facts.append(f"about {in_words((time.monotonic() - self._start) / self._ended * left)} left")
         return f"trial {number} {ending} ({', '.join(facts)})"
 
 
@@ -77,11 +64,7 @@ def summarise(plan: Plan, trials: Sequence[Outcome]) -> SweepResult:
 def describe(plan: Plan, result: SweepResult, command: Sequence[str] | None) -> list[Table | str]:
     """The table of trials, the best first, and where to find that one; in pieces that stand below each other.
 
-    Args:
-        plan: the sweep.
-        result: its result.
-        command: the arguments of `prototrain` to which the best trial's values are added; None if the
-            model has no name.
+    `command` has the arguments of `prototrain` for the best trial's values; None if the model has no name.
     """
     ranked = sorted(result.trials, key=lambda trial: (_ORDER.index(trial.state), _rank(plan, trial)))
     keys = list(plan.space)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prototrain.config import FUNCTIONS_KEY, Config
@@ -61,6 +61,7 @@ FUNCTIONS = st.sampled_from([keep_all, Maker, Maker.make, Maker.keep, len, math.
 VALUE_OR_FUNCTION = JSON | FUNCTIONS | st.lists(FUNCTIONS | st.just(f"{__name__}:keep_all"), max_size=3)
 
 
+@settings(max_examples=40)
 @given(JSON)
 def test_any_json_value_overrides(value: Any) -> None:
     config = Config({"own": None})
@@ -69,6 +70,7 @@ def test_any_json_value_overrides(value: Any) -> None:
     assert json.dumps(config["own"]) == json.dumps(value) or "Infinity" in json.dumps(value)
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.from_regex(r"own\.[a-z]{1,3}(\.[a-z]{1,3})?", fullmatch=True), VALUE_OR_FUNCTION, max_size=5))
 def test_a_config_reads_back(tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any]) -> None:
     directory = tmp_path_factory.mktemp("config")

@@ -1,6 +1,6 @@
 """A program that starts workers, for the tests: ``several.py EXPERIMENT WORKERS STEPS [ACT STEP ...]``.
 
-A worker acts once in each start: it is killed or stopped, or a callback of its raises an error.
+A worker acts once in each start that trains: it is killed or stopped, or a callback of its raises an error.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ def work() -> None:
 
     from prototrain import Callback, MultiWorkerTrainer
     from prototrain.callbacks import JSONWriter, LearningRate, ModelSaver, SaveOnExit, Summaries
-    from prototrain.distributed.sync import launcher
+    from prototrain.experiment.record import read_attempts
     from tests.tiny import tiny_arrays, tiny_model
 
     experiment, _, steps, *acts = sys.argv[1:]
-    act, at = [*acts, "", "0"][2 * launcher.restarts :][:2] if 2 * launcher.restarts <= len(acts) else ("", "0")
+    begun = len(read_attempts(Path(experiment, "run.json")))
+    act, at = [*acts, "", "0"][2 * begun :][:2] if 2 * begun <= len(acts) else ("", "0")
 
     class Act(Callback):
         chief_only = False
@@ -40,7 +41,7 @@ def work() -> None:
         examples = tf.data.Dataset.from_tensor_slices(tiny_arrays(64))
         return {"trn": examples.shuffle(64, seed=3).repeat().batch(8)}
 
-    model = tiny_model(datasets=datasets, model__batch_size=8, trainer__cluster_timeout=6.0)
+    model = tiny_model(datasets=datasets, model__batch_size=8, trainer__cluster_timeout=15.0)
     trainer = MultiWorkerTrainer(model, experiment=experiment)
     callbacks = [LearningRate(lambda step: 0.02), Summaries().every(steps=1), JSONWriter()]
     callbacks += [ModelSaver().every(steps=10), SaveOnExit(), *([Act()] if act else [])]

@@ -17,7 +17,7 @@ pytest.importorskip("ray")
 pytest.importorskip("pandas")  # which Ray Train needs
 
 SCRIPT = str(Path(__file__).with_name("several.py"))
-TIMEOUT = 300
+TIMEOUT = 500
 
 
 def start(*arguments: Any) -> subprocess.Popen[str]:
@@ -52,13 +52,12 @@ def test_workers_that_are_lost_and_a_stop_change_nothing_and_leave_nothing_behin
     os.kill(process.pid, signal.SIGINT)
     code, output = finish(process)
     assert code in (130, -signal.SIGINT), output
-    for number in (1, 2):
-        assert f"all workers start again from the newest checkpoint (restart {number} of at most 10)" in output
+    assert output.count("all workers start again from the newest checkpoint (restart ") >= 2
     found = losses(directory)
     newest = max(path.name for path in (directory / "checkpoints").iterdir())
     assert newest == f"step-{len(found):010d}" and sorted(found) == list(range(1, len(found) + 1))
-    parts = json.loads((directory / "run.json").read_text())["parts"]
-    assert [part.get("restarts") for part in parts] == [None, 1, 2]
+    first, *others = json.loads((directory / "run.json").read_text())["parts"]
+    assert len(others) == 2 and all(part["cause"] for part in others) and first["start"] == "fresh"
     assert "repeated with the same values" in output and "was made again with another" not in output
     end = time.monotonic() + 60
     while (left := _of_session(process.pid)) and time.monotonic() < end:

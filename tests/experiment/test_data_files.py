@@ -47,11 +47,6 @@ def test_files_that_a_pipeline_names(name: str, files: list[str]) -> None:
     assert named_files([PIPELINES[name](files)]) == set(files)
 
 
-def test_what_a_pipeline_names_and_is_no_file() -> None:
-    words = tf.data.Dataset.from_tensor_slices(["no such file", "", "a\0b", "x" * 5000, os.getcwd()])
-    assert named_files([words, tf.data.Dataset.range(3)]) == set()
-
-
 def test_files_that_python_opens(files: list[str], tmp_path: Path) -> None:
     opened: set[str] = set()
     inner: set[str] = set()
@@ -114,14 +109,6 @@ def test_changes(then: dict[str, Any], now: dict[str, Any], lines: list[str]) ->
         }
 
     assert file_changes(described(then), described(now)) == lines
-
-
-def test_a_file_that_cannot_be_read_any_more_is_described_so(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(path: str) -> int:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os.path, "getsize", fails)
-    assert describe_files(files[:1]) == {"a.txt": {"unreadable": "Permission denied"}}
 
 
 def test_a_run_leaves_word_of_its_data(experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -19,40 +18,11 @@ from tests import tiny
 from tests.tiny import CountingTrainer, tiny_config
 
 
-def test_paths() -> None:
-    experiment = Experiment("some/where")
-    assert str(experiment) == "some/where"
-    paths = {name: getattr(experiment, name).name for name in ("checkpoints", "summaries", "metrics", "log")}
-    assert paths == {
-        "checkpoints": "checkpoints",
-        "summaries": "summaries",
-        "metrics": "metrics.jsonl",
-        "log": "train.log",
-    }
-    assert not Path("some").exists()
-
-
 def test_from_config_with_a_timestamp(tmp_path: Path) -> None:
     config = tiny_config(trainer__experiment_base_dir=str(tmp_path), trainer__experiment_name="run-{timestamp}")
     directory = Experiment.from_config(config).directory
     assert directory.parent == tmp_path
     assert re.fullmatch(r"run-\d{8}-\d{6}", directory.name)
-
-
-def test_two_runs_cannot_have_one_directory(experiment: Path) -> None:
-    first, second = Experiment(experiment), Experiment(experiment)
-    first.lock()
-    first.lock()  # once is enough for one run
-    with pytest.raises(ExperimentError, match=f"in use by another run \\(process {os.getpid()} on "):
-        second.lock()
-    with pytest.raises(ExperimentError, match="in use"):
-        second.check_free()
-    first.check_free()
-    with pytest.raises(ExperimentError, match="in use"):  # looking did not give it away
-        second.lock()
-    first.unlock()
-    assert second.lock() is None
-    second.unlock()
 
 
 def test_a_run_that_was_killed_gives_the_lock_back(experiment: Path) -> None:
@@ -93,13 +63,6 @@ def test_what_a_run_leaves_at_its_start(experiment: Path, tmp_path: Path) -> Non
     run.unlock()
 
 
-def test_no_run_id_without_a_readable_environment(experiment: Path) -> None:
-    assert Experiment(experiment).run_id is None
-    experiment.mkdir()
-    (experiment / "environment.json").write_text("[]")
-    assert Experiment(experiment).run_id is None
-
-
 def test_source_of() -> None:
     assert source_of(CountingTrainer()) == Path(tiny.__file__)
     assert source_of(tiny) == Path(tiny.__file__)
@@ -119,11 +82,6 @@ def test_delete_leaves_an_empty_locked_directory(experiment: Path) -> None:
     with pytest.raises(ExperimentError, match="in use"):
         Experiment(experiment).lock()
     run.unlock()
-
-
-def test_deleting_nothing_is_nothing(experiment: Path) -> None:
-    Experiment(experiment).delete()
-    assert not experiment.exists()
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "config.yaml", ".git"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 
@@ -79,11 +78,6 @@ def test_a_run_says_that_it_is_under_way_and_where_from(experiment: Path) -> Non
     assert second.start == "resumed at step 2"
 
 
-def test_a_run_without_an_end_has_no_number_of_steps(experiment: Path) -> None:
-    CountingTrainer(experiment=experiment).train([At(StopTraining("now"))])
-    assert parts(experiment)[0].total_steps is None
-
-
 def test_a_start_that_is_refused(experiment: Path) -> None:
     CountingTrainer(experiment=experiment).train([SaveOnExit()], max_steps=2)
     other = CountingTrainer(experiment=experiment)
@@ -116,12 +110,6 @@ def test_a_damaged_record_is_named_and_then_written_anew(content: str, experimen
         parts(experiment)
     CountingTrainer(experiment=experiment).train(max_steps=1)
     assert len(parts(experiment)) == 1
-
-
-def test_what_a_later_version_adds_is_left_out(experiment: Path) -> None:
-    experiment.mkdir()
-    (experiment / "run.json").write_text(json.dumps({"parts": [{"started": 1.0, "weather": "fine"}], "format": 2}))
-    assert parts(experiment) == [Attempt(started=1.0)]
 
 
 def test_a_record_that_cannot_be_written_does_not_end_the_run(

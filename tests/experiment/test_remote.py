@@ -272,24 +272,6 @@ def test_an_upload_that_is_cut_short_anywhere(stages: list[Path], tmp_path: Path
     assert reached == {None, 4, 12, 14} and operations > 20
 
 
-def test_the_last_whole_checkpoint_stays_until_another_one_is(url: str, tmp_path: Path) -> None:
-    def write(step: int) -> None:
-        folder = tmp_path / f"checkpoints/step-{step:010d}"
-        folder.mkdir(parents=True)
-        for name in ("meta.json", "model.index"):
-            (folder / name).write_text("{}")
-
-    def overtake(step: int) -> None:
-        shutil.rmtree(tmp_path / f"checkpoints/step-{step:010d}")
-        write(step + 1)
-
-    mirror = Mirror(Storage(url), tmp_path)
-    write(4)
-    for step in (4, 5, 6):  # each is deleted here by the time when it is whole there
-        mirror.upload(lambda step=step: overtake(step))
-        assert steps_at(url) == [step]
-
-
 @pytest.mark.parametrize("name", ["../x", "a//b"])
 def test_names_that_lead_elsewhere(name: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Storage, "listing", lambda self, folder="": {"meta.json": "", name: ""})

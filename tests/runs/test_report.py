@@ -175,12 +175,6 @@ def test_the_parts_of_a_run(tmp_path: Path) -> None:
     assert page.after("everything else", 2) == ["32.00", "64.0%"]
 
 
-def test_a_run_of_several_workers(tmp_path: Path) -> None:
-    again = part(started=3000.0, first_step=150, step=200, workers=2, restarts=1, cause="worker 1 was killed")
-    page = report(make(tmp_path / "a", part(state="failed", workers=3, restarts=0), again))
-    assert page.after("150 to 200", 5)[3:] == ["2", "worker 1 was killed"] and page.after("started again", 1) == ["1"]
-
-
 def test_another_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(tmp_path / "a")
     assert main(["report", str(tmp_path / "a"), "-o", str(tmp_path / "page.html")]) == 0

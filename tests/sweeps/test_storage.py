@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 import optuna
@@ -21,15 +20,6 @@ def journal(tmp_path: Path) -> Path:
     path = tmp_path / "journal"
     study_of(path).set_user_attr("a", 1)
     return path
-
-
-@pytest.mark.parametrize("content", [b"a user's\nown notes", b'{"op"'])
-def test_a_file_that_is_no_journal_is_left_alone(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "notes"
-    path.write_bytes(content)
-    with suppress(SweepError):
-        open_storage(str(path))
-    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("line", [b"{not json}", b'{"op_code": 99}', b"\xff"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -169,11 +168,6 @@ def test_without_a_common_file_system_the_owner_must_be_silent(opens: Opens, mon
     assert trial.finish() == "finished by another process" and states(there) == ["finished"]
 
 
-def test_a_trial_that_was_given_back_is_free_everywhere(opens: Opens) -> None:
-    taken(opens({"model.batch_size": [4]})).release()
-    assert taken(opens({"model.batch_size": [4]}, machine="there")).number == 0
-
-
 def test_of_two_that_want_the_trial_of_a_lost_machine_the_last_to_sign_has_it(
     opens: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,13 +211,6 @@ def test_what_is_sampled_does_not_depend_on_stops(opens: Opens, tmp_path: Path) 
     straight = run("straight", stops=False)
     assert run("stopped", stops=True) == straight and len(set(straight)) == 14
     assert sum(rate < 0.01 for rate in straight[10:]) >= 3  # it has learned where the values are small
-
-
-def test_more_trials_can_be_asked_for_later(opens: Opens) -> None:
-    first = opens(RATE, trials=1)
-    finish(taken(first))
-    assert first.next() is None
-    assert taken(opens(RATE, trials=2)).number == 1
 
 
 def test_bad_trials_are_pruned(opens: Opens) -> None:
@@ -322,21 +309,6 @@ def test_a_storage_that_fails_later_is_one_clear_line(opens: Opens, tmp_path: Pa
     failure = r"^the storage x failed: no such table: trials; the same command continues"
     with pytest.raises(SweepError, match=failure), reporting_failures("x"):
         process.next()
-
-
-def test_the_heart_beats_on_when_one_beat_fails(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "BEAT_SECONDS", 0.001)
-    process, beats, third = opens(), [0], threading.Event()
-
-    def beat() -> None:
-        beats[0] += 1
-        if beats[0] == 3:
-            third.set()
-        raise OSError
-
-    monkeypatch.setattr(taken(process), "sign", beat)
-    with process:
-        assert third.wait(10)
 
 
 def test_a_process_says_that_it_is_alive(opens: Opens) -> None:

@@ -6,7 +6,6 @@ import io
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,6 @@ from prototrain.cli import main
 from prototrain.errors import ConfigError, SweepError
 from prototrain.launch import launch
 from prototrain.sweeps.study import PRUNERS
-from tests.conftest import ROOT
 from tests.test_cli import MODEL
 from tests.tiny import tiny_build, tiny_datasets, tiny_model
 
@@ -238,13 +236,3 @@ def test_without_optuna_it_says_what_to_install(
     assert main(["sweep", "m", "--grid", "model.batch_size=2,4"]) == 1
     said = capsys.readouterr().err
     assert said == "prototrain: error: sweeps need Optuna, which is not installed: pip install 'prototrain[sweep]'\n"
-
-
-def test_the_parser_imports_neither_optuna_nor_tensorflow() -> None:
-    program = (
-        "import sys\nfrom prototrain.cli import main\n"
-        "try:\n    main(['sweep', '--help'])\nexcept SystemExit:\n    pass\n"
-        "print([name for name in ('optuna', 'tensorflow') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.endswith("\n[]\n") and "--grid" in done.stdout
