@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
+
+from tqdm import tqdm
 
 from prototrain.callbacks.base import innermost
 from prototrain.callbacks.monitor import Monitor, as_number
 from prototrain.callbacks.writers.summaries import Summaries
 from prototrain.errors import CallbackError
-from prototrain.system.terminal import one_line
+from prototrain.system.terminal import in_notebook, one_line, printable
 from prototrain.system.wording import in_clock, in_digits, shortened, some_of
 
 _WIDTH, _HEIGHT = 120, 40  # where there is no terminal
 _NUMBER = 10  # the longest that a number gets, so that columns stay where they are
 _LONGEST_NAME = 24
 _LEAD = ("step", "epoch", "time", "steps/s", "data")
+_BOLD, _GREEN, _PLAIN = "\x1b[1m", "\x1b[32m", "\x1b[0m"
+_MOST_ROWS = 1000  # of a notebook's table
 _OF_ENGINE = ("checkpoint", "cluster", "hyper", "perf")  # prefixes of scalars that come last
 
 
@@ -48,7 +55,7 @@ class ScalarPrinter(Monitor):
     Those of training are means over the steps since the last record of `Summaries`; without `Summaries` in the list
     they are the last step's values. "steps/s" is that of the steps since the last line, without what callbacks took. A
     star marks the best value so far, of the losses of held-out data and of what a saver or `EarlyStopping` watches.
-    Columns that do not fit into the terminal are left out.
+    Columns that do not fit into the terminal are left out. A notebook shows one table that grows.
 
     Args:
         whitelist: regular expressions; only scalars whose name one of them matches (`re.match`) are printed.
@@ -69,6 +76,7 @@ class ScalarPrinter(Monitor):
         self._header: tuple[list[int], list[str]] = [], []  # widths and columns of the last one
         self._has_left_out = False
         self._lines = 0  # since then
+        self._notebook = _NotebookTable() if in_notebook() else None
 
     def before_train(self) -> None:
         self._since = self.trainer.global_step, self.trainer.times.steps
@@ -81,7 +89,10 @@ class ScalarPrinter(Monitor):
         if not rows:
             return
         columns = sorted(self._prefixes, key=self._rank)
-        size = shutil.get_terminal_size() if sys.stdout.isatty() else os.terminal_size((_WIDTH, _HEIGHT))
+        if self._notebook is not None:
+            self._notebook.show(columns, rows)
+        is_terminal = sys.stdout.isatty()
+        size = shutil.get_terminal_size() if is_terminal else os.terminal_size((_WIDTH, _HEIGHT))
         widths = [
             *(max(5, 0 if self.trainer.is_endless else len(str(self.trainer.total_steps))), 5, 8, 7),
             max(4, *(len(one_line(prefix)) for prefixes in self._prefixes.values() for prefix in prefixes)),
@@ -96,7 +107,11 @@ class ScalarPrinter(Monitor):
             self._header, self._lines = (widths, shown), 0
             lines.insert(0, _line(_Row(list(_LEAD), {name: _short(name) for name in shown}), widths, shown))
         self._lines += len(rows)
-        self.trainer.log("\n".join(lines))
+        self.trainer.run.log_to_file("\n".join(lines))
+        if self._notebook is None:
+            with suppress(OSError):
+                has_colour = is_terminal and not os.environ.get("NO_COLOR")
+                tqdm.write("\n".join(map(_coloured, lines) if has_colour else map(printable, lines)))
 
     def _rows(self) -> list[_Row]:
         """The scalars that are due, a row for each prefix and step; remembers the columns."""
@@ -138,6 +153,36 @@ class ScalarPrinter(Monitor):
     def _wanted(self, name: str) -> bool:
         allowed = self._whitelist is None or any(pattern.match(name) for pattern in self._whitelist)
         return allowed and not any(pattern.match(name) for pattern in self._blacklist)
+
+
+class _NotebookTable:
+    """A table below a notebook's cell, which grows in place."""
+
+    def __init__(self) -> None:
+        self._rows: list[_Row] = []
+        self._display: Any = None
+
+    def show(self, columns: list[str], rows: list[_Row]) -> None:
+        """Add rows."""
+        from IPython import display
+
+        self._rows = [*self._rows, *rows][-_MOST_ROWS:]
+        lines = ["".join(f"<th>{html.escape(one_line(name))}</th>" for name in (*_LEAD, *columns))]
+        for row in self._rows:
+            cells = [f"<b>{row.cells[one]}*</b>" if one in row.best else row.cells.get(one, "") for one in columns]
+            lines.append("".join(f"<td>{cell}</td>" for cell in [*map(html.escape, row.lead), *cells]))
+        page = display.HTML(f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>")  # type: ignore[no-untyped-call]
+        if self._display is None:
+            self._display = display.display(page, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._display.update(page)
+
+
+def _coloured(line: str) -> str:
+    """A header in bold, and best values in green."""
+    if line.split()[0] == _LEAD[0]:
+        return f"{_BOLD}{line}{_PLAIN}"
+    return re.sub(r"\S+\*", lambda found: f"{_GREEN}{found[0]}{_PLAIN}", line)
 
 
 def _short(name: str) -> str:
