@@ -124,7 +124,7 @@ def test_requests_of_many_threads_become_few_batches() -> None:
         assert odd.result(10)[0].shape == (3,)
         last = predict.submit([0.0, 1.0], 1)
     assert last.done() and max(sizes) == 4 and sizes[:3] == [1, 4, 4]
-    assert not any(thread.is_alive() for thread in predict._threads)
+    assert not predict._thread.is_alive()
     with pytest.raises(ModelError, match="is closed"):
         predict.submit([0.0], 0)
     predict.close()
@@ -136,7 +136,7 @@ def test_errors_reach_whoever_waits_and_the_rest_goes_on() -> None:
             raise ZeroDivisionError("too large")
         return [x if x.max() else x[0, 0]]
 
-    with AsyncPredictor(fail, threads=2) as predict:
+    with AsyncPredictor(fail) as predict:
         with pytest.raises(ZeroDivisionError, match="too large"):
             predict([2.0])
         with pytest.raises(ModelError, match=r"has shape \(\); it must have a row for each"):

@@ -148,7 +148,7 @@ def test_json_lines_names_a_file_that_is_missing_unreadable_or_empty(tmp_path, m
 
 
 def test_json_lines_refuses_a_dtype_that_json_has_no_values_for(tmp_path):
-    with pytest.raises(DataError, match="'x': JSON holds no complex64"):
+    with pytest.raises(DataError, match="'x': files hold no complex64"):
         readers.json_lines(write(tmp_path / "a.jsonl", '{"x": 1}'), features={"x": ("complex64", [])})
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 import keras
 import numpy as np
@@ -75,10 +72,10 @@ def _names(model: ModelProtocol, key: str) -> list[str]:
     return found
 
 
-def write_export(served: ServedModel, final: Path, extra: Mapping[str, Path] = MappingProxyType({})) -> str:
+def write_export(served: ServedModel, final: Path) -> str:
     """Write a SavedModel, complete and compared with the model in a fresh process, or nothing.
 
-    `extra` are further files, by their paths in it. Returns the result of the comparison, in words.
+    Returns the result of the comparison, in words.
 
     Raises:
         ModelError: the export would not give the same as the model.
@@ -87,9 +84,6 @@ def write_export(served: ServedModel, final: Path, extra: Mapping[str, Path] = M
     with appearing(final) as temporary:
         served.save(temporary)
         outcome = compare(served, temporary)
-        for name, path in extra.items():
-            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, temporary / name)
     return outcome
 
 

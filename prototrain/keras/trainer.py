@@ -16,10 +16,9 @@ import tensorflow as tf
 
 from prototrain.callbacks import ModelSaver, ProgressBar, SaveOnExit, ScalarPrinter, Validation
 from prototrain.callbacks.base import Callback, innermost
-from prototrain.checkpoint.values import global_random_kept, random_state_kept, tensorflow_seeded
+from prototrain.checkpoint.values import global_random_kept, tensorflow_seeded
 from prototrain.config.json_form import encode
 from prototrain.data.batches import batch_size as examples_of
-from prototrain.data.rule import reshuffles
 from prototrain.errors import CallbackError, DataError, ModelError
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
@@ -27,8 +26,6 @@ from prototrain.keras.callback import KerasCallback
 from prototrain.keras.data import Data, as_dataset, split_data
 from prototrain.keras.model import CompiledModel, check_model, flat, guarded, inherits, optimizers_of
 from prototrain.model.built import BuiltModel
-from prototrain.model.evaluation import first_batches
-from prototrain.model.keras_hooks import restoring_values
 from prototrain.model.variables import layer_table, select, variable_table
 from prototrain.step.trace import tower_trace
 from prototrain.system.signals import StopRequest
@@ -335,13 +332,7 @@ class KerasTrainer(SimpleTrainer):
         return None if self.stop.signum is not None else _scalars(found)
 
     def _rehearse(self, dataset: str, batches: int = 0) -> None:
-        if type(self).evaluate is not KerasTrainer.evaluate or reshuffles(self.datasets[dataset]):
-            return
-        data = self.datasets[dataset].map(self.model.as_given(dataset))
-        self.keras_model.test_function = None  # one that is traced already does not show which variables it uses
-        with random_state_kept(), restoring_values():
-            data = first_batches(dataset, data, batches, self.stop)
-            self.keras_model.evaluate(data, verbose=0)
+        pass  # `keras.Model.evaluate` is not tried out
 
     # -- checkpoints and tables ---------------------------------------------------------------------------------------
 

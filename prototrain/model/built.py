@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ import tensorflow as tf
 
 from prototrain.checkpoint.files import Checkpoint
 from prototrain.checkpoint.state import check_fit
-from prototrain.checkpoint.weights import Source, averaged_weights, dump_weights, load_report_table, load_weights
+from prototrain.checkpoint.weights import Source, averaged_weights, load_report_table, load_weights
 from prototrain.data.adapters import as_datasets
 from prototrain.data.batches import first_dimensions, first_part, limited
 from prototrain.data.pipeline import named_files
@@ -26,7 +25,6 @@ from prototrain.errors import CallbackError, DataError, ModelError, OutOfMemoryE
 from prototrain.experiment import home_of, source_of
 from prototrain.experiment.data_files import describe_files, noting_files
 from prototrain.experiment.facts import Facts, file_digests
-from prototrain.model import first_values
 from prototrain.model.evaluation import Evaluation
 from prototrain.model.layer_cache import LayerCache
 from prototrain.model.loading import Model
@@ -41,6 +39,7 @@ from prototrain.system.signals import StopRequest
 from prototrain.system.terminal import Table
 from prototrain.system.tracebacks import out_of_memory
 from prototrain.system.waiting import announcing
+from prototrain.system.wording import did_you_mean
 from prototrain.tf_private import layers_within
 from prototrain.towers import building
 
@@ -69,6 +68,7 @@ class BuiltModel:
         model, config, placement, counter, stop: what was given.
         data: the training data and its position.
         datasets: everything that the model's `datasets` returned, by name.
+        layers: the layers and variables that all calls of `build` share.
         variables: the model's variables by name; `trainable` and `decayed` are the chosen ones among them.
         policy: the name of the Keras policy that says in which precision layers compute.
 
@@ -119,7 +119,7 @@ class BuiltModel:
         self.datasets = self.data.datasets
         look(self)
         keras.utils.set_random_seed(seed)
-        self._cache = LayerCache()
+        self.layers = LayerCache()
         try:
             with announcing("building the model", log):
                 self._create_variables(check, log)
@@ -127,7 +127,7 @@ class BuiltModel:
             if (asked := out_of_memory(error)) is None:
                 raise
             raise OutOfMemoryError(f"out of memory: building the model: {asked}") from error
-        self.variables = dict(self._cache.variables)
+        self.variables = dict(self.layers.variables)
         self._weights: dict[str, tf.Variable] = {}
         self.trainable: dict[str, Any] = {}
         self.decayed: dict[str, Any] = {}
@@ -138,7 +138,7 @@ class BuiltModel:
         parts = self.placement.parts * self.config["model.accumulate_steps"]
         first = first_part(self.data.first_batch, parts)
         spec = self.data.element_spec if parts == 1 else tf.nest.map_structure(tf.type_spec_from_value, first)
-        creating = self._cache.creating(self.placement.strategy, self.placement.declare_variable)
+        creating = self.layers.creating(self.placement.strategy, self.placement.declare_variable)
         with self._building(True), creating, naming_batch(first):
             net = self.model.build(first, True)
         check(net)
@@ -156,8 +156,8 @@ class BuiltModel:
             return []
 
         with self._building(True):
-            self._cache.adopt(build, spec)
-        for layer in (inner for outer in self._cache.layers.values() for inner in layers_within(outer)):
+            self.layers.adopt(build, spec)
+        for layer in (inner for outer in self.layers.layers.values() for inner in layers_within(outer)):
             if is_weighted and self.placement.towers > 1 and getattr(layer, "synchronized", False):
                 raise ModelError(
                     f"build() returns 'loss_weight', and {layer.name} is a BatchNormalization(synchronized=True), "
@@ -181,7 +181,7 @@ class BuiltModel:
         Returns:
             whether they are others than before.
         """
-        weights = self._cache.trainable
+        weights = self.layers.trainable
         if weights.keys() == self._weights.keys():
             return False
         self._weights = weights
@@ -203,17 +203,16 @@ class BuiltModel:
             CallbackError: there are none, or they cannot be trained.
         """
         try:
-            found = {name: self.variables[name] for name in self._cache.matching(regex)}
+            found = {name: self.variables[name] for name in self.layers.matching(regex)}
         except re.error as error:
             raise CallbackError(f"{who}: {regex!r} is not a regular expression: {error}") from error
         weights = {name: variable for name, variable in found.items() if variable.trainable}
         if not weights:
             known = [name for name, variable in self.variables.items() if variable.trainable]
-            layers = [name.rpartition("/")[0] for name in known]
-            names = dict.fromkeys(filter(None, [*self.keras_layers, *layers, *known]))
-            near = difflib.get_close_matches(regex, names, n=3, cutoff=0.5) or list(names)[:3]
+            names = [*self.keras_layers, *(name.rpartition("/")[0] for name in known), *known]
             what = "nothing that could be trained" if found else "no layer and no variable"
-            raise CallbackError(f"{who}: {regex!r} is the name of {what}; there are {', '.join(near)}, ...")
+            near = did_you_mean(regex, names) or f"; there are {', '.join(list(dict.fromkeys(names))[:3])}, ..."
+            raise CallbackError(f"{who}: {regex!r} is the name of {what}{near}")
         allowed = select(self.variables, self.config, "model.trainable_variables") if value else weights
         if left_out := [name for name in weights if name not in allowed]:
             raise CallbackError(
@@ -222,24 +221,16 @@ class BuiltModel:
             )
         return weights
 
-    def set_trainable(self, regex: str, value: bool) -> None:
-        """Freeze or unfreeze what a regular expression matches, see `LayerCache.matching`."""
-        self._cache.set_trainable(self._cache.matching(regex), value)
-
-    def reset_trainable(self) -> None:
-        """Undo every `set_trainable`."""
-        self._cache.reset_trainable()
-
     def separate_towers(self) -> dict[str, tf.Variable]:
         """Let the random layers of every tower draw other numbers; see `Placement.adopt`."""
-        return self.placement.adopt(self.variables, self._cache)
+        return self.placement.adopt(self.variables, self.layers)
 
     # -- Keras's part -------------------------------------------------------------------------------------------------
 
     @property
     def keras_layers(self) -> dict[str, keras.layers.Layer]:
         """The Keras layers that `build` makes or calls, by name."""
-        return dict(self._cache.layers)
+        return dict(self.layers.layers)
 
     @property
     def frozen(self) -> dict[str, bool]:
@@ -249,23 +240,15 @@ class BuiltModel:
     def keras_variables(self, variables: Iterable[Any]) -> dict[str, Any]:
         """Variables of the model by name, as optimizers want them: those that hold them in Keras, if there are."""
         names = {id(variable): name for name, variable in self.variables.items()}
-        return {names[id(variable)]: self._cache.keras_variable(variable) for variable in variables}
+        return {names[id(variable)]: self.layers.keras_variable(variable) for variable in variables}
 
     def with_keras_variables(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """A gradient processor that puts variables of Keras, which know their constraints, in place of TensorFlow's."""
-        return [(gradient, self._cache.keras_variable(variable)) for gradient, variable in pairs]
-
-    def begin_anew(self) -> tuple[list[str], list[str]]:
-        """Give layers that an earlier trainer has trained the values that they had before; see `first_values`."""
-        return first_values.begin_anew(self._cache.holders, self._cache.lasting)
-
-    def note_trained(self) -> None:
-        """Note that the variables were trained; see `first_values`."""
-        first_values.note_trained(self._cache.holders, self._cache.lasting)
+        return [(gradient, self.layers.keras_variable(variable)) for gradient, variable in pairs]
 
     def layer_loss(self) -> tf.Tensor | None:
         """The sum of the layers' losses in the last `build` of this tower; None if there are none; traced."""
-        return self._cache.loss()
+        return self.layers.loss()
 
     # -- using it -----------------------------------------------------------------------------------------------------
 
@@ -291,7 +274,7 @@ class BuiltModel:
             tensors by name.
         """
         quiet = left_out_of_graphs() if tower_trace() is None else nullcontext()
-        with self._building(train_phase, self.placement.tower_to_build()), self._cache.sharing(), quiet:
+        with self._building(train_phase, self.placement.tower_to_build()), self.layers.sharing(), quiet:
             return check_net(self.model.build(inputs, train_phase))
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:
@@ -350,10 +333,6 @@ class BuiltModel:
             report = load_weights(self.variables, source, **options)
         where = f"{len(source)} arrays" if isinstance(source, Mapping) else source
         return f"weights from {where}\n{load_report_table(report)}"
-
-    def dump_weights(self, path: str | Path) -> None:
-        """Write all variables into a ``.npz`` by name; `load_weights` and `numpy.load` read it."""
-        dump_weights(self.variables, path)
 
     def take_weights(self, checkpoint: Checkpoint, *, cure: str) -> bool:
         """Load the weights of a checkpoint of the same model; moving averages where there are any.

@@ -11,7 +11,7 @@ import hashlib
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -275,8 +275,9 @@ class LayerCache:
 
         return [name for name, variable in self.variables.items() if id(variable) in of_layers or matches(name)]
 
-    def set_trainable(self, names: Iterable[str], value: bool) -> None:
-        """Freeze or unfreeze variables, and the layers all of whose variables are among them."""
+    def set_trainable(self, regex: str, value: bool) -> None:
+        """Freeze or unfreeze the variables of `matching`, and the layers all of whose variables are among them."""
+        names = self.matching(regex)
         chosen = {id(self.variables[name]) for name in names}
         layers = {id(layer): layer for root in self.layers.values() for layer in layers_within(root)}.values()
         holders = list(self._weights.values())

@@ -30,12 +30,11 @@ class AsyncPredictor:
     Args:
         predictor: takes and returns batches; a `Predictor` or a function of arrays.
         batch_size: the most requests in one call.
-        threads: the number of calls at the same time.
     """
 
-    def __init__(self, predictor: Callable[..., list[Any]], *, batch_size: int = 16, threads: int = 1) -> None:
-        if batch_size < 1 or threads < 1:
-            raise ModelError(f"batch_size and threads must be at least 1, got {batch_size} and {threads}")
+    def __init__(self, predictor: Callable[..., list[Any]], *, batch_size: int = 16) -> None:
+        if batch_size < 1:
+            raise ModelError(f"batch_size must be at least 1, got {batch_size}")
         self._predictor = predictor
         self._batch_size = batch_size
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
@@ -43,11 +42,8 @@ class AsyncPredictor:
         self._is_closed = False
         # A thread that is inside TensorFlow when the interpreter ends could crash it.
         atexit.register(self.close, cancel=True)
-        self._threads = [
-            threading.Thread(target=self._serve, name="AsyncPredictor", daemon=True) for _ in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._thread = threading.Thread(target=self._serve, name="AsyncPredictor", daemon=True)
+        self._thread.start()
 
     def submit(self, *inputs: Any) -> Future[list[Any]]:
         """Request one example's outputs; from any thread.
@@ -74,7 +70,7 @@ class AsyncPredictor:
         return self.submit(*inputs).result()
 
     def close(self, *, cancel: bool = False) -> None:
-        """Answer the waiting requests, and end the threads. Further requests are refused.
+        """Answer the waiting requests, and end the thread. Further requests are refused.
 
         Args:
             cancel: cancel the waiting requests instead.
@@ -83,12 +79,10 @@ class AsyncPredictor:
             self._is_closed = True
             for _, future in self._waiting() if cancel else []:
                 future.cancel()
-            for _ in self._threads:
-                self._requests.put(None)
+            self._requests.put(None)
         atexit.unregister(self.close)
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
 
     def __enter__(self) -> AsyncPredictor:
         return self
@@ -97,7 +91,7 @@ class AsyncPredictor:
         self.close(cancel=error is not None)
 
     def _waiting(self, most: float = float("inf")) -> list[_Request]:
-        """Take requests from the queue without waiting, up to the None that ends a thread."""
+        """Take requests from the queue without waiting, up to the None that ends the thread."""
         found: list[_Request] = []
         with suppress(queue.Empty):
             while len(found) < most:

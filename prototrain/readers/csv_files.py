@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from prototrain.errors import DataError
 from prototrain.readers.order import Shuffle
-from prototrain.readers.paths import PathLike, several
+from prototrain.readers.paths import PathLike
 from prototrain.readers.tables import Arrays, Column, Features, arrays_of, columns_of, dataset_of
 
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
@@ -55,7 +55,7 @@ def csv(
             a value that is not of its dtype, not finite, or does not fit.
         StorageError: a file at a URL cannot be downloaded.
     """
-    made = columns_of(features, "CSV files hold")
+    made = columns_of(features)
     sources = {column.name: list((columns or {}).get(column.name, [column.name])) for column in made}
     for column in made:
         size = tf.TensorShape(column.shape).num_elements()
@@ -67,7 +67,7 @@ def csv(
     if unknown := [name for name in defaults or {} if name not in sources]:
         raise DataError(f"defaults: there is no feature {unknown[0]!r}; there are: {', '.join(sources)}")
     # While a file is parsed, each of its columns is one of scalars, so that messages name it.
-    fields = [Column(name, column.dtype, (), "") for column in made for name in sources[column.name]]
+    fields = [Column(name, column.dtype, ()) for column in made for name in sources[column.name]]
     empty = {name: value for feature, value in (defaults or {}).items() for name in sources[feature]}
 
     def read(file: str, path: str) -> Iterator[Arrays]:
@@ -87,7 +87,7 @@ def csv(
         except UnicodeDecodeError as error:
             raise DataError(f"{file}: not UTF-8 ({error.reason} at byte {error.start} of a part)") from None
 
-    return dataset_of(several(paths), made, read, shuffle=shuffle, seed=seed)
+    return dataset_of(paths, made, read, shuffle=shuffle, seed=seed)
 
 
 def _parser(

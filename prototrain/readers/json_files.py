@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from prototrain.errors import DataError
 from prototrain.readers.order import Shuffle
-from prototrain.readers.paths import PathLike, several
+from prototrain.readers.paths import PathLike
 from prototrain.readers.tables import Arrays, Features, arrays_of, columns_of, dataset_of, short
 
 
@@ -42,7 +42,7 @@ def json_lines(
             missing, has another shape or type, is not finite, or does not fit into its dtype.
         StorageError: a file at a URL cannot be downloaded.
     """
-    columns = columns_of(features, "JSON holds")
+    columns = columns_of(features)
     names = [column.name for column in columns]
 
     def parse(line: bytes) -> list[Any]:
@@ -63,4 +63,4 @@ def json_lines(
             filled = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
             yield from arrays_of(name, filled, columns, parse)
 
-    return dataset_of(several(paths), columns, read, shuffle=shuffle, seed=seed)
+    return dataset_of(paths, columns, read, shuffle=shuffle, seed=seed)

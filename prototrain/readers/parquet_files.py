@@ -44,7 +44,7 @@ def parquet(
             features: one is missing or null, has another shape or type, is not finite, or does not fit into its dtype.
         StorageError: a file at a URL cannot be downloaded.
     """
-    columns = columns_of(features, "Parquet files hold")
+    columns = columns_of(features)
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:

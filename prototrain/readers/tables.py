@@ -28,13 +28,12 @@ class Column:
         name: of the feature.
         dtype: an integer, a floating, `bool` or `string`.
         shape: fixed; () is a scalar.
-        holds: what holds it, for the message.
 
     Raises:
         DataError: it has another dtype.
     """
 
-    def __init__(self, name: str, dtype: Any, shape: Sequence[int], holds: str) -> None:
+    def __init__(self, name: str, dtype: Any, shape: Sequence[int]) -> None:
         self.name = name
         self.dtype: tf.DType = tf.as_dtype(dtype)
         self.shape = tuple(shape)
@@ -44,7 +43,7 @@ class Column:
         )
         self.is_number = self._types[0] is int
         if self.is_number and not (self.dtype.is_integer or self.dtype.is_floating):
-            raise DataError(f"{name!r}: {holds} no {self.dtype.name}; use an integer, a floating, bool or string")
+            raise DataError(f"{name!r}: files hold no {self.dtype.name}; use an integer, a floating, bool or string")
         # Python's numbers compare with JSON integers of any size, NumPy's do not.
         number, bounds = self._types[-1], (self.dtype.min, self.dtype.max) if self.is_number else (0, 0)
         self.low, self.high = number(bounds[0]), number(bounds[1])
@@ -87,11 +86,11 @@ class Column:
         return f"does not fit into {self.dtype.name}" if abs(value) < math.inf else "is not finite"
 
 
-def columns_of(features: Features, holds: str) -> list[Column]:
-    """The columns of features; `holds` is for messages, such as "JSON holds"."""
+def columns_of(features: Features) -> list[Column]:
+    """The columns of features."""
     if not features:
         raise DataError("features={} names nothing to read: give name -> (dtype, shape)")
-    return [Column(name, dtype, shape, holds) for name, (dtype, shape) in features.items()]
+    return [Column(name, dtype, shape) for name, (dtype, shape) in features.items()]
 
 
 def arrays_of(

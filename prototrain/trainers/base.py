@@ -206,8 +206,7 @@ class Trainer:
         with self.run.lasting(fresh=fresh), self.stop:
             try:
                 with self.stop.waiting_for("the start of the run", when="before the first step"):
-                    with self._setup_scope():
-                        self.callbacks.setup()
+                    self.callbacks.setup()
                     self.run.restore(resume)
                     self.callbacks.check()
                     self.run.accept(self._measure())
@@ -360,10 +359,6 @@ class Trainer:
             tensors by name.
         """
         raise NotImplementedError(f"{type(self).__name__} must define build() for predictors and InferenceRunner")
-
-    def _setup_scope(self) -> AbstractContextManager[Any]:
-        """Context manager in which callbacks are set up; a subclass places the variables that they make."""
-        return nullcontext()
 
     @property
     def can_evaluate(self) -> bool:

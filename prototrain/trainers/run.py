@@ -57,6 +57,7 @@ class Run:
         changes: what has changed since that checkpoint, in words.
         began_at: the number of completed steps at its start.
         is_rejected: whether `reject_state` was called.
+        max_to_keep: how many checkpoints stay, or None for all; a `ModelSaver` sets it.
         finite: which variables may be NaN or infinite in a run with `StopOnNaN`.
     """
 
@@ -77,6 +78,7 @@ class Run:
         self._has_failed_to_upload = self.is_rejected = False
         self._looked_at = 0.0
         self._protected: dict[str, int | None] = {}
+        self.max_to_keep: int | None = None
         self._registered: Collection[str] = ()  # variables in the trainer's state when the run began
         self._sets_aside = False
         self._broken: list[Path] = []  # checkpoints to set aside once the run may go on
@@ -133,6 +135,7 @@ class Run:
         self.wait()
         self._writing = None
         self._protected.clear()
+        self.max_to_keep = None
         if trainer.experiment is not None and trainer.is_chief:
             stale = trainer.experiment.lock()
             if stale:
@@ -332,6 +335,11 @@ class Run:
     def protect(self, who: str, step: int | None) -> None:
         """Keep the checkpoint of a step from being deleted, instead of the one that `who` has named before."""
         self._protected[who] = step
+
+    def prune(self) -> None:
+        """Delete all but the newest `max_to_keep` checkpoints and the protected ones; none without a `ModelSaver`."""
+        if self.max_to_keep is not None:
+            self.checkpoints.prune(self.max_to_keep, protected=self.protected_steps)
 
     @property
     def protected_steps(self) -> set[int]:

@@ -13,12 +13,13 @@ import tensorflow as tf
 from prototrain.callbacks.base import innermost
 from prototrain.callbacks.hyperparameters.set_trainable import SetTrainable
 from prototrain.checkpoint.state import variables_in
-from prototrain.checkpoint.weights import as_measured, averaged_weights, best_checkpoint, best_of
+from prototrain.checkpoint.weights import as_measured, averaged_weights, best_checkpoint, best_of, dump_weights
 from prototrain.data.batches import check_divides, length_in_words
 from prototrain.data.shares import Share
 from prototrain.errors import CallbackError, CheckpointError, ConfigError, ModelError
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
+from prototrain.model import first_values
 from prototrain.model.built import BuiltModel, datasets_of
 from prototrain.model.loading import check_model
 from prototrain.model.net import check_names, check_net, loss_weight, scalars
@@ -494,8 +495,8 @@ class TowerTrainer(Trainer):
                 self._say_of_unused()
         finally:
             self.data.allow_changes = before
-            self.built.note_trained()
-            self.built.reset_trainable()
+            first_values.note_trained(self.built.layers.holders, self.built.layers.lasting)
+            self.built.layers.reset_trainable()
 
     def _choose_trained(self) -> None:
         """Adopt what is trainable now: layers may have been frozen or unfrozen."""
@@ -528,7 +529,7 @@ class TowerTrainer(Trainer):
             how many variables were trained before, and how many are from now on.
         """
         before = len(self.trainable)
-        self.built.set_trainable(regex, value)
+        self.built.layers.set_trainable(regex, value)
         self._choose_trained()
         self._steps.forget()  # the step is traced again
         return before, len(self.trainable)
@@ -537,7 +538,8 @@ class TowerTrainer(Trainer):
         """Begin where the first trainer of the same layers began; a checkpoint that is restored comes later."""
         self._begun_anew, self._not_kept = [], []
         if not self._has_begun and not self.continues_from_trained:
-            self._begun_anew, self._not_kept = self.built.begin_anew()
+            layers = self.built.layers
+            self._begun_anew, self._not_kept = first_values.begin_anew(layers.holders, layers.lasting)
         self._has_begun = True
 
     def _check_begin(self) -> None:
@@ -631,7 +633,7 @@ class TowerTrainer(Trainer):
 
     def dump_weights(self, path: str | Path) -> None:
         """Write all variables of the model into a ``.npz`` by name; `load_weights` and `numpy.load` read it."""
-        self.built.dump_weights(path)
+        dump_weights(self.variables, path)
 
     @property
     def model_variables(self) -> dict[str, Any]:

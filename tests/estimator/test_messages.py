@@ -118,7 +118,7 @@ OF_SETTINGS: dict[str, Callable[[Path], Any]] = {
     "steps must be a positive whole number, not 0": train(steps=0),
     "steps or max_steps, not both": train(steps=1, max_steps=1),
     "there is no checkpoint in .* yet; call train": lambda path: Estimator(linear_fn, path).evaluate(plain),
-    "EvalSpec: exporters must be Exporters, each with a name": lambda path: EvalSpec(plain, exporters=[1]),
+    "EvalSpec: exporters must be Exporters, each with another name": lambda path: EvalSpec(plain, exporters=[1]),
     "steps must be a positive whole number, not 2.0": lambda path: EvalSpec(plain, steps=2.0),  # type: ignore[arg-type]
     "receiver_tensors={name: tf.TensorSpec": lambda path: ServingInputReceiver({}, {"x": 1}),
 }
@@ -154,7 +154,7 @@ def test_of_use(tmp_path: Path) -> None:
             tmp_path / "e", lambda: ServingInputReceiver(spec, {"x": spec})
         ),
         "must return a .*ServingInputReceiver, not int": lambda: trained.export_saved_model(tmp_path, lambda: 1),  # type: ignore[arg-type,return-value]
-        "line/kernel is .* there and .* here; train anew": lambda: trained.evaluate(
+        "line/kernel is .* there and .* here; train in another": lambda: trained.evaluate(
             lambda: plain().map(lambda x, y: (tf.concat([x, x], 1), y))
         ),
         "model_fn must make the same layers": lambda: train_and_evaluate(

@@ -56,7 +56,7 @@ def test_the_fastest_form_is_chosen_unless_it_is_nearly_the_same(seconds: tuple[
     assert (choice.in_step, choice.in_loop) == (chosen is True, chosen == "loop")
     assert choice.recorded() == {"jit_compile": chosen}
     assert int(counter) == 0, "what was tried leaves nothing behind"
-    assert len(said) == 1 and said[0].count(" ms") == len(seconds)
+    assert said[-1].count(" ms") == len(seconds)  # behind a word about the time that it takes, on a busy machine
 
 
 def test_a_setting_is_not_measured_and_a_resume_keeps_what_was() -> None:

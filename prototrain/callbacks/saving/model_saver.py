@@ -76,6 +76,7 @@ class ModelSaver(Callback):
 
     def setup(self) -> None:
         self.trainer.require_experiment("ModelSaver")
+        self.trainer.run.max_to_keep = max(self.max_to_keep, self.trainer.run.max_to_keep or 0)
         self._interval = SaveInterval(self._failure_seconds, self.trainer.workers)
 
     def before_train(self) -> None:
@@ -145,7 +146,7 @@ class ModelSaver(Callback):
             if not is_known_bad:
                 raise
             return
-        run.checkpoints.prune(self.max_to_keep, protected=run.protected_steps)
+        run.prune()
 
     def _report(self, error: CheckpointError) -> None:
         # A full disk may have room again at the next save; the steps in between are worth having.

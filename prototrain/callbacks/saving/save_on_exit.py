@@ -37,6 +37,7 @@ class SaveOnExit(Callback):
             return  # which ends the run with an error
         path = self.trainer.save()
         if run.state_is_sound:
+            run.prune()
             self.trainer.log(f"saved step {self.trainer.global_step} to {path}")
             return
         self.trainer.log(f"the failed step is kept in {path} for inspection; {run.resume_point()}")

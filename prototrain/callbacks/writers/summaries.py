@@ -45,7 +45,7 @@ class StepSums(Callback):
     def _traced_variable(self, names: tuple[str, ...]) -> tf.Variable:
         """The variable for these scalars and all before: `SetTrainable` may add some during the run."""
         if self._variable is None or not set(self._names).issuperset(names):
-            with tf.init_scope(), self.trainer._setup_scope():
+            with tf.init_scope():
                 pairs = {**{name: [0.0, 0.0] for name in names}, **self._pairs()}
                 self._names = tuple(pairs)
                 self._variable = scratch_variable(np.transpose([*pairs.values()]), name="sums", dtype=tf.float64)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import resource
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from prototrain.callbacks import JSONWriter, ModelSaver, RunOp, SaveOnExit
 from prototrain.callbacks.saving.model_saver import SaveInterval
-from prototrain.checkpoint import Checkpoints, Snapshot, files, read_bundle
+from prototrain.checkpoint import Checkpoints, Snapshot, read_bundle
 from prototrain.config import Config
 from prototrain.errors import CheckpointError, ConfigError
 from prototrain.launch import default_callbacks
@@ -127,22 +124,6 @@ class TestAsynchronous:
             values = read_bundle(experiment / "checkpoints" / "step-0000000003" / "model")
             written[late] = {name: value.tobytes() for name, value in values.items()}
         assert written[False] == written[True]
-
-    def test_the_thread_that_writes_much_leaves_the_processors_to_the_training(
-        self, experiment: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        usual, found = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), {}
-        write = files._write_tensors
-
-        def noted(prefix: str, tensors: Any) -> None:
-            step = int(re.findall(r"step-(\d+)", prefix)[-1])
-            found[step] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) - usual
-            write(prefix, tensors)
-
-        monkeypatch.setattr(files, "_FILE_BYTES", 16)
-        monkeypatch.setattr(files, "_write_tensors", noted)
-        tiny_trainer(experiment).train([ModelSaver(asynchronous=True).every(steps=3)], max_steps=5)
-        assert found == {3: 10, 5: 0}
 
     def test_a_failure_is_reported_and_the_next_one_works(
         self, experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -32,6 +32,29 @@ class Exits(Callback):
             raise self.how("on purpose")
 
 
+def test_the_last_checkpoint_counts_for_the_model_saver(experiment: Path) -> None:
+    CountingTrainer(experiment=experiment).train(
+        [Exits(StopTraining), ModelSaver(max_to_keep=2).every(steps=1), SaveOnExit()], max_steps=6
+    )
+    assert len(kept(experiment)) == 2
+    with pytest.raises(RuntimeError):
+        CountingTrainer(experiment=experiment).train(
+            [Fails(), ModelSaver(max_to_keep=2).every(steps=2), SaveOnExit()], max_steps=9
+        )
+    assert kept(experiment) == ["step-0000000004", "step-0000000005"]
+
+
+class Fails(Callback):
+    """Fails behind step 5, before anything is saved."""
+
+    def next_step(self, step: int) -> int | None:
+        return 5
+
+    def trigger_step(self) -> None:
+        if self.trainer.global_step == 5:
+            raise RuntimeError("on purpose")
+
+
 def kept(experiment: Path) -> list[str]:
     return sorted(path.name for path in (experiment / "checkpoints").iterdir())
 
