@@ -67,7 +67,7 @@ def in_notebook() -> bool:
 WIDTH = 80
 """Characters of a line of a table where there is no terminal."""
 _LEAST = 20  # characters of a folded value
-_CUT = 60  # characters of a cell that is cut, where there is no terminal
+_CUT, _SHORT = 60, 10  # characters of a cell that is cut where there is no terminal, and where there is little room
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,11 @@ class Table:
         ]
         return tabulate(rows, headers=list(map(one_line, self.headers)), **self.options)
 
-    def for_terminal(self, *, is_ruled: bool = False) -> RichTable:
-        """The same for rich, which folds it to the width of a terminal.
+    def for_terminal(self, width: int, *, is_ruled: bool = False) -> RichTable:
+        """The same for rich, which folds it to a width; before that, columns in `cut` are made narrower.
 
         Args:
+            width: in characters.
             is_ruled: whether there is a line below the headers.
         """
         from rich.box import Box
@@ -113,6 +114,13 @@ class Table:
         # The rule takes a column between two others.
         box, gap = (Box("    \n    \n -  \n" + 5 * "    \n"), 1) if is_ruled else (None, 2)
         made = RichTable(box=box, padding=(0, gap, 0, 0), show_edge=False, pad_edge=False, header_style="bold")
+        columns = zip(self.headers, *(map(self._text, row) for row in self.rows), strict=True)
+        room = {number: max(map(len, cells)) for number, cells in enumerate(columns)}
+        lacking = sum(room.values()) + 2 * (len(room) - 1) - width
+        for number in sorted(room, key=lambda number: -room[number]):
+            if self.headers[number] in self.cut and lacking > 0:
+                give = max(0, min(lacking, room[number] - _SHORT))
+                room[number], lacking = room[number] - give, lacking - give
         for number, header in enumerate(self.headers):
             are_numbers = all(isinstance(row[number], int | float | None) for row in self.rows)
             is_cut = header in self.cut
@@ -120,6 +128,7 @@ class Table:
                 one_line(header),
                 overflow="ellipsis" if is_cut else "fold",
                 no_wrap=is_cut,
+                max_width=room[number] if is_cut else None,
                 justify="right" if are_numbers else "left",
             )
         for row in self.rows:
@@ -154,7 +163,7 @@ def show(*parts: Table | str, end: str = "\n") -> None:
         if isinstance(part, str) or not (part.headers and part.rows):
             say(part, end=last)
         elif terminal is not None:
-            terminal.print(part.for_terminal())
+            terminal.print(part.for_terminal(terminal.width))
             say("", end=last.removeprefix("\n"))
         else:
             is_wide = max(map(len, str(part).splitlines())) > WIDTH
@@ -165,7 +174,7 @@ def _drawn(table: Table) -> str:
     from rich.console import Console
 
     lines = io.StringIO()
-    Console(file=lines, width=WIDTH, highlight=False, no_color=True).print(table.for_terminal(is_ruled=True))
+    Console(file=lines, width=WIDTH, highlight=False, no_color=True).print(table.for_terminal(WIDTH, is_ruled=True))
     return "\n".join(line.rstrip() for line in lines.getvalue().splitlines())
 
 

@@ -31,7 +31,7 @@ def parts(experiment: Path) -> list[Attempt]:
     return read_attempts(experiment / "run.json")
 
 
-PLACE = "test_record.py, line 28, in trigger_step of At"
+PLACE = "test_record.py, line 27, in trigger_step of At"
 ENDS = [
     (StopTraining("good enough"), "finished", "good enough", None),
     (StopTraining(), "finished", "a callback asked for it", None),

@@ -19,7 +19,7 @@ WIDE = Table(
 
 def drawn(table: Table, width: int) -> list[str]:
     file = io.StringIO()
-    Console(file=file, width=width).print(table.for_terminal())
+    Console(file=file, width=width).print(table.for_terminal(width))
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
