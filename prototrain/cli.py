@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks how its line goes on
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         from prototrain.commands.completion import complete
 
         complete(parser)

@@ -49,7 +49,7 @@ class StepError(PrototrainError):
 
 
 class OutOfMemoryError(PrototrainError):
-    """There was not as much memory as was asked for; the message says by what, and where the run can go on."""
+    """Memory ran out; the message says where, and from which checkpoint the run can continue."""
 
 
 class NonFiniteError(PrototrainError):
@@ -61,4 +61,4 @@ class ClusterError(PrototrainError):
 
 
 class SweepError(PrototrainError):
-    """A sweep cannot be begun or go on: a wrong space, another sweep of the same name, a storage out of reach."""
+    """A sweep cannot start or continue: a wrong space, another sweep of the same name, a storage out of reach."""

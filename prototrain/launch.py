@@ -37,7 +37,7 @@ from prototrain.trainers.tower import SimpleTrainer, TowerTrainer
 
 
 def default_callbacks(model: ModelProtocol) -> list[Callback]:
-    """The callbacks that a model's config asks for and those of its own, to be used as they are, extended or edited."""
+    """The callbacks that a model's config asks for and the model's own, to be used as they are, extended or edited."""
     config = model.config
     validation = Validation(
         batches=config["trainer.validation_batches"], rehearse=config["trainer.rehearse_validation"]
@@ -108,7 +108,7 @@ def standard_callbacks(
     """What nearly every run wants: scalars recorded, printed and shown, checkpoints, an end at what is not finite.
 
     Args:
-        schedule: of the learning rate, if the optimizer has none of its own.
+        schedule: of the learning rate, if the optimizer has none.
         evaluation: the callbacks that measure held-out data, with their intervals.
         summaries: when scalars are recorded, as `Callback.every` takes it; None for never.
         printing: when they are printed; None for never.
@@ -157,11 +157,11 @@ def launch(
         trainer: makes the trainer, called with the model and `experiment=` (and `towers=` if they are given). By
             default one for all GPUs if there are several, else `SimpleTrainer`.
         towers: the devices to train on, see `SyncReplicatedTrainer`.
-        callbacks: in place of `default_callbacks(model)`.
+        callbacks: instead of `default_callbacks(model)`.
         fresh: delete the experiment's directory first.
         confirm: asked before anything is deleted; None deletes without asking.
         debug: open a shell after setup.
-        allow_changed_data: go on when the training data is not what the checkpoint was made with.
+        allow_changed_data: continue although the training data is not what the checkpoint was made with.
 
     Returns:
         the trainer, after the run.
@@ -173,7 +173,7 @@ def launch(
     config.validate()
     experiment = Experiment.from_config(config)
     leads = not (isinstance(trainer, type) and issubclass(trainer, TowerTrainer)) or trainer.leads()
-    if leads:  # of several workers only the chief has to do with the directory
+    if leads:  # of several workers only the chief writes the directory
         experiment.fetch()
         experiment.check_free()
     if leads and fresh:

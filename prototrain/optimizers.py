@@ -83,7 +83,7 @@ def make_optimizer(config: Config, *, without_schedule: float | None = None) -> 
         try:
             optimizer.learning_rate = float(schedule(0))
         except (AttributeError, TypeError) as error:  # Keras refuses where the rate is not a variable
-            where = f"{_METHOD}: the optimizer has a learning-rate schedule of its own"
+            where = f"{_METHOD}: the optimizer has its own learning-rate schedule"
             raise ConfigError(f"{where}; give it a number, or leave model.lr_schedule.method unset") from error
     return optimizer
 
@@ -203,7 +203,7 @@ def _move_towards(variable: Any, value: tf.Tensor, part: tf.Tensor) -> None:
 
 
 class _OfUpdate:
-    """What the variables of one update share. An object of its own, since Keras tracks an optimizer's attributes."""
+    """Values that one update computes once. A separate object, since Keras tracks an optimizer's attributes."""
 
     made: dict[Any, tf.Tensor]
 

@@ -120,7 +120,7 @@ def is_seeded(stage: Any) -> bool:
     return bool(int(stage._seed) or int(stage._seed2))
 
 
-def has_each_pass_anew(stage: Any) -> bool:
+def reshuffles_each_pass(stage: Any) -> bool:
     """Whether each pass has another order or other random numbers.
 
     The arguments `reshuffle_each_iteration`, by default True, and `rerandomize_each_iteration`, by default False.
@@ -285,7 +285,7 @@ def in_stateless_scope() -> bool:
 
 
 def compiled_parts(model: keras.Model) -> tuple[Any, ...]:
-    """Objects that each `compile` of a model makes anew."""
+    """Objects that each `compile` of a model makes again."""
     return model.optimizer, model._compile_loss, model._compile_metrics
 
 

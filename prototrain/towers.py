@@ -17,7 +17,7 @@ import tensorflow as tf
 from prototrain.errors import ConfigError, ModelError
 
 OF_TOWER = "@tower-"
-"""Stands between a variable's name and a tower's index where towers have values of their own."""
+"""Separates a variable's name and a tower's index where each tower has its own value."""
 
 MOST_CPU_DEVICES = 256
 _LOGICAL_CPUS = re.compile(r"cpu:([1-9]\d*)", re.IGNORECASE)
@@ -52,7 +52,7 @@ class Tower:
         return tf.convert_to_tensor(self.read_step(), tf.int64)
 
 
-_building = threading.local()  # towers are traced in threads of their own
+_building = threading.local()  # each tower is traced in its own thread
 
 
 def current_tower() -> Tower:
@@ -148,7 +148,7 @@ def make_cpu_devices(count: int) -> None:
     Raises:
         ConfigError: there are more than any machine is divided into, or TensorFlow has started with fewer of them.
     """
-    if count > MOST_CPU_DEVICES:  # TensorFlow would make them, with threads of their own each, for hours
+    if count > MOST_CPU_DEVICES:  # TensorFlow would take hours to make them and their threads
         raise ConfigError(f"towers: cpu:{count} is too many; at most {MOST_CPU_DEVICES} logical CPU devices are made")
     (cpu, *_) = tf.config.list_physical_devices("CPU")
     try:

@@ -118,7 +118,7 @@ def with_schedule() -> keras.optimizers.Optimizer:
             {"model.optimizer.method": keras.initializers.Zeros()},
             "without arguments, but missing a required argument: 'shape'",
         ),
-        ({**CONSTANT, "model.optimizer.method": with_schedule()}, "has a learning-rate schedule of its own"),
+        ({**CONSTANT, "model.optimizer.method": with_schedule()}, "has its own learning-rate schedule"),
         ({**CONSTANT, "model.optimizer.method": lambda: keras.optimizers.SGD(lambda: 0.1)}, "schedule of its own"),
         ({"model.optimizer.method": "adam", "model.lr_schedule.method": "constant"}, r"constant\.value is not set"),
     ],

@@ -114,11 +114,11 @@ def test_what_a_stage_was_told_of_order_and_seeds() -> None:
     plain = tf.data.Dataset.range(4)
     anew, same = plain.shuffle(4), plain.shuffle(4, seed=0, reshuffle_each_iteration=False)
     assert [tf_private.is_seeded(stage) for stage in (anew, same)] == [False, True]
-    assert [tf_private.has_each_pass_anew(stage) for stage in (anew, same)] == [True, False]
+    assert [tf_private.reshuffles_each_pass(stage) for stage in (anew, same)] == [True, False]
     drawn = [the("_Random", tf.data.Dataset.random(seed=seed)) for seed in (None, 3)]
     assert [tf_private.is_seeded(stage) for stage in drawn] == [False, True]
     drawn += [the("_Random", tf.data.Dataset.random(rerandomize_each_iteration=True))]
-    assert [tf_private.has_each_pass_anew(stage) for stage in drawn] == [False, False, True]
+    assert [tf_private.reshuffles_each_pass(stage) for stage in drawn] == [False, False, True]
     for kind in (False, True, None):
         parallel = plain.map(lambda x: x, num_parallel_calls=2, deterministic=kind)
         batched = plain.batch(2, num_parallel_calls=2, deterministic=kind)

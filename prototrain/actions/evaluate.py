@@ -71,5 +71,5 @@ def _keep(restored: Restored, dataset: str, examples: int, scalars: dict[str, fl
     except OSError as error:
         raise ExperimentError(f"cannot write {path}: {error.strerror}") from error
     except (ValueError, LookupError, TypeError) as error:
-        raise ExperimentError(f"{path} is damaged; delete it to write it anew") from error
+        raise ExperimentError(f"{path} is damaged; delete it to write it again") from error
     return path

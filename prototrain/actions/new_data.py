@@ -69,7 +69,7 @@ def _new_data(built: BuiltModel, files: Sequence[Path]) -> Data:
     serving = getattr(built.model, "serving", None)
     if serving is None:
         raise DataError(
-            "--files: give the model a function serving(inputs), beside datasets(): from a batch of what is in the "
+            "--files: give the model a function serving(inputs), next to datasets(): from a batch of what is in the "
             "files to a batch as build() takes it"
         )
     for path in files:

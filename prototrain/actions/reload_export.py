@@ -40,7 +40,7 @@ def write(prefix: str, tensors: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.modules["prototrain"] = None  # type: ignore[assignment]  # whoever imports it fails
+    sys.modules["prototrain"] = None  # type: ignore[assignment]  # importing it fails
     try:
         main(*sys.argv[1:])
     except Exception as error:

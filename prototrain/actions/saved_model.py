@@ -174,7 +174,7 @@ def _run_elsewhere(directory: Path, cases: list[Tensors]) -> dict[str, np.ndarra
         export = Path(scratch, "export")
         export.symlink_to(directory.absolute())  # TensorFlow takes a path such as lr=[0.1] for a pattern
         command = [sys.executable, "-I", reload_export.__file__, str(export), inputs, outputs]
-        # Ctrl-C at a terminal is for this process, which may be training meanwhile.
+        # Ctrl-C at a terminal is for this process, which may be training.
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, cwd=scratch, env=environment, start_new_session=True
         )

@@ -36,7 +36,7 @@ class Priority(IntEnum):
 
     Callbacks that state no priority run with the evaluations, in the order of the list. Then those that decide by what
     was measured, those that write and those that save follow, so that a checkpoint holds the measurements and decisions
-    of its own step. A checkpoint that a score points to is kept before other weights replace those that were measured.
+    of the same step. A checkpoint that a score points to is kept before other weights replace those that were measured.
     """
 
     EVALUATE = 100

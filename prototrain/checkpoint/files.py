@@ -55,7 +55,7 @@ class Saveable(Protocol):
         """Write files whose names start with `prefix`.
 
         Returns:
-            what `read` needs besides, as JSON can hold it; or a function that writes the files later, in any thread,
+            what else `read` needs, as JSON can hold it; or a function that writes the files later, in any thread,
             and returns that. In this case `write` only copies what training changes.
         """
 

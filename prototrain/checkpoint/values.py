@@ -219,7 +219,7 @@ def _set_global_states(states: dict[str, Any]) -> None:
 
 @contextmanager
 def tensorflow_seeded(seed: int) -> Iterator[None]:
-    """Give random ops without a seed this one meanwhile, unless the user has called `tf.random.set_seed`."""
+    """Context in which random ops without a seed get this one, unless the user has called `tf.random.set_seed`."""
     is_unset = tensorflow_seed() is None
     if is_unset:
         set_tensorflow_seed(seed)

@@ -1,4 +1,4 @@
-"""`prototrain action`: a function over a model beside its training."""
+"""`prototrain action`: run a function on a trained or new model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`prototrain run`: train a model, or go on training it."""
+"""`prototrain run`: train a model, or continue its training."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ class Config(MutableMapping[str, Any]):
         return self[key] is None or (value is None and default is None)
 
     def why_without_effect(self, key: str) -> str | None:
-        """Say why a key means nothing beside the others, such as an argument of another optimizer; None if it does."""
+        """Say why a key has no meaning with the others, such as an argument of another optimizer; None if it does."""
         owner, _, method = key.rpartition(".")[0].rpartition(".")
         if owner not in ("model.optimizer", "model.lr_schedule"):
             return None
@@ -374,7 +374,7 @@ class Config(MutableMapping[str, Any]):
         """What is in force here and is not the model's own default: (key, value, default) as plain JSON data.
 
         Returns:
-            None if nobody has said what the defaults are; `load_model` does.
+            None if there are no known defaults; `load_model` sets them.
         """
         return None if self._defaults is None else self.differences(self._defaults)
 

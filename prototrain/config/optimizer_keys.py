@@ -1,4 +1,4 @@
-"""The arguments of Keras's optimizers as keys: those that have no names of their own here keep Keras's."""
+"""The arguments of Keras's optimizers as keys: those without a name here keep Keras's."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def as_datasets(given: Any, config: Mapping[str, Any]) -> Any:
     """Make datasets of what a model's `datasets` has returned; other kinds than these are left as they are.
 
     - arrays: a dict of them, or a tuple of up to three, ``(x, y, sample_weight)``. Their rows are the examples; those
-      of "trn" are shuffled anew in each pass and fill batches, those of others come in their order;
+      of "trn" are reshuffled in each pass and fill batches, those of others come in their order;
     - a `keras.utils.PyDataset`; the batches of "trn" come in another order in each pass, as in `fit`;
     - a Grain `MapDataset` or `IterDataset` of batches;
     - a DataFlow of tensorpack's, of batches: it has `reset_state`.
@@ -117,7 +117,7 @@ def from_arrays(arrays: dict[str, Any], name: str, batch_size: int, *, training:
         arrays: of one length, by name; a value may be a dict or a tuple of arrays again.
         name: the dataset's, for messages.
         batch_size: of the batches.
-        training: shuffle them anew in each pass, and leave out what does not fill a batch at its end; otherwise all
+        training: reshuffle them in each pass, and leave out what does not fill a batch at its end; otherwise all
             come in their order.
 
     Raises:
@@ -270,14 +270,14 @@ class _Once:
             yield batch
 
 
-_FUNCTION = "give KerasTrainer the function that makes it, which is called anew for each pass"
+_FUNCTION = "give KerasTrainer the function that makes it, which is called for each pass"
 
 
 def dataset_of(batches: Callable[[], Iterator[Any]], first: list[Any]) -> tf.data.Dataset:
     """A dataset of batches that Python code gives.
 
     Args:
-        batches: gives them, anew each time.
+        batches: gives them, once per iteration.
         first: the first ones, by which the others are known: sizes in which they differ are open, and so is the first.
 
     Raises:
@@ -394,7 +394,7 @@ def _as_iterable(dataset: Any) -> Any:
 class GrainPosition(Position):
     """Grain's own state, whatever its size, is the place.
 
-    A `MapDataset` is repeated by Grain, which shuffles it anew each time; an `IterDataset` is begun anew at its end.
+    A `MapDataset` is repeated by Grain, which reshuffles it each time; an `IterDataset` is restarted at its end.
     """
 
     mode = "iterator"

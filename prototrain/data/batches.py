@@ -250,7 +250,7 @@ def check_divides(batch_size: int, towers: int, micro_batches: int) -> None:
         nearest = -(-batch_size // (towers * micro_batches)) * towers * micro_batches
         raise ConfigError(
             f"model.batch_size: {batch_size} examples do not divide evenly into {into}; {nearest} would, "
-            'or batch="per_tower" gives each tower a batch of its own'
+            'or batch="per_tower" gives each tower its own batch'
         )
 
 
@@ -295,7 +295,7 @@ Datasets = dict[str, tf.data.Dataset]
 
 def limited(make: Callable[[], Datasets], *, limit: int | None, overfit: int | None) -> Callable[[], Datasets]:
     """Let a model's `datasets` give less: at most `limit` batches in a pass over each, or the first `overfit` training
-    batches in place of every dataset."""
+    batches instead of every dataset."""
     if limit is None and overfit is None:
         return make
     kept: list[tf.data.Dataset] = []

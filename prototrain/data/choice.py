@@ -71,7 +71,7 @@ def choose_position(
         return position, "", first_of(position.look)
     looked_at = source.training
     first = first_of(lambda: first_batch(iterate(looked_at)))
-    source.build_anew()
+    source.rebuild()
     if mode == "replay" and shares_generators(source.training, looked_at):
         mode, reason = "restart", "it has a shuffle that was made outside of datasets()"
     if mode == "restart":

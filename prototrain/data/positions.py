@@ -156,7 +156,7 @@ class RestartedPosition(Position):
 
     def read(self, prefix: str, meta: Meta) -> str | None:
         self.begin(meta["pass"] + 1)
-        return f"the training data starts anew: {self._reason}"
+        return f"the training data starts again: {self._reason}"
 
 
 PREFETCH = 2  # batches
@@ -346,7 +346,7 @@ class ReplayedPosition(Position):
     def begin(self, number: int) -> None:
         self.iterator = None  # the old one may hold the lock of a cache's file
         if self._source.is_made_once and number != self._next:
-            self._source.build_anew()
+            self._source.rebuild()
             for _ in range(number):
                 iter(self._source.training)  # a shuffle draws its seeds when a reading begins
         self.iterator = self._iterate(self._digest.over(self._source.training_of(number)))
@@ -407,7 +407,7 @@ class Indexed:
         order: of the examples.
         size: of a batch.
         is_cut: whether a batch at the end of a pass that is not full is left out.
-        is_endless: whether the examples begin anew at their end, so that batches go across it.
+        is_endless: whether the examples are repeated, so that batches go across it.
     """
 
     order: Order

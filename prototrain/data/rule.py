@@ -12,9 +12,9 @@ from prototrain.readers import is_live
 from prototrain.readers.order import order_of
 from prototrain.tf_private import (
     cache_file,
-    has_each_pass_anew,
     is_declared_unordered,
     is_seeded,
+    reshuffles_each_pass,
     set_options,
     stage_functions,
 )
@@ -143,7 +143,7 @@ def reshuffles(dataset: tf.data.Dataset) -> bool:
 
 
 def _is_reshuffled(stage: Any) -> bool:
-    own = name_of(stage) in ("_Shuffle", "_Random") and has_each_pass_anew(stage)
+    own = name_of(stage) in ("_Shuffle", "_Random") and reshuffles_each_pass(stage)
     return own or order_of(stage) is not None or any("Shuffle" in op or "Random" in op for op in hidden_ops(stage))
 
 

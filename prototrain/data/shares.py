@@ -17,7 +17,7 @@ from prototrain.tf_private import divided_by_files
 Datasets = dict[str, tf.data.Dataset]
 _DIVISIONS = {
     "files": "its own files of the training data",
-    "none": "training data of its own",
+    "none": "its own training data",
 }
 
 
@@ -56,7 +56,7 @@ def for_worker(make: Callable[..., Datasets], share: Share) -> Callable[[], Data
         return make
     if share.count > 1 and share.sharding != "none":
         raise ConfigError(
-            f'model.data_sharding is "{share.sharding}", and datasets(worker) gives each worker data of its own; set '
+            f'model.data_sharding is "{share.sharding}", and datasets(worker) gives each worker its own data; set '
             'it to "none", or let datasets() take no argument'
         )
     return partial(make, share)

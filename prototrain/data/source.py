@@ -47,19 +47,19 @@ class Source:
         """The run's training dataset, as of the first pass."""
         return self.datasets["trn"]
 
-    def build_anew(self) -> None:
+    def rebuild(self) -> None:
         """Have the datasets of the run made once more, after something was read from them."""
         self.datasets = self._call(0)
 
     def training_of(self, number: int) -> tf.data.Dataset:
-        """The training dataset of a pass, counted from 0: made anew if it depends on the pass."""
+        """The training dataset of a pass, counted from 0: built again if it depends on the pass."""
         if self._is_repeated and self._follows_pass:
             dataset = self._call(number)["trn"]
             if describe_sources(dataset) == describe_sources(self.training):
                 return dataset
             self._is_repeated = False
             self._announce(
-                "datasets() gives other data whenever it is called; the run goes on with that of the first call "
+                "datasets() gives other data whenever it is called; the run continues with that of the first call "
                 "(seed every random generator that it makes)"
             )
         return self.training

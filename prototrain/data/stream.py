@@ -50,7 +50,7 @@ class TrainingData:
         seed: the run's seed, for datasets without a seed.
         announce: called with a line of text that the user should know.
         batch_size: the number of examples in the batch of zeros that stands for the first one of live data.
-        repeat: whether a dataset with an end begins anew there; otherwise that is the end of the training, and a
+        repeat: whether a finite dataset is repeated; otherwise that is the end of the training, and a
             resumed run reads it from its start.
         share: the worker that reads.
         data_position: ``trainer.data_position``.
@@ -282,7 +282,7 @@ class TrainingData:
             self.rewind()
 
     def start_next_pass(self) -> None:
-        """Begin the data anew, under the next pass's seed.
+        """Start the next pass over the data, under its seed.
 
         Raises:
             StopTraining: the pass that ended had no batch, or is the only one: there is no more data.
@@ -332,7 +332,7 @@ class TrainingData:
         elif (changed := self._changes(fingerprint)) and not self.allow_changes:
             raise CheckpointError(
                 f"the training data has changed: {'; '.join(changed)}; use {ALLOW_CHANGED_DATA} "
-                f"to go on with it from a new pass, or {FRESH} to start anew"
+                f"to continue with a new pass, or {FRESH} to start again"
             )
         if changed:
             self.caveat = f"the training data has changed: {'; '.join(changed)}; a new pass begins"

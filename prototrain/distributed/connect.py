@@ -215,7 +215,7 @@ class Deadline:
 def meet(worker: Worker, seconds: float) -> None:
     """Wait until all workers are there, with the chief listening at its address for the others.
 
-    TensorFlow's own wait holds Python's lock: no signal is handled and no message printed meanwhile.
+    TensorFlow's own wait holds Python's lock: no signal is handled and no message printed during that.
 
     Raises:
         ClusterError: a worker does not come in time.

@@ -235,7 +235,7 @@ class WorkerSync:
             report(f"{self.worker.name(self.worker.index)} failed: {words}")
             raise error
         words = self._words("\n".join(map(str, _chain(error))))
-        report(words)  # whoever waits for this worker need not wait for its heartbeat
+        report(words)  # so that peers need not wait for its heartbeat
         raise ClusterError(words) from error
 
     def _words(self, text: str) -> str:

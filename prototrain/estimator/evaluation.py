@@ -61,7 +61,7 @@ def scalars(measured: Mapping[str, Any]) -> dict[str, float]:
 class Exports(Callback):
     """Calls exporters when an evaluation has run, with the checkpoint of its step.
 
-    It runs after the checkpoint is saved, so that a run that is killed meanwhile continues from that checkpoint.
+    It runs after the checkpoint is saved, so that a run that is killed during it continues from that checkpoint.
 
     Args:
         estimator: is trained.

@@ -44,7 +44,7 @@ def copy_source(source: Path, target: Path) -> None:
 def imported_from_copies(modules: Mapping[str, ModuleCopy]) -> Iterator[None]:
     """Import modules, and what is inside of packages, from copies; afterwards they are forgotten.
 
-    A copy does not know that it is one: its `__file__` is where the module was, so it finds the data files beside it.
+    A copy does not know that it is one: its `__file__` is where the module was, so it finds the data files next to it.
     `__source__` is the copy.
 
     Args:
@@ -110,6 +110,6 @@ class _Loader(importlib.machinery.SourceFileLoader):
         raise OSError("there is no bytecode of a copy, neither to be read nor to be written")
 
     def source_to_code(self, data: Any, path: Any, **options: Any) -> CodeType:  # type: ignore[override]
-        # Tracebacks, and whoever asks for a function's source, see what is run.
+        # Tracebacks and `inspect` see the source that is run.
         code: CodeType = super().source_to_code(data, str(self._copy), **options)
         return code

@@ -40,7 +40,7 @@ class Experiment:
 
     Raises:
         ExperimentError: there cannot be a directory of this name.
-        StorageError: it is a URL whose scheme nobody knows, or whose library is missing.
+        StorageError: it is a URL with an unknown scheme, or whose library is missing.
     """
 
     def __init__(self, directory: PathLike) -> None:
@@ -186,7 +186,7 @@ class Experiment:
             raise ExperimentError(f"cannot look into {error.filename}: {error.strerror}") from error
         if found is not None:
             raise ExperimentError(
-                f"{found}; an experiment has files and directories of its own only: put what is meant in its place, or "
+                f"{found}; an experiment has only its own files and directories: put what is meant in its place, or "
                 "remove it"
             )
 

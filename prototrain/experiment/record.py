@@ -46,7 +46,7 @@ class Attempt:
         started: seconds since the epoch.
         state: what became of it.
         reason: why it ended, where there is more to say than that it came to its end.
-        start: whether it began anew or went on, and how exactly; None if it failed before that was known.
+        start: the line `start`; None if it failed before.
         first_step: completed steps at its start; None as above.
         step: completed steps at its end; None as above, and while it has no end.
         total_steps: where it was to end; None if nowhere.
@@ -55,7 +55,7 @@ class Attempt:
         callbacks: seconds that each callback took, by name, the longest first.
         has_saved: whether it has written a checkpoint.
         changes: (key, value, default) of the config's values that are not the model's own ones; None if not known.
-        workers: how many processes trained together; None for one by itself.
+        workers: how many processes trained together; None for a single one.
         restarts: how often these were started again before, if something saw to that.
         cause: why they were started again the last time.
         jit_compile: where XLA was used (False, True or "loop"), if the run has measured which is faster.
@@ -94,7 +94,7 @@ class RunRecord:
         self._path = path
         self._announce = announce
         self._earlier: list[Attempt] = []
-        with suppress(ExperimentError):  # a damaged record is written anew
+        with suppress(ExperimentError):  # a damaged record is written again
             self._earlier = read_attempts(path)
         self._attempt = Attempt(started=round(time.time(), 3), **facts)
         self._began = time.monotonic()
@@ -111,12 +111,12 @@ class RunRecord:
                 self._announce(f"WARNING: cannot write {self._path}: {error.strerror}")
 
     def note_save(self) -> None:
-        """Leave word that there is a checkpoint; in any thread. Only the first one has to be noted."""
+        """Record that there is a checkpoint; in any thread. Only the first one is recorded."""
         if not self._attempt.has_saved:
             self.note(has_saved=True)
 
     def end(self, outcome: Outcome, *, step: int, loop: dict[str, float], callbacks: dict[str, float]) -> None:
-        """Leave word of the end."""
+        """Record the end of the run."""
         known = None if self._attempt.first_step is None else step
         seconds = round(time.monotonic() - self._began, 3)
         self.note(**asdict(outcome), step=known, seconds=seconds, loop=loop, callbacks=callbacks)

@@ -97,7 +97,7 @@ class BuiltModel:
         self.counter = StepCounter() if counter is None else counter
         self.counter.prepare()
         self._evaluations: dict[str, Evaluation] = {}
-        # Kept here, since Keras has it per thread (towers are traced in threads of their own) and clears it below.
+        # Kept here, since Keras has it per thread (each tower is traced in its own thread) and clears it below.
         self.policy: str = self.config["model.mixed_precision"] or keras.config.dtype_policy().name
         seed = self.config["trainer.random_seed"]
         # Layer names count up per process; a run's variables must have the same names in every process.
@@ -243,7 +243,7 @@ class BuiltModel:
         return {names[id(variable)]: self.layers.keras_variable(variable) for variable in variables}
 
     def with_keras_variables(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """A gradient processor that puts variables of Keras, which know their constraints, in place of TensorFlow's."""
+        """A gradient processor that replaces TensorFlow's variables with Keras's, which know their constraints."""
         return [(gradient, self.layers.keras_variable(variable)) for gradient, variable in pairs]
 
     def layer_loss(self) -> tf.Tensor | None:

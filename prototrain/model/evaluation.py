@@ -72,7 +72,7 @@ class CompiledPass:
     def rehearse(self, name: str, stop: StopRequest, batches: int = 0) -> tuple[int, list[tf.Tensor]] | None:
         """Trace the pass and go through the first two batches at most, so that mistakes show; nothing is changed by it.
 
-        Data that is shuffled anew each time is not read, since that would change the order of the next time.
+        Data that is reshuffled in each pass is not read, since that would change the order of the next pass.
 
         Args:
             name: of the data, for messages.

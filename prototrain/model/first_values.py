@@ -33,7 +33,7 @@ class _Entry:
 _entries: dict[int, _Entry] = {}  # by the id of what holds the variable, of Keras if that does
 
 
-def begin_anew(holders: Mapping[str, Any], lasting: Collection[str]) -> tuple[list[str], list[str]]:
+def restore_first_values(holders: Mapping[str, Any], lasting: Collection[str]) -> tuple[list[str], list[str]]:
     """Give the variables that earlier trainers have trained the values that they had before.
 
     Those that were changed since, such as by loading weights, keep the new values, and begin there from now on.

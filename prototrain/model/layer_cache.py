@@ -602,7 +602,7 @@ def _outline(value: Any, contents: bool, within: tuple[Any, ...] = ()) -> Any:
     Args:
         value: the argument.
         contents: whether arrays are told apart by their contents. Those of a lookup table are; initial weights may be
-            drawn anew in each call.
+            drawn again in each call.
         within: the functions whose variables are looked at.
     """
     if value is None or isinstance(value, (bool, bytes, complex, float, int, str)):

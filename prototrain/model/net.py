@@ -108,6 +108,6 @@ def scalars(net: Mapping[str, Any], *, require_loss: bool = True) -> dict[str, t
         wrong = f"it is {given}" if "loss" in net else f"it returned {', '.join(net) or 'nothing'}"
         raise ModelError(
             f"build() must return 'loss', a floating scalar tensor, for training; {wrong} "
-            "(a trainer with a train_step of its own needs none: name it with --trainer)"
+            "(a trainer with its own train_step needs none: name it with --trainer)"
         )
     return found

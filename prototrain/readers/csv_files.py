@@ -39,7 +39,7 @@ def csv(
         features: name -> (dtype, shape) of every feature, e.g. `{"age": ("float32", []), "label": ("int32", [])}`.
             The dtype is an integer, a floating, `bool` (true, false, 1, 0) or `string`; the shape is fixed.
         columns: of a feature that is no scalar, the names of the columns of its values, in row-major order, e.g.
-            `{"position": ["x", "y"]}`. A scalar is the column of its own name, unless it has another here.
+            `{"position": ["x", "y"]}`. By default a scalar is the column of the same name.
         delimiter: the character between two fields.
         header: the columns' names, of files whose first line is an example.
         defaults: the value of an empty field, by feature, e.g. `{"age": 0.0, "city": "unknown"}`. Without one an empty

@@ -35,7 +35,7 @@ def dataflow(
     `before_train`, and a resumed run continues with what it gives then.
 
     Args:
-        flow: gives lists, tuples or dicts of arrays and numbers, anew each time it is iterated over.
+        flow: gives lists, tuples or dicts of arrays and numbers; each iteration is a new pass.
         names: of the components of a list or tuple; of a dict, those that are taken, by default all.
         batched: whether a data point is a batch, whose first axis may have another length in another one.
         spec: what a data point looks like, by name; then the first one is not read for that.

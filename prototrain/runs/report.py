@@ -191,7 +191,7 @@ def _scalars(runs: Sequence[Run]) -> str:
 
 
 def _config(runs: Sequence[Run]) -> str:
-    """The config of a run with the defaults that it changed, or those of several beside each other."""
+    """The config of a run with the defaults that it changed, or those of several next to each other."""
     keys = dict.fromkeys(key for run in runs for key in run.config)
     rows = [[key, *(as_text(run.config[key]) if key in run.config else "" for run in runs)] for key in keys]
     if len(runs) > 1:

@@ -15,7 +15,7 @@ def compiled(function: Callable[..., Any]) -> Any:
     """`tf.function` without AutoGraph, for a method or an inner function.
 
     TensorFlow counts traces by code object and warns at the fifth: it would warn at the fifth evaluation in a loop,
-    although each evaluation traces its own model once. A `partial` has a count of its own.
+    although each evaluation traces its own model once. A `partial` has its own count.
     """
     return tf.function(partial(function), autograph=False)
 

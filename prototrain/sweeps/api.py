@@ -193,7 +193,7 @@ def _having(config: Config, values: Mapping[str, Any]) -> Iterator[None]:
 def _run_elsewhere(
     study: Study, command: list[str], jobs: int, cluster: str | None, cpus: float | None, gpus: float | None
 ) -> StopRequest:
-    """Run the trials in processes, here or on a cluster; returns which stop was requested meanwhile."""
+    """Run the trials in processes, here or on a cluster; returns which stop was requested."""
     from prototrain.sweeps.processes import fork, run_in_processes
 
     stop = StopRequest(say, saves=False)

@@ -238,7 +238,7 @@ class Study:
         begun = self._study.ask()
         if sum(other.number < begun.number for other in self._trials()) < self.plan.total:
             return self._take(begun)
-        begun.set_user_attr("surplus", True)  # another process has taken the last one meanwhile
+        begun.set_user_attr("surplus", True)  # another process has taken the last one
         self._study.tell(begun, state=TrialState.FAIL)
         return None
 

@@ -125,7 +125,7 @@ def write_atomic(path: Path, content: str | bytes | Iterable[bytes], *, durable:
         durable: whether it must outlast a power failure; if not, that can leave an empty file.
 
     Raises:
-        OSError: the file cannot be written; the old one is untouched and nothing is left beside it.
+        OSError: the file cannot be written; the old one is untouched and no temporary file is left.
     """
     encoded = content.encode("utf-8") if isinstance(content, str) else content
     pieces = [encoded] if isinstance(encoded, bytes) else encoded

@@ -31,7 +31,7 @@ def announcing(what: str, announce: Callable[[str], object] = print) -> Iterator
 
 
 def interruptibly(work: Callable[[], _Result], *, check: Callable[[], object] = lambda: None) -> _Result:
-    """Call a function in another thread, so that signals are handled meanwhile.
+    """Call a function in another thread, so that signals are handled during the call.
 
     Args:
         work: the function.

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 FRESH = "--fresh (in Python: train(fresh=True))"
-"""How a user starts anew."""
+"""How a user starts again."""
 ALLOW_CHANGED_DATA = "--allow-changed-data (in Python: train(allow_changed_data=True))"
-"""How a user goes on with other data."""
+"""How a user continues with other data."""
 
 
 def in_words(seconds: float) -> str:
@@ -53,7 +53,7 @@ def in_clock(seconds: float) -> str:
 
 
 def in_digits(value: float) -> str:
-    """A number with four digits that count; one without a fraction has all of its own.
+    """A number with four digits that count; a whole number has all of its digits.
 
     >>> in_digits(0.0123456), in_digits(20000.0), in_digits(float("nan"))
     ('0.01235', '20000', 'nan')

@@ -111,7 +111,7 @@ class AsyncTrainer(TowerTrainer):
     """Trains on several devices at once; each tower applies the gradients of its own batches as soon as it has them.
 
     A step is one update by one tower, with a whole batch of ``model.batch_size`` examples. The towers read and write
-    one copy of the variables and wait for nobody, so updates may rest on weights that are some steps old, and no two
+    one copy of the variables without waiting, so updates may rest on weights that are some steps old, and no two
     runs are the same to the bit. Where callbacks ask for every single step there is nothing to do at the same time:
     then only the first tower works.
 

@@ -177,7 +177,7 @@ class Trainer:
         """Train until `max_epoch` or `max_steps`, whichever comes first, or until something stops the run.
 
         Args:
-            callbacks: what happens besides the iterations.
+            callbacks: everything except the iterations.
             steps_per_epoch: the length of an epoch; by default ``trainer.steps_per_epoch`` of a config, else the
                 number of batches in the data, else the number of steps.
             max_epoch: the number of epochs.
@@ -349,7 +349,7 @@ class Trainer:
     def _rehearse(self, dataset: str, batches: int = 0) -> None:
         """Find out before the first step whether `evaluate` would work, and leave everything as it was.
 
-        A subclass with an `evaluate` of its own does not have to do anything.
+        A subclass with its own `evaluate` does nothing here.
         """
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:

@@ -84,7 +84,7 @@ def step_plan(trainer: TowerTrainer, *, may_fail: bool = True, may_be_watched: b
 
     Args:
         trainer: its callbacks are set up.
-        may_fail: whether a call can end with an error where a step is not finite; not if others go on meanwhile.
+        may_fail: whether a call can end with an error where a step is not finite; not if other towers continue.
         may_be_watched: whether there is one last step of a call, to be seen.
     """
     callbacks = trainer.callbacks

@@ -155,7 +155,7 @@ def decay_losses(config: Config, variables: Iterable[Any]) -> dict[str, tf.Tenso
 
 def rate(optimizer: keras.optimizers.Optimizer) -> float:
     """The present learning rate."""
-    return float(tf.convert_to_tensor(optimizer.learning_rate))  # a replicated variable is no number by itself
+    return float(tf.convert_to_tensor(optimizer.learning_rate))  # a replicated variable is not a number
 
 
 def optimizer_settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class RegisteredOptimizers:
     """The optimizers whose variables are in `trainer.state`.
 
     What an optimizer has of a weight that is not trained any more, or not yet, rests in the state as an array. So a run
-    that freezes layers or thaws them goes on from each of its checkpoints, and with the moments that it had.
+    that freezes or unfreezes layers continues from each of its checkpoints, with the moments that it had.
 
     Args:
         state: `trainer.state`.
@@ -249,7 +249,7 @@ class RegisteredOptimizers:
             self._in_use.add(f"{name}/{slot}")
 
     def adopt(self, attributes: Mapping[str, Any], trained: Iterable[tf.Variable]) -> None:
-        """Build and register the optimizers that a trainer has as attributes, for a `train_step` of its own.
+        """Build and register the optimizers that a trainer has as attributes, for its own `train_step`.
 
         Keras would make their variables when they are first used, which is after a checkpoint is restored.
         """
@@ -261,7 +261,7 @@ class RegisteredOptimizers:
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
-        """Let optimizers be made anew meanwhile; they go on with what the old ones had."""
+        """Context in which optimizers are made again; the new ones get the old ones' values."""
         known = self._in_use | self._resting
         values = {name: np.array(tf.convert_to_tensor(self._state[name])) for name in known}
         self._in_use = set()
@@ -282,10 +282,10 @@ class RegisteredOptimizers:
     ) -> Iterator[None]:
         """Let the state be that of a checkpoint which was written while other weights were trained.
 
-        A learning rate that an optimizer is made with now, and was not then, begins anew.
+        A learning rate that the checkpoint does not have keeps its new value.
 
         Slots of weights that are not trained now come to rest in the state. Those of weights that were not trained then
-        are out of the state meanwhile, and keep their values.
+        are out of the state within the context, and keep their values.
 
         Args:
             saved: "shape" and "dtype" of what the checkpoint holds, by name.

@@ -81,7 +81,7 @@ class Run:
         self.max_to_keep: int | None = None
         self._registered: Collection[str] = ()  # variables in the trainer's state when the run began
         self._sets_aside = False
-        self._broken: list[Path] = []  # checkpoints to set aside once the run may go on
+        self._broken: list[Path] = []  # checkpoints to set aside once the run is accepted
         self._notes: list[str] = []  # how the data position is restored, and what could not be saved
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._writing: Future[Path] | None = None
@@ -184,7 +184,7 @@ class Run:
 
     def _end(self, error: BaseException | None) -> None:
         self._outcome = self._outcome_of(error)
-        if isinstance(error, Exception):  # whoever catches it shows as much as is of use
+        if isinstance(error, Exception):  # the caller shows the short form
             self.log_to_file("".join(traceback.format_exception(error)))
         self._unwritten = []
         if self._trainer.experiment is None:
@@ -397,7 +397,7 @@ class Run:
         wait([] if self._writing is None else [self._writing])
 
     def resume_point(self) -> str:
-        """Where a resume would go on from, in words."""
+        """The checkpoint that a resume would use, in words."""
         if self._trainer.experiment is None:
             return "there is no experiment directory to resume from"
         self.wait()
@@ -494,7 +494,7 @@ class Run:
         if past.has_saved:
             raise CheckpointError(
                 f"{experiment} has been a run of {past.steps} steps, but its checkpoints are gone from "
-                f"{experiment.checkpoints}; put one back, start anew with {FRESH}, or take another directory"
+                f"{experiment.checkpoints}; put one back, start again with {FRESH}, or take another directory"
             )
         came = f"came to step {past.steps}" if past.steps else "was killed"
         rows = "; its rows in metrics.jsonl are superseded" if experiment.metrics.exists() else ""

@@ -105,7 +105,7 @@ class TowerTrainer(Trainer):
         check_model(model)
         super().__init__(experiment=experiment)
         self._has_begun = False
-        self._begun_anew: list[str] = []
+        self._restarted_layers: list[str] = []
         self._not_kept: list[str] = []
         self.model = model
         self.config = model.config
@@ -240,7 +240,7 @@ class TowerTrainer(Trainer):
         """For ``model.jit_compile = "auto"``, find out whether XLA pays, unless an earlier part of the run has."""
         self._check_begin()
         if not self.is_compiled or self.has_own_train_step:
-            self._xla.leave_off(f"{type(self).__name__} has a step of its own")
+            self._xla.leave_off(f"{type(self).__name__} has its own step")
 
         def step(with_xla: bool) -> Callable[[Any], list[Any]]:
             def one_tower(inputs: dict[str, Any]) -> Any:
@@ -340,7 +340,7 @@ class TowerTrainer(Trainer):
         return tf.add_n([tf.constant(0.0), *decay_losses(self.config, self.decayed.values()).values()])
 
     def _added_losses(self) -> dict[str, tf.Tensor]:
-        """What is minimised besides the model's own loss, by name; nothing where there is nothing to add."""
+        """The terms that are added to the model's loss, by name."""
         self._uses("model.weight_decay")
         found = decay_losses(self.config, self.decayed.values())
         if type(self).weight_decay_loss is not TowerTrainer.weight_decay_loss:  # a subclass has another decay
@@ -482,7 +482,7 @@ class TowerTrainer(Trainer):
     @contextmanager
     def _around_run(self) -> Iterator[None]:
         self._choose_trained()
-        self._begin_anew()
+        self._restore_first_values()
         self._optimizers.adopt(vars(self), self.trainable.values())
         self._read_blocks()
         self._steps.forget()  # traced callbacks belong to one list
@@ -534,12 +534,12 @@ class TowerTrainer(Trainer):
         self._steps.forget()  # the step is traced again
         return before, len(self.trainable)
 
-    def _begin_anew(self) -> None:
+    def _restore_first_values(self) -> None:
         """Begin where the first trainer of the same layers began; a checkpoint that is restored comes later."""
-        self._begun_anew, self._not_kept = [], []
+        self._restarted_layers, self._not_kept = [], []
         if not self._has_begun and not self.continues_from_trained:
             layers = self.built.layers
-            self._begun_anew, self._not_kept = first_values.begin_anew(layers.holders, layers.lasting)
+            self._restarted_layers, self._not_kept = first_values.restore_first_values(layers.holders, layers.lasting)
         self._has_begun = True
 
     def _check_begin(self) -> None:
@@ -556,15 +556,15 @@ class TowerTrainer(Trainer):
                 "cannot begin where that began; make these layers in the model's constructor and call them in build(), "
                 "or make a new model for each run"
             )
-        if self._begun_anew:
-            others = len(self._begun_anew) - 1
+        if self._restarted_layers:
+            others = len(self._restarted_layers) - 1
             self.log(
-                f"{self._begun_anew[0]}{f' and {others} more' if others else ''}: an earlier trainer of this process "
-                "has trained these layers; this fresh run begins with their values of before (to go on from what was "
-                "trained, load the weights of its checkpoint)"
+                f"{self._restarted_layers[0]}{f' and {others} more' if others else ''}: an earlier trainer of this "
+                "process has trained these layers; this fresh run begins with their first values (to continue from the "
+                "trained ones, load the weights of its checkpoint)"
             )
 
-    # -- beside training ----------------------------------------------------------------------------------------------
+    # -- after training -----------------------------------------------------------------------------------------------
 
     def next_batch(self) -> dict[str, Any]:
         """Read one batch of training data, for a `run_step` of your own.

@@ -207,5 +207,5 @@ def test_a_service_may_have_moved(tmp_path: Path) -> None:
     start(2)
     moved = data(datasets)
     moved.read(str(tmp_path / "0"), meta)
-    assert "starts anew: it is live" in str(moved.caveat)
+    assert "starts again: it is live" in str(moved.caveat)
     assert len(read(moved, 2)) == 2

@@ -138,7 +138,7 @@ def test_other_batches_are_refused_unless_no_place_is_kept(make: Any, other: Any
     after = data(other)
     if words is None:
         after.read(str(tmp_path / "saved" / "data"), meta)
-        assert after.caveat is not None and "starts anew" in after.caveat
+        assert after.caveat is not None and "starts again" in after.caveat
         return
     for mode in ("replay", "restart"):
         meta["fingerprint"]["mode"] = mode

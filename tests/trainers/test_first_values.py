@@ -129,7 +129,7 @@ class Lazy(Net):
         return {"loss": tf.reduce_mean(losses)}
 
 
-def test_what_cannot_begin_anew_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_restore_first_values_is_refused(tmp_path: Path) -> None:
     model = Lazy(trainer__experiment_base_dir=str(tmp_path))
     launch(model, callbacks=[SaveOnExit()])
     model.config["model.num_steps"] = 25

@@ -330,7 +330,7 @@ def _as_finite(text: str) -> float | None:
 class StatMonitorParamSetter(HyperParamSetter):
     """Changes a hyperparameter when a scalar has not improved enough in its last k measurements.
 
-    The first of the last k + 1 measurements is compared with the ones after it. After a change the count begins anew.
+    The first of the last k + 1 measurements is compared with the ones after it. After a change the count starts again.
     Trigger it where the scalar is measured: ``.every(steps=100)`` with ``Validation().every(steps=100)``.
 
     Args:

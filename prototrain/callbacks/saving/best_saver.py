@@ -92,7 +92,7 @@ class BestSaver(Callback):
         note = {"stat": self.stat, "value": self.best.value, "step": step, "checkpoint": name}
         try:
             write_atomic(self._note, json.dumps(note) + "\n")
-        except OSError as error:  # of a full disk: the checkpoint is there, and a resume writes the note anew
+        except OSError as error:  # of a full disk: the checkpoint is there, and a resume writes the note again
             self.trainer.log(f"WARNING: cannot write {self._note}: {error.strerror}")
 
     def state_dict(self) -> dict[str, Any]:

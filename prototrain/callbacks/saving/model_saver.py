@@ -29,7 +29,7 @@ class ModelSaver(Callback):
 
     Args:
         max_to_keep: how many checkpoints stay.
-        asynchronous: continue training while the files are written. A process that is killed meanwhile has the
+        asynchronous: continue training while the files are written. A process that is killed during that has the
             checkpoint before; a failure is reported at the next save.
         interval: "auto" for the interval at which saving and doing lost steps again cost least together, from what
             saves are measured to cost and how often a failure is expected. Then there is no `every`; the end of the run

@@ -108,7 +108,7 @@ class JSONWriter(Monitor):
             step, aside = self.trainer.global_step, superseded(self._path)
             try:
                 size = aside.stat().st_size if aside.exists() else 0
-                # A run that begins at step 0 makes every row anew, those of step 0 as well.
+                # A run that begins at step 0 makes every row again, including those of step 0.
                 with announcing(f"bringing {self._path} back to step {step}", self.trainer.log):
                     last = cut_back(self._path, step or -1)
                 self._size = 0 if last is None else self._path.stat().st_size - last[1]
@@ -131,7 +131,7 @@ def _write_at(path: Path, offset: int, data: bytes) -> None:
 class StatJSON(Callback):
     """Writes ``stat.json`` whenever triggered: a list of ``{"epoch_num": 1, "global_step": 100, "trn/loss": ...}``.
 
-    It is made anew from metrics.jsonl, so that it needs a `JSONWriter`, is right after a resume, and takes longer the
+    It is rebuilt from metrics.jsonl, so it needs a `JSONWriter`, is right after a resume, and takes longer the
     more rows there are.
 
     Raises:

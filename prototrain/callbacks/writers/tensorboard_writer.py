@@ -108,7 +108,7 @@ class TensorBoardWriter(Monitor):
             self._sub_runs = {}
             for directory in sorted({path.parent for path in self._directory.rglob("events.out.tfevents.*")}):
                 prefix = "" if directory == self._directory else directory.relative_to(self._directory).as_posix()
-                # TensorBoard drops the steps from this one on. At step 0 everything is made anew, step 0 as well.
+                # TensorBoard drops the steps from this one on. At step 0 everything is written again.
                 step = self.trainer.global_step
                 mark = Event(step=step + 1 if step else 0, session_log=SessionLog(status=SessionLog.START))
                 self.put_event(prefix, mark)
