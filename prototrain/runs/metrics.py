@@ -64,22 +64,32 @@ def read_metrics(path: Path, moments: Iterable[float] = ()) -> Metrics:
         OSError: the file cannot be read.
     """
     metrics = Metrics(latest_before=dict.fromkeys((*moments, math.inf), -math.inf))
-    ranges = metrics.ranges
+    moments = list(metrics.latest_before)
+    kept: dict[str, list[Any]] = {}  # last value, lowest with its step, highest with its step
     for row in rows_of(path):
         step = metrics.last_step = row["step"]
-        for name, found in row.items():
-            if name in ("step", "time") or (value := _number(found)) is None:
+        for name, value in row.items():
+            if value.__class__ is not float and (value := _number(value)) is None:
                 continue
-            if (old := ranges.get(name)) is None:
-                ranges[name] = Range(value, (value, step), (value, step))
+            one = kept.get(name)
+            if one is None:
+                kept[name] = [value, value, step, value, step]
                 continue
-            lowest = (value, step) if value < old.lowest[0] or math.isnan(old.lowest[0]) else old.lowest
-            highest = (value, step) if value > old.highest[0] or math.isnan(old.highest[0]) else old.highest
-            ranges[name] = Range(value, lowest, highest)
+            one[0] = value
+            if value < one[1] or one[1] != one[1]:  # NaN, which is not equal to itself
+                one[1], one[2] = value, step
+            if value > one[3] or one[3] != one[3]:
+                one[3], one[4] = value, step
         time = _number(row.get("time"))
-        for moment, latest in metrics.latest_before.items():
-            if time is not None and latest < time < moment:
-                metrics.latest_before[moment] = time
+        if time is not None:
+            for moment in moments:
+                if metrics.latest_before[moment] < time < moment:
+                    metrics.latest_before[moment] = time
+    metrics.ranges = {
+        name: Range(last, (lowest, at), (highest, then))
+        for name, (last, lowest, at, highest, then) in kept.items()
+        if name not in ("step", "time")
+    }
     return metrics
 
 
