@@ -140,7 +140,7 @@ def keras_fit(
 def hand_written(workload: Workload) -> Run:
     """A compiled step that Python calls for every batch."""
     model, optimizer, iterator = _parts(workload)
-    step = tf.function(lambda x, y: _step(model, optimizer, x, y), autograph=False)
+    step = tf.function(lambda x, y: update(model, optimizer, x, y), autograph=False)
 
     def run(steps: int) -> float:
         begin = time.perf_counter()
@@ -159,7 +159,7 @@ def limit(workload: Workload) -> Run:
     @tf.function(autograph=False)
     def call(steps: tf.Tensor) -> tf.Tensor:
         def body(done: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return done + 1, _step(model, optimizer, *next(iterator))
+            return done + 1, update(model, optimizer, *next(iterator))
 
         return tf.while_loop(lambda done, _: done < steps, body, (tf.constant(0), tf.constant(0.0)))[1]
 
@@ -201,7 +201,8 @@ def keras_model(workload: Workload) -> keras.Model:
     return keras.Model(inputs, workload.logits(inputs, None))
 
 
-def _step(model: Any, optimizer: Any, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+def update(model: Any, optimizer: Any, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """One step on a batch; returns the loss."""
     with tf.GradientTape() as tape:
         logits = model(x, training=True)
         loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))

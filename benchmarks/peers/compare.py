@@ -1,7 +1,7 @@
 """prototrain and what people would use instead: the same model, data, Adam and number of steps, in turns.
 
     pip install torch lightning jax optax tensorpack       # what is not installed is left out
-    pip install --no-deps tf_keras                         # the layers for tensorpack
+    pip install --no-deps tf-models-official tf_keras      # Orbit, and the layers for tensorpack
     python -m benchmarks.peers                             # some ten minutes
     python -m benchmarks.peers --workload mlp --only prototrain JAX --rounds 3 --output results
 
@@ -72,6 +72,9 @@ PEERS = {
         for n in (10, 50, 100)
         for jit, title in ((False, "no XLA"), (True, "XLA"))
     },
+    "Orbit, 50 steps per loop": Peer(
+        "losses to TensorBoard, checkpoints", "of_tensorflow:orbit_loop", needs=("orbit", "tf_keras")
+    ),
     "tensorpack": Peer(
         "losses to TensorBoard and as JSON, their moving average at each step, progress bar, checkpoints",
         "of_tensorpack:train",

@@ -1,4 +1,4 @@
-"""prototrain and Keras `fit` on the layers of a workload."""
+"""prototrain, Keras `fit` and Orbit on the layers of a workload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from benchmarks.peers.turns import LOG, SAVE, Batches, Turns
-from benchmarks.subjects import keras_model, trainer_for, usual_callbacks
+from benchmarks.subjects import keras_model, trainer_for, update, usual_callbacks
 from benchmarks.workloads import SIDE_BY_SIDE, Workload, pair
 from prototrain import Callback, SimpleTrainer
 from prototrain.callbacks import JSONWriter, Summaries
@@ -81,6 +81,47 @@ def keras_fit(name: str, batches: Batches, turns: Turns, *, at_once: int = 1, ji
             InTurns(),
         ]
         model.fit(workload.batches(pair), steps_per_epoch=turns.total, shuffle=False, callbacks=callbacks)
+
+
+def orbit_loop(name: str, batches: Batches, turns: Turns) -> None:
+    """Orbit's controller, which writes summaries and checkpoints, over its `StandardTrainer`."""
+    import orbit
+
+    turns.begin()
+    workload = in_memory(name, batches)
+
+    class Trainer(orbit.StandardTrainer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.model, self.optimizer = keras_model(workload), keras.optimizers.Adam(1e-3)
+            self.optimizer.build(self.model.trainable_variables)
+            self.global_step = tf.Variable(0, trainable=False, dtype=tf.int64)
+            self.loss = tf.Variable(0.0, trainable=False)
+            super().__init__(workload.batches(pair))
+
+        def train_step(self, iterator: Any) -> None:
+            self.loss.assign(update(self.model, self.optimizer, *next(iterator)))
+            self.global_step.assign_add(1)
+
+        def train_loop_end(self) -> dict[str, Any]:
+            return {"loss": self.loss.read_value()}
+
+    trainer = Trainer()
+    at_once = min(LOG, turns.steps)
+    with tempfile.TemporaryDirectory() as scratch:
+        saved = tf.train.Checkpoint(step=trainer.global_step, model=trainer.model)
+        controller = orbit.Controller(
+            trainer=trainer,
+            global_step=trainer.global_step,
+            steps_per_loop=at_once,
+            summary_dir=f"{scratch}/summaries",
+            summary_interval=at_once,
+            checkpoint_manager=tf.train.CheckpointManager(
+                saved, scratch, 5, step_counter=trainer.global_step, checkpoint_interval=SAVE
+            ),
+        )
+        while turns.end <= turns.total:
+            controller.train(steps=turns.end)
+            turns.over(float(trainer.loss), _count(trainer.model))
 
 
 def _count(model: Any) -> int:
