@@ -22,6 +22,7 @@ Mode = Literal["min", "max"]
 
 HISTORY_LENGTH = 1000
 _RESERVED = ("step", "time")
+_UNANNOUNCED = ("checkpoint/", "cluster/", "hyper/", "perf/")  # recorded without `announce`
 _CALLS_FUNCTIONS = ("CallbackFactory", "LambdaCallback", "ProcessTensors", "RunOp")
 
 
@@ -132,6 +133,7 @@ class Monitors:
         self._has_warned = False
         self._recorder: str | None = None  # the callback that runs now
         self._recorded: dict[str, tuple[int, str]] = {}  # the step and the callback of each name's last value
+        self._announced: dict[str, Callback] = {}  # by the scalar's name; "vld/*" if only its prefix is known
 
     @contextmanager
     def recorded_by(self, who: str) -> Iterator[None]:
@@ -141,6 +143,41 @@ class Monitors:
             yield
         finally:
             self._recorder = outer
+
+    # -- before the first step ----------------------------------------------------------------------------------------
+
+    def announce(self, callback: Callback, prefix: str, names: Iterable[str] = ("*",)) -> None:
+        """Announce the scalars that a callback will record; called in its `check_run` or before.
+
+        Args:
+            callback: records them.
+            prefix: the start of their names, without the slash.
+            names: their names without it; by default they are not known yet.
+
+        Raises:
+            CallbackError: another callback records one of them as well.
+        """
+        for name in (f"{prefix}/{inner}" for inner in names):
+            other = self._announced.setdefault(name, callback)
+            if other is not callback and not name.endswith("/*"):
+                raise _recorded_twice(name, other.name, callback.name)
+
+    def require(self, callback: Callback, name: str) -> None:
+        """Check in `check_run` that the scalar which a callback decides by will be recorded.
+
+        Code of the user may record any scalar; then a name that looks mistyped gives a warning.
+
+        Raises:
+            CallbackError: nothing records it.
+        """
+        open_prefixes = tuple(one[:-1] for one in self._announced if one.endswith("/*"))
+        if name in self._history or name in self._announced or name.startswith((*_UNANNOUNCED, *open_prefixes)):
+            return
+        said = f"{callback.name}: {_no_such_scalar(name, self._announced)}"
+        if not _is_of_user(self._trainer) and not any(map(runs_code_of_user, self._trainer.callbacks)):
+            raise CallbackError(said)
+        if "did you mean" in said:
+            self._trainer.run.say_once(f"WARNING: {said}")
 
     # -- recording ----------------------------------------------------------------------------------------------------
 
@@ -178,7 +215,7 @@ class Monitors:
             for name in numbers:
                 before, by = self._recorded.get(name, (-1, ""))
                 if before == step:
-                    raise _recorded_twice(name, by, self._recorder, step)
+                    raise _recorded_twice(name, by, self._recorder, f" at step {step}")
                 self._recorded[name] = (step, self._recorder)
         for name, number in numbers.items():
             if name not in self._history:
@@ -340,16 +377,17 @@ def _is_unicode(text: str) -> bool:
 
 def _no_such_scalar(name: str, known: Iterable[str]) -> str:
     there = sorted(known)
-    found = difflib.get_close_matches(name, there, n=1)
+    stem = name.rpartition("/")[2]
+    found = difflib.get_close_matches(name, [one.replace("/*", f"/{stem}") for one in there], n=1)
     meant = f"did you mean {found[0]!r}? " if found else ""
     return f"there is no scalar {name!r}; {meant}there are: {', '.join(there) or 'none yet'}"
 
 
-def _recorded_twice(name: str, first: str, second: str, step: int) -> CallbackError:
-    if first == second:
-        return CallbackError(f"{first} records {name!r} twice at step {step}; give the second value another name")
+def _recorded_twice(name: str, first: str, second: str, at: str = "") -> CallbackError:
+    if at and first == second:
+        return CallbackError(f"{first} records {name!r} twice{at}; give the second value another name")
     return CallbackError(
-        f"{first} and {second} both record {name!r} at step {step}; give one of them another prefix=, or leave it out"
+        f"{first} and {second} both record {name!r}{at}; give one of them another prefix=, or leave it out"
     )
 
 
@@ -357,7 +395,11 @@ def runs_code_of_user(callback: Callback) -> bool:
     """Whether a callback is the user's, or calls functions of the user."""
     inner = innermost(callback)
     thing = inner.wraps or inner
-    return not type(thing).__module__.startswith(("prototrain.", "keras.")) or type(thing).__name__ in _CALLS_FUNCTIONS
+    return _is_of_user(thing) or type(thing).__name__ in _CALLS_FUNCTIONS
+
+
+def _is_of_user(thing: object) -> bool:
+    return not type(thing).__module__.startswith(("prototrain.", "keras."))
 
 
 def as_number(name: str, value: Any) -> float:

@@ -80,6 +80,9 @@ class EarlyStopping(Callback):
                 state[mine + name] = tf.Variable(variable, trainable=False, dtype=variable.dtype)
         return [(variable, state[mine + name]) for name, variable in model.items()]
 
+    def check_run(self) -> None:
+        self.trainer.monitors.require(self, self.stat)
+
     def before_train(self) -> None:
         self._stop_if_done()
 

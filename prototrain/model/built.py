@@ -293,9 +293,9 @@ class BuiltModel:
         """
         return self.evaluation(dataset).run(self.stop, batches, step=self.step)
 
-    def rehearse(self, dataset: str, batches: int = 0) -> None:
+    def rehearse(self, dataset: str, batches: int = 0) -> list[str]:
         """Evaluate two batches at most, so that mistakes show early; see `Evaluation.rehearse`."""
-        self.evaluation(dataset).rehearse(self.stop, batches, step=self.step)
+        return self.evaluation(dataset).rehearse(self.stop, batches, step=self.step)
 
     def evaluation(self, dataset: str) -> Evaluation:
         """The compiled evaluation of a dataset.

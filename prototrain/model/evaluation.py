@@ -214,14 +214,18 @@ class Evaluation:
         means = alike / count if different else by_weight / weight
         return dict(zip(self._names, means.numpy().tolist(), strict=True))
 
-    def rehearse(self, stop: StopRequest, batches: int, *, step: int) -> None:
+    def rehearse(self, stop: StopRequest, batches: int, *, step: int) -> list[str]:
         """Evaluate two batches at most, so that mistakes show; see `CompiledPass.rehearse`.
+
+        Returns:
+            the scalars' names.
 
         Raises:
             DataError: the dataset is empty.
             StepError: reading or evaluating failed.
         """
         self._passed(lambda: self._pass.rehearse(self._name, stop, batches), step)
+        return self._names
 
     def _passed(self, go: Callable[[], tuple[int, list[tf.Tensor]] | None], step: int) -> Any:
         try:

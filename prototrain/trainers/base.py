@@ -346,11 +346,15 @@ class Trainer:
         """
         raise NotImplementedError(f"{type(self).__name__} must define evaluate() to be validated")
 
-    def _rehearse(self, dataset: str, batches: int = 0) -> None:
+    def _rehearse(self, dataset: str, batches: int = 0) -> Collection[str]:
         """Find out before the first step whether `evaluate` would work, and leave everything as it was.
 
         A subclass with its own `evaluate` does nothing here.
+
+        Returns:
+            the names of the scalars that `evaluate` gives; "*" if they are not known.
         """
+        return "*"
 
     def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
         """Build the model on a batch, to be trained on it or not; what predictors and `InferenceRunner` call.

@@ -1,28 +1,43 @@
-"""A name of a scalar that does not come, or comes twice, is an error that names the callback."""
+"""A name of a scalar that will not come shows before the first step, and nothing that is right is refused."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
+import tensorflow as tf
 
-from prototrain import Callback
+from prototrain import Callback, KerasTrainer
 from prototrain.callbacks import (
     CallbackFactory,
     EarlyStopping,
+    Inferencer,
     InferenceRunner,
     MaxSaver,
     MinSaver,
+    Priority,
     ScalarStats,
     StatMonitorParamSetter,
     Summaries,
     Validation,
 )
 from prototrain.errors import CallbackError, DataError
-from tests.tiny import tiny_datasets, tiny_trainer
+from tests.tiny import tiny_arrays, tiny_build, tiny_datasets, tiny_trainer
+
+
+class Own(Inferencer):
+    """Has names that are not known before a pass."""
+
+    def sums(self, net: Any, size: tf.Tensor) -> list[Any]:
+        return [tf.reduce_mean(net["loss"])]
+
+    def result(self, sums: Any) -> dict[str, float]:
+        return {"lossy": sums[0]}
 
 
 def stops(stat: str) -> Callback:
@@ -38,6 +53,32 @@ def stats(**options: Any) -> Callback:
 
 
 WRONG: dict[str, tuple[Callable[[], list[Callback]], type[Exception], str]] = {
+    "mistyped": (
+        lambda: [Validation().every(steps=10), MinSaver("vld/lossy").every(steps=10)],
+        CallbackError,
+        "MinSaver: there is no scalar 'vld/lossy'; did you mean 'vld/loss'? there are: vld/accuracy, vld/loss",
+    ),
+    "prefix": (
+        lambda: [Validation(), MaxSaver("val/loss")],
+        CallbackError,
+        "MaxSaver: there is no scalar 'val/loss'; did you mean 'vld/loss'?",
+    ),
+    "no prefix": (
+        lambda: [Validation(), Summaries(), stops("loss")],
+        CallbackError,
+        "EarlyStopping: there is no scalar 'loss'; did you mean",
+    ),
+    "of the step": (
+        lambda: [Validation(), halves("trn/loss")],
+        CallbackError,
+        "StatMonitorParamSetter: there is no scalar 'trn/loss'; did you mean 'vld/loss'?",
+    ),
+    "no validation": (lambda: [Summaries(), MinSaver("vld/loss")], CallbackError, "'trn/loss'? there are: trn/*"),
+    "of an inferencer": (lambda: [stats(), MinSaver("vld/mistakes")], CallbackError, "there are: vld/loss"),
+    "nothing": (lambda: [MinSaver("vld/loss")], CallbackError, "no scalar 'vld/loss'; there are: none yet"),
+    "two evaluations": (lambda: [Validation(), stats()], CallbackError, "Validation and InferenceRunner"),
+    "two validations": (lambda: [Validation(), Validation(batches=1)], CallbackError, "Validation and Validation"),
+    "two prefixes": (lambda: [stats(), Validation("tst", prefix="vld")], CallbackError, "InferenceRunner"),
     "no dataset": (
         lambda: [Validation("val")],
         DataError,
@@ -64,10 +105,6 @@ def test_what_will_not_come_is_an_error_before_the_first_step(case: str, experim
     ("callbacks", "words", "step"),
     [
         (lambda: [Summaries(), stops("trn/lossy")], "no scalar 'trn/lossy'; did you mean 'trn/loss'", 5),
-        (lambda: [Validation(), MinSaver("vld/lossy")], "there is no scalar 'vld/lossy'; did you mean 'vld/loss'", 5),
-        (lambda: [Summaries(), halves("loss")], "there is no scalar 'loss'; did you mean 'trn/loss'", 5),
-        (lambda: [MaxSaver("vld/loss")], "there is no scalar 'vld/loss'; there are: none yet", 5),
-        (lambda: [Validation(), stats()], "Validation and InferenceRunner both record 'vld/loss' at step 5", 5),
         (lambda: [Summaries().every(steps=3), Summaries().every(steps=2)], "two callbacks .*'Summaries/trn'", 0),
         (
             lambda: [InferenceRunner("vld", [ScalarStats("loss"), ScalarStats("loss")])],
@@ -92,3 +129,42 @@ def test_what_only_the_step_shows_is_an_error_there(
 
 def measure(callback: Callback) -> None:
     callback.trainer.monitors.put_scalar("vld/lossy", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("stat", "others", "warns"),
+    [
+        ("vld/loss", [Validation()], False),
+        ("whole/loss", [Validation(batches=1), stats(prefix="whole")], False),
+        ("hyper/learning_rate", [], False),
+        ("trn/length", [Summaries().every(steps=1)], False),
+        ("vld/lossy", [Validation(), InferenceRunner("vld", Own())], False),
+        ("own/lossy", [Validation("vld", prefix="own", evaluate=lambda dataset, batches: {"lossy": 1.0})], False),
+        ("vld/lossy", [Validation(), CallbackFactory(trigger=measure, priority=Priority.EVALUATE)], True),
+    ],
+    ids=["right", "prefix", "setter", "tf.summary", "inferencer", "own evaluation", "own callback"],
+)
+def test_what_may_come_is_not_refused(
+    stat: str, others: list[Callback], warns: bool, experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def build(inputs: Any, train_phase: bool) -> Any:
+        net = tiny_build(inputs, train_phase)
+        tf.summary.scalar("length", tf.norm(net.logits))
+        return net
+
+    trainer = tiny_trainer(experiment, build=build)
+    with suppress(CallbackError):  # of what does not come, after the step
+        trainer.train([*others, MinSaver(stat).every(steps=1)], max_steps=1)
+    assert trainer.global_step == 1
+    assert capsys.readouterr().out.count("WARNING: MinSaver: there is no scalar 'vld/lossy'; did you mean") == warns
+
+
+def test_a_keras_model_s_metrics_are_known(experiment: Path) -> None:
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    data = tiny_arrays()["x"], tiny_arrays()["y"]
+    trainer = KerasTrainer(model, data, validation=data, batch_size=8, experiment=experiment)
+    with pytest.raises(CallbackError, match="no scalar 'vld/mea'; did you mean 'vld/mae'"):
+        trainer.train([Validation(), MinSaver("vld/mea")], max_steps=2)
+    trainer.train([Validation(), MinSaver("vld/mae")], max_steps=2)
+    assert trainer.global_step == 2

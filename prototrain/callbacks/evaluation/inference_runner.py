@@ -77,6 +77,8 @@ class InferenceRunner(Callback):
 
     def check_run(self) -> None:
         trainer = self.trainer
+        for inferencer in self.inferencers:
+            trainer.monitors.announce(self, self.prefix, inferencer.scalar_names())
         if not self._rehearse or trainer.global_step >= trainer.total_steps:
             return
         # Outside of the evaluation's scopes: to other callbacks this is not an evaluation.

@@ -26,6 +26,10 @@ class Inferencer:
                 return {"mistakes": sums[0] / sums[1]}
     """
 
+    def scalar_names(self) -> Sequence[str]:
+        """Return the names of what `result` gives; by default they are not known before a pass."""
+        return ["*"]
+
     def reset(self) -> None:
         """Forget what was seen; called before each pass."""
 
@@ -68,6 +72,9 @@ class ScalarStats(Inferencer):
             found += [weight, tf.math.multiply_no_nan(tf.reduce_mean(value), weight)]
         return found
 
+    def scalar_names(self) -> Sequence[str]:
+        return self.names
+
     def result(self, sums: Sequence[float]) -> dict[str, float]:
         return {name: _ratio(sums[2 * i + 1], sums[2 * i]) for i, name in enumerate(self.names)}
 
@@ -92,6 +99,9 @@ class ClassificationError(Inferencer):
             )
         return [tf.math.count_nonzero(wrong), tf.size(wrong)]
 
+    def scalar_names(self) -> Sequence[str]:
+        return [self.name]
+
     def result(self, sums: Sequence[float]) -> dict[str, float]:
         return {self.name: _ratio(sums[0], sums[1])}
 
@@ -114,6 +124,9 @@ class BinaryClassificationStats(Inferencer):
         predicted, label = (tf.reshape(tf.cast(tensor(net, n), tf.bool), [-1]) for n in (self.predicted, self.label))
         both = (predicted & label, predicted & ~label, ~predicted & label, ~predicted & ~label)
         return [tf.math.count_nonzero(cell) for cell in both]
+
+    def scalar_names(self) -> Sequence[str]:
+        return list(self.result([0.0] * 4))
 
     def result(self, sums: Sequence[float]) -> dict[str, float]:
         true_positive, false_positive, false_negative, true_negative = sums
@@ -158,6 +171,9 @@ class KerasMetric(Inferencer):
     def sums(self, net: Mapping[str, Any], size: tf.Tensor) -> Sequence[Any]:
         self.metric.update_state(*(tensor(net, name) for name in self.names))
         return []
+
+    def scalar_names(self) -> Sequence[str]:
+        return [self.name]
 
     def result(self, sums: Sequence[float]) -> dict[str, float]:
         return {self.name: float(self.metric.result())}

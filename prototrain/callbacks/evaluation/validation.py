@@ -95,11 +95,15 @@ class Validation(Callback):
 
     def check_run(self) -> None:
         trainer = self.trainer
-        if self._rehearse and not self._off and trainer.global_step < trainer.total_steps:
+        if self._off:
+            return
+        names: Iterable[str] = ["*"]
+        if self._rehearse and trainer.global_step < trainer.total_steps:
             # Outside of the evaluation's scopes: to other callbacks this is not an evaluation.
             with announcing(f"trying out the validation on {self.dataset!r}", trainer.log):
-                trainer._rehearse(self.dataset, self.batches)
+                names = trainer._rehearse(self.dataset, self.batches)
             trainer.stop.check()
+        trainer.monitors.announce(self, self.prefix, names)
 
     def trigger(self) -> None:
         if self._off:

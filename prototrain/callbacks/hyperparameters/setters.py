@@ -368,6 +368,9 @@ class StatMonitorParamSetter(HyperParamSetter):
         self._min_delta = Best(mode, min_delta=min_delta).min_delta
         self._recent: list[float] = []
 
+    def check_run(self) -> None:
+        self.trainer.monitors.require(self, self.stat)
+
     def new_value(self) -> float | None:
         value = self.trainer.monitors.latest(self.stat, at_step=self.trainer.global_step)
         self._recent = [*self._recent, value][-self._last_k - 1 :]

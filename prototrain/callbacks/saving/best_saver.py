@@ -47,6 +47,9 @@ class BestSaver(Callback):
         # by it.
         self._has_saver = any(isinstance(innermost(callback), ModelSaver) for callback in self.trainer.callbacks)
 
+    def check_run(self) -> None:
+        self.trainer.monitors.require(self, self.stat)
+
     def before_train(self) -> None:
         # A run may resume from before the step that an earlier note names, and reach that step again.
         step = self.best.step

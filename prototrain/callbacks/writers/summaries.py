@@ -85,6 +85,10 @@ class Summaries(StepSums):
         self.state_key = f"Summaries/{prefix}"
         self._last: tuple[int, dict[str, float]] = (-1, {})  # the step and the means of the last record
 
+    def setup(self) -> None:
+        super().setup()
+        self.trainer.monitors.announce(self, self.prefix)
+
     def watches(self) -> Collection[str] | None:
         return ()
 
@@ -182,6 +186,10 @@ class MovingAverageSummary(StepSums):
         self.decay = decay
         self.prefix = prefix
         self.state_key = f"MovingAverageSummary/{decay}/{pattern or ','.join(names)}"
+
+    def setup(self) -> None:
+        super().setup()
+        self.trainer.monitors.announce(self, self.prefix, [f"{name}_average" for name in self.names] or ["*"])
 
     def after_run(self, outputs: dict[str, Any]) -> None:
         pattern = self._pattern

@@ -36,6 +36,9 @@ class TensorSummary(ProcessTensors):
         self.kinds = _checked(type(self).__name__, kinds)
         self.prefix = prefix
 
+    def setup(self) -> None:
+        self.trainer.monitors.announce(self, self.prefix)
+
     def process(self, *arrays: np.ndarray[Any, Any]) -> None:
         for name, array in zip(self.names, arrays, strict=True):
             record(self, f"{self.prefix}/{name}", array, self.kinds)
@@ -92,6 +95,7 @@ class ParamSummary(Callback):
         self.prefix = prefix
 
     def setup(self) -> None:
+        self.trainer.monitors.announce(self, self.prefix)
         self._variables = [
             (name, variable, kinds)
             for pattern, kinds in self.choices
