@@ -489,6 +489,19 @@ def default_writer() -> Any:
     return summary_ops_v2._summary_state.writer
 
 
+@contextmanager
+def writing_through(write: Callable[..., Any]) -> Iterator[None]:
+    """Let `tf.summary.scalar` and the like call `write` meanwhile."""
+    from tensorboard.compat import tf2
+
+    summary = tf2.summary
+    original, summary.write = summary.write, write
+    try:
+        yield
+    finally:
+        summary.write = original
+
+
 # -- workers ----------------------------------------------------------------------------------------------------------
 
 

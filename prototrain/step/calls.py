@@ -17,6 +17,7 @@ from prototrain.step.functions import ConcreteCall
 from prototrain.step.loop import Batch, CompiledLoop, StepPlan
 from prototrain.step.python_summaries import SummaryFile
 from prototrain.step.result import StepResult, failed_stage
+from prototrain.step.trace import recording
 from prototrain.step.variables import CALL_SECONDS, StopVariable
 from prototrain.system.tracebacks import cause, source_line
 
@@ -176,7 +177,7 @@ class CompiledCalls(StepCalls):
 
     def _trace_watched(self, inputs: Batch, start: tf.Tensor) -> Any:
         assert self._file is not None
-        with self._file.writer.as_default(step=start + 1), tf.summary.record_if(True):
+        with recording(self._file.writer, start + 1):
             return self._loop.run_watched(inputs, start)
 
 

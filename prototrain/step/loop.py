@@ -113,7 +113,11 @@ class Iteration:
             raise ModelError(f"train_step() must return a dict of scalar tensors, not {type(outputs).__name__}")
         seen = pick(self._plan.watched_names, trace.nets, inputs) if watched else {}
         outputs = {**trace.weighted_outputs(outputs, self._plan.placement), **trace.scalars}
-        return self._average(outputs), trace.finite(), seen
+        summaries = {f"tf.summary/{number}": one.value for number, one in enumerate(trace.summaries)}
+        outputs = self._average({**outputs, **summaries})
+        for name, summary in zip(summaries, trace.summaries, strict=True):
+            summary.record(outputs.pop(name))
+        return outputs, trace.finite(), seen
 
     def _average(self, outputs: dict[str, Any]) -> dict[str, tf.Tensor]:
         """Average outputs and moving statistics over the towers, in one go; from inside a tower."""

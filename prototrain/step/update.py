@@ -50,8 +50,11 @@ def over_micro_batches(compute: Callable[[Batch], Computed], inputs: Batch, coun
     """
     if count == 1:
         return compute(inputs)
+    trace = tower_trace()
+    summaries = [] if trace is None else trace.summaries
+    start = len(summaries)
     total: tf.Tensor | None = None
-    sums: list[list[Any]] = []  # of outputs, gradients, added losses, their gradients
+    sums: list[list[Any]] = []  # of outputs and summaries, gradients, added losses, their gradients
     for number, part in enumerate(split_batch(inputs, count)):
         # Each waits for the one before, so that only one's activations are in memory.
         before = [gradient for gradient in sums[1] if gradient is not None] if sums else []
@@ -60,6 +63,10 @@ def over_micro_batches(compute: Callable[[Batch], Computed], inputs: Batch, coun
         with tf.summary.record_if(False) if number else nullcontext():
             found = compute(part)
         outputs, gradients, weight = [*map(as_float, found.outputs.values())], found.gradients, found.weight
+        outputs += [one.value for one in summaries[start:]]
+        if number == 0:
+            of_first = summaries[start:]  # others would not record
+        del summaries[start:]
         dtypes = [value.dtype for value in outputs]
         if weight is not None:
             total = weight if total is None else total + weight
@@ -76,8 +83,10 @@ def over_micro_batches(compute: Callable[[Batch], Computed], inputs: Batch, coun
 
     outputs, gradients, added, added_gradients = sums
     means = [tf.cast(mean(value), dtype) for value, dtype in zip(outputs, dtypes, strict=True)]
+    count_of_outputs = len(found.outputs)
+    summaries += [one._replace(value=value) for one, value in zip(of_first, means[count_of_outputs:], strict=True)]
     return Computed(
-        dict(zip(found.outputs, means, strict=True)),
+        dict(zip(found.outputs, means[:count_of_outputs], strict=True)),
         [mean(gradient) for gradient in gradients],
         total,
         {name: divide(value, number_of_parts) for name, value in zip(found.added, added, strict=True)},
@@ -100,6 +109,7 @@ def for_all_towers(found: Computed, placement: Any) -> tuple[dict[str, Any], lis
     trace = tower_trace()
     if trace is not None:
         trace.weight = None  # it is taken into account
+        trace.set_summaries([weighted(one.value, share) for one in trace.summaries])
     if found.added:
         loss = tf.cast(outputs["loss"], tf.float32)
         outputs |= {**found.added, "loss_total": tf.add_n([loss, *found.added.values()])}

@@ -35,6 +35,7 @@ def masked(
         )
         guess = layer(tf.ones_like(inputs["y"][:, :1]))
         weight = tf.reduce_sum(inputs["mask"])
+        tf.summary.scalar("summed", tf.reduce_mean(inputs["y"]))
         right = tf.reduce_sum(inputs["mask"] * inputs["y"]) / weight
         loss = tf.reduce_sum((guess - inputs["y"]) ** 2 * inputs["mask"]) / weight
         return {"loss": loss, "label": right, "loss_weight": weight}
@@ -278,6 +279,33 @@ def test_the_batch_of_each_tower_may_be_that_of_the_config() -> None:
     SyncReplicatedTrainer(line(lambda d: d.batch(4, drop_remainder=True), **{"model.batch_size": 4}), "cpu:2")
     model = line(lambda d: d.batch(4, drop_remainder=True), **{"model.batch_size": 4})
     SyncReplicatedTrainer(model, "cpu:2", batch="per_tower")
+
+
+# -- tf.summary.scalar ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["one part", *DIVIDED])
+def test_a_summary_of_a_scalar_is_one_mean(kind: str) -> None:
+    from prototrain.callbacks import Summaries
+
+    trainers: dict[str, Any] = {**DIVIDED, "one part": lambda **m: SimpleTrainer(masked(**m))}
+    model: dict[str, Any] = {"mask": np.ones_like(MASK)}
+    seen: list[dict[str, float]] = []
+
+    class Looks(Callback):
+        def trigger_step(self) -> None:
+            events = self.trainer.summary_events
+            seen.append({v.tag: float(tf.make_ndarray(v.tensor)) for e in events for v in e.summary.value})
+            assert len(events) == 1
+
+    trainer = trainers[kind](**model)
+    trainer.train([Looks(), Summaries().every(steps=1)])
+    assert [list(one.values()) for one in seen] == [[5.0], [5.0]]
+    assert trainer.monitors.history("trn/summed") == [(1, 5.0), (2, 5.0)]
+    seen.clear()
+    if kind != "one part":
+        trainers[kind]().train([Looks(), Summaries().every(steps=1)])
+        assert [list(one.values()) for one in seen] == [[pytest.approx(13 / 5)]] * 2
 
 
 def test_synchronized_statistics_and_weights_are_refused_on_several_towers() -> None:

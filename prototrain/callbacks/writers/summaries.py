@@ -71,8 +71,9 @@ class Summaries(StepSums):
     are in `trainer.outputs`.
 
     `tf.summary.image`, `histogram`, `audio`, `text` and `scalar` may be called anywhere in a compiled step, such as in
-    `build`, without a writer and without a step. They cost nothing in the steps that are not recorded. What the first
-    tower gives in its first micro-batch is recorded; return a scalar from `build` for the mean over all of them.
+    `build`, without a writer and without a step. They cost nothing in the steps that are not recorded. A scalar has
+    one value per step: its mean over micro-batches and towers, weighted like the scalars of `build`. The others come
+    from the first micro-batch of the first tower, as do scalars inside `tf.cond`, a loop or a `tf.function`.
     Asynchronous towers and several workers record what a step returns only.
 
     Args:
