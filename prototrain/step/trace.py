@@ -1,4 +1,4 @@
-"""What the trace of one tower's step yields besides the scalars of `train_step`.
+"""Values that the trace of one tower's step collects in addition to the scalars of `train_step`.
 
 A watched step does what a step of the long compiled call does, traced a second time, and is run only when a callback
 wants to see that very step: tensors by name, and what the model gives to `tf.summary`. In the long call `tf.summary`
@@ -99,7 +99,7 @@ class TowerTrace:
         return tf.reduce_all(tf.stack(self.applied)) if self.applied else tf.constant(True)
 
 
-_tracing = threading.local()  # towers are traced in threads of their own
+_tracing = threading.local()  # each tower is traced in its own thread
 
 
 def tower_trace() -> TowerTrace | None:
