@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -27,7 +27,8 @@ OF_ALL_TOWERS = frozenset({"learning_rate", "loss_scale"})
 """Scalars of a step that do not depend on the batch."""
 
 
-class ScalarSummary(NamedTuple):
+@dataclass(frozen=True)
+class ScalarSummary:
     """A call of `tf.summary.scalar` in a watched step.
 
     Attributes:
@@ -85,7 +86,7 @@ class TowerTrace:
 
     def set_summaries(self, values: Sequence[tf.Tensor]) -> None:
         """Give each summary another value."""
-        self.summaries = [one._replace(value=value) for one, value in zip(self.summaries, values, strict=True)]
+        self.summaries = [replace(one, value=value) for one, value in zip(self.summaries, values, strict=True)]
 
     def weighted_outputs(self, outputs: Mapping[str, Any], placement: Any) -> dict[str, Any]:
         """The scalars that a `train_step` returned, as `weighted` does; the summaries too."""

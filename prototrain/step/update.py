@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import keras
@@ -84,7 +85,7 @@ def over_micro_batches(compute: Callable[[Batch], Computed], inputs: Batch, coun
     outputs, gradients, added, added_gradients = sums
     means = [tf.cast(mean(value), dtype) for value, dtype in zip(outputs, dtypes, strict=True)]
     count_of_outputs = len(found.outputs)
-    summaries += [one._replace(value=value) for one, value in zip(of_first, means[count_of_outputs:], strict=True)]
+    summaries += [replace(one, value=value) for one, value in zip(of_first, means[count_of_outputs:], strict=True)]
     return Computed(
         dict(zip(found.outputs, means[:count_of_outputs], strict=True)),
         [mean(gradient) for gradient in gradients],
