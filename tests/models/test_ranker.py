@@ -58,7 +58,7 @@ def test_what_a_run_records(ran: SimpleNamespace) -> None:
         assert {f"trn/{name}", f"vld/{name}"} <= names
     files = map(str, (ran.directory / "summaries").rglob("events.out.tfevents.*"))
     events = [tf.compat.v1.Event.FromString(one.numpy()) for one in tf.data.TFRecordDataset(list(files))]
-    ((_, _, picture),) = [
+    *_, (_, _, picture) = [
         value.tensor.string_val
         for event in events
         for value in event.summary.value
