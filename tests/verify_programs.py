@@ -54,7 +54,7 @@ class Unregistered(Weights):
     def run_step(self) -> dict[str, Any]:
         found = super().run_step()
         self.average.assign(0.9 * self.average + 0.1 * self.weight)
-        return found
+        return {**found, "average": float(self.average)}
 
 
 class Warmup(Callback):
