@@ -15,7 +15,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from prototrain import KerasTrainer, SimpleTrainer
+from prototrain import SimpleTrainer
 from prototrain.callbacks import InferenceRunner, KerasCallback, SaveOnExit, ScalarStats, Validation
 from prototrain.system.waiting import announcing
 from tests.conftest import ROOT
@@ -149,14 +149,7 @@ def by_a_runner(vld: tf.data.Dataset, experiment: Path) -> Any:
     return trainer, InferenceRunner("vld", ScalarStats("loss"))
 
 
-def by_keras(vld: tf.data.Dataset, experiment: Path) -> Any:
-    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    data = [dataset.map(lambda batch: (batch["x"], batch["y"])) for dataset in (tiny_datasets()["trn"], vld)]
-    return KerasTrainer(model, data[0], validation=data[1], experiment=experiment), Validation()
-
-
-@pytest.mark.parametrize("make", [by_the_model, by_a_runner, by_keras], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [by_the_model, by_a_runner], ids=lambda make: make.__name__)
 def test_a_signal_ends_the_wait_for_the_first_batches_of_a_validation(
     make: Callable[..., Any], experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
