@@ -119,7 +119,10 @@ def with_schedule() -> keras.optimizers.Optimizer:
             "without arguments, but missing a required argument: 'shape'",
         ),
         ({**CONSTANT, "model.optimizer.method": with_schedule()}, "has its own learning-rate schedule"),
-        ({**CONSTANT, "model.optimizer.method": lambda: keras.optimizers.SGD(lambda: 0.1)}, "schedule of its own"),
+        (
+            {**CONSTANT, "model.optimizer.method": lambda: keras.optimizers.SGD(lambda: 0.1)},
+            "its own learning-rate schedule",
+        ),
         ({"model.optimizer.method": "adam", "model.lr_schedule.method": "constant"}, r"constant\.value is not set"),
     ],
 )

@@ -21,6 +21,7 @@ from prototrain.errors import CheckpointError, ConfigError
 from prototrain.model.placement import Placement
 from prototrain.optimizers import named_slots, slot_stem
 from prototrain.system.tracebacks import first_line
+from prototrain.system.wording import FRESH
 from prototrain.tf_private import copy_kept_from_decay, kept_from_decay, learning_rate_source
 
 UNSET_RATE = 0.0
@@ -299,8 +300,8 @@ class RegisteredOptimizers:
             saved_class = made_with.get(name, now)["class"]
             if saved_class != now["class"]:
                 raise CheckpointError(
-                    f"it has the state of the optimizer {saved_class}, and this run has {now['class']}; take the "
-                    "weights over into a new run with load_weights (model.weights_load_path)"
+                    f"the checkpoint has the state of the optimizer {saved_class}, and this run has {now['class']}; "
+                    f"use {FRESH}, or another trainer.experiment_name with model.weights_load_path"
                 )
         kept: dict[str, Any] = {}
         for optimizer in self.settings:
