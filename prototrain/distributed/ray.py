@@ -275,7 +275,8 @@ def _work(order: dict[str, Any]) -> None:
     state = ray.get(board.read.remote())
     if state["failure"] is not None or state["signum"] is not None:
         return
-    launcher.restarts, launcher.cause, launcher.has_begun = state["restarts"], state["cause"], state["has_begun"]
+    launcher.restarts, launcher.has_begun = state["restarts"], state["has_begun"]
+    launcher.cause = state["cause"] or "a worker is gone"
 
     def exchange() -> None:
         while True:

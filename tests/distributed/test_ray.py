@@ -41,7 +41,7 @@ def losses(directory: Path) -> dict[int, float]:
     return {row["step"]: row["trn/loss"] for row in rows if "trn/loss" in row}
 
 
-@pytest.mark.slow
+@pytest.mark.drill
 def test_workers_that_are_lost_and_a_stop_change_nothing_and_leave_nothing_behind(tmp_path: Path) -> None:
     """One worker is killed, after the restart one is stopped (SIGSTOP), and after the next Ctrl-C is pressed."""
     directory = tmp_path / "run"
