@@ -35,8 +35,7 @@ _alive: weakref.WeakSet[TrainingData] = weakref.WeakSet()
 
 @atexit.register
 def _stop_reading() -> None:
-    """End the threads that read ahead: the process would wait for ever for one that is in Python code when the
-    interpreter ends."""
+    """End the threads that read ahead: at its end the interpreter would wait forever for one in Python code."""
     for data in list(_alive):
         with suppress(tf.errors.OpError):  # at the end of the process
             data.stop_reading()

@@ -73,7 +73,7 @@ def find_cluster() -> tuple[Any, Worker]:
         ConfigError: neither ``TF_CONFIG`` nor Slurm describes a cluster with this process as a worker.
     """
     if "TF_CONFIG" in os.environ:
-        cluster, kind, index = tf_config(_EXAMPLE)
+        cluster, kind, index = tf_config()
         if kind not in ("chief", "worker"):
             raise ConfigError(f"TF_CONFIG: a task of the kind {kind!r} is no worker; it must be such as {_EXAMPLE}")
         chiefs = cluster.get("chief", [])
@@ -92,7 +92,7 @@ def find_cluster() -> tuple[Any, Worker]:
     )
 
 
-def tf_config(example: str) -> tuple[dict[str, list[str]], str, int]:
+def tf_config() -> tuple[dict[str, list[str]], str, int]:
     """Read ``TF_CONFIG``: the addresses by kind of task, and this process's kind and number.
 
     Raises:
@@ -104,7 +104,7 @@ def tf_config(example: str) -> tuple[dict[str, list[str]], str, int]:
         kind, index = given["task"]["type"], int(given["task"]["index"])
         cluster[kind][index]
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ConfigError(f"TF_CONFIG must be JSON such as {example}; this one is not, or has no such task") from error
+        raise ConfigError(f"TF_CONFIG must be JSON such as {_EXAMPLE}; this one is not, or has no such task") from error
     return cluster, kind, index
 
 
