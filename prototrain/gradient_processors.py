@@ -229,13 +229,19 @@ def _on_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> Any
     return function(gradient)
 
 
-def summed(gradient: Any) -> Any:
+def summed(gradient: Any, *, dense: bool = False) -> Any:
     """Add up the rows of a sparse gradient that belong to the same index; anything else is returned as it is.
 
     Only the sum can be clipped, measured or squared, as most optimizers do.
+
+    Args:
+        gradient: a tensor, `tf.IndexedSlices` or None.
+        dense: return a dense tensor, which is faster if the optimizer updates all rows anyway.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
+    if dense:
+        return tf.convert_to_tensor(gradient)
     indices, rows = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, rows, tf.size(indices))
     return tf.IndexedSlices(values, indices, gradient.dense_shape)

@@ -96,6 +96,11 @@ def update_with(optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any],
         optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
 
 
+def updates_all_rows(optimizer: Any) -> bool:
+    """Whether an update with a sparse gradient changes every row of a table, as those with moving averages do."""
+    return type(optimizer) in _ALL_ROWS
+
+
 def update_if(
     condition: tf.Tensor | None, optimizer: keras.optimizers.Optimizer, gradients: list[Any], variables: list[Any]
 ) -> None:
@@ -195,6 +200,9 @@ class Adam(keras.optimizers.Adam):  # type: ignore[misc]
         if key not in made:
             made[key] = make()
         return made[key]
+
+
+_ALL_ROWS = {Adam} | {getattr(keras.optimizers, name) for name in ("Adam", "AdamW", "Adamax", "Nadam")}
 
 
 def _move_towards(variable: Any, value: tf.Tensor, part: tf.Tensor) -> None:

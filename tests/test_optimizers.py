@@ -15,6 +15,7 @@ import tensorflow as tf
 from prototrain.config import Config
 from prototrain.config.optimizer_keys import KERAS_OPTIMIZERS
 from prototrain.errors import ConfigError
+from prototrain.gradient_processors import summed
 from prototrain.optimizers import (
     Adam,
     CheckGradient,
@@ -27,6 +28,7 @@ from prototrain.optimizers import (
     drop_missing,
     make_optimizer,
     processors_from_config,
+    updates_all_rows,
 )
 
 CONSTANT = {"model.lr_schedule.method": "constant", "model.lr_schedule.constant.value": 0.25}
@@ -316,3 +318,21 @@ def test_adam_has_the_bits_of_keras(sparse: bool, dtype: str) -> None:
         return [np.asarray(variable).tobytes() for variable in [*variables, *optimizer.variables]]
 
     assert train(Adam) == train(keras.optimizers.Adam)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "Adamax", "Nadam"])
+def test_an_optimizer_that_updates_all_rows_may_have_a_dense_gradient(name: str) -> None:
+    def train(dense: bool) -> bytes:
+        table = keras.Variable(np.arange(40, dtype=np.float32).reshape(20, 2))
+        optimizer = Adam(0.1) if name == "Adam" else getattr(keras.optimizers, name)(0.1)
+        optimizer.build([table])
+        assert updates_all_rows(optimizer)
+        random = np.random.default_rng(0)
+        for _ in range(10):
+            values, rows = random.normal(size=(8, 2)).astype(np.float32), random.integers(0, 20, 8)
+            sparse = tf.IndexedSlices(tf.constant(values), tf.constant(rows), tf.constant([20, 2]))
+            optimizer.apply([summed(sparse, dense=dense)], [table])
+        return np.asarray(table).tobytes()
+
+    assert train(dense=True) == train(dense=False)
+    assert not updates_all_rows(keras.optimizers.SGD(0.1))

@@ -20,6 +20,7 @@ from prototrain.experiment import source_of
 from prototrain.gradient_processors import summed
 from prototrain.keras.data import Element, by_path
 from prototrain.model.keras_hooks import calling
+from prototrain.optimizers import updates_all_rows
 from prototrain.step.nonfinite import Update
 from prototrain.step.trace import TowerTrace
 from prototrain.tf_private import keras_seed
@@ -216,7 +217,8 @@ def guarded(optimizers: Iterable[keras.optimizers.Optimizer], trace: TowerTrace)
 
 
 def _apply(trace: TowerTrace, optimizer: Any, apply: Any, grads: Any, trainable_variables: Any = None) -> None:
-    gradients = [summed(gradient) for gradient in grads]
+    dense = updates_all_rows(optimizer)
+    gradients = [summed(gradient, dense=dense) for gradient in grads]
     variables = None if trainable_variables is None else list(trainable_variables)
     update: Any = SimpleNamespace(
         learning_rate=optimizer.learning_rate, apply_gradients=lambda pairs: apply(gradients, variables)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from prototrain.data.batches import Batch, split_batch
 from prototrain.errors import ModelError
 from prototrain.gradient_processors import drop_missing, global_norm, summed, variable_name
-from prototrain.optimizers import update_if
+from prototrain.optimizers import update_if, updates_all_rows
 from prototrain.step.arithmetic import add, as_float, divide, share_of_tower, weighted
 from prototrain.step.nonfinite import Update
 from prototrain.step.trace import tower_trace
@@ -197,7 +197,10 @@ def apply_gradients(
     values = [*(gradient for gradient, _ in pairs), loss]
     *gradients, loss = placement.mean(values if trace is None else trace.weighted(values, placement))
     # Summed over the towers' rows too, before anything that is not linear in the gradient.
-    pairs = [(summed(gradient), variable) for gradient, (_, variable) in zip(gradients, pairs, strict=True)]
+    dense = updates_all_rows(optimizer)
+    pairs = [
+        (summed(gradient, dense=dense), variable) for gradient, (_, variable) in zip(gradients, pairs, strict=True)
+    ]
     if record_norm and trace is not None:
         trace.add_scalar("gradient_norm", global_norm(pairs))
     for process in processors:
