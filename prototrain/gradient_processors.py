@@ -46,7 +46,7 @@ class ClipByValue:
 
     def __call__(self, pairs: Sequence[Pair]) -> list[Pair]:
         """Return the pairs with clipped gradients."""
-        return [(_on_values(self._clipped, summed(gradient)), variable) for gradient, variable in pairs]
+        return [(on_values(self._clipped, summed(gradient)), variable) for gradient, variable in pairs]
 
     def _clipped(self, values: tf.Tensor) -> tf.Tensor:
         return tf.clip_by_value(values, self.minval, self.maxval)
@@ -148,7 +148,7 @@ class ScaleGradient(_ByName):
 
     def _process(self, gradient: Any, variable: Any, index: int) -> Any:
         factor = self.factors[index]
-        return _on_values(lambda values: values * tf.cast(factor, values.dtype), gradient) if factor else None
+        return on_values(lambda values: values * tf.cast(factor, values.dtype), gradient) if factor else None
 
 
 class SummaryGradient(_ByName):
@@ -211,7 +211,7 @@ class CheckGradient(_ByName):
 
     def _process(self, gradient: Any, variable: Any, index: int) -> Any:
         message = f"the gradient of {variable_name(variable)} is not finite"
-        return _on_values(lambda values: tf.debugging.check_numerics(values, message), gradient)
+        return on_values(lambda values: tf.debugging.check_numerics(values, message), gradient)
 
 
 def global_norm(pairs: Sequence[Pair]) -> tf.Tensor:
@@ -220,13 +220,18 @@ def global_norm(pairs: Sequence[Pair]) -> tf.Tensor:
     return tf.linalg.global_norm(gradients)
 
 
-def _on_values(function: Callable[[tf.Tensor], tf.Tensor], gradient: Any) -> Any:
-    """Apply `function` to a gradient's tensor, be it dense or sparse, or to nothing."""
+def on_values(function: Callable[[Any], tf.Tensor], gradient: Any) -> Any:
+    """Apply `function` to the tensor of a dense gradient or to the rows of a sparse one; None stays None."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
     return function(gradient)
+
+
+def divide(gradient: Any, divisor: tf.Tensor) -> Any:
+    """Divide a gradient or a scalar."""
+    return on_values(lambda values: values / tf.cast(divisor, values.dtype), gradient)
 
 
 def summed(gradient: Any, *, dense: bool = False) -> Any:

@@ -20,9 +20,8 @@ import tensorflow as tf
 # -- tf.data -----------------------------------------------------------------------------------------------------------
 
 _ADDRESSES = ("_variant_tensor_attr", "_address", "_dataset_id")  # of this process, or of a service
-_GENERATOR = b"@@epoch_num_random_samples"  # what TensorFlow calls a part of a shuffle's state
+_GENERATOR = b"@@epoch_num_random_samples"  # TensorFlow's name of a part of a shuffle's state
 _NAME = re.compile(rb"Iterator::[\w:\[\]]+")
-_STATE = "_STATE"
 
 
 def iterator_state(iterator: Any) -> tf.Tensor:
@@ -31,7 +30,7 @@ def iterator_state(iterator: Any) -> tf.Tensor:
     Raises:
         tf.errors.OpError: it cannot be saved.
     """
-    return iterator._serialize_to_tensors()[_STATE]
+    return iterator._serialize_to_tensors()["_STATE"]
 
 
 def set_iterator_state(iterator: Any, state: tf.Tensor) -> None:
@@ -40,11 +39,11 @@ def set_iterator_state(iterator: Any, state: tf.Tensor) -> None:
     Raises:
         tf.errors.OpError: the state is of another iterator.
     """
-    iterator._restore_from_tensors({_STATE: state})
+    iterator._restore_from_tensors({"_STATE": state})
 
 
 def iterator_handle(iterator: Any) -> tf.Tensor:
-    """The resource tensor of an iterator: the only component of its composite tensor."""
+    """The resource tensor of an iterator."""
     (handle,) = tf.nest.flatten(iterator, expand_composites=True)
     return handle
 
@@ -81,9 +80,6 @@ def holds_generator(content: bytes | mmap.mmap) -> bool:
             return True
         at = content.find(_GENERATOR, at + 1)
     return False
-
-
-# -- stages -----------------------------------------------------------------------------------------------------------
 
 
 def stage_name(stage: Any) -> str:
@@ -153,7 +149,7 @@ def set_options(options: tf.data.Options) -> dict[str, Any]:
 
 
 def stage_number(stage: Any, name: str) -> int | None:
-    """A number that a stage was given: "batch_size", "drop_remainder" or "count"; None if it is not known."""
+    """An argument of a stage: "batch_size", "drop_remainder" or "count"; None if it is not known."""
     tensor = getattr(stage, f"_{name}", None)
     value = None if tensor is None else tf.get_static_value(tensor)
     return None if value is None else int(value)
@@ -246,9 +242,6 @@ CALLBACK_SCRATCH = {"_model", "params", "csv_file", "writer", "_writers", "_summ
 """Attributes of Keras's callbacks that are not state: set in every run (`min_delta` gets its sign), or open files."""
 
 
-# -- global state -----------------------------------------------------------------------------------------------------
-
-
 def keras_seed() -> int | None:
     """The last seed of `keras.utils.set_random_seed`; None if there was none, or the session was cleared since."""
     from keras.src.backend.common import global_state
@@ -279,9 +272,6 @@ def in_stateless_scope() -> bool:
     from keras.src.backend.common import stateless_scope
 
     return bool(stateless_scope.in_stateless_scope())
-
-
-# -- models and layers ------------------------------------------------------------------------------------------------
 
 
 def compiled_parts(model: keras.Model) -> tuple[Any, ...]:
@@ -332,9 +322,6 @@ def history(tensor: Any) -> list[tuple[Any, ...]]:
     return found
 
 
-# -- variables --------------------------------------------------------------------------------------------------------
-
-
 KerasVariable: Any = keras.Variable
 
 
@@ -347,9 +334,6 @@ def hold(variable: Any, value: tf.Variable) -> None:
     """Give a Keras variable another `tf.Variable`."""
     variable._value  # noqa: B018  (a version without it keeps the value somewhere else)
     variable._value = value
-
-
-# -- optimizers -------------------------------------------------------------------------------------------------------
 
 
 def adam_slots(optimizer: Any, variable: Any) -> tuple[Any, Any]:
@@ -387,16 +371,11 @@ def expect_averages(optimizer: Any) -> None:
 
 # -- the runtime -------------------------------------------------------------------------------------------------------
 
-_INTERNAL = 13  # the error code
-
 
 def _context() -> Any:
     from tensorflow.python.eager import context
 
     return context.context()
-
-
-# -- random seeds -----------------------------------------------------------------------------------------------------
 
 
 def tensorflow_seed() -> int | None:
@@ -415,17 +394,11 @@ def drawing_seeds() -> random.Random | None:
     return getattr(_context(), "_rng", None)
 
 
-# -- determinism -----------------------------------------------------------------------------------------------------
-
-
 def is_deterministic() -> bool:
     """Whether ops without a deterministic form fail, after `tf.config.experimental.enable_op_determinism()`."""
     from tensorflow.python.framework import config
 
     return bool(config.is_op_determinism_enabled())
-
-
-# -- variables and tables ---------------------------------------------------------------------------------------------
 
 
 def tell_of_uses(use: Callable[[Any], None]) -> None:
@@ -458,7 +431,7 @@ def owner(handle: Any) -> Any:
     return None if reference is None else reference()
 
 
-# -- summaries and profiles -------------------------------------------------------------------------------------------
+# -- summaries -------------------------------------------------------------------------------------------
 
 
 class ChangingWriter(tf.summary.SummaryWriter):  # type: ignore[misc]
@@ -502,9 +475,6 @@ def writing_through(write: Callable[..., Any]) -> Iterator[None]:
         summary.write = original
 
 
-# -- workers ----------------------------------------------------------------------------------------------------------
-
-
 def set_patience(*, leader: str, jobs: Sequence[tuple[str, int]], connected_ms: int, silence_ms: int) -> None:
     """Set how long TensorFlow's coordination service waits for workers; before they connect.
 
@@ -530,7 +500,7 @@ def report_to_cluster(why: str) -> None:
     """Make every collective operation of all connected workers fail with a text, from now on."""
     if has_started():
         with suppress(ValueError, tf.errors.OpError):  # not connected, or no longer
-            _context().report_error_to_cluster(_INTERNAL, why)
+            _context().report_error_to_cluster(13, why)  # INTERNAL
 
 
 def has_started() -> bool:

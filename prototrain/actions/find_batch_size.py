@@ -100,6 +100,7 @@ def measure(model: ModelProtocol, start: int, largest: int, steps: int) -> tuple
         model.config["model.batch_size"] = size
         try:
             trainer = SimpleTrainer(model)
+            trainer.continues_from_trained = True  # no weight matters here
             given = int(batch_size(trainer.data.first_batch))
             if given != size:
                 return found, f"the data gave a batch of {given}, not {size}"

@@ -76,7 +76,7 @@ def restore(model: ModelProtocol, checkpoint: str | None = None) -> Restored:
     changes = changes_since({"config": then["config"], "sources": sources}, now)
     changes = [line for line in changes if not line.startswith("trainer.")]  # which change no weights
     cure = f"since it was written, {'; '.join(changes)}" if changes else "name another one with --checkpoint"
-    averaged = built.take_weights(found, cure=cure)
+    averaged = built.restore_weights(found, cure=cure)
     return Restored(built=built, checkpoint=found, experiment=experiment, averaged=averaged, changes=changes)
 
 

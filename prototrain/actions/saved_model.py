@@ -21,7 +21,7 @@ from prototrain.checkpoint.state import describe_variable
 from prototrain.data.batches import at_path, by_path, from_paths, has_path
 from prototrain.errors import ExperimentError, ModelError
 from prototrain.model.built import BuiltModel
-from prototrain.step.functions import compiled
+from prototrain.step.calls import compiled
 from prototrain.system.tracebacks import cause, first_line
 from prototrain.tf_private import owner
 

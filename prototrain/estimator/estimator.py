@@ -327,7 +327,7 @@ class Estimator:
         checkpoint = self._directory.checkpoint(checkpoint_path)
         with global_random_kept():
             built = BuiltProgram(program)
-        if built.take_weights(checkpoint, cure="train in another model_dir, or undo the change of model_fn"):
+        if built.restore_weights(checkpoint, cure="train in another model_dir, or undo the change of model_fn"):
             say(f"the weights of step {built.step} are the moving averages of ExponentialMovingAverage")
         return built
 

@@ -20,8 +20,7 @@ from prototrain.errors import DataError, ModelError
 from prototrain.estimator import export
 from prototrain.estimator.hooks import find_tensors, logged
 from prototrain.estimator.specs import EstimatorSpec, ModeKeys, OptimizerSpec
-from prototrain.model.keras_hooks import present_call
-from prototrain.model.layer_cache import BuildCall
+from prototrain.model.build_call import BuildCall, present_call
 from prototrain.step.trace import tower_trace
 
 _GUIDE = 'see the table in "From tf.estimator" of the documentation'

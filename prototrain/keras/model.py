@@ -19,7 +19,7 @@ from prototrain.errors import ConfigError, ModelError
 from prototrain.experiment import source_of
 from prototrain.gradient_processors import summed
 from prototrain.keras.data import Element, by_path
-from prototrain.model.keras_hooks import calling
+from prototrain.model.build_call import calling
 from prototrain.optimizers import updates_all_rows
 from prototrain.step.nonfinite import Update
 from prototrain.step.trace import TowerTrace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,15 +32,13 @@ from prototrain.model.net import check_net, loss_weight, naming_batch, scalars
 from prototrain.model.placement import Placement
 from prototrain.model.variables import select, variable_table
 from prototrain.predictor import Predictor
-from prototrain.step.python_summaries import left_out_of_graphs
-from prototrain.step.trace import tower_trace
+from prototrain.step.summaries import without_summaries
 from prototrain.step.variables import StepCounter
 from prototrain.system.signals import StopRequest
 from prototrain.system.terminal import Table
 from prototrain.system.tracebacks import out_of_memory
 from prototrain.system.waiting import announcing
 from prototrain.system.wording import did_you_mean
-from prototrain.tf_private import layers_within
 from prototrain.towers import building
 
 if TYPE_CHECKING:
@@ -50,10 +48,8 @@ if TYPE_CHECKING:
 class BuiltModel:
     """A model built on some towers: its data, its variables, and its compiled evaluations.
 
-    Any model will do that has a `config`, `datasets` and `build`, whether it is going to be trained or only used.
-
     Args:
-        model: an object with `config`, `datasets()` and `build(inputs, train_phase)`.
+        model: an object with `config`, `datasets()` and `build(inputs, train_phase)`, to be trained or only used.
         placement: the towers; one on the default device if None.
         datasets: instead of the model's `datasets`.
         repeats_data: whether finite training data is repeated.
@@ -68,6 +64,7 @@ class BuiltModel:
         model, config, placement, counter, stop: what was given.
         data: the training data and its position.
         datasets: everything that the model's `datasets` returned, by name.
+        element_spec: the form of a training batch.
         layers: the layers and variables that all calls of `build` share.
         variables: the model's variables by name; `trainable` and `decayed` are the chosen ones among them.
         policy: the name of the Keras policy that says in which precision layers compute.
@@ -117,6 +114,7 @@ class BuiltModel:
                 data_position=self.config["trainer.data_position"],
             )
         self.datasets = self.data.datasets
+        self.element_spec: Mapping[str, Any] = self.data.element_spec
         look(self)
         keras.utils.set_random_seed(seed)
         self.layers = LayerCache()
@@ -137,7 +135,7 @@ class BuiltModel:
         """Call `build` on a real batch, which creates the variables, and once more, which must find all of them."""
         parts = self.placement.parts * self.config["model.accumulate_steps"]
         first = first_part(self.data.first_batch, parts)
-        spec = self.data.element_spec if parts == 1 else tf.nest.map_structure(tf.type_spec_from_value, first)
+        spec = self.element_spec if parts == 1 else tf.nest.map_structure(tf.type_spec_from_value, first)
         creating = self.layers.creating(self.placement.strategy, self.placement.declare_variable)
         with self._building(True), creating, naming_batch(first):
             net = self.model.build(first, True)
@@ -157,8 +155,8 @@ class BuiltModel:
 
         with self._building(True):
             self.layers.adopt(build, spec)
-        for layer in (inner for outer in self.layers.layers.values() for inner in layers_within(outer)):
-            if is_weighted and self.placement.towers > 1 and getattr(layer, "synchronized", False):
+        for layer in self.layers.all_layers() if is_weighted and self.placement.towers > 1 else ():
+            if getattr(layer, "synchronized", False):
                 raise ModelError(
                     f"build() returns 'loss_weight', and {layer.name} is a BatchNormalization(synchronized=True), "
                     "whose gradients mix the towers before the weights apply; use synchronized=False, or one tower"
@@ -175,8 +173,24 @@ class BuiltModel:
         finally:
             keras.config.set_dtype_policy(before)
 
+    def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
+        """Build one tower, with the variables that all towers and modes share.
+
+        Args:
+            inputs: the tower's batch.
+            train_phase: whether to train on it.
+
+        Returns:
+            tensors by name.
+        """
+        tower = self.placement.tower_to_build()
+        with self._building(train_phase, tower), self.layers.sharing(), without_summaries():
+            return check_net(self.model.build(inputs, train_phase))
+
+    # -- what is trained ----------------------------------------------------------------------------------------------
+
     def choose_trained(self) -> bool:
-        """Choose the variables that are trained and those that decay: layers may have been frozen or thawed.
+        """Choose the variables that are trained and those that decay: layers may have been frozen or unfrozen.
 
         Returns:
             whether they are others than before.
@@ -195,7 +209,7 @@ class BuiltModel:
         """The weights that a regular expression matches, see `LayerCache.matching`, by name.
 
         Args:
-            who: asks for them.
+            who: asks for them, for messages.
             regex: the regular expression.
             value: whether they are to be trained.
 
@@ -209,7 +223,7 @@ class BuiltModel:
         weights = {name: variable for name, variable in found.items() if variable.trainable}
         if not weights:
             known = [name for name, variable in self.variables.items() if variable.trainable]
-            names = [*self.keras_layers, *(name.rpartition("/")[0] for name in known), *known]
+            names = [*self.layers.layers, *(name.rpartition("/")[0] for name in known), *known]
             what = "nothing that could be trained" if found else "no layer and no variable"
             near = did_you_mean(regex, names) or f"; there are {', '.join(list(dict.fromkeys(names))[:3])}, ..."
             raise CallbackError(f"{who}: {regex!r} is the name of {what}{near}")
@@ -221,9 +235,10 @@ class BuiltModel:
             )
         return weights
 
-    def separate_towers(self) -> dict[str, tf.Variable]:
-        """Let the random layers of every tower draw other numbers; see `Placement.adopt`."""
-        return self.placement.adopt(self.variables, self.layers)
+    @property
+    def frozen(self) -> dict[str, bool]:
+        """False for each weight whose layer is not trainable, by name."""
+        return {name: False for name, v in self.variables.items() if v.trainable and name not in self._weights}
 
     # -- Keras's part -------------------------------------------------------------------------------------------------
 
@@ -231,11 +246,6 @@ class BuiltModel:
     def keras_layers(self) -> dict[str, keras.layers.Layer]:
         """The Keras layers that `build` makes or calls, by name."""
         return dict(self.layers.layers)
-
-    @property
-    def frozen(self) -> dict[str, bool]:
-        """False for each weight whose layer is not trainable, by name."""
-        return {name: False for name, v in self.variables.items() if v.trainable and name not in self._weights}
 
     def keras_variables(self, variables: Iterable[Any]) -> dict[str, Any]:
         """Variables of the model by name, as optimizers want them: those that hold them in Keras, if there are."""
@@ -246,36 +256,12 @@ class BuiltModel:
         """A gradient processor that replaces TensorFlow's variables with Keras's, which know their constraints."""
         return [(gradient, self.layers.keras_variable(variable)) for gradient, variable in pairs]
 
-    def layer_loss(self) -> tf.Tensor | None:
-        """The sum of the layers' losses in the last `build` of this tower; None if there are none; traced."""
-        return self.layers.loss()
-
     # -- using it -----------------------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
         """The number of completed steps that the variables are of."""
         return self.counter.step
-
-    @property
-    def element_spec(self) -> Mapping[str, Any]:
-        """What a training batch looks like, by name."""
-        spec: Mapping[str, Any] = self.data.element_spec
-        return spec
-
-    def build(self, inputs: dict[str, Any], train_phase: bool) -> Mapping[str, Any]:
-        """Build one tower, with the variables that all towers and modes share.
-
-        Args:
-            inputs: the tower's batch.
-            train_phase: whether to train on it.
-
-        Returns:
-            tensors by name.
-        """
-        quiet = left_out_of_graphs() if tower_trace() is None else nullcontext()
-        with self._building(train_phase, self.placement.tower_to_build()), self.layers.sharing(), quiet:
-            return check_net(self.model.build(inputs, train_phase))
 
     def evaluate(self, dataset: str, batches: int = 0) -> dict[str, float] | None:
         """Average the model's scalars over a dataset, without training; see `Evaluation`.
@@ -292,10 +278,6 @@ class BuiltModel:
             StepError: reading or evaluating failed.
         """
         return self.evaluation(dataset).run(self.stop, batches, step=self.step)
-
-    def rehearse(self, dataset: str, batches: int = 0) -> list[str]:
-        """Evaluate two batches at most, so that mistakes show early; see `Evaluation.rehearse`."""
-        return self.evaluation(dataset).rehearse(self.stop, batches, step=self.step)
 
     def evaluation(self, dataset: str) -> Evaluation:
         """The compiled evaluation of a dataset.
@@ -321,7 +303,7 @@ class BuiltModel:
     # -- weights ------------------------------------------------------------------------------------------------------
 
     def load_weights(self, source: Source, **options: Any) -> str:
-        """Take over what matches, see `prototrain.checkpoint.weights.load_weights`.
+        """Load the weights that match, see `prototrain.checkpoint.weights.load_weights`.
 
         Returns:
             a table of all variables and of what was loaded into them.
@@ -331,10 +313,11 @@ class BuiltModel:
         """
         with noting_files(self._files):
             report = load_weights(self.variables, source, **options)
+        self.layers.note_loaded(report["loaded"])
         where = f"{len(source)} arrays" if isinstance(source, Mapping) else source
         return f"weights from {where}\n{load_report_table(report)}"
 
-    def take_weights(self, checkpoint: Checkpoint, *, cure: str) -> bool:
+    def restore_weights(self, checkpoint: Checkpoint, *, cure: str) -> bool:
         """Load the weights of a checkpoint of the same model; moving averages where there are any.
 
         Args:
@@ -354,7 +337,7 @@ class BuiltModel:
         return bool(averages)
 
     def assign(self, values: Mapping[str, Any], where: str, *, cure: str) -> None:
-        """Give every variable its value among these, by name.
+        """Set every variable to its value among these, by name.
 
         Args:
             values: of this model's variables and perhaps of others.
@@ -391,18 +374,14 @@ class BuiltModel:
 
     def origin(self) -> dict[str, Any]:
         """What the model and its data were made from: the "model" by name with its "modules", and the "data"."""
-        data = {"files": self.data_files(), "stages": self.data.fingerprint["stages"]}
-        found: dict[str, Any] = {"data": data}
+        files = describe_files(self._files | named_files(self.datasets.values()))
+        found: dict[str, Any] = {"data": {"files": files, "stages": self.data.fingerprint["stages"]}}
         if isinstance(self.model, Model):
             module = self.model.name.partition(":")[0]
             home = home_of(sys.modules.get(module))
             modules = {} if home is None else {module: str(home.resolve())}
             found.update(model=self.model.name, modules=modules)
         return found
-
-    def data_files(self) -> dict[str, dict[str, Any]]:
-        """The known files that the data comes from; see `describe_files`."""
-        return describe_files(self._files | named_files(self.datasets.values()))
 
 
 def datasets_of(model: ModelProtocol, share: Share) -> dict[str, tf.data.Dataset]:

@@ -13,8 +13,7 @@ from prototrain.data.batches import WHY_EMPTY, counted_examples
 from prototrain.data.positions import prefetched
 from prototrain.data.rule import reshuffles
 from prototrain.errors import DataError, StepError
-from prototrain.step.functions import compiled
-from prototrain.step.result import failed_stage
+from prototrain.step.calls import compiled, failed_stage
 from prototrain.step.variables import StopVariable
 from prototrain.system.signals import StopRequest
 from prototrain.system.tracebacks import cause
@@ -45,11 +44,10 @@ class CompiledPass:
         self._measure = measure
         self._dtypes = list(dtypes)
         self._stop = StopVariable()
-        self._call = compiled(self._run)
-        self._graph: Any = None
+        self._call = compiled(self._iterate)
 
     def run(self, stop: StopRequest, batches: int = 0) -> tuple[int, list[tf.Tensor]] | None:
-        """Go through the data.
+        """Evaluate the data.
 
         Args:
             stop: ends the pass when it is requested.
@@ -61,16 +59,16 @@ class CompiledPass:
         Raises:
             tf.errors.OpError: reading or measuring failed.
         """
-        return self._go_through(self._dataset.take(batches) if batches else self._dataset, stop)
+        return self._run(self._dataset.take(batches) if batches else self._dataset, stop)
 
-    def _go_through(self, dataset: tf.data.Dataset, stop: StopRequest) -> tuple[int, list[tf.Tensor]] | None:
+    def _run(self, dataset: tf.data.Dataset, stop: StopRequest) -> tuple[int, list[tf.Tensor]] | None:
         self._stop.set(stop.signum is not None)
         with stop.telling(self._stop.set):
             count, *sums = self._call(iter(dataset))
         return None if stop.signum is not None else (int(count), sums)
 
     def rehearse(self, name: str, stop: StopRequest, batches: int = 0) -> tuple[int, list[tf.Tensor]] | None:
-        """Trace the pass and go through the first two batches at most, so that mistakes show; nothing is changed by it.
+        """Trace the pass and evaluate the first two batches at most, so that mistakes show; nothing is changed by it.
 
         Data that is reshuffled in each pass is not read, since that would change the order of the next pass.
 
@@ -86,14 +84,19 @@ class CompiledPass:
             tf.errors.OpError: reading or measuring failed.
         """
         with random_state_kept():
-            spec = tf.data.IteratorSpec(self._dataset.element_spec)
-            self._graph = self._call.get_concrete_function(spec).graph
+            graph = self._call.get_concrete_function(tf.data.IteratorSpec(self._dataset.element_spec)).graph
             if reshuffles(self._dataset):
                 return None
-            with values_kept(self._graph.variables):
-                return self._go_through(first_batches(name, self._given, batches, stop), stop)
+            read = self._given.take(min(batches or REHEARSED, REHEARSED)).cache()  # is not read again
+            what = f"the first batches of {name!r}"
+            with announcing(f"waiting for {what}", stop.announce), stop.waiting_for(what, when="before the first step"):
+                interruptibly(lambda: sum(1 for _ in read), check=stop.check)
+            with values_kept(graph.variables):
+                return self._run(read, stop)
 
-    def _run(self, iterator: Any) -> tuple[tf.Tensor, ...]:
+    def _iterate(self, iterator: Any) -> tuple[tf.Tensor, ...]:
+        """Sum the vectors of all batches; traced."""
+
         def has_more(more: Any, *_: Any) -> Any:
             return more & ~self._stop.value
 
@@ -118,28 +121,9 @@ def _add(sums: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return tf.pad(sums, [[0, tf.size(values) - tf.size(sums)]]) + values
 
 
-def first_batches(name: str, dataset: tf.data.Dataset, batches: int, stop: StopRequest) -> tf.data.Dataset:
-    """The first two batches of a dataset, read already.
-
-    Args:
-        name: of the dataset, for messages.
-        dataset: of batches.
-        batches: how many an evaluation is of; 0 for all.
-        stop: ends the wait for them when it is requested.
-
-    Raises:
-        BaseException: what the stop stands for, or what the dataset fails with.
-    """
-    read = dataset.take(min(batches or REHEARSED, REHEARSED)).cache()  # is not read again
-    what = f"the first batches of {name!r}"
-    with announcing(f"waiting for {what}", stop.announce), stop.waiting_for(what, when="before the first step"):
-        interruptibly(lambda: sum(1 for _ in read), check=stop.check)
-    return read
-
-
 @contextmanager
 def values_kept(variables: Iterable[Any]) -> Iterator[None]:
-    """Restore the values of variables at the end, each tower's own."""
+    """Restore the values of variables at the end, in each tower."""
     # A tensor that was read from a variable keeps its value: only a variable that changes is copied.
     kept = [(part, part.read_value()) for variable in variables for part in components(variable)]
     try:
@@ -202,7 +186,7 @@ class Evaluation:
             DataError: the dataset is empty, or all weights are 0.
             StepError: reading or evaluating failed.
         """
-        found = self._passed(lambda: self._pass.run(stop, batches), step)
+        found = self._checked(lambda: self._pass.run(stop, batches), step)
         if found is None:
             return None
         count, (totals, by_weight, alike) = found
@@ -224,12 +208,12 @@ class Evaluation:
             DataError: the dataset is empty.
             StepError: reading or evaluating failed.
         """
-        self._passed(lambda: self._pass.rehearse(self._name, stop, batches), step)
+        self._checked(lambda: self._pass.rehearse(self._name, stop, batches), step)
         return self._names
 
-    def _passed(self, go: Callable[[], tuple[int, list[tf.Tensor]] | None], step: int) -> Any:
+    def _checked(self, run: Callable[[], tuple[int, list[tf.Tensor]] | None], step: int) -> Any:
         try:
-            found = go()
+            found = run()
         except tf.errors.OpError as error:
             raise StepError(
                 f"evaluating {self._name!r} at step {step} failed in the {failed_stage(error)}: {cause(error)}"
@@ -239,6 +223,7 @@ class Evaluation:
         return found
 
     def _measure(self, inputs: Batch) -> tuple[Any, ...]:
+        """Totals (examples, batches that do not agree on them, weight), weighted scalars, scalars; traced."""
         values, weight = self._evaluate_batch(inputs)
         examples, agree = counted_examples(inputs)
         self._names, self._has_weight = list(values), weight is not None

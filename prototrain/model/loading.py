@@ -189,9 +189,34 @@ def require_module(name: str) -> None:
         raise _no_model(module)
 
 
-def _no_model(name: str) -> ModelError:
-    where = f"no such module in {Path.cwd()} or among the installed packages{_meant(name)}"
-    return ModelError(f"there is no model {name}: {where}")
+def import_own(name: str, *, what: str) -> ModuleType | None:
+    """Import a module of the user's from the current directory or from any installed package.
+
+    Args:
+        name: with dots.
+        what: what it is imported for, for messages.
+
+    Returns:
+        the module, or None if there is none of that name.
+
+    Raises:
+        ModelError: `name` cannot be a module's, or the module itself fails (its own traceback is printed to stderr).
+    """
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ModelError(f"{name!r} is not a module name; write it with dots, such as models.simple")
+    _look_here()
+    try:
+        return importlib.import_module(name)
+    except PrototrainError as error:
+        raise ModelError(f"{what} {name}: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever the module's code raises
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{name}.".startswith(f"{missing}."):
+            return None
+        sys.stderr.write(format_error(error))
+        if missing is not None:
+            raise ModelError(f"{what} {name} needs the module {missing!r}, which there is not") from error
+        raise ModelError(f"importing the {what} {name} failed: {type(error).__name__}: {error}") from error
 
 
 def _look_here() -> None:
@@ -201,11 +226,13 @@ def _look_here() -> None:
         sys.path.insert(0, here)
 
 
-def _meant(name: str) -> str:
-    """Suggest a module of the current directory."""
-    package = name.rpartition(".")[0]
-    found = modules_here(package)
-    return _meant(package) if package and not found else did_you_mean(name, found)
+def _no_model(name: str) -> ModelError:
+    package, found = name, []
+    while package and not found:  # suggest a module of the current directory
+        package = package.rpartition(".")[0]
+        found = modules_here(package)
+    near = did_you_mean(name, found)
+    return ModelError(f"there is no model {name}: no such module in {Path.cwd()} or among the installed packages{near}")
 
 
 def modules_here(package: str) -> list[str]:
@@ -232,39 +259,9 @@ def _made(module: ModuleType, attribute: str, name: str) -> Any:
 
 
 def _find_part(module: ModuleType, part: str) -> Any:
+    """A part of a model from a package or from its module for the part; None if there is none."""
     value = getattr(module, part, None)
     if value is not None and not isinstance(value, ModuleType):
         return value
-    if not hasattr(module, "__path__"):
-        return None
-    return getattr(import_own(f"{module.__name__}.{_HOMES[part]}", what="model"), part, None)
-
-
-def import_own(name: str, *, what: str) -> ModuleType | None:
-    """Import a module of the user's from the current directory or from any installed package.
-
-    Args:
-        name: with dots.
-        what: what it is imported for, for messages.
-
-    Returns:
-        the module, or None if there is none of that name.
-
-    Raises:
-        ModelError: `name` cannot be a module's, or the module itself fails (its own traceback is printed to stderr).
-    """
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise ModelError(f"{name!r} is not a module name; write it with dots, such as models.simple")
-    _look_here()
-    try:
-        return importlib.import_module(name)
-    except PrototrainError as error:
-        raise ModelError(f"{what} {name}: {error}") from error
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            return None
-        sys.stderr.write(format_error(error))
-        raise ModelError(f"{what} {name} needs the module {error.name!r}, which there is not") from error
-    except (Exception, SystemExit) as error:  # whatever the module's code raises
-        sys.stderr.write(format_error(error))
-        raise ModelError(f"importing the {what} {name} failed: {type(error).__name__}: {error}") from error
+    inner = import_own(f"{module.__name__}.{_HOMES[part]}", what="model") if hasattr(module, "__path__") else None
+    return getattr(inner, part, None)

@@ -1,4 +1,4 @@
-"""What a model's `build` returned: checked, and its scalars."""
+"""Checks of what a model's `build` returned, and its scalars."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from prototrain.errors import ModelError, PrototrainError
 from prototrain.system.tracebacks import own_line
 from prototrain.tf_private import KerasVariable
 
+LOSS_WEIGHT = "loss_weight"
+
 OF_ENGINE = (
     "gradient_norm",
     "learning_rate",
@@ -23,23 +25,6 @@ OF_ENGINE = (
     "loss_total",
 )
 """The names of the scalars that a step adds to those of the model."""
-
-
-def check_names(net: Mapping[str, Any]) -> None:
-    """Check that a model's scalars leave the names of the step's own scalars free.
-
-    Raises:
-        ModelError: one of them has such a name.
-    """
-    taken = [name for name in scalars(net, require_loss=False) if name in OF_ENGINE]
-    if taken:
-        raise ModelError(
-            f"build() returns a scalar {taken[0]!r}, which is the name of a scalar of the step itself; give it another "
-            f"name (taken: {', '.join(OF_ENGINE)})"
-        )
-
-
-LOSS_WEIGHT = "loss_weight"
 
 
 def check_net(net: Any) -> Mapping[str, Any]:
@@ -54,9 +39,23 @@ def check_net(net: Any) -> Mapping[str, Any]:
     return net
 
 
+def check_names(net: Mapping[str, Any]) -> None:
+    """Check that no scalar of a model has the name of one of the step's own scalars.
+
+    Raises:
+        ModelError: one has.
+    """
+    taken = [name for name in scalars(net, require_loss=False) if name in OF_ENGINE]
+    if taken:
+        raise ModelError(
+            f"build() returns a scalar {taken[0]!r}, which is the name of a scalar of the step itself; give it another "
+            f"name (taken: {', '.join(OF_ENGINE)})"
+        )
+
+
 @contextmanager
 def naming_batch(inputs: Mapping[str, Any]) -> Iterator[None]:
-    """Around a call of `build`: a KeyError becomes an error that names what the batch has."""
+    """Around a call of `build`: a KeyError becomes an error that lists what the batch has."""
     try:
         yield
     except KeyError as error:
@@ -92,16 +91,11 @@ def scalars(net: Mapping[str, Any], *, require_loss: bool = True) -> dict[str, t
     Raises:
         ModelError: there is no floating "loss" among them.
     """
-    # Such as that of a metric, whose dtype is a text.
-    read = {name: tf.convert_to_tensor(value) for name, value in net.items() if isinstance(value, KerasVariable)}
-    found = {
-        name: value
-        for name, value in {**net, **read}.items()
-        if name != LOSS_WEIGHT
-        and tf.is_tensor(value)
-        and value.shape.rank == 0
-        and (value.dtype.is_floating or value.dtype.is_integer)
-    }
+    # The dtype of a Keras variable, such as that of a metric, is a text.
+    read = {name: tf.convert_to_tensor(one) if isinstance(one, KerasVariable) else one for name, one in net.items()}
+    tensors = {name: one for name, one in read.items() if tf.is_tensor(one) and one.shape.rank == 0}
+    numbers = {name: one for name, one in tensors.items() if one.dtype.is_floating or one.dtype.is_integer}
+    found = {name: one for name, one in numbers.items() if name != LOSS_WEIGHT}
     if require_loss and not ("loss" in found and found["loss"].dtype.is_floating):
         loss: Any = net.get("loss")
         given = f"{loss.dtype.name} of shape {loss.shape}" if tf.is_tensor(loss) else type(loss).__name__

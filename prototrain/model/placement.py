@@ -9,7 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from prototrain.data.batches import Batch, split_batch
-from prototrain.model.layer_cache import LayerCache, base_name
+from prototrain.model.build_call import base_name
+from prototrain.model.layer_cache import LayerCache
 from prototrain.towers import OF_TOWER, components, is_local, is_seed, seed_of_tower
 
 PACKED_ELEMENTS = 2**14
@@ -45,7 +46,7 @@ class Placement:
         self.parts: int = self.towers if own_towers is None else own_towers
         self.may_fail = self.towers == 1 or combines_by_copies
         self._first_part = 0 if own_towers is None else first_tower
-        self._cache: LayerCache | None = None
+        self._cache = LayerCache()
         self._variables: Mapping[str, tf.Variable] = {}
 
     # -- building -----------------------------------------------------------------------------------------------------
@@ -74,9 +75,9 @@ class Placement:
             by name, for a checkpoint, the variables that only one tower has.
         """
         self._variables, self._cache = variables, cache
-        return self._separate(variables, cache)
+        return self._separate(variables)
 
-    def _separate(self, variables: dict[str, tf.Variable], cache: LayerCache) -> dict[str, tf.Variable]:
+    def _separate(self, variables: dict[str, tf.Variable]) -> dict[str, tf.Variable]:
         found = {}
         for name, variable in variables.items():
             copies = components(variable)
@@ -87,6 +88,18 @@ class Placement:
                 if index > 0:
                     copy.assign(seed_of_tower(initial, index) if is_seed(name, copy) else initial)
                     found[f"{name}{OF_TOWER}{index}"] = copy
+        return found
+
+    def _add_seeds(self, variables: Mapping[str, tf.Variable], towers: range) -> dict[str, tf.Variable]:
+        """Give each of several towers that share all variables a seed; returns the new variables by name."""
+        found = {}
+        for name, variable in variables.items():
+            if is_seed(name, variable):
+                first = tf.convert_to_tensor(variable).numpy()
+                for index in towers:
+                    own = tf.Variable(seed_of_tower(first, index), trainable=False, name=base_name(variable))
+                    self._cache.of_tower.setdefault(index, {})[base_name(variable)] = own
+                    found[f"{name}{OF_TOWER}{index}" if index else name] = own
         return found
 
     # -- running ------------------------------------------------------------------------------------------------------
@@ -116,14 +129,12 @@ class Placement:
 
     def moving_statistics(self) -> list[tf.Variable]:
         """The variables that each tower assigns from its own part of a batch, and that are averaged after each step."""
-        frozen = set() if self._cache is None else self._cache.frozen
-        found = self._variables.values()
+        frozen, found = self._cache.frozen, self._variables.values()
         return [v for v in found if v.dtype.is_floating and is_local(v) and id(v) not in frozen]
 
     def own_variables(self) -> list[tf.Variable]:
         """The variables of single towers that stand for one that all share."""
-        by_tower = {} if self._cache is None else self._cache.of_tower
-        return [variable for own in by_tower.values() for variable in own.values()]
+        return [variable for own in self._cache.of_tower.values() for variable in own.values()]
 
 
 class CentralPlacement(Placement):
@@ -145,11 +156,9 @@ class CentralPlacement(Placement):
             arguments["aggregation"] = mean if kind.is_floating else first
         return arguments
 
-    def _separate(self, variables: dict[str, tf.Variable], cache: LayerCache) -> dict[str, tf.Variable]:
-        found = seeds_of_towers(variables, cache, range(self.towers)) if self.towers > 1 else {}
-        for name, variable in list(variables.items()):
-            if self.towers > 1 and is_seed(name, variable):
-                variables[name] = found[name]  # the first tower's, which stands where the shared one stood
+    def _separate(self, variables: dict[str, tf.Variable]) -> dict[str, tf.Variable]:
+        found = self._add_seeds(variables, range(self.towers)) if self.towers > 1 else {}
+        variables.update({name: own for name, own in found.items() if name in variables})  # the first tower's
         return found
 
 
@@ -180,25 +189,8 @@ class OwnPacePlacement(Placement):
     def tower_to_build(self) -> int | None:
         return self._building
 
-    def _separate(self, variables: dict[str, tf.Variable], cache: LayerCache) -> dict[str, tf.Variable]:
-        return seeds_of_towers(variables, cache, range(1, len(self.devices)))
-
-
-def seeds_of_towers(variables: Mapping[str, tf.Variable], cache: LayerCache, towers: range) -> dict[str, tf.Variable]:
-    """Give each of several towers that share all variables a seed.
-
-    Returns:
-        by name, for a checkpoint, the new variables.
-    """
-    found = {}
-    for name, variable in variables.items():
-        if is_seed(name, variable):
-            first = tf.convert_to_tensor(variable).numpy()
-            for index in towers:
-                own = tf.Variable(seed_of_tower(first, index), trainable=False, name=base_name(variable))
-                cache.of_tower.setdefault(index, {})[base_name(variable)] = own
-                found[f"{name}{OF_TOWER}{index}" if index else name] = own
-    return found
+    def _separate(self, variables: dict[str, tf.Variable]) -> dict[str, tf.Variable]:
+        return self._add_seeds(variables, range(1, len(self.devices)))
 
 
 def _copied(values: Any) -> Any:

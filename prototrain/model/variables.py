@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -15,7 +15,6 @@ from prototrain.system.terminal import Table
 from prototrain.system.wording import in_bytes, shortened
 
 _MOST_ROWS = 20
-_OTHERS = "others"
 
 
 def select(variables: Mapping[str, tf.Variable], config: Config, namespace: str) -> dict[str, tf.Variable]:
@@ -47,39 +46,33 @@ def select(variables: Mapping[str, tf.Variable], config: Config, namespace: str)
 
 def layer_table(variables: Mapping[str, tf.Variable], trained: Mapping[str, Any]) -> str:
     """The parameters of each layer, in at most 20 rows, and a line with the numbers of all."""
-    layers = _by_layer(variables)
     rows: list[tuple[object, ...]] = []
-    for layer, names in layers.items():
-        size, changing = (sum(_size(variables[name]) for name in chosen) for chosen in (names, names & trained.keys()))
-        kinds = ", ".join(dict.fromkeys(name.rpartition("/")[2] for name in variables if name in names))
-        rows.append((shortened(layer, 30), textwrap.shorten(kinds, 24, placeholder=" ..."), size, changing))
-    rows.sort(key=lambda row: row[0] == _OTHERS)
+    for layer, names in _by_layer(variables).items():
+        kinds = ", ".join(dict.fromkeys(name.rpartition("/")[2] for name in names))
+        sizes = [_size(variables[name] for name in chosen) for chosen in (names, trained.keys() & names)]
+        rows.append((shortened(layer, 30), textwrap.shorten(kinds, 24, placeholder=" ..."), *sizes))
     table = Table(rows, ["layer", "variables", "parameters", "trained"], options={"intfmt": ","})
-    total, training = (sum(_size(variables[name]) for name in chosen) for chosen in (variables, trained))
-    size = sum(_size(variable) * tf.as_dtype(variable.dtype).size for variable in variables.values())
+    total, training = _size(variables.values()), _size(variables[name] for name in trained)
+    size = sum(_size([one]) * tf.as_dtype(one.dtype).size for one in variables.values())
     return f"{table}\n{total:,} parameters, {training:,} trained, {in_bytes(size)}" if rows else "no variables"
 
 
-def _by_layer(variables: Mapping[str, tf.Variable]) -> dict[str, set[str]]:
+def _by_layer(variables: Mapping[str, tf.Variable]) -> dict[str, list[str]]:
     """Names of variables by layer, by parts of the model if there are many layers, the smallest of these as one."""
-    depth = max((name.count("/") for name in variables), default=0)
-    while True:
-        layers: dict[str, set[str]] = {}
+    for depth in range(max([1, *(name.count("/") for name in variables)]), 0, -1):
+        layers: dict[str, list[str]] = {}
         for name in variables:
-            layers.setdefault("/".join(name.split("/")[:-1][:depth]) or name.partition("/")[0], set()).add(name)
-        if len(layers) <= _MOST_ROWS or depth <= 1:
-            break
-        depth -= 1
-    if len(layers) <= _MOST_ROWS:
-        return layers
-    by_size = sorted(layers, key=lambda layer: -sum(_size(variables[name]) for name in layers[layer]))
-    kept = set(by_size[: _MOST_ROWS - 1])
-    others = set().union(*(names for layer, names in layers.items() if layer not in kept))
-    return {**{layer: names for layer, names in layers.items() if layer in kept}, _OTHERS: others}
+            layers.setdefault("/".join(name.split("/")[:-1][:depth]) or name, []).append(name)
+        if len(layers) <= _MOST_ROWS:
+            return layers
+    by_size = sorted(layers, key=lambda layer: -_size(variables[name] for name in layers[layer]))
+    small = by_size[_MOST_ROWS - 1 :]
+    others = [name for layer in small for name in layers.pop(layer)]
+    return {**layers, "others": others}
 
 
-def _size(variable: tf.Variable) -> int:
-    return variable.shape.num_elements() or 0
+def _size(variables: Iterable[tf.Variable]) -> int:
+    return sum(variable.shape.num_elements() or 0 for variable in variables)
 
 
 def variable_table(
@@ -90,16 +83,10 @@ def variable_table(
     decays: str = "decays",
 ) -> Table:
     """Name, shape, number of parameters, and what happens to each variable, as a table."""
-    sizes = {name: _size(variable) for name, variable in variables.items()}
     rows: list[tuple[object, ...]] = [
-        (
-            name,
-            str(list(variables[name].shape)),
-            size,
-            *("yes" if name in chosen else "" for chosen in (trained, decayed)),
-        )
-        for name, size in sizes.items()
+        (name, str(list(one.shape)), _size([one]), *("yes" if name in chosen else "" for chosen in (trained, decayed)))
+        for name, one in variables.items()
     ]
-    rows.append(("total", "", sum(sizes.values()), "", ""))
+    rows.append(("total", "", _size(variables.values()), "", ""))
     headers = ["variable", "shape", "parameters", "trained", decays]
     return Table(rows, headers, options={"intfmt": ","})

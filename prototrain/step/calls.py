@@ -1,25 +1,167 @@
-"""Compiled calls as Python sees them: how many steps a call has, what it returned, why it failed."""
+"""Compiled calls as Python sees them: how they are made, how many steps a call has, its result, why it failed."""
 
 from __future__ import annotations
 
-import functools
 import math
+import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import tensorflow as tf
 
-from prototrain.errors import NonFiniteError, StepError
-from prototrain.step.functions import ConcreteCall
-from prototrain.step.loop import Batch, CompiledLoop, StepPlan
-from prototrain.step.python_summaries import SummaryFile
-from prototrain.step.result import StepResult, failed_stage
-from prototrain.step.trace import recording
-from prototrain.step.variables import CALL_SECONDS, StopVariable
+from prototrain.errors import ModelError, NonFiniteError, PrototrainError, StepError
+from prototrain.step.variables import CALL_SECONDS
 from prototrain.system.tracebacks import cause, source_line
+from prototrain.tf_private import captures_vary
+
+if TYPE_CHECKING:
+    from prototrain.step.loop import StepPlan
+
+_NODE = re.compile(r"\[\[(?:\{\{function_node [^}]*\}\})?(?:\{\{node )?([^\]}]*)")
+_EMPTY_ELEMENT = "components but got"
+"""Part of TensorFlow's message for a dataset element that does not have the structure its stage declares."""
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """`tf.function` without AutoGraph, for a method or an inner function.
+
+    TensorFlow counts traces by code object and warns at the fifth: it would warn at the fifth evaluation in a loop,
+    although each evaluation traces its own model once. A `partial` has its own count.
+    """
+    return tf.function(partial(function), autograph=False)
+
+
+class ConcreteCall:
+    """A function that is traced once and then called by the op that runs it.
+
+    The Python code of `tf.function` around that op takes longer than a small training step, which matters when a
+    callback asks for every step.
+
+    Args:
+        function: maps nested structures of tensors to nested structures of tensors.
+        towers: the number of towers. With several, `tf.function` makes the call: one op cannot be on all devices.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, towers: int = 1) -> None:
+        self._function = tf.function(function, autograph=False)
+        self._towers = towers
+        self._traced: Any = None
+        self._captured: list[tf.Tensor] | None = None  # None if they differ from call to call
+
+    @property
+    def graph(self) -> Any:
+        """The traced graph, or None before the first call."""
+        return None if self._traced is None else self._traced.graph
+
+    def trace(self, *arguments: Any) -> None:
+        """Trace the function, unless it is traced already."""
+        if self._traced is None:
+            self._traced = self._function.get_concrete_function(*arguments)
+            self._types = [tensor.dtype for tensor in self._traced.outputs]
+            self._captured = None if captures_vary(self._traced) else self._traced.captured_inputs
+
+    def __call__(self, *arguments: Any) -> list[tf.Tensor]:
+        """Run the function and return its results as a flat list."""
+        self.trace(*arguments)
+        if self._towers > 1:
+            return list(tf.nest.flatten(self._traced(*arguments)))
+        captured = self._traced.captured_inputs if self._captured is None else self._captured
+        inputs = [*tf.nest.flatten(arguments, expand_composites=True), *captured]
+        results: list[tf.Tensor] = tf.raw_ops.StatefulPartitionedCall(args=inputs, Tout=self._types, f=self._traced)
+        return results
+
+
+@dataclass(kw_only=True, slots=True)
+class StepResult:
+    """What a call of many steps did.
+
+    Attributes:
+        steps: the number of completed steps.
+        outputs: the last step's scalars by name; those of the failed step if `is_finite` is False.
+        is_finite: False if the call ended at a non-finite step, whose update was not applied.
+        data_ended: whether the call reached the end of the data.
+        watched: tensors of the last step by name, if it was a watched one.
+        summary_events: TensorBoard events of `tf.summary` calls in the last step, if it was a watched one.
+        waiting: seconds spent waiting for batches.
+        tracing: seconds of a first call, which are mostly tracing.
+        error: why the step after the completed ones failed, or None.
+        is_whole: whether the variables are those of the last completed step.
+    """
+
+    steps: int
+    outputs: Mapping[str, float] = field(default_factory=dict)
+    is_finite: bool = True
+    data_ended: bool = False
+    watched: Mapping[str, Any] = field(default_factory=dict)
+    summary_events: Sequence[Any] = ()
+    waiting: float = 0.0
+    tracing: float = 0.0
+    error: PrototrainError | None = None
+    is_whole: bool = True
+
+
+class ScalarPacker:
+    """Packs a dict of scalars into two vectors, so that one copy brings all of them to the host.
+
+    float32 values stay float32; all others become float64.
+    """
+
+    def __init__(self) -> None:
+        self._names: tuple[list[str], list[str]] = ([], [])
+
+    def pack(self, outputs: dict[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return a float32 and a float64 vector; traced.
+
+        Raises:
+            ModelError: an output is not a scalar.
+        """
+        single: dict[str, tf.Tensor] = {}
+        double: dict[str, tf.Tensor] = {}
+        for name, value in outputs.items():
+            tensor = tf.convert_to_tensor(value)
+            if tensor.shape.rank != 0:
+                raise ModelError(f"a step's outputs must be scalars; {name!r} has shape {tensor.shape}")
+            if tensor.dtype == tf.float32:
+                single[name] = tensor
+            else:
+                double[name] = tf.cast(tensor, tf.float64)
+        self._names = (list(single), list(double))
+        return _stack(single, tf.float32), _stack(double, tf.float64)
+
+    def unstack(self, vectors: tuple[tf.Tensor, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Return the scalars of packed vectors as tensors; traced."""
+        pairs = zip(self._names, vectors, strict=True)
+        return {name: value for names, vector in pairs for name, value in zip(names, tf.unstack(vector), strict=True)}
+
+    def unpack(self, vectors: tuple[tf.Tensor, tf.Tensor]) -> dict[str, float]:
+        """Copy the scalars of packed vectors to the host."""
+        found: dict[str, float] = {}
+        for names, vector in zip(self._names, vectors, strict=True):
+            if names:
+                found.update(zip(names, vector.numpy().tolist(), strict=True))
+        return found
+
+
+def _stack(values: dict[str, tf.Tensor], dtype: tf.DType) -> tf.Tensor:
+    return tf.stack(list(values.values())) if values else tf.zeros([0], dtype)
+
+
+def failed_stage(error: tf.errors.OpError) -> str:
+    """The part of an iteration that raised a TensorFlow error: "data" or "model".
+
+    The message ends with the op that failed and, if it failed inside another one, with that one: a dataset's ops fail
+    inside the op that reads the iterator.
+    """
+    text = str(error.message)
+    if _EMPTY_ELEMENT in text:
+        return "data"
+    nodes = _NODE.findall(text)
+    outermost = text.rpartition("[Op:")[2] if "[Op:Iterator" in text else nodes[-1] if nodes else ""
+    return "data" if "IteratorGetNext" in outermost else "model"
 
 
 class StepCalls(ABC):
@@ -30,7 +172,10 @@ class StepCalls(ABC):
 
     Attributes:
         longest: how many steps the next call may have to take about `CALL_SECONDS`, learned from the calls before.
+        has_summaries: whether a watched step would record `tf.summary` calls; None before the step is traced.
     """
+
+    has_summaries: bool | None = False
 
     def __init__(self, plan: StepPlan) -> None:
         self._plan = plan
@@ -52,12 +197,7 @@ class StepCalls(ABC):
 
     @property
     def may_be_watched(self) -> bool:
-        """Whether a watched step shows, or may show, more than its scalars."""
-        return False
-
-    @property
-    def calls_summaries(self) -> bool:
-        """Whether the step calls `tf.summary`; traces it, if it is not traced yet."""
+        """Whether a watched step returns, or may return, more than its scalars."""
         return False
 
     def run(self, start: int, n: int) -> StepResult:
@@ -85,7 +225,7 @@ class StepCalls(ABC):
         return self.run(start, 1)
 
     def _checked(self, result: StepResult, start: int) -> StepResult:
-        if not result.is_finite and result.error is None:
+        if not result.is_finite:
             result.error = _non_finite(start + result.steps, result.outputs)
         return result
 
@@ -94,7 +234,7 @@ class StepCalls(ABC):
         completed = self.completed()
         shown = self._plan.guard.failed_with(error)
         if shown is not None:
-            self._plan.guard.put_back()
+            self._plan.guard.restore()
             return StepResult(steps=completed - start, is_finite=False, error=_non_finite(completed, shown))
         # Only an iterator that never ends is read without asking first whether there is a batch.
         where = "data" if isinstance(error, tf.errors.OutOfRangeError) else failed_stage(error)
@@ -107,87 +247,8 @@ class StepCalls(ABC):
         return StepResult(steps=completed - start, error=failure, is_whole=where == "data")
 
 
-class CompiledCalls(StepCalls):
-    """Runs all towers of a plan in one compiled loop.
-
-    Args:
-        plan: what an iteration does.
-        stop: ends a call.
-    """
-
-    def __init__(self, plan: StepPlan, stop: StopVariable) -> None:
-        super().__init__(plan)
-        self._loop = CompiledLoop(plan, stop)
-        self._counted = -1  # the value of the loop's counter, where it is known
-        self._watched: ConcreteCall | None = None
-        self._file: SummaryFile | None = None
-
-    def _run(self, iterator: Any, n: int, start: int) -> StepResult:
-        self._count_from(start)
-        result = self._loop(iterator, _constant(n))
-        self._counted = start + result.steps
-        return result
-
-    def _count_from(self, start: int) -> None:
-        if start != self._counted:
-            self._loop.completed.assign(np.int64(start))
-        self._counted = -1  # unknown until the call has returned
-
-    def completed(self) -> int:
-        return int(self._loop.completed)
-
-    @property
-    def graph(self) -> Any:
-        return self._loop.graph
-
-    @property
-    def calls_summaries(self) -> bool:
-        if not self._plan.may_be_watched:
-            return False
-        if self._loop.has_summaries is None:
-            self._loop.trace(self._plan.data.iterator, _constant(1))
-        return bool(self._loop.has_summaries)
-
-    @property
-    def may_be_watched(self) -> bool:
-        return self._plan.may_be_watched and (bool(self._plan.watched_names) or self._loop.has_summaries is not False)
-
-    def run_watched(self, start: int) -> StepResult:
-        if not self._plan.watched_names and not self.calls_summaries:
-            return self.run(start, 1)
-        data = self._plan.data
-        if self._watched is None or self._file is None:
-            signature = (dict(data.element_spec), tf.TensorSpec([], tf.int64))
-            self._file = SummaryFile()
-            self._watched = ConcreteCall(self._trace_watched, signature, towers=self._plan.placement.towers)
-        self._count_from(start)
-        try:
-            batch = data.iterator.get_next_as_optional()
-            if batch.has_value():
-                found = self._watched(batch.get_value(), tf.constant(np.int64(start)))
-                state, tensors = self._watched.pack(found)
-                result = self._loop.on_host(**state)
-                result.watched, result.summary_events = tensors, self._file.take()
-            else:
-                result = StepResult(steps=0, data_ended=True)
-        except tf.errors.OpError as error:
-            return self._failed(error, start)
-        self._counted = start + result.steps
-        return self._checked(result, start)
-
-    def _trace_watched(self, inputs: Batch, start: tf.Tensor) -> Any:
-        assert self._file is not None
-        with recording(self._file.writer, start + 1):
-            return self._loop.run_watched(inputs, start)
-
-
 def _non_finite(completed: int, values: Mapping[str, float]) -> NonFiniteError:
     rate_is_finite = math.isfinite(values.get("learning_rate", 0.0))
     what = "the loss or a gradient" if rate_is_finite else "the learning rate"
     shown = ", ".join(f"{name} {value:g}" for name, value in values.items())
     return NonFiniteError(f"{what} is not finite in step {completed + 1} ({shown}); its update was not applied")
-
-
-@functools.lru_cache(maxsize=1024)
-def _constant(n: int) -> tf.Tensor:
-    return tf.constant(np.int32(n))  # TensorFlow would cache a tensor for each Python number

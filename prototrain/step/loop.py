@@ -6,19 +6,21 @@ whose loss or gradient is not finite. When a callback runs after every step, it 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from prototrain.data.batches import at_path, by_path, has_path
 from prototrain.errors import ModelError
-from prototrain.step.functions import ConcreteCall
+from prototrain.step.calls import ConcreteCall, ScalarPacker, StepCalls, StepResult
 from prototrain.step.nonfinite import NoCheck
-from prototrain.step.python_summaries import noting_summaries
-from prototrain.step.result import ScalarPacker, StepResult
-from prototrain.step.trace import TowerTrace, join, pick, tracing
+from prototrain.step.summaries import SummaryFile, noting_summaries, recording
+from prototrain.step.trace import TowerTrace, tracing
+from prototrain.step.update import weighted_outputs
 from prototrain.step.variables import StopVariable, scratch_variable
 from prototrain.tf_private import is_deterministic, next_synchronously
 from prototrain.towers import components
@@ -65,7 +67,7 @@ class StepPlan:
 
 
 class Iteration:
-    """What one iteration does on all towers: hooks, the towers' steps, the mean over them, the guard.
+    """One iteration on all towers: hooks, the towers' steps, the mean over them, the guard.
 
     Args:
         plan: the plan of the step.
@@ -90,12 +92,12 @@ class Iteration:
             the guard found it not finite); the watched tensors by name.
         """
         plan = self._plan
-        with behind(inputs):
+        with _after(inputs):
             # Every tower's own copy, since assigning through a replicated variable would combine what the towers have.
             plan.guard.begin([copy for variable in plan.changed_early() for copy in components(variable)], step)
             plan.before_run(step)
             outputs, finite, seen = plan.placement.run(lambda part: self._tower(part, watched), inputs)
-            seen = {name: join(plan.placement.local_results(value)) for name, value in seen.items()}
+            seen = {name: _join(plan.placement.local_results(value)) for name, value in seen.items()}
             # Both are the same in all towers.
             outputs = {name: plan.placement.local_results(value)[0] for name, value in outputs.items()}
             finite = plan.placement.local_results(finite)[0]
@@ -107,20 +109,21 @@ class Iteration:
     def _tower(self, inputs: Batch, watched: bool) -> tuple[dict[str, tf.Tensor], tf.Tensor, dict[str, tf.Tensor]]:
         """One tower's part of it."""
         trace = TowerTrace(self._plan.guard, watched)
-        with behind(inputs), tracing(trace), tf.variable_creator_scope(self._warn_of_variable):
+        with _after(inputs), tracing(trace), tf.variable_creator_scope(self._warn_of_variable):
             outputs = self._plan.train_step(inputs)
         if not isinstance(outputs, Mapping):
             raise ModelError(f"train_step() must return a dict of scalar tensors, not {type(outputs).__name__}")
-        seen = pick(self._plan.watched_names, trace.nets, inputs) if watched else {}
-        outputs = {**trace.weighted_outputs(outputs, self._plan.placement), **trace.scalars}
+        seen = _pick(self._plan.watched_names, trace.nets, inputs) if watched else {}
+        outputs = {**weighted_outputs(trace, outputs, self._plan.placement), **trace.scalars}
         summaries = {f"tf.summary/{number}": one.value for number, one in enumerate(trace.summaries)}
         outputs = self._average({**outputs, **summaries})
         for name, summary in zip(summaries, trace.summaries, strict=True):
             summary.record(outputs.pop(name))
-        return outputs, trace.finite(), seen
+        finite = tf.reduce_all(tf.stack(trace.applied)) if trace.applied else tf.constant(True)
+        return outputs, finite, seen
 
     def _average(self, outputs: dict[str, Any]) -> dict[str, tf.Tensor]:
-        """Average outputs and moving statistics over the towers, in one go; from inside a tower."""
+        """Average outputs and moving statistics over the towers, together; from inside a tower."""
         placement = self._plan.placement
         if placement.towers == 1:
             return outputs
@@ -140,85 +143,123 @@ class Iteration:
             return make(**arguments)
 
 
-def behind(inputs: Batch) -> Any:
-    """Let nothing begin before the batch is there: a failed read must not find that a seed or a rate has moved on."""
-    return tf.control_dependencies(tf.nest.flatten(inputs, expand_composites=True))
-
-
-class CompiledLoop:
-    """The iterations of a plan, many in one graph call.
+class CompiledCalls(StepCalls):
+    """Runs the iterations of a plan in one compiled loop.
 
     Args:
         plan: what an iteration does.
-        stop: ends the loop.
+        stop: ends a call.
         stride: the difference of the step numbers of two successive iterations.
-        towers: the number of towers it runs on; the plan's by default.
-
-    Attributes:
-        completed: an int64 variable with the number of completed steps, correct also after a failed call.
-        has_summaries: whether the step calls `tf.summary`; None before it is traced.
+        towers: the number of towers that a call runs on; the plan's by default.
     """
 
     def __init__(self, plan: StepPlan, stop: StopVariable, *, stride: int = 1, towers: int | None = None) -> None:
-        self._plan = plan
+        super().__init__(plan)
+        self.has_summaries = None if plan.may_be_watched else False
         self._iteration = Iteration(plan)
-        self._stop = stop
         self._packer = ScalarPacker()
-        self._stride = stride
-        self.completed = scratch_variable(0, dtype=tf.int64, name="completed")
-        self.has_summaries: bool | None = None
-        towers = plan.placement.towers if towers is None else towers
-        self._call = ConcreteCall(self._run_one if plan.alone else self._run, towers=towers)
+        self._stop, self._stride = stop, stride
+        self._completed = scratch_variable(0, dtype=tf.int64, name="completed")  # correct also after a failed call
+        self._counted = -1  # its value, where that is known
+        self._call = ConcreteCall(self._iterate, towers=plan.placement.towers if towers is None else towers)
+        self._watched = tf.function(
+            self._iterate_watched,
+            input_signature=(dict(plan.data.element_spec), tf.TensorSpec([], tf.int64)),
+            autograph=False,
+        )
+        self._file: SummaryFile | None = None
+
+    def completed(self) -> int:
+        return int(self._completed)
 
     @property
     def graph(self) -> Any:
-        """The traced graph, or None before the first call."""
         return self._call.graph
 
-    def trace(self, iterator: Any, n: tf.Tensor) -> None:
+    def count_from(self, start: int) -> None:
+        """Set the number of completed steps."""
+        if start != self._counted:
+            self._completed.assign(np.int64(start))
+        self._counted = -1  # unknown until the call has returned
+
+    def trace(self, iterator: Any) -> None:
         """Trace the loop, unless it is traced already."""
-        self._call.trace(iterator, n)
+        self._call.trace(iterator, _constant(1))
 
-    def __call__(self, iterator: Any, n: tf.Tensor) -> StepResult:
-        """Do up to `n` steps."""
-        results = self._call(iterator, n)
-        return self.on_host(**dict(zip(self._returned, results, strict=True)))
+    def do(self, iterator: Any, n: int) -> StepResult:
+        """Do up to `n` steps.
 
-    def on_host(
-        self, *, done: Any, waited: Any, single: tf.Tensor, double: tf.Tensor, finite: Any = True, ended: Any = False
-    ) -> StepResult:
-        """The result of a call from the tensors of its last state."""
-        steps, is_finite = int(done), bool(finite)
+        Raises:
+            tf.errors.OpError: one failed.
+        """
+        results = self._call(iterator, _constant(n))
+        return self._result(dict(zip(self._returned, results, strict=True)))
+
+    def _run(self, iterator: Any, n: int, start: int) -> StepResult:
+        self.count_from(start)
+        result = self.do(iterator, n)
+        self._counted = start + result.steps
+        return result
+
+    def _result(self, state: State) -> StepResult:
+        steps, is_finite = int(state["done"]), bool(state.get("finite", True))
         return StepResult(
             steps=steps,
             # Without a step there are no scalars, except those of one that was not finite.
-            outputs=self._packer.unpack((single, double)) if steps or not is_finite else {},
+            outputs=self._packer.unpack((state["single"], state["double"])) if steps or not is_finite else {},
             is_finite=is_finite,
-            data_ended=bool(ended),
-            waiting=float(waited),
+            data_ended=bool(state.get("ended", False)),
+            waiting=float(state["waited"]),
         )
 
-    def _run(self, iterator: Any, n: tf.Tensor) -> State:
-        first = self._first_state()
+    # -- a watched step -----------------------------------------------------------------------------------------------
+
+    @property
+    def may_be_watched(self) -> bool:
+        return self._plan.may_be_watched and (bool(self._plan.watched_names) or self.has_summaries is not False)
+
+    def run_watched(self, start: int) -> StepResult:
+        iterator = self._plan.data.iterator
+        if not self._plan.watched_names:
+            self.trace(iterator)
+            if not self.has_summaries:
+                return self.run(start, 1)
+        self.count_from(start)
+        self._file = SummaryFile() if self._file is None else self._file
+        try:
+            batch = iterator.get_next_as_optional()
+            if not batch.has_value():
+                return StepResult(steps=0, data_ended=True)
+            state, tensors = self._watched(batch.get_value(), tf.constant(np.int64(start)))
+            result = self._result(state)
+            result.watched, result.summary_events = tensors, self._file.take()
+        except tf.errors.OpError as error:
+            return self._failed(error, start)
+        return self._checked(result, start)
+
+    def _iterate_watched(self, inputs: Batch, start: tf.Tensor) -> tuple[State, dict[str, tf.Tensor]]:
+        """One step that also returns its watched tensors; traced."""
+        assert self._file is not None
+        with recording(self._file.writer, start + 1):
+            return self._step(start, inputs, tf.constant(0), tf.zeros([], tf.float64), watched=True)
+
+    # -- traced -------------------------------------------------------------------------------------------------------
+
+    def _iterate(self, iterator: Any, n: tf.Tensor) -> State:
+        first, body = self._first_state(), self._body(iterator)
 
         def has_more(state: State) -> Any:
             more = (state["done"] < n) & ~self._stop.value
             more = more & state["finite"] if "finite" in state else more
             return more & ~state["ended"] if "ended" in state else more
 
-        shapes = {name: tf.TensorShape([None] if name in ("single", "double") else []) for name in first}
         with noting_summaries() as has_summaries:
-            (state,) = tf.while_loop(has_more, self._body(iterator), [first], shape_invariants=[shapes])
-        return self._traced(state, has_summaries())
-
-    def _run_one(self, iterator: Any, n: tf.Tensor) -> State:
-        """Run one step, whatever `n` is, without a loop: entering one takes about as long as a small step."""
-        with noting_summaries() as has_summaries:
-            (state,) = self._body(iterator)(self._first_state())
-        return self._traced(state, has_summaries())
-
-    def _traced(self, state: State, has_summaries: bool) -> State:
-        self.has_summaries = has_summaries
+            if self._plan.alone:  # entering a loop takes about as long as a small step
+                (state,) = body(first)
+            else:
+                shapes = {name: tf.TensorShape([None] if name in ("single", "double") else []) for name in first}
+                (state,) = tf.while_loop(has_more, body, [first], shape_invariants=[shapes])
+        self.has_summaries = self._plan.may_be_watched and has_summaries()
         self._returned = sorted(state)  # the order in which TensorFlow flattens a dict
         return state
 
@@ -231,7 +272,7 @@ class CompiledLoop:
 
     def _body(self, iterator: Any) -> Callable[[State], list[State]]:
         endless = self._plan.data.endless
-        step = partial(self._step, tf.identity(self.completed))
+        start = tf.identity(self._completed)
 
         def body(state: State) -> list[State]:
             begin = _time_after([state["done"]])
@@ -241,7 +282,7 @@ class CompiledLoop:
             waited = state["waited"] + took
 
             def iterate(inputs: Batch) -> State:
-                after = step(inputs, state["done"], waited)
+                after, _ = self._step(start, inputs, state["done"], waited)
                 return {name: after[name] for name in state}
 
             if endless:
@@ -251,32 +292,29 @@ class CompiledLoop:
 
         return body
 
-    def run_watched(self, inputs: Batch, start: tf.Tensor) -> tuple[State, dict[str, tf.Tensor]]:
-        """Trace one step that also returns its watched tensors; see `CompiledCalls.run_watched`."""
-        watched: dict[str, tf.Tensor] = {}
-        state = self._step(start, inputs, tf.constant(0), tf.zeros([], tf.float64), watched)
-        return state, watched
-
     def _step(
-        self, start: tf.Tensor, inputs: Batch, done: Any, waited: Any, watched: dict[str, tf.Tensor] | None = None
-    ) -> State:
+        self, start: tf.Tensor, inputs: Batch, done: Any, waited: Any, *, watched: bool = False
+    ) -> tuple[State, dict[str, tf.Tensor]]:
+        """The state after one iteration, and the watched tensors."""
         number = start + tf.cast(done * self._stride, tf.int64)
-        outputs, counts, seen = self._iteration(inputs, number, watched=watched is not None)
-        if watched is not None:
-            watched.update(seen)
+        outputs, counts, seen = self._iteration(inputs, number, watched=watched)
         single, double = self._packer.pack(outputs)
         completed = tf.cast(counts, tf.int32) if self._plan.guard.may_end else tf.constant(1)
         # After the update, so that a failing call leaves the number of steps that were completed.
         with tf.control_dependencies([counts, single, double]):
-            self.completed.assign_add(tf.cast(completed, tf.int64))
-        return {
-            "done": done + completed,
-            "finite": counts,
-            "ended": tf.constant(False),
-            "waited": waited,
-            "single": single,
-            "double": double,
-        }
+            self._completed.assign_add(tf.cast(completed, tf.int64))
+        state = {"done": done + completed, "finite": counts, "ended": tf.constant(False), "waited": waited}
+        return {**state, "single": single, "double": double}, seen
+
+
+@functools.lru_cache(maxsize=1024)
+def _constant(n: int) -> tf.Tensor:
+    return tf.constant(np.int32(n))  # TensorFlow would cache a tensor for each Python number
+
+
+def _after(inputs: Batch) -> Any:
+    """Let nothing begin before the batch is there: a failed read must not find that a seed or a rate has changed."""
+    return tf.control_dependencies(tf.nest.flatten(inputs, expand_composites=True))
 
 
 def _time_after(tensors: list[Any]) -> tf.Tensor:
@@ -284,3 +322,23 @@ def _time_after(tensors: list[Any]) -> tf.Tensor:
         return tf.zeros([], tf.float64)
     with tf.device("CPU:0"), tf.control_dependencies(tensors):
         return tf.timestamp()
+
+
+def _pick(names: frozenset[str], nets: Sequence[Mapping[str, Any]], inputs: Batch) -> dict[str, tf.Tensor]:
+    """Find tensors of one tower by name in what `build` returned, or in the batch, joined over its micro-batches."""
+    found = {}
+    for name in sorted(names):
+        values = [at_path(net, name) for net in nets if has_path(net, name)]
+        values = values or ([at_path(inputs, name)] if has_path(inputs, name) else [])
+        if not values or any(isinstance(value, Mapping) for value in values):
+            known = ", ".join(dict.fromkeys([*by_path(inputs), *(key for net in nets for key in net)]))
+            raise ModelError(f"there is no tensor {name!r} in the step; there are: {known}")
+        found[name] = _join([tf.convert_to_tensor(value) for value in values])
+    return found
+
+
+def _join(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Put the parts of a tensor together again: scalars are averaged, all others concatenated."""
+    if len(parts) == 1:
+        return parts[0]
+    return tf.concat(parts, 0) if parts[0].shape.rank else tf.reduce_mean(tf.stack(parts), 0)

@@ -1,8 +1,8 @@
 """Policies for steps whose loss, gradients or learning rate are not finite, and the loss scale of float16.
 
-A guard is asked three times in each traced iteration: `begin` before anything happens, `apply` for each update from
-inside a tower, `finish` behind all towers. What a step changes before it is known to be finite, such as batch
-statistics and seeds, is copied in `begin` and restored if it is not.
+An iteration calls its guard three times while it is traced: `begin` first, `apply` for each update from inside a tower,
+`finish` after all towers. What a step changes before it is known to be finite, such as batch statistics and seeds, is
+copied in `begin` and restored if it is not.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from prototrain.gradient_processors import divide
 from prototrain.optimizers import update_if, update_with
-from prototrain.step.arithmetic import divide
 from prototrain.step.variables import scratch_variable
+from prototrain.towers import components
 
 if TYPE_CHECKING:
     from prototrain.step.trace import TowerTrace
@@ -54,10 +55,6 @@ class Update:
     loss: tf.Tensor
     when: tf.Tensor | None = None
 
-    def make(self, when: tf.Tensor | None) -> None:
-        """Update if `when` is true or None; traced."""
-        update_if(when, self.optimizer, self.gradients, self.variables)
-
 
 class NoCheck:
     """Checks nothing; the base of the guards that do.
@@ -69,34 +66,29 @@ class NoCheck:
     may_end = False
 
     def begin(self, variables: Sequence[tf.Variable], step: tf.Tensor) -> None:
-        """A step begins that may change these variables before it is known to be finite; traced.
+        """Begin a step that may change these variables, copies of all towers, before it is known to be finite; traced.
 
         Args:
-            variables: towers' own copies.
+            variables: the towers' copies.
             step: the number of completed steps, a tensor of the iteration's own graph.
         """
 
     def apply(self, trace: TowerTrace, update: Update) -> None:
-        """Update variables from inside a tower; traced.
-
-        Args:
-            trace: the tower's.
-            update: what to do.
-        """
-        update.make(update.when)
+        """Update variables from inside a tower; traced."""
+        update_if(update.when, update.optimizer, update.gradients, update.variables)
 
     def finish(
         self, outputs: Mapping[str, tf.Tensor], finite: tf.Tensor, after_run: Callable[[], None] | None
     ) -> tf.Tensor:
-        """All towers are done: call `after_run`, or restore what the step has changed; traced.
+        """After all towers, call `after_run`, or restore what the step has changed; traced.
 
         Args:
-            outputs: scalars that have to be finite as well.
+            outputs: scalars that must be finite as well.
             finite: whether all updates of the step were.
-            after_run: what follows a step that counts.
+            after_run: follows a step that counts.
 
         Returns:
-            whether the step counts.
+            whether the step counts, a bool tensor.
         """
         if after_run is not None:
             after_run()
@@ -106,16 +98,16 @@ class NoCheck:
         """The values to show, by name, if the error comes from this guard, else None."""
         return None
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Undo what a failed step has changed, after `failed_with` has recognised it."""
 
 
 class AssertFinite(NoCheck):
     """Lets the call itself fail at a step that is not finite, before its update.
 
-    A conditional around the update costs a tenth of a small model's step; an op that fails costs next to nothing. It
-    is for towers whose steps may fail (`Placement.may_fail`). Each of several looks at the same averages, so that none
-    updates anything where one does not.
+    A conditional around the update costs a tenth of a small model's step; an op that fails costs next to nothing. For
+    towers whose steps may fail (`Placement.may_fail`). All of them check the same averages, so that none updates
+    anything where another one does not.
     """
 
     def __init__(self) -> None:
@@ -126,9 +118,7 @@ class AssertFinite(NoCheck):
         self._graph: Any = None
 
     def begin(self, variables: Sequence[tf.Variable], step: tf.Tensor) -> None:
-        self._checks = []
-        self._begun = []
-        self._graph = step.graph
+        self._checks, self._begun, self._graph = [], [], step.graph
         for variable in variables:
             if id(variable) not in self._shadows:
                 with tf.init_scope(), tf.device(variable.device):
@@ -143,14 +133,15 @@ class AssertFinite(NoCheck):
             finite |= ~update.when
         with tf.control_dependencies([self._require(finite, {"loss": update.loss, "learning_rate": rate})]):
             # A copy, since an update between the towers knows of no control dependency of one of them.
-            update.make(None if update.when is None else tf.identity(update.when))
+            when = None if update.when is None else tf.identity(update.when)
+            update_if(when, update.optimizer, update.gradients, update.variables)
 
     def finish(
         self, outputs: Mapping[str, tf.Tensor], finite: tf.Tensor, after_run: Callable[[], None] | None
     ) -> tf.Tensor:
         if outputs:
             self._require(all_finite(list(outputs.values())), outputs)
-        # Those that stand in the iteration's own graph, not inside a loop of a user's own.
+        # Those in the iteration's own graph, not inside a user's loop.
         with tf.control_dependencies([check for check in self._checks if check.graph is self._graph]):
             return super().finish(outputs, finite, after_run)
 
@@ -171,7 +162,7 @@ class AssertFinite(NoCheck):
             return None
         return dict(zip(self._shown[int(found[1])], map(float, found[2].split()), strict=True))
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         for variable, shadow in self._shadows.values():
             variable.assign(shadow)
 
@@ -233,14 +224,14 @@ class SkipNonFinite(NoCheck):
             finite &= all_finite(list(outputs.values()))
         before = self._before
 
-        def put_back() -> tf.Tensor:
+        def restore() -> tf.Tensor:
             for variable, value in before:
                 variable.assign(value)
             return tf.constant(False)
 
         if not before and after_run is None:
             return finite
-        return tf.cond(finite, lambda: super(SkipNonFinite, self).finish(outputs, finite, after_run), put_back)
+        return tf.cond(finite, lambda: super(SkipNonFinite, self).finish(outputs, finite, after_run), restore)
 
 
 class LossScale:
@@ -258,30 +249,52 @@ class LossScale:
         self.good_steps = tf.Variable(0, trainable=False, name="good_steps")
 
     def variables(self) -> dict[str, tf.Variable]:
-        """What a checkpoint holds of it, by name."""
+        """Its variables for a checkpoint, by name."""
         return {"loss_scale/scale": self.scale, "loss_scale/good_steps": self.good_steps}
 
-    def gradient_of(self, tape: tf.GradientTape) -> Callable[[tf.Tensor, list[Any]], list[Any]]:
-        """`tape.gradient` of the loss times the factor, which is taken out of the gradients again."""
-
-        def gradient(loss: tf.Tensor, variables: list[Any]) -> list[Any]:
-            scaled = tape.gradient(loss, variables, output_gradients=tf.cast(self.scale, loss.dtype))
-            return [divide(found, self.scale) for found in scaled]
-
-        return gradient
+    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, variables: list[Any]) -> list[Any]:
+        """The gradients of a loss, computed with the factor."""
+        scaled = tape.gradient(loss, variables, output_gradients=tf.cast(self.scale, loss.dtype))
+        return [divide(found, self.scale) for found in scaled]
 
     def is_overflow(self, loss: tf.Tensor) -> tf.Tensor:
         """Whether gradients that are not finite may be so because of the factor alone; traced, before `adjust`."""
         return tf.math.is_finite(tf.cast(loss, tf.float32)) & (self.scale > 1.0)
 
     def adjust(self, finite: tf.Tensor) -> None:
-        """Take note of an update, or of one that was left out; traced, once for all towers."""
+        """Adapt the factor after an update, or after one that was left out; traced, once for all towers."""
         good = tf.where(finite, self.good_steps + 1, 0)
         grows = good >= _GROWTH_STEPS
         grown = tf.minimum(self.scale * 2.0, 2.0**60)
         smaller = tf.maximum(self.scale / 2.0, 1.0)
         self.scale.assign(tf.where(finite, tf.where(grows, grown, self.scale), smaller))
         self.good_steps.assign(tf.where(grows, 0, good))
+
+
+class VariableBackup:
+    """Restores variables that became non-finite while several towers updated them without waiting for each other.
+
+    A non-finite step restores the statistics that it changed, but another step may have read them in between. The
+    backup is taken while no step is running.
+
+    Args:
+        variables: returns the variables that a step may change before it is known to be finite.
+    """
+
+    def __init__(self, variables: Callable[[], Sequence[Any]]) -> None:
+        self._variables = variables
+        self._kept: list[tuple[tf.Variable, tf.Tensor]] = []
+
+    def take(self) -> None:
+        """Copy the present values."""
+        copies = [copy for variable in self._variables() for copy in components(variable)]
+        self._kept = [(copy, _read(copy)) for copy in copies if copy.dtype.is_floating]
+
+    def restore(self) -> None:
+        """Restore the copied values of variables that are not finite now."""
+        for variable, value in self._kept:
+            if not bool(tf.reduce_all(tf.math.is_finite(variable))):
+                variable.assign(value)
 
 
 def _read(variable: tf.Variable) -> tf.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,14 +13,15 @@ import tensorflow as tf
 
 from prototrain.data.batches import Batch, split_batch
 from prototrain.errors import ModelError
-from prototrain.gradient_processors import drop_missing, global_norm, summed, variable_name
+from prototrain.gradient_processors import divide, drop_missing, global_norm, on_values, summed, variable_name
 from prototrain.optimizers import update_if, updates_all_rows
-from prototrain.step.arithmetic import add, as_float, divide, share_of_tower, weighted
 from prototrain.step.nonfinite import Update
-from prototrain.step.trace import tower_trace
+from prototrain.step.trace import TowerTrace, tower_trace
 from prototrain.tf_private import expect_averages
 
 Pairs = Sequence[tuple[Any, Any]]
+OF_ALL_TOWERS = frozenset({"learning_rate", "loss_scale"})
+"""Scalars of a step that do not depend on the batch."""
 
 
 class Computed(NamedTuple):
@@ -63,7 +64,7 @@ def over_micro_batches(compute: Callable[[Batch], Computed], inputs: Batch, coun
             part = tf.nest.map_structure(tf.identity, part, expand_composites=True)
         with tf.summary.record_if(False) if number else nullcontext():
             found = compute(part)
-        outputs, gradients, weight = [*map(as_float, found.outputs.values())], found.gradients, found.weight
+        outputs, gradients, weight = [*map(_as_float, found.outputs.values())], found.gradients, found.weight
         outputs += [one.value for one in summaries[start:]]
         if number == 0:
             of_first = summaries[start:]  # others would not record
@@ -72,22 +73,22 @@ def over_micro_batches(compute: Callable[[Batch], Computed], inputs: Batch, coun
         if weight is not None:
             total = weight if total is None else total + weight
             # Sums of float64 keep the digits of large weights.
-            outputs = [weighted(tf.cast(value, tf.float64), weight) for value in outputs]
-            gradients = [weighted(gradient, weight) for gradient in gradients]
+            outputs = [_weighted(tf.cast(value, tf.float64), weight) for value in outputs]
+            gradients = [_weighted(gradient, weight) for gradient in gradients]
         parts = [outputs, gradients, list(found.added.values()), found.added_gradients]
-        sums = [list(map(add, *pair)) for pair in zip(sums, parts, strict=True)] if sums else parts
+        sums = [list(map(_add, *pair)) for pair in zip(sums, parts, strict=True)] if sums else parts
     number_of_parts = tf.constant(float(count))
     factor = None if total is None else tf.math.divide_no_nan(tf.ones([], tf.float64), total)
 
     def mean(value: Any) -> Any:
-        return divide(value, number_of_parts) if factor is None else weighted(value, factor)
+        return divide(value, number_of_parts) if factor is None else _weighted(value, factor)
 
     outputs, gradients, added, added_gradients = sums
     means = [tf.cast(mean(value), dtype) for value, dtype in zip(outputs, dtypes, strict=True)]
-    count_of_outputs = len(found.outputs)
-    summaries += [replace(one, value=value) for one, value in zip(of_first, means[count_of_outputs:], strict=True)]
+    of_summaries = means[len(found.outputs) :]
+    summaries += [replace(one, value=value) for one, value in zip(of_first, of_summaries, strict=True)]
     return Computed(
-        dict(zip(found.outputs, means[:count_of_outputs], strict=True)),
+        dict(zip(found.outputs, means, strict=False)),
         [mean(gradient) for gradient in gradients],
         total,
         {name: divide(value, number_of_parts) for name, value in zip(found.added, added, strict=True)},
@@ -96,37 +97,82 @@ def over_micro_batches(compute: Callable[[Batch], Computed], inputs: Batch, coun
 
 
 def for_all_towers(found: Computed, placement: Any) -> tuple[dict[str, Any], list[Any]]:
-    """Scalars and gradients of this tower, whose plain means over the towers are those of the whole batch; traced.
-
-    Args:
-        found: for the tower's batch.
-        placement: the towers.
-    """
+    """Scalars and gradients of this tower, whose plain means over the towers are those of the whole batch; traced."""
     if found.weight is None:
         return found.outputs, found.gradients
-    share = share_of_tower(found.weight, placement)
-    outputs = {name: weighted(value, share) for name, value in found.outputs.items()}
-    gradients = [weighted(gradient, share) for gradient in found.gradients]
+    share = _share(found.weight, placement)
+    outputs = {name: _weighted(value, share) for name, value in found.outputs.items()}
+    gradients = [_weighted(gradient, share) for gradient in found.gradients]
     trace = tower_trace()
     if trace is not None:
         trace.weight = None  # it is taken into account
-        trace.set_summaries([weighted(one.value, share) for one in trace.summaries])
+        trace.summaries = [replace(one, value=_weighted(one.value, share)) for one in trace.summaries]
     if found.added:
         loss = tf.cast(outputs["loss"], tf.float32)
         outputs |= {**found.added, "loss_total": tf.add_n([loss, *found.added.values()])}
-        gradients = list(map(add, gradients, found.added_gradients))
+        gradients = list(map(_add, gradients, found.added_gradients))
     return outputs, gradients
 
 
+def weighted_outputs(trace: TowerTrace, outputs: Mapping[str, Any], placement: Any) -> dict[str, Any]:
+    """The scalars that a `train_step` returned, and its summaries, multiplied by the tower's weight; traced."""
+    if trace.weight is None:
+        return dict(outputs)
+    share = _share(trace.weight, placement)
+    trace.summaries = [replace(one, value=_weighted(one.value, share)) for one in trace.summaries]
+    return {name: value if name in OF_ALL_TOWERS else _weighted(value, share) for name, value in outputs.items()}
+
+
+def _share(weight: tf.Tensor, placement: Any) -> tf.Tensor:
+    """The weight of this tower, divided by the mean weight of all towers; traced.
+
+    A plain mean over the towers of values that were multiplied by it is their weighted mean. It is 0 if all weights
+    are 0.
+    """
+    (mean,) = placement.mean([weight])
+    return tf.math.divide_no_nan(weight, mean)
+
+
+def _weighted(value: Any, factor: tf.Tensor) -> Any:
+    """Multiply a scalar or a gradient by a factor.
+
+    A part without weight may have divided by it, so that 0 times NaN is 0 here.
+    """
+
+    def multiply(value: Any) -> tf.Tensor:
+        tensor = _as_float(value)
+        if tensor.shape.rank == 0:  # costs nothing, and keeps the digits of sums
+            return tf.cast(tf.math.multiply_no_nan(tf.cast(tensor, tf.float64), factor), tensor.dtype)
+        return tf.math.multiply_no_nan(tensor, tf.cast(factor, tensor.dtype))
+
+    return on_values(multiply, value)
+
+
+def _add(first: Any, second: Any) -> Any:
+    """Add two scalars or gradients; rows of sparse ones are concatenated."""
+    if first is None or second is None:
+        return second if first is None else first
+    if isinstance(first, tf.IndexedSlices) and isinstance(second, tf.IndexedSlices):
+        values = tf.concat([first.values, second.values], 0)
+        return tf.IndexedSlices(values, tf.concat([first.indices, second.indices], 0), first.dense_shape)
+    return tf.convert_to_tensor(first) + tf.convert_to_tensor(second)
+
+
+def _as_float(value: Any) -> tf.Tensor:
+    """A tensor that a mean can be taken of: integers become float64."""
+    tensor = tf.convert_to_tensor(value)
+    return tensor if tensor.dtype.is_floating else tf.cast(tensor, tf.float64)
+
+
 class GradientNotes:
-    """Which variables were to be updated and had no gradient, over all updates that a step has."""
+    """The variables with and without a gradient, over all updates of a step."""
 
     def __init__(self) -> None:
         self._found: set[str] = set()
         self._missing: dict[str, None] = {}
 
     def take(self, pairs: Pairs) -> None:
-        """Look at what an update is given; traced."""
+        """Note the pairs of an update; traced."""
         for gradient, variable in pairs:
             if gradient is None:
                 self._missing[variable_name(variable)] = None
@@ -134,11 +180,7 @@ class GradientNotes:
                 self._found.add(variable_name(variable))
 
     def lines(self, processors: Sequence[Any]) -> list[str]:
-        """What a user should know, once the step is traced.
-
-        Args:
-            processors: through which the gradients went.
-        """
+        """Warnings for the user about variables without a gradient and patterns of processors without a match."""
         said = [
             f"WARNING: {type(processor).__name__}: {pattern!r} matches no variable that has a gradient; it must match "
             f"whole names, such as {', '.join(sorted(self._found)[:3])}"
@@ -195,7 +237,10 @@ def apply_gradients(
     if not pairs:
         raise ModelError("the loss does not depend on any trainable variable")
     values = [*(gradient for gradient, _ in pairs), loss]
-    *gradients, loss = placement.mean(values if trace is None else trace.weighted(values, placement))
+    if trace is not None and trace.weight is not None:
+        share = _share(trace.weight, placement)
+        values = [_weighted(value, share) for value in values]
+    *gradients, loss = placement.mean(values)
     # Summed over the towers' rows too, before anything that is not linear in the gradient.
     dense = updates_all_rows(optimizer)
     pairs = [

@@ -1,14 +1,11 @@
-"""Variables of the engine that no checkpoint holds: the stop flag, the step counter, backups of values."""
+"""Variables of the engine that no checkpoint holds: the stop flag and the step counter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-
-from prototrain.towers import components
 
 CALL_SECONDS = 0.2
 """About how long a call of several steps lasts at most, so that a stop and the progress bar need not wait for it."""
@@ -46,16 +43,12 @@ class StopVariable:
 
 
 class StepCounter:
-    """Counts completed steps. Traced code gets a tensor with the number of each step, Python code a number.
-
-    Attributes:
-        step: the number of completed steps.
-    """
+    """Counts completed steps. Traced code reads a tensor with the number of each step, Python code a number."""
 
     def __init__(self) -> None:
         self._step = 0
         self._begun = 0
-        self._in_run: Any = None
+        self._traced: Any = None  # the step tensor of the iteration that is, or was, traced
         self._variable: Any = None
         self._is_read = False  # by a graph, through the variable
 
@@ -67,6 +60,7 @@ class StepCounter:
 
     @property
     def step(self) -> int:
+        """The number of completed steps."""
         return self._step
 
     @step.setter
@@ -75,9 +69,9 @@ class StepCounter:
         if self._is_read:
             self._variable.assign(np.int64(step))  # TensorFlow would cache a tensor for each Python number
 
-    def trace_iteration(self, step: Any) -> None:
-        """Set the tensor that `read` returns while the present iteration is traced."""
-        self._in_run = step
+    def trace_iteration(self, step: tf.Tensor) -> None:
+        """Set the tensor that `read` returns while an iteration is traced."""
+        self._traced = step
 
     def begin(self) -> None:
         """Begin an iteration in Python."""
@@ -92,53 +86,22 @@ class StepCounter:
     @property
     def in_iteration(self) -> Any:
         """The step tensor of the iteration that is being traced, or None; inner graphs belong to it."""
-        is_inside = hasattr(self._in_run, "graph") and not tf.executing_eagerly()
-        graph = tf.compat.v1.get_default_graph() if is_inside else None  # TensorFlow 2 has no other name for it
-        while graph is not None:
-            if graph is self._in_run.graph:
-                return self._in_run
+        if self._traced is None or tf.executing_eagerly():
+            return None
+        graph = tf.compat.v1.get_default_graph()  # TensorFlow 2 has no other name for it
+        while graph is not None and graph is not self._traced.graph:
             graph = getattr(graph, "outer_graph", None)
-        return None
+        return None if graph is None else self._traced
 
     def read(self) -> Any:
         """The number of completed steps; an int64 scalar tensor while something is traced."""
         if tf.executing_eagerly():
             return self._step
-        found = self.in_iteration
-        if found is not None:
-            return found
+        if (traced := self.in_iteration) is not None:
+            return traced
         self.prepare()
         if not self._is_read:
             self._is_read = True
             with tf.init_scope():
                 self.step = self._step
         return tf.identity(self._variable)
-
-
-class VariableBackup:
-    """Restores variables that became non-finite while several towers or workers updated them at their own pace.
-
-    A non-finite step restores the statistics that it changed, but another step may have read them in between. The
-    backup is taken while no step is running.
-
-    Args:
-        variables: returns the variables that a step may change before it is known to be finite.
-    """
-
-    def __init__(self, variables: Callable[[], Sequence[Any]]) -> None:
-        self._variables = variables
-        self._kept: list[tuple[tf.Variable, tf.Tensor]] = []
-
-    def take(self) -> None:
-        """Copy the present values."""
-        self._kept = []
-        for variable in (copy for one in self._variables() for copy in components(one)):
-            if variable.dtype.is_floating:
-                with tf.device(variable.device):
-                    self._kept.append((variable, tf.identity(variable)))
-
-    def restore(self) -> None:
-        """Restore the copied values of variables that are not finite now."""
-        for variable, value in self._kept:
-            if not bool(tf.reduce_all(tf.math.is_finite(variable))):
-                variable.assign(value)

@@ -14,11 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from prototrain.errors import ConfigError
-from prototrain.step.calls import StepCalls
-from prototrain.step.functions import ConcreteCall
+from prototrain.step.calls import ConcreteCall, ScalarPacker, StepCalls, StepResult
 from prototrain.step.loop import Batch, Iteration, State, StepPlan
-from prototrain.step.python_summaries import noting_summaries
-from prototrain.step.result import ScalarPacker, StepResult
+from prototrain.step.summaries import noting_summaries
 from prototrain.system.tracebacks import cause
 
 KEY = 'model.jit_compile: "loop"'

@@ -14,13 +14,12 @@ import tensorflow as tf
 
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
-from prototrain.gradient_processors import MapGradient
+from prototrain.gradient_processors import MapGradient, divide
 from prototrain.model.placement import OwnPacePlacement
-from prototrain.step.arithmetic import divide
-from prototrain.step.calls import StepCalls
-from prototrain.step.loop import Batch, CompiledLoop, StepPlan
-from prototrain.step.result import StepResult
-from prototrain.step.variables import StopVariable, VariableBackup
+from prototrain.step.calls import StepCalls, StepResult
+from prototrain.step.loop import Batch, CompiledCalls, StepPlan
+from prototrain.step.nonfinite import VariableBackup
+from prototrain.step.variables import StopVariable
 from prototrain.towers import choose_devices, in_words
 from prototrain.trainers.compiled_steps import step_plan
 from prototrain.trainers.tower import TowerTrainer
@@ -46,32 +45,32 @@ class LoopsInThreads(StepCalls):
         towers = len(placement.devices)
         self._pool = ThreadPoolExecutor(towers, thread_name_prefix="tower")
 
-        def on_tower(index: int) -> CompiledLoop:
+        def on_tower(index: int) -> CompiledCalls:
             def train_step(inputs: Batch) -> Any:
                 with placement.on_tower(index):
                     return plan.train_step(inputs)
 
             # Variables and ops are on several devices, which only `tf.function` itself can call for.
-            return CompiledLoop(replace(plan, train_step=train_step), stop, stride=towers, towers=towers)
+            return CompiledCalls(replace(plan, train_step=train_step), stop, stride=towers, towers=towers)
 
         self._loops = [on_tower(index) for index in range(towers)]
 
     def _run(self, iterator: Any, n: int, start: int) -> StepResult:
         self._completed = start
         share, rest = divmod(n, len(self._loops))
-        quotas = [tf.constant(np.int32(share + (index < rest))) for index in range(len(self._loops))]
+        quotas = [share + (index < rest) for index in range(len(self._loops))]
         # One after the other: names and seeds of the towers must not depend on which thread is faster.
-        for loop, quota in zip(self._loops, quotas, strict=True):
-            loop.trace(iterator, quota)
+        for loop in self._loops:
+            loop.trace(iterator)
         self._backup.take()
         futures = []
         for index, (loop, quota) in enumerate(zip(self._loops, quotas, strict=True)):
-            loop.completed.assign(np.int64(start + index))
+            loop.count_from(start + index)
             futures.append(self._pool.submit(self._run_one, loop, iterator, quota))
         errors = [error for future in futures if (error := future.exception())]
         # A stop that was set because of another tower ends with this call, unless a signal has come.
         self._stop.set(self._plan.stop_requested())
-        made = [int(loop.completed) - start - index for index, loop in enumerate(self._loops)]
+        made = [loop.completed() - start - index for index, loop in enumerate(self._loops)]
         self._completed = start + sum(made)
         results = [future.result() for future in futures if not future.exception()]
         bad = [result for result in results if not result.is_finite]
@@ -89,9 +88,9 @@ class LoopsInThreads(StepCalls):
             waiting=max(result.waiting for result in results),
         )
 
-    def _run_one(self, loop: CompiledLoop, iterator: Any, n: tf.Tensor) -> StepResult:
+    def _run_one(self, loop: CompiledCalls, iterator: Any, n: int) -> StepResult:
         try:
-            result = loop(iterator, n)
+            result = loop.do(iterator, n)
         except BaseException:
             self._stop.set(True)
             raise

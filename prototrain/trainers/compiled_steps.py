@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from prototrain.checkpoint.state import variables_in
-from prototrain.step.calls import StepCalls
+from prototrain.step.calls import StepCalls, StepResult
 from prototrain.step.loop import StepPlan
 from prototrain.step.nonfinite import AssertFinite, NoCheck, SkipNonFinite
-from prototrain.step.result import StepResult
 from prototrain.trainers.base import NOT_RECORDED
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class CompiledSteps:
         if not self._has_looked and result.steps:  # else nothing is traced yet
             self._has_looked = True
             self._look()
-            if self.calls.graph is not None and self.calls.calls_summaries and not trainer.callbacks.has_watchers:
+            if self.calls.has_summaries and not trainer.callbacks.has_watchers:
                 trainer.run.say_once(NOT_RECORDED)
         if result.data_ended and not result.steps:
             trainer.data.start_next_pass()

@@ -18,7 +18,8 @@ from prototrain.errors import ConfigError, ExperimentError, NonFiniteError, Stop
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
 from prototrain.model.placement import Placement
-from prototrain.step.calls import CompiledCalls, StepCalls
+from prototrain.step.calls import StepCalls
+from prototrain.step.loop import CompiledCalls
 from prototrain.system.signals import LeavingAtOnce
 from prototrain.system.tracebacks import in_one_line
 from prototrain.towers import choose_devices, in_words

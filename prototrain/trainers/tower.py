@@ -19,7 +19,6 @@ from prototrain.data.shares import Share
 from prototrain.errors import CallbackError, CheckpointError, ConfigError, ModelError
 from prototrain.experiment import Experiment
 from prototrain.experiment.facts import Facts
-from prototrain.model import first_values
 from prototrain.model.built import BuiltModel, datasets_of
 from prototrain.model.loading import check_model
 from prototrain.model.net import check_names, check_net, loss_weight, scalars
@@ -27,7 +26,8 @@ from prototrain.model.placement import Placement
 from prototrain.model.variables import layer_table
 from prototrain.optimizers import make_optimizer, processors_from_config
 from prototrain.step import update
-from prototrain.step.calls import CompiledCalls, StepCalls
+from prototrain.step.calls import StepCalls
+from prototrain.step.loop import CompiledCalls
 from prototrain.step.nonfinite import LossScale
 from prototrain.step.trace import tower_trace
 from prototrain.step.update import Computed, for_all_towers, over_micro_batches
@@ -90,7 +90,7 @@ class TowerTrainer(Trainer):
     measures_xla = True  # whether it can find out what XLA is worth, for ``model.jit_compile = "auto"``
     repeats_data = True  # whether training data is read again from its end, or ends the training
     may_set_trainable = True  # whether `_set_trainable` can be called between two steps
-    continues_from_trained = False  # whether a new trainer keeps what an earlier one has trained
+    continues_from_trained = False  # whether a new trainer may continue from what an earlier one has trained
     share = Share()  # which of several workers reads the data
     config: Config
     datasets: dict[str, tf.data.Dataset]
@@ -105,8 +105,7 @@ class TowerTrainer(Trainer):
         check_model(model)
         super().__init__(experiment=experiment)
         self._has_begun = False
-        self._restarted_layers: list[str] = []
-        self._not_kept: list[str] = []
+        self._trained_before: list[str] = []
         self.model = model
         self.config = model.config
         self.placement = Placement() if placement is None else placement
@@ -139,7 +138,7 @@ class TowerTrainer(Trainer):
         self.state["data"] = self.data
         if self.loss_scale is not None:
             self.state.update(self.loss_scale.variables())
-        self.state.update(self.built.separate_towers())
+        self.state.update(self.placement.adopt(self.variables, self.built.layers))
         self._xla = XlaChoice(self.config["model.jit_compile"], self.log)
         if self._xla.is_measured and not self.measures_xla:
             raise ConfigError(f'model.jit_compile: {type(self).__name__} cannot measure for "auto"; say true or false')
@@ -327,8 +326,9 @@ class TowerTrainer(Trainer):
             variables: with respect to which.
         """
         self._uses("model.mixed_precision")
-        scaled = tape.gradient if self.loss_scale is None else self.loss_scale.gradient_of(tape)
-        return list(scaled(loss, variables))
+        if self.loss_scale is None:
+            return list(tape.gradient(loss, variables))
+        return self.loss_scale.gradients(tape, loss, variables)
 
     def weight_decay_loss(self) -> tf.Tensor:
         """What the decaying variables add to the loss.
@@ -345,7 +345,7 @@ class TowerTrainer(Trainer):
         found = decay_losses(self.config, self.decayed.values())
         if type(self).weight_decay_loss is not TowerTrainer.weight_decay_loss:  # a subclass has another decay
             found["loss_l2"] = self.weight_decay_loss() - found.get("loss_l1", 0.0)
-        if (of_layers := self.built.layer_loss()) is not None:
+        if (of_layers := self.built.layers.loss()) is not None:
             found["loss_layers"] = of_layers
         return found
 
@@ -482,7 +482,9 @@ class TowerTrainer(Trainer):
     @contextmanager
     def _around_run(self) -> Iterator[None]:
         self._choose_trained()
-        self._restore_first_values()
+        found = self.built.layers.trained_before()
+        self._trained_before = [] if self._has_begun or self.continues_from_trained else found
+        self._has_begun = True
         self._optimizers.adopt(vars(self), self.trainable.values())
         self._read_blocks()
         self._steps.forget()  # traced callbacks belong to one list
@@ -495,7 +497,7 @@ class TowerTrainer(Trainer):
                 self._say_of_unused()
         finally:
             self.data.allow_changes = before
-            first_values.note_trained(self.built.layers.holders, self.built.layers.lasting)
+            self.built.layers.note_trained()
             self.built.layers.reset_trainable()
 
     def _choose_trained(self) -> None:
@@ -534,34 +536,17 @@ class TowerTrainer(Trainer):
         self._steps.forget()  # the step is traced again
         return before, len(self.trainable)
 
-    def _restore_first_values(self) -> None:
-        """Begin where the first trainer of the same layers began; a checkpoint that is restored comes later."""
-        self._restarted_layers, self._not_kept = [], []
-        if not self._has_begun and not self.continues_from_trained:
-            layers = self.built.layers
-            self._restarted_layers, self._not_kept = first_values.restore_first_values(layers.holders, layers.lasting)
-        self._has_begun = True
-
     def _check_begin(self) -> None:
-        """Log, once it is known that no checkpoint was restored, which layers begin with earlier values.
+        """Check that a run that restored no checkpoint does not continue from an earlier trainer's weights.
 
         Raises:
-            ModelError: the first values of one were not kept.
+            ModelError: an earlier trainer of this process has trained the same layers.
         """
-        if self.global_step:
-            return
-        if self._not_kept:
+        if self._trained_before and not self.global_step:
             raise ModelError(
-                f"an earlier trainer of this process has trained {', '.join(self._not_kept[:3])}, so that a fresh run "
-                "cannot begin where that began; make these layers in the model's constructor and call them in build(), "
-                "or make a new model for each run"
-            )
-        if self._restarted_layers:
-            others = len(self._restarted_layers) - 1
-            self.log(
-                f"{self._restarted_layers[0]}{f' and {others} more' if others else ''}: an earlier trainer of this "
-                "process has trained these layers; this fresh run begins with their first values (to continue from the "
-                "trained ones, load the weights of its checkpoint)"
+                f"an earlier trainer of this process has trained {', '.join(self._trained_before[:3])}, so this would "
+                "be no fresh run; make the layers in build(), or a new model for each run (to continue from the "
+                "trained weights, load_weights() a checkpoint or call train() of the same trainer)"
             )
 
     # -- after training -----------------------------------------------------------------------------------------------
@@ -583,7 +568,7 @@ class TowerTrainer(Trainer):
         if type(self).evaluate is not TowerTrainer.evaluate:
             return "*"
         self.built.stop = self.stop
-        return self.built.rehearse(dataset, batches)
+        return self.built.evaluation(dataset).rehearse(self.stop, batches, step=self.counter.step)
 
     def load_weights(
         self,

@@ -112,43 +112,6 @@ class Recurrent:
         return self.read(self.both(states, training=training))
 
 
-def preprocessing(x: Any, training: bool) -> Any:
-    scaled = L.Rescaling(0.5)(L.Normalization(mean=1.0, variance=4.0, name="scaled")(x[:, :3]))
-    kinds = L.CategoryEncoding(10, output_mode="multi_hot")(tf.cast(x[:, 3:], tf.int32))
-    return L.Dense(3, name="of_scaled")(L.Concatenate()([scaled, kinds]))
-
-
-class Preprocessing:
-    def __init__(self) -> None:
-        self.normal, self.scale = L.Normalization(mean=1.0, variance=4.0, name="scaled"), L.Rescaling(0.5)
-        self.encode, self.out = L.CategoryEncoding(10, output_mode="multi_hot"), L.Dense(3, name="of_scaled")
-
-    def __call__(self, x: Any, training: bool) -> Any:
-        kinds = self.encode(tf.cast(x[:, 3:], tf.int32))
-        return self.out(tf.concat([self.scale(self.normal(x[:, :3])), kinds], 1))
-
-
-def make_backbone() -> keras.Model:
-    backbone = keras.applications.MobileNet((32, 32, 3), 0.25, include_top=False, weights=None, pooling="avg")
-    for layer in backbone.layers[:-6]:
-        layer.trainable = False
-    for layer in backbone.layers[-6:]:
-        layer.trainable = not isinstance(layer, L.BatchNormalization)  # it would see a tower's part only
-    return backbone
-
-
-def pictures(x: Any) -> Any:
-    return tf.tile(tf.reshape(x, [-1, 1, 6, 1]), [1, 32, 6, 3])[:, :, :32]
-
-
-class Applications:
-    def __init__(self) -> None:
-        self.backbone, self.head = make_backbone(), L.Dense(3, name="head")
-
-    def __call__(self, x: Any, training: bool) -> Any:
-        return self.head(self.backbone(pictures(x), training=training))
-
-
 class Measured(L.Layer):  # type: ignore[misc]
     """Passes on what it gets, and averages it in a metric."""
 
@@ -172,40 +135,6 @@ class MetricLayers:
 
     def __call__(self, x: Any, training: bool) -> Any:
         return self.out(self.seen(self.hidden(x)))
-
-
-def tied(x: Any, training: bool) -> Any:
-    words = L.Embedding(10, 4, name="tied")
-    hidden = L.Dense(4, "tanh", name="mix")(L.Flatten()(words(tf.cast(x[:, 3:], tf.int32))))
-    return tf.matmul(hidden, words.embeddings[:3], transpose_b=True)
-
-
-class Tied:
-    def __init__(self) -> None:
-        self.words, self.mix = L.Embedding(10, 4, name="tied"), L.Dense(4, "tanh", name="mix")
-        self.flat = L.Flatten()
-
-    def __call__(self, x: Any, training: bool) -> Any:
-        hidden = self.mix(self.flat(self.words(tf.cast(x[:, 3:], tf.int32))))
-        return tf.matmul(hidden, self.words.embeddings[:3], transpose_b=True)
-
-
-def make_twin() -> keras.Model:
-    given = keras.Input((3,))
-    return keras.Model(given, L.Dense(4, "tanh", bias_regularizer="l2", name="look")(given), name="twin")
-
-
-def siamese(x: Any, training: bool) -> Any:
-    twin = make_twin()
-    return L.Dense(3, name="compare")(tf.abs(twin(x[:, :3]) - twin(x[:, 3:])))
-
-
-class Siamese:
-    def __init__(self) -> None:
-        self.twin, self.compare = make_twin(), L.Dense(3, name="compare")
-
-    def __call__(self, x: Any, training: bool) -> Any:
-        return self.compare(tf.abs(self.twin(x[:, :3]) - self.twin(x[:, 3:])))
 
 
 def dropout(x: Any, training: bool) -> Any:
@@ -235,18 +164,8 @@ class Together:
 
 
 GROUPS: dict[str, dict[Network, Callable[[], Network]]] = {
-    "models": {
-        **{inline(make): partial(Kept, make) for make in (make_functional, make_sequential, make_nested)},
-        siamese: Siamese,
-    },
-    "layers": {
-        subclassed: Subclassed,
-        shared: Shared,
-        preprocessing: Preprocessing,
-        metric_layers: MetricLayers,
-        tied: Tied,
-    },
+    "models": {inline(make): partial(Kept, make) for make in (make_functional, make_sequential, make_nested)},
+    "layers": {subclassed: Subclassed, shared: Shared, metric_layers: MetricLayers},
     "recurrent": {recurrent: Recurrent},
-    "applications": {pictures: Applications},
     "dropout": {dropout: Dropout},
 }

@@ -85,10 +85,6 @@ def dropout_in_training(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
     return keras.layers.Dropout(0.5)(keras.layers.Dense(3)(x), training=train_phase)
 
 
-def same_name_twice(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
-    return keras.layers.Dense(4, name="a")(keras.layers.Dense(4, name="a")(inputs["x"]))
-
-
 def metric_and_optimizer(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
     keras.optimizers.SGD(0.1, name="sgd")
     return keras.metrics.Mean()(keras.layers.Dense(4)(inputs["x"]))
@@ -124,35 +120,6 @@ def test_every_call_shares_the_variables_of_the_first(build: Build, names: str |
     assert trained <= used_again(store, build, True) <= mine
 
 
-class WithLayers:
-    """A model of which one layer exists before the first call, one is made in it, and one is made in every call."""
-
-    def __init__(self) -> None:
-        self.body = keras.Sequential(
-            [keras.layers.Dense(5), keras.layers.BatchNormalization(), keras.layers.Dropout(0.1)]
-        )
-        self.body.build((None, 4))
-        self.middle: keras.layers.Layer | None = None
-        self.last = keras.layers.Dense(2, name="last")
-
-    def __call__(self, inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
-        if self.middle is None:
-            self.middle = keras.layers.Dense(3, name="middle")
-        x = self.middle(self.body(inputs["x"], training=train_phase))
-        return self.last(keras.layers.Dense(3, name="here")(x))
-
-
-def test_layers_that_exist_before_are_adopted() -> None:
-    model = WithLayers()
-    store = fresh(model)
-    own = [*model.body.variables, *model.middle.variables, *model.last.variables]
-    mine = {id(variable) for variable in store.variables.values()}
-    assert {id(variable.value) for variable in own} < mine
-    assert len(mine) == len(own) + 2
-    assert used_again(store, model, True) <= mine
-    assert used_again(store, model, False) <= mine
-
-
 def eager_only(shape: int, name: str) -> Build:
     def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
         first = tf.executing_eagerly()
@@ -174,14 +141,21 @@ def test_other_variables_in_a_later_call_are_an_error(build: Build, message: str
         fresh(build)
 
 
-def test_a_layer_left_out_must_be_told_from_those_that_stay() -> None:
-    def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
-        x = keras.layers.Dense(4)(inputs["x"]) if train_phase else inputs["x"]
-        return keras.layers.Dense(4)(x)
+def one_layer_left_out(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+    x = keras.layers.Dense(4)(inputs["x"]) if train_phase else inputs["x"]
+    return keras.layers.Dense(4)(x)
 
-    store = fresh(build)
-    with pytest.raises(ModelError, match=r"left out dense_1/kernel, which cannot be told .* a name of its own"):
-        used_again(store, build, False)
+
+def one_variable_left_out(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
+    if train_phase:
+        tf.Variable(1.0, name="scale")
+    return inputs["x"] * tf.Variable(2.0, name="scale")
+
+
+@pytest.mark.parametrize(("build", "name"), [(one_layer_left_out, "dense_1/kernel"), (one_variable_left_out, "scale")])
+def test_what_is_left_out_must_be_told_from_what_stays(build: Build, name: str) -> None:
+    with pytest.raises(ModelError, match=f"left out {name}, which cannot be told .* a name of its own"):
+        used_again(fresh(build), build, False)
 
 
 def test_later_calls_do_not_disturb_the_random_generators_of_python_and_numpy() -> None:
@@ -189,13 +163,3 @@ def test_later_calls_do_not_disturb_the_random_generators_of_python_and_numpy() 
     before = random.getstate(), np.random.get_state()[1].tolist()
     used_again(store, unnamed, True)
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
-
-
-def test_a_variable_left_out_must_be_told_from_those_that_stay() -> None:
-    def build(inputs: dict[str, tf.Tensor], train_phase: bool) -> Any:
-        if train_phase:
-            tf.Variable(1.0, name="scale")
-        return inputs["x"] * tf.Variable(2.0, name="scale")
-
-    with pytest.raises(ModelError, match=r"left out scale, which cannot be told .* a name of its own"):
-        used_again(fresh(build), build, False)

@@ -15,6 +15,7 @@ WHOLE = {
     "datasets": "def datasets():\n    return {}\n",
     "definition": "def build(inputs, train_phase):\n    return {}\n",
 }
+CONFIG, DATASETS, BUILD = WHOLE.values()
 
 
 @pytest.fixture(autouse=True)
@@ -48,12 +49,8 @@ def test_items_and_attributes_are_the_same() -> None:
     assert list(net) == ["first", "second", "third"]
     del net.third
     assert net.last == 2 and "third" not in net
-
-
-def test_setting_again_makes_it_the_last() -> None:
-    net = ModelDict(a=1, b=2)
-    net.a = 3
-    assert list(net.items()) == [("b", 2), ("a", 3)] and net.last == 3
+    net.first = 3  # set again, it is the last
+    assert list(net.items()) == [("second", 2), ("first", 3)] and net.last == 3
 
 
 def test_a_missing_name_says_what_is_there() -> None:
@@ -67,7 +64,7 @@ def test_a_missing_name_says_what_is_there() -> None:
         ModelDict().last  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["last", "items", "keys", "update"])
+@pytest.mark.parametrize("name", ["last", "items"])
 def test_a_name_of_dict_cannot_be_an_attribute(name: str) -> None:
     net = ModelDict()
     with pytest.raises(AttributeError, match=f"'{name}' is taken"):
@@ -84,7 +81,7 @@ def test_a_package_of_three_modules() -> None:
     model = load_model("mine")
     assert model.name == "mine" and model.config["model.batch_size"] == 4
     assert model.datasets() == {} and model.build({}, True) == {}
-    assert model.source == Path.cwd() / "mine"
+    assert model.source == Path.cwd() / "mine" and model.config is sys.modules["mine.config"].config
 
 
 def test_a_single_module_and_a_plain_dict() -> None:
@@ -92,16 +89,6 @@ def test_a_single_module_and_a_plain_dict() -> None:
     model = load_model("single")
     assert isinstance(model.config, Config) and model.config["model.batch_size"] == 8
     assert model.source == Path.cwd() / "single.py"
-
-
-def test_the_config_is_the_packages_own() -> None:
-    write(mine____init__="".join(WHOLE.values()))
-    model = load_model("mine")
-    model.config["model.batch_size"] = 5
-    assert sys.modules["mine"].config["model.batch_size"] == 5
-
-
-CONFIG, DATASETS, BUILD = WHOLE.values()
 
 
 @pytest.mark.parametrize(
@@ -120,11 +107,15 @@ CONFIG, DATASETS, BUILD = WHOLE.values()
         ({"mine": CONFIG + DATASETS + "build = 1\n"}, "build must be a function, not int"),
         ({"mine": CONFIG + DATASETS + BUILD + "callbacks = []\n"}, "callbacks must be a function, not list"),
         ({"mine": "from prototrain import Config\nConfig({'trainer.x': 1})"}, "model mine: unknown key 'trainer.x'"),
+        (
+            {"mine": "config = {'model.batch_size': 'x'}\n" + DATASETS + BUILD},
+            "^model mine: model.batch_size: expected int",
+        ),
     ],
 )
 def test_what_is_missing_or_wrong_is_named(files: dict[str, str], message: str) -> None:
     write(**files)
-    with pytest.raises(ModelError, match=message):
+    with pytest.raises((ModelError, ConfigError), match=message):
         load_model("mine")
 
 
@@ -167,21 +158,10 @@ def test_a_class_an_object_and_a_function_that_makes_one() -> None:
             load_model(name)
 
 
-def test_a_wrong_value_in_a_plain_dict_names_the_model() -> None:
-    write(mine="config = {'model.batch_size': 'x'}\n" + DATASETS + BUILD)
-    with pytest.raises(ConfigError, match=r"^model mine: model.batch_size: expected int"):
-        load_model("mine")
-
-
-@pytest.mark.parametrize("name", ["sys", "builtins", "os", "json"])
-def test_a_module_that_is_no_model(name: str) -> None:
-    with pytest.raises(ModelError, match=f"model {name} has no config and no datasets and no build"):
-        load_model(name)
-
-
-@pytest.mark.parametrize("name", ["models/simple", "a-b", "", ".", "a..b", "../a", "a b"])
+@pytest.mark.parametrize("name", ["models/simple", "", "a..b", "sys"])
 def test_a_name_that_is_none(name: str) -> None:
-    with pytest.raises(ModelError, match="is not a module name; write it with dots"):
+    message = "model sys has no config" if name == "sys" else "is not a module name; write it with dots"
+    with pytest.raises(ModelError, match=message):
         load_model(name)
 
 

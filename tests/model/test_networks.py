@@ -79,9 +79,7 @@ def make_trainer(network: Network, towers: int) -> TowerTrainer:
 def test_it_learns_what_it_learns_in_keras(group: str) -> None:
     """With layers made inline, on one tower, and with layers made before, on two."""
     networks = GROUPS[group]
-    trainers = []
-    if group != "applications":  # which docs/fine-tuning.md makes inline, and compares with Keras
-        trainers.append(make_trainer(Together([*networks]), 1))
+    trainers = [make_trainer(Together([*networks]), 1)]
     if group != "dropout":  # of which each tower draws its own
         trainers.append(make_trainer(Together([make() for make in networks.values()]), 2))
     whole = Whole(Together([make() for make in networks.values()]))

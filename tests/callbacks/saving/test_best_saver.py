@@ -80,7 +80,7 @@ def best_note(experiment: Path) -> dict[str, Any]:
 def measured_again(experiment: Path, step: int) -> float:
     """What the action `evaluate` would say of a checkpoint."""
     built = BuiltModel(tiny_model())
-    built.take_weights(verify(experiment / "checkpoints" / f"step-{step:010d}"), cure="")
+    built.restore_weights(verify(experiment / "checkpoints" / f"step-{step:010d}"), cure="")
     outcome = built.evaluate("vld")
     assert outcome is not None
     return outcome["loss"]

@@ -1,0 +1,528 @@
+"""A call of a model's `build`, and the hooks in Keras and TensorFlow that ask it.
+
+Keras has no notion of a function that is called again and means the same layers. So the constructors of Keras ask the
+`BuildCall` of the present thread first and return the object of the first call, which is found by class, arguments and
+order. Variables report each use, so that what the first call changes can be restored. The hooks are installed when this
+module is imported; in a thread without a call of `build` they do nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from types import CellType, FunctionType
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from prototrain.errors import ModelError
+from prototrain.tf_private import (
+    KerasVariable,
+    forget_losses,
+    functional_kinds,
+    history,
+    in_stateless_scope,
+    raw_handle,
+    tell_of_uses,
+)
+from prototrain.towers import components
+
+CACHED = (
+    keras.layers.Layer,
+    keras.metrics.Metric,
+    keras.optimizers.Optimizer,
+    keras.random.SeedGenerator,
+    KerasVariable,
+    # Lookup tables and their contents; a table of a traced call would be filled in every step.
+    tf.lookup.KeyValueTensorInitializer,
+    tf.lookup.TextFileInitializer,
+    tf.lookup.StaticHashTable,
+)
+"""The classes whose objects are made once."""
+
+Key = tuple[Any, ...]
+"""What identifies an object: the id of the layer that makes it (0 for `build`), class, name, outline of arguments, and
+the name scope within `build`."""
+
+Objects = dict[Key, list[Any]]
+"""The objects that the first call made; those of one key in the order of creation."""
+
+_ADDED = "keras.Sequential.add"
+_EMPTY_CELL = CellType()
+_thread = threading.local()  # towers are traced in threads
+
+
+def present_call() -> BuildCall | None:
+    """The call of `build` in progress in this thread, or None."""
+    call: BuildCall | None = getattr(_thread, "call", None)
+    return call
+
+
+@contextmanager
+def _set(name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of this thread for the duration of a block."""
+    outer = getattr(_thread, name, None)
+    setattr(_thread, name, value)
+    try:
+        yield
+    finally:
+        setattr(_thread, name, outer)
+
+
+@contextmanager
+def calling(layer: Any) -> Iterator[None]:
+    """Treat what this thread makes and assigns in the block as a layer's own, as in its call."""
+    call = present_call()
+    with nullcontext() if call is None else call.inside(layer):
+        yield
+
+
+@dataclass
+class _Frame:
+    """Code that is running: `build` itself, a layer's call, or code that no later call repeats, which is ignored."""
+
+    owner: int  # the id of a layer, or 0 for `build`
+    is_ignored: bool = False
+    counts: Counter[Key] = field(default_factory=Counter)
+
+
+class BuildCall:
+    """A call of `build` in progress.
+
+    Args:
+        objects: those of the first call, which fills them.
+        is_first: whether it is the first call.
+        take_over: called with each layer that `build` itself calls, before the layer's first call.
+        seeds: by the name of a seed state, the variable that the present tower uses instead.
+
+    Attributes:
+        called: the layers that `build` itself has called, by id.
+        variables: the `tf.Variable` objects that `build` or its layers have asked for.
+        losses: tensors that layers have added.
+        updates_metrics: whether assignments to the variables of metrics count.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        *,
+        is_first: bool = False,
+        take_over: Callable[[Any], object] = lambda layer: None,
+        seeds: Mapping[str, tf.Variable] | None = None,
+    ) -> None:
+        self._objects = objects
+        self._is_first = is_first
+        self._take_over = take_over
+        self._seeds = seeds or {}
+        self._frames = [_Frame(0)]
+        self._outer_scope = tf.get_current_name_scope()
+        self._given: Any = None
+        self._new: dict[int, Any] = {}
+        self._before: dict[int, tuple[Any, Any]] = {}  # variables and their values, by the id of the handle
+        self._taken: set[int] = set()  # ids of losses, and of weights whose regularizers, that `build` has read
+        self.called: dict[int, Any] = {}
+        self.variables: list[Any] = []
+        self.losses: list[Any] = []
+        self.updates_metrics = True
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Let the hooks ask this call, and check at the end that it has made the same as the first one.
+
+        The first call restores the variables that running on a batch has changed.
+        """
+        try:
+            with _set("call", self):
+                yield
+        finally:
+            for variable, value in self._before.values():
+                variable.assign(value)
+        for layer in self.called.values():
+            forget_losses(layer)
+        self._check_left_out()
+
+    @property
+    def _in_layer(self) -> bool:
+        return len(self._frames) > 1
+
+    @contextmanager
+    def inside(self, layer: Any) -> Iterator[None]:
+        """A layer is called in this block: what is made in it belongs to the layer."""
+        if not self._in_layer and id(layer) not in self.called:
+            self.called[id(layer)] = layer
+            with self.ignoring():
+                self._take_over(layer)
+        with self._frame(_Frame(id(layer))):
+            yield
+
+    @contextmanager
+    def ignoring(self) -> Iterator[None]:
+        """An object is initialized or built in this block, which no later call repeats; what it changes stays."""
+        with self._frame(_Frame(0, is_ignored=True)):
+            yield
+
+    @contextmanager
+    def _frame(self, frame: _Frame) -> Iterator[None]:
+        self._frames.append(frame)
+        try:
+            yield
+        finally:
+            self._frames.pop()
+
+    # -- objects ------------------------------------------------------------------------------------------------------
+
+    def _find_or_make(self, key: Key, make: Callable[[], Any]) -> tuple[Any, bool]:
+        """The next object of a key, and whether it is new."""
+        frame = self._frames[-1]
+        if frame.is_ignored:
+            return make(), True
+        scope = ""
+        if not self._in_layer:  # without the numbers that a graph adds to a scope that is entered again
+            inner = tf.get_current_name_scope().removeprefix(self._outer_scope).strip("/")
+            scope = re.sub(r"_\d+(?=/|$)", "", inner)
+        key = (frame.owner, *key, scope)
+        if not self._is_first and key not in self._objects:  # control flow begins with another scope in a graph
+            others = [other for other in self._objects if other[:-1] == key[:-1]]
+            key = others[0] if len(others) == 1 else key
+        made, number = self._objects.get(key, []), frame.counts[key]
+        frame.counts[key] += 1
+        if number < len(made):
+            return made[number], False
+        new = make()
+        # An object that only a later call makes has no variables, and may hold tensors of that call's graph.
+        if self._is_first:
+            self._objects.setdefault(key, []).append(new)
+        return new, True
+
+    def obtain(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any], make: Callable[[], Any]) -> Any:
+        """The object of the first call that stands for a new one of this class, or else a new one of `make`."""
+        key = (f"{kind.__module__}.{kind.__qualname__}", kwargs.get("name"), _outline((args, kwargs)))
+        found, is_new = self._find_or_make(key, make)
+        if is_new:
+            self._new[id(found)] = found
+        self._given = None if is_new else found
+        return found
+
+    def is_initialized(self, found: Any) -> bool:
+        """Whether an object whose class is about to initialize it is of an earlier call; True once for each."""
+        is_given, self._given = found is self._given, None
+        return is_given
+
+    def variable(self, arguments: Mapping[str, Any], make: Callable[[], tf.Variable]) -> tf.Variable:
+        """The `tf.Variable` of the first call that stands for a new one, or else a new one of `make`.
+
+        Args:
+            arguments: of `tf.Variable`.
+            make: makes it, or raises an error in a later call.
+        """
+        value: Any = arguments.get("initial_value")
+        # Only a call of an initializer would tell the shape.
+        shape = None if callable(value) else tf.TensorShape(value.shape if hasattr(value, "shape") else np.shape(value))
+        found, _ = self._find_or_make(("tf.Variable", arguments.get("name"), str(shape)), make)
+        self.variables.append(found)
+        return found
+
+    def adds(self, model: keras.Sequential, layer: Any) -> bool:
+        """Whether to add a layer to a Sequential: the first call does it, a later one has the model of the first.
+
+        Raises:
+            ModelError: the first call has added another layer, or none.
+        """
+        layer = history(layer)[0][0] if isinstance(layer, keras.KerasTensor) else layer
+        found, is_new = self._find_or_make((_ADDED, model.name, id(model)), lambda: layer)
+        if found is not layer or (is_new and self.is_done(model)):
+            raise _added_others(model.name)
+        return not self.is_done(model)
+
+    def _check_left_out(self) -> None:
+        """Raise a ModelError if an object with weights was left out that only the order tells from a used one."""
+        for key, made in self._objects.items():
+            left_out = made[self._frames[0].counts[key] :]
+            if not 0 < len(left_out) < len(made):
+                continue
+            if key[1] == _ADDED:
+                raise _added_others(key[2])
+            if weights := _floating(left_out[-1]):
+                raise ModelError(
+                    f"build() left out {weights[0]}, which cannot be told from another variable of the same kind of "
+                    "layer; give every layer and variable that is not in all calls, and those like it, a name of its "
+                    "own"
+                )
+
+    # -- changes that happen once -------------------------------------------------------------------------------------
+
+    def is_done(self, changed: Any) -> bool:
+        """Whether the first call has made a one-time change of this object, such as building a layer."""
+        return not (self._is_first or self._in_layer or id(changed) in self._new)
+
+    def assign(self, variable: Any, value: Any, assign: Callable[[Any, Any], Any]) -> Any:
+        """Let `assign` set a Keras variable, unless the first call has set it once and for all.
+
+        Raises:
+            ModelError: the assignment would happen in every step.
+        """
+        if not self.updates_metrics and variable.value.synchronization == tf.VariableSynchronization.ON_READ:
+            return value
+        is_computed = tf.is_tensor(value) or isinstance(value, KerasVariable)
+        if self._in_layer or (is_computed and (self._is_first or not variable.trainable)):
+            return assign(variable, value)
+        if is_computed:
+            raise ModelError(
+                f"build() assigns a computed value to the trainable variable {variable.path}, which would happen in "
+                "every step; assign a NumPy array, which is taken over once, or change it in a callback or in the "
+                "trainer's train_step"
+            )
+        if not self._is_first:
+            return value
+        with self.ignoring():
+            assigned = assign(variable, value)
+        for part in components(variable.value):
+            self._before.pop(id(raw_handle(part)), None)  # what was assigned stays
+        return assigned
+
+    def note_use(self, variable: Any) -> None:
+        """In the first call, keep the value of a variable that is about to be used, wherever it belongs.
+
+        A layer may count in a `tf.Variable` that Keras does not know, and an op may change a random generator's state.
+        But whatever uses a variable from Python reads its handle first, and reading the handle is reported.
+        """
+        handle = raw_handle(variable)  # not the property, which leads here
+        if not self._is_first or id(handle) in self._before or any(frame.is_ignored for frame in self._frames):
+            return
+        with tf.init_scope():
+            # A variable that a graph is making has no value yet, nor has one that is being initialized.
+            if tf.executing_eagerly() and hasattr(handle, "numpy") and tf.raw_ops.VarIsInitializedOp(resource=handle):
+                # A tensor keeps its value: only a variable that changes is copied.
+                value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
+                self._before[id(handle)] = (variable, value)
+
+    # -- losses, variables and seeds ----------------------------------------------------------------------------------
+
+    def note_taken(self, layer: Any, losses: list[Any]) -> None:
+        """The losses of a layer were read: if `build` did it, `build` takes care of them."""
+        if not self._in_layer:
+            self._taken |= {id(loss) for loss in losses} | {id(weight) for weight in layer.trainable_weights}
+
+    def losses_left(self, weights: list[Any]) -> list[Any]:
+        """The losses of layers, and of the regularizers of these weights, that `build` does not take care of."""
+        found = [loss for loss in self.losses if id(loss) not in self._taken]
+        return found + [w.regularizer(w) for w in weights if w.regularizer is not None and id(w) not in self._taken]
+
+    def take_losses(self) -> list[Any]:
+        """The losses of layers that `build` has called so far; `build` takes care of them from now on."""
+        weights = {id(w): w for layer in self.called.values() for w in layer.trainable_weights}
+        found = self.losses_left(list(weights.values()))
+        self._taken |= {*map(id, self.losses), *weights}
+        return found
+
+    def trainable_variables(self) -> list[Any]:
+        """The trainable variables of layers that `build` has called so far, and those that it has made itself."""
+        weights = [weight for layer in self.called.values() for weight in layer.weights]
+        trained = {id(weight) for layer in self.called.values() for weight in layer.trainable_weights}
+        found = {id(weight.value): weight.value for weight in weights if id(weight) in trained}
+        of_layers = {id(weight.value) for weight in weights}
+        found |= {id(made): made for made in self.variables if made.trainable and id(made) not in of_layers}
+        return list(found.values())
+
+    def seed_state(self, state: Any) -> Any:
+        """The variable that the present tower uses instead of the state of a `SeedGenerator`, or None."""
+        return self._seeds.get(base_name(state)) if self._seeds else None
+
+
+def base_name(variable: Any) -> str:
+    """A variable's name without the output number, such as ``fc0/kernel``."""
+    return str(variable.name).split(":")[0]
+
+
+def _added_others(name: str) -> ModelError:
+    return ModelError(
+        f"build() does not add the same layers to the Sequential {name!r} in every call; give them as a list instead, "
+        "keras.Sequential([...])"
+    )
+
+
+def _floating(made: Any) -> list[str]:
+    """The names of an object's variables of floats."""
+    held: list[Any] = [made] if isinstance(made, (KerasVariable, tf.Variable)) else getattr(made, "variables", [])
+    return [getattr(v, "path", None) or base_name(v) for v in held if tf.as_dtype(v.dtype).is_floating]
+
+
+def _outline(value: Any, within: tuple[Any, ...] = ()) -> Any:
+    """The part of an argument that is the same in every call of `build`.
+
+    Args:
+        value: the argument.
+        within: the functions whose variables are looked at.
+    """
+    if value is None or isinstance(value, (bool, bytes, complex, float, int, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return tuple(_outline(item, within) for item in value)
+    if isinstance(value, Mapping):
+        return tuple((key, _outline(item, within)) for key, item in value.items())
+    if isinstance(value, (*CACHED, tf.Variable)):
+        return id(value)
+    if isinstance(value, keras.KerasTensor):
+        return tuple(_outline(step, within) for step in history(value))
+    if isinstance(value, FunctionType) and value not in within:
+        # A layer keeps the function of the first call: one that sees other values is another function.
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY_CELL]
+        return value.__qualname__, _outline([*cells, value.__defaults__, value.__kwdefaults__], (*within, value))
+    if isinstance(value, partial):
+        return _outline([value.func, value.args, value.keywords], within)
+    if tf.is_tensor(value):
+        parts = [tf.get_static_value(part) for part in tf.nest.flatten(value, expand_composites=True)]
+        return type(value).__qualname__ if any(part is None for part in parts) else tuple(map(_digest, parts))
+    if isinstance(value, np.ndarray):
+        return _digest(value)
+    return getattr(value, "__qualname__", None) or type(value).__qualname__
+
+
+def _digest(array: Any) -> Any:
+    array = np.asarray(array)
+    held = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
+    return str(array.dtype), array.shape, hashlib.sha256(held).hexdigest()
+
+
+# -- hooks in constructors --------------------------------------------------------------------------------------------
+
+
+def _hook_constructor(kind: type) -> None:
+    original: Any = kind.__new__
+
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        def plain() -> Any:
+            return object.__new__(cls) if original is object.__new__ else original(cls, *args, **kwargs)
+
+        def hooked() -> Any:
+            made = plain()
+            if isinstance(made, keras.layers.Layer):
+                made.build = _with_hook(made.build, partial(_build, made))
+            _hook_initializer(type(made))
+            return made
+
+        # Constructors call those of their base classes, and not always with the arguments.
+        call = None if getattr(_thread, "constructing", False) else present_call()
+        if call is None:
+            return plain()
+        with _set("constructing", True):
+            return call.obtain(cls, args, kwargs, hooked)
+
+    setattr(new, "__signature__", inspect.signature(kind.__init__))  # type: ignore[misc]  # noqa: B010
+    kind.__new__ = new  # type: ignore[method-assign,assignment]
+
+
+def _hook_initializer(kind: type) -> None:
+    """Make a class initialize each object once."""
+    if not hasattr(kind.__init__, "asks_first"):  # type: ignore[misc]
+        method = _with_hook(kind.__init__, _initialize)  # type: ignore[misc]
+        method.asks_first = True
+        kind.__init__ = method  # type: ignore[misc]
+
+
+def _initialize(call: BuildCall, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    if not call.is_initialized(self):
+        with call.ignoring():
+            original(self, *args, **kwargs)
+
+
+def _build(layer: Any, call: BuildCall, original: Any, *args: Any, **kwargs: Any) -> Any:
+    if call.is_done(layer):
+        return None
+    with call.ignoring():
+        return original(*args, **kwargs)
+
+
+# -- hooks in methods -------------------------------------------------------------------------------------------------
+
+
+def _with_hook(original: Any, hook: Callable[..., Any]) -> Any:
+    """A method that calls `hook` with the present call of `build`, `original` and the arguments, if there is a call."""
+
+    @functools.wraps(original)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        call = present_call()
+        return original(*args, **kwargs) if call is None else hook(call, original, *args, **kwargs)
+
+    setattr(method, "__signature__", inspect.signature(original))  # noqa: B010 - which Keras reads
+    return method
+
+
+def _once(call: BuildCall, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    return None if call.is_done(self) else original(self, *args, **kwargs)
+
+
+def _add(call: BuildCall, original: Any, self: Any, layer: Any, *args: Any, **kwargs: Any) -> None:
+    if call.adds(self, layer):
+        original(self, layer, *args, **kwargs)
+
+
+def _call(call: BuildCall, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    with call.inside(self):
+        return original(self, *args, **kwargs)
+
+
+def _assign(call: BuildCall, original: Any, self: Any, value: Any) -> Any:
+    return original(self, value) if in_stateless_scope() else call.assign(self, value, original)
+
+
+def _add_loss(call: BuildCall, original: Any, self: Any, loss: Any) -> None:
+    original(self, loss)
+    if not in_stateless_scope():
+        call.losses += keras.tree.flatten(loss)
+
+
+def _losses(call: BuildCall, original: Any, self: Any) -> Any:
+    found = original(self)
+    call.note_taken(self, found)
+    return found
+
+
+def _next_seed(call: BuildCall, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    own = call.seed_state(self.state.value)
+    if own is None:
+        return original(self, *args, **kwargs)
+    seed = tf.identity(own)
+    own.assign(seed + tf.constant([0, 1], seed.dtype))
+    return seed
+
+
+def _note_use(variable: Any) -> None:
+    call = present_call()
+    if call is not None:
+        call.note_use(variable)
+
+
+def _install() -> None:
+    for kind in (*CACHED, keras.Model, keras.Sequential, *functional_kinds()):
+        _hook_constructor(kind)
+    layer: Any = keras.layers.Layer
+    adapting = ("Normalization", "Discretization", "TextVectorization", "StringLookup", "IntegerLookup")
+    hooks: list[tuple[Any, str, Callable[..., Any]]] = [
+        (layer, "__call__", _call),
+        (layer, "add_loss", _add_loss),
+        (KerasVariable, "assign", _assign),
+        (keras.random.SeedGenerator, "next", _next_seed),
+        (keras.Model, "load_weights", _once),
+        (keras.Sequential, "add", _add),
+        (keras.Sequential, "pop", _once),
+        *((getattr(keras.layers, name), "adapt", _once) for name in adapting),
+    ]
+    for owner, name, hook in hooks:
+        setattr(owner, name, _with_hook(getattr(owner, name), hook))
+    layer.trainable = layer.trainable.setter(_with_hook(layer.trainable.fset, _once))
+    layer.losses = property(_with_hook(layer.losses.fget, _losses), doc=layer.losses.__doc__)
+    tell_of_uses(_note_use)
+
+
+_install()

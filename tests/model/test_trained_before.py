@@ -1,0 +1,107 @@
+"""Layers that outlast a trainer: a fresh run that would continue from trained weights is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from prototrain import Config, KerasTrainer, SimpleTrainer, SyncReplicatedTrainer
+from prototrain.callbacks import SaveOnExit
+from prototrain.errors import ConfigError, ModelError
+from prototrain.launch import launch
+from tests.tiny import tiny_arrays, tiny_config, tiny_datasets, tiny_model
+
+L = keras.layers
+REFUSED = r"earlier trainer of this process has trained .*make the layers in build\(\), or a new model"
+
+
+class Net:
+    """Layers that are made in the constructor, one of them frozen, and one that the first `build` makes and keeps."""
+
+    def __init__(self, *, frozen: bool = False, **config: Any) -> None:
+        self.config = tiny_config(**config)
+        self.body = keras.Sequential([L.Dense(4, name="fc"), L.BatchNormalization(name="bn")], name="body")
+        self.body.trainable = not frozen
+        self.head: Any = None
+        self.keeps_head = not frozen
+
+    def datasets(self) -> dict[str, tf.data.Dataset]:
+        return tiny_datasets()
+
+    def build(self, inputs: Any, train_phase: bool) -> dict[str, Any]:
+        head = self.head or L.Dense(2, name="head")
+        self.head = head if self.keeps_head else None
+        logits = head(self.body(inputs["x"], training=train_phase))
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs["y"], logits=logits)
+        return {"loss": tf.reduce_mean(losses), "logits": logits}
+
+
+def trained(model: Any, make: Any = SimpleTrainer, steps: int = 3, **options: Any) -> Any:
+    trainer = make(model, **options)
+    trainer.train(max_steps=steps)
+    return trainer
+
+
+@pytest.mark.parametrize(("make", "options"), [(SimpleTrainer, {}), (SyncReplicatedTrainer, {"towers": "cpu:2"})])
+def test_a_second_fresh_trainer_is_refused(make: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    model = Net()
+    first = trained(model, make, **options)
+    measured = first.evaluate("vld")
+    with pytest.raises(ModelError, match=REFUSED):
+        trained(model, make, experiment=tmp_path / "e", **options)
+    assert [path for path in (tmp_path / "e").rglob("*") if path.is_file() and path.name != ".lock"] == []
+    assert make(model, **options).evaluate("vld")["loss"] == pytest.approx(measured["loss"])  # which trains nothing
+    first.train(max_steps=5)  # the same trainer continues
+    assert first.global_step == 5
+
+
+def test_a_launch_that_resumes_is_no_fresh_run(tmp_path: Path) -> None:
+    model = Net(trainer__experiment_base_dir=str(tmp_path))
+    launch(model, callbacks=[SaveOnExit()])
+    model.config["model.num_steps"] = 25
+    assert launch(model, callbacks=[SaveOnExit()]).global_step == 25
+    with pytest.raises(ModelError, match=REFUSED):
+        launch(model, fresh=True, callbacks=[SaveOnExit()])
+
+
+def test_weights_that_are_loaded_in_between_are_trained(tmp_path: Path) -> None:
+    model = Net()
+    first = trained(model)
+    first.dump_weights(tmp_path / "trained.npz")
+    again = SimpleTrainer(model)
+    again.load_weights(tmp_path / "trained.npz")  # the same values: whoever loads them wants them
+    again.train(max_steps=1)
+    for layer in (*model.body.layers, model.head):
+        layer.set_weights([np.full_like(weight, 0.5) for weight in layer.get_weights()])
+    trained(model)
+
+
+def test_layers_that_build_makes_and_frozen_ones_may_be_used_again() -> None:
+    ends = []
+    for model in [tiny_model()] * 2 + [Net(frozen=True)] * 2:
+        trainer = trained(model)
+        ends.append({name: tf.convert_to_tensor(one).numpy().tobytes() for name, one in trainer.variables.items()})
+    assert ends[0] == ends[1] and ends[2] == ends[3]
+
+
+def test_a_used_optimizer_is_refused() -> None:
+    model = tiny_model()
+    model.config = Config({**tiny_config(), "model.optimizer.method": keras.optimizers.Adam(0.01)})
+    trained(model)
+    with pytest.raises(ConfigError, match="already built by another trainer; give a factory"):
+        trained(model)
+
+
+def test_a_keras_trainer_continues_as_fit_does() -> None:
+    model = keras.Sequential([keras.Input([4]), L.Dense(1)])
+    model.compile("sgd", "mse")
+    data = tiny_arrays()["x"], tiny_arrays()["y"]
+    KerasTrainer(model, data, batch_size=8).train(max_steps=3)
+    before = model.get_weights()[0]
+    KerasTrainer(model, data, batch_size=8).train(max_steps=0)
+    np.testing.assert_array_equal(before, model.get_weights()[0])
