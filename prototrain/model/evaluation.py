@@ -47,11 +47,7 @@ class CompiledPass:
         self._call = compiled(self._iterate)
 
     def run(self, stop: StopRequest, batches: int = 0) -> tuple[int, list[tf.Tensor]] | None:
-        """Evaluate the data.
-
-        Args:
-            stop: ends the pass when it is requested.
-            batches: how many from the start; 0 for all.
+        """Evaluate the first batches, or all if the number is 0.
 
         Returns:
             the number of batches and the sums, or None if a stop was requested before the end.
@@ -70,18 +66,8 @@ class CompiledPass:
     def rehearse(self, name: str, stop: StopRequest, batches: int = 0) -> tuple[int, list[tf.Tensor]] | None:
         """Trace the pass and evaluate the first two batches at most, so that mistakes show; nothing is changed by it.
 
-        Data that is reshuffled in each pass is not read, since that would change the order of the next pass.
-
-        Args:
-            name: of the data, for messages.
-            stop: ends the pass, and the wait for its batches, when it is requested.
-            batches: as for `run`.
-
-        Returns:
-            as `run`; None also where nothing was read.
-
-        Raises:
-            tf.errors.OpError: reading or measuring failed.
+        Data that is reshuffled in each pass is not read, since that would change the order of the next pass: then, too,
+        it returns None. It raises as `run` does.
         """
         with random_state_kept():
             graph = self._call.get_concrete_function(tf.data.IteratorSpec(self._dataset.element_spec)).graph
@@ -172,12 +158,7 @@ class Evaluation:
         self._pass = CompiledPass(dataset, self._measure, [tf.float64] * 3)
 
     def run(self, stop: StopRequest, batches: int, *, step: int) -> dict[str, float] | None:
-        """Evaluate.
-
-        Args:
-            stop: ends the pass when it is requested.
-            batches: how many from the start; 0 for all.
-            step: the number of completed steps, for messages.
+        """Evaluate the first batches, or all if the number is 0; `step` is for messages.
 
         Returns:
             the scalars by name, or None if a stop was requested before the end.
@@ -199,15 +180,7 @@ class Evaluation:
         return dict(zip(self._names, means.numpy().tolist(), strict=True))
 
     def rehearse(self, stop: StopRequest, batches: int, *, step: int) -> list[str]:
-        """Evaluate two batches at most, so that mistakes show; see `CompiledPass.rehearse`.
-
-        Returns:
-            the scalars' names.
-
-        Raises:
-            DataError: the dataset is empty.
-            StepError: reading or evaluating failed.
-        """
+        """Evaluate two batches at most, so that mistakes show, and return the scalars' names; raises as `run` does."""
         self._checked(lambda: self._pass.rehearse(self._name, stop, batches), step)
         return self._names
 

@@ -64,6 +64,13 @@ def test_a_step_alone_has_the_bits_of_one_in_a_long_call() -> None:
     assert ends[0] == ends[1]
 
 
+def test_a_resumed_run_does_not_differ_in_a_bit(reference: dict[str, bytes], tmp_path: Path) -> None:
+    for end in (7, 20):
+        trainer = tiny_trainer(tmp_path)
+        trainer.train([LearningRate(rate), StopOnNaN(), SaveOnExit()], max_steps=end, steps_per_epoch=5)
+    assert values(trainer) == reference
+
+
 def test_a_step_is_traced_once_and_its_outputs_are_those_of_the_last_one_by_name() -> None:
     phases: list[bool] = []
 
