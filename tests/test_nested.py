@@ -109,11 +109,8 @@ def _predicts(trainer: SimpleTrainer) -> None:
     (parts,) = trainer.get_predictor(["user/age", "user/pair"], ["guess"])(age, (pair, number))
     assert all(np.allclose(guess, one) for one in (found, whole, parts))
     for names, given, message in [
-        (["user/agent"], (age,), "a training batch has: user/age, user/pair/0, user/pair/1, y"),
         (["user/pair/0"], (pair,), "of a tuple all is needed, also number '1'"),
         (["user"], ({"age": age, "pair": (pair,)},), "input 'user/pair' must be a structure .* it has no '1'"),
-        (["user"], (age,), "input 'user' must be a structure .* it has no 'age'"),
-        (["user"], ({"age": age[0], "pair": (pair, number)},), r"cannot handle 'user/age' of shape \(1,\)"),
     ]:
         with pytest.raises(ModelError, match=message):
             trainer.get_predictor(names, ["guess"])(*given)
@@ -125,17 +122,13 @@ def _is_served(built: BuiltModel) -> None:
     assert served.results()[0]["serving_default:guess"].shape == (8, 1)
 
 
-def test_several_towers_and_micro_batches_get_their_parts(tmp_path: Path) -> None:
-    losses = Losses(), Losses()
-    SimpleTrainer(tiny_model(build=build, datasets=datasets)).train([losses[0]], max_steps=3)
-    model = tiny_model(build=build, datasets=datasets, model__accumulate_steps=2)
-    SyncReplicatedTrainer(model, "cpu:2").train([losses[1], Validation().every(steps=3)], max_steps=3)
-    assert np.allclose([*losses[0].by_step.values()], [*losses[1].by_step.values()], rtol=1e-5)
-
-
-def test_python_data_is_read_again_and_compared(tmp_path: Path) -> None:
+def test_python_data_on_several_towers_and_micro_batches_is_read_again_and_compared(tmp_path: Path) -> None:
     for steps in (3, 6):
-        trainer = SimpleTrainer(tiny_model(build=build, datasets=generated), experiment=tmp_path)
+        model = tiny_model(build=build, datasets=generated, model__accumulate_steps=2)
+        trainer = SyncReplicatedTrainer(model, "cpu:2", experiment=tmp_path)
         trainer.train([ModelSaver().every(steps=3)], max_steps=steps)
         assert trainer.data.mode == "replay" and trainer.data.caveat is None
     assert trainer.run.resume_line().startswith("resumed at step 3")
+    plain = SimpleTrainer(tiny_model(build=build, datasets=generated))
+    plain.train(max_steps=6)
+    assert trainer.outputs["loss"] == pytest.approx(plain.outputs["loss"], rel=1e-5)

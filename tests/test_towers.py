@@ -13,11 +13,9 @@ from prototrain.towers import choose_devices, components, current_tower, make_cp
     ("towers", "devices"),
     [
         (None, ["CPU:0"]),
-        (1, ["CPU:0"]),
         (2, ["CPU:0", "CPU:1"]),
         ("3", ["CPU:0", "CPU:1", "CPU:2"]),
         ("cpu:4", ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]),
-        ("CPU:0", ["CPU:0"]),
         ("cpu:1,CPU:3", ["CPU:1", "CPU:3"]),
         (["/device:CPU:2", "cpu:0"], ["CPU:2", "CPU:0"]),
     ],
@@ -32,12 +30,10 @@ def test_devices(towers: object, devices: list[str]) -> None:
         (0, "at least 1"),
         (5, "5 are more than the 4 CPU device.*cpu:5"),
         ("cpu:100000", "cpu:100000 is too many; at most 256 logical CPU devices are made"),
-        ("cpu:8", "started with 4 CPU devices.*make_cpu_devices\\(8\\)"),
+        ("cpu:8", r"started with 4 CPU devices.*make_cpu_devices\(8\)"),
         ("two", "'two' is not a device"),
         ("GPU:0", "no device GPU:0; there are CPU:0"),
-        ("CPU:0,CPU:7", "no device CPU:7"),
         ("CPU:1,cpu:1", "named twice"),
-        ("", "'' is not a device"),
     ],
 )
 def test_wrong_devices(towers: object, message: str) -> None:
@@ -46,11 +42,8 @@ def test_wrong_devices(towers: object, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_fewer_cpu_devices_than_there_are_is_fine() -> None:
+def test_fewer_devices_than_there_are_and_no_tower_outside_of_build() -> None:
     make_cpu_devices(2)
-
-
-def test_the_current_tower_is_known_in_build_only() -> None:
     with pytest.raises(ModelError, match="inside a model's build"):
         current_tower()
 
@@ -70,34 +63,32 @@ def test_seeds_of_towers_differ() -> None:
     assert {int(seed[1]) for seed in seeds} == {7}
 
 
-class TestBatches:
-    batch = {  # noqa: RUF012
-        "dense": tf.reshape(tf.range(12), [6, 2]),
-        "ragged": tf.ragged.constant([[1], [], [2, 3], [4], [5], [6, 7, 8]]),
-        "sparse": tf.sparse.from_dense(tf.eye(6)),
-        "scalar": tf.constant(3.0),
-    }
+BATCH = {
+    "dense": tf.reshape(tf.range(12), [6, 2]),
+    "ragged": tf.ragged.constant([[1], [], [2, 3], [4], [5], [6, 7, 8]]),
+    "sparse": tf.sparse.from_dense(tf.eye(6)),
+    "scalar": tf.constant(3.0),
+}
 
-    def dense(self, value: object) -> list[object]:
-        if isinstance(value, tf.SparseTensor):
-            value = tf.sparse.to_dense(value)
-        return value.to_list() if isinstance(value, tf.RaggedTensor) else value.numpy().tolist()  # type: ignore
 
-    @pytest.mark.parametrize("parts", [1, 2, 3])
-    def test_parts_add_up(self, parts: int) -> None:
-        divided = split_batch(self.batch, parts)
-        assert len(divided) == parts
-        for name in ("dense", "ragged", "sparse"):
-            together = [row for part in divided for row in self.dense(part[name])]
-            assert together == self.dense(self.batch[name])
-        assert all(part["scalar"] == 3.0 for part in divided)
-        first = first_part(self.batch, parts)
-        assert all(self.dense(first[name]) == self.dense(divided[0][name]) for name in self.batch)
+def rows(value: object) -> list[object]:
+    if isinstance(value, tf.SparseTensor):
+        value = tf.sparse.to_dense(value)
+    return value.to_list() if isinstance(value, tf.RaggedTensor) else value.numpy().tolist()  # type: ignore
 
-    @pytest.mark.parametrize("name", ["dense", "ragged"])
-    def test_an_uneven_split_is_an_error(self, name: str) -> None:
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_parts_of_a_batch_add_up(parts: int) -> None:
+    divided = split_batch(BATCH, parts)
+    assert len(divided) == parts and all(part["scalar"] == 3.0 for part in divided)
+    for name in ("dense", "ragged", "sparse"):
+        assert [row for part in divided for row in rows(part[name])] == rows(BATCH[name])
+    first = first_part(BATCH, parts)
+    assert all(rows(first[name]) == rows(divided[0][name]) for name in BATCH)
+
+
+def test_uneven_parts() -> None:
+    for name in ("dense", "ragged"):
         with pytest.raises(tf.errors.InvalidArgumentError, match="does not divide evenly into 4 parts"):
-            split_batch({name: self.batch[name]}, 4)
-
-    def test_the_first_part_of_a_small_batch_is_not_empty(self) -> None:
-        assert first_part({"x": tf.ones([2, 3])}, 4)["x"].shape == (1, 3)
+            split_batch({name: BATCH[name]}, 4)
+    assert first_part({"x": tf.ones([2, 3])}, 4)["x"].shape == (1, 3)  # not empty

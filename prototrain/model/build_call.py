@@ -219,12 +219,7 @@ class BuildCall:
         return is_given
 
     def variable(self, arguments: Mapping[str, Any], make: Callable[[], tf.Variable]) -> tf.Variable:
-        """The `tf.Variable` of the first call that stands for a new one, or else a new one of `make`.
-
-        Args:
-            arguments: of `tf.Variable`.
-            make: makes it, or raises an error in a later call.
-        """
+        """The `tf.Variable` of the first call that stands for a new one with these arguments, or that of `make`."""
         value: Any = arguments.get("initial_value")
         # Only a call of an initializer would tell the shape.
         shape = None if callable(value) else tf.TensorShape(value.shape if hasattr(value, "shape") else np.shape(value))
@@ -233,11 +228,7 @@ class BuildCall:
         return found
 
     def adds(self, model: keras.Sequential, layer: Any) -> bool:
-        """Whether to add a layer to a Sequential: the first call does it, a later one has the model of the first.
-
-        Raises:
-            ModelError: the first call has added another layer, or none.
-        """
+        """Whether to add a layer to a Sequential: a later call has the model of the first, and must add the same."""
         layer = history(layer)[0][0] if isinstance(layer, keras.KerasTensor) else layer
         found, is_new = self._find_or_make((_ADDED, model.name, id(model)), lambda: layer)
         if found is not layer or (is_new and self.is_done(model)):
@@ -266,11 +257,7 @@ class BuildCall:
         return not (self._is_first or self._in_layer or id(changed) in self._new)
 
     def assign(self, variable: Any, value: Any, assign: Callable[[Any, Any], Any]) -> Any:
-        """Let `assign` set a Keras variable, unless the first call has set it once and for all.
-
-        Raises:
-            ModelError: the assignment would happen in every step.
-        """
+        """Let `assign` set a Keras variable, unless the first call has set it once and for all."""
         if not self.updates_metrics and variable.value.synchronization == tf.VariableSynchronization.ON_READ:
             return value
         is_computed = tf.is_tensor(value) or isinstance(value, KerasVariable)
@@ -291,10 +278,10 @@ class BuildCall:
         return assigned
 
     def note_use(self, variable: Any) -> None:
-        """In the first call, keep the value of a variable that is about to be used, wherever it belongs.
+        """In the first call, keep the value of a variable that is about to be used.
 
-        A layer may count in a `tf.Variable` that Keras does not know, and an op may change a random generator's state.
-        But whatever uses a variable from Python reads its handle first, and reading the handle is reported.
+        A layer may count in a `tf.Variable` that Keras does not know, and an op may change a random generator's state,
+        but all that uses a variable from Python reads its handle first, which is reported.
         """
         handle = raw_handle(variable)  # not the property, which leads here
         if not self._is_first or id(handle) in self._before or any(frame.is_ignored for frame in self._frames):
@@ -358,12 +345,7 @@ def _floating(made: Any) -> list[str]:
 
 
 def _outline(value: Any, within: tuple[Any, ...] = ()) -> Any:
-    """The part of an argument that is the same in every call of `build`.
-
-    Args:
-        value: the argument.
-        within: the functions whose variables are looked at.
-    """
+    """The part of an argument that is the same in every call of `build`; `within` are functions that contain it."""
     if value is None or isinstance(value, (bool, bytes, complex, float, int, str)):
         return value
     if isinstance(value, (list, tuple)):

@@ -190,11 +190,7 @@ class BuiltModel:
     # -- what is trained ----------------------------------------------------------------------------------------------
 
     def choose_trained(self) -> bool:
-        """Choose the variables that are trained and those that decay: layers may have been frozen or unfrozen.
-
-        Returns:
-            whether they are others than before.
-        """
+        """Choose the variables that are trained and those that decay; returns whether they are others than before."""
         weights = self.layers.trainable
         if weights.keys() == self._weights.keys():
             return False
@@ -208,13 +204,8 @@ class BuiltModel:
     def weights_to_change(self, who: str, regex: str, value: bool) -> dict[str, Any]:
         """The weights that a regular expression matches, see `LayerCache.matching`, by name.
 
-        Args:
-            who: asks for them, for messages.
-            regex: the regular expression.
-            value: whether they are to be trained.
-
         Raises:
-            CallbackError: there are none, or they cannot be trained.
+            CallbackError: there are none, or they cannot be trained although `value` is true; `who` begins the message.
         """
         try:
             found = {name: self.variables[name] for name in self.layers.matching(regex)}
@@ -318,17 +309,10 @@ class BuiltModel:
         return f"weights from {where}\n{load_report_table(report)}"
 
     def restore_weights(self, checkpoint: Checkpoint, *, cure: str) -> bool:
-        """Load the weights of a checkpoint of the same model; moving averages where there are any.
-
-        Args:
-            checkpoint: the source.
-            cure: what to do if it does not fit, for the message.
-
-        Returns:
-            whether they are moving averages.
+        """Load the weights of a checkpoint of the same model; returns whether they are moving averages.
 
         Raises:
-            CheckpointError: it is damaged, or of another model.
+            CheckpointError: it is damaged, or of another model; the message ends with `cure`.
         """
         saved = checkpoint.tensors() if checkpoint.meta["variables"] else {}
         averages = averaged_weights(saved)
@@ -339,13 +323,8 @@ class BuiltModel:
     def assign(self, values: Mapping[str, Any], where: str, *, cure: str) -> None:
         """Set every variable to its value among these, by name.
 
-        Args:
-            values: of this model's variables and perhaps of others.
-            where: their source, for the message.
-            cure: what to do if they do not fit, for the message.
-
         Raises:
-            CheckpointError: one is missing or has another shape.
+            CheckpointError: one is missing or has another shape; the message names `where` and ends with `cure`.
         """
         mine = {name: value for name, value in values.items() if name in self.variables}
         check_fit(self.variables, mine, where, cure=cure)

@@ -60,8 +60,7 @@ class LayerCache:
         What `build` assigns once, by `load_weights`, `set_weights` or `assign` of an array, stays.
 
         Args:
-            strategy: places the variables; the present one by default. Only the variables are made in its scope: layers
-                that use the other towers, such as synchronized batch normalization, cannot run there.
+            strategy: places the variables; the present one by default.
             declare: maps the arguments of a new variable to those that the strategy needs.
         """
         strategy = strategy if strategy is not None else tf.distribute.get_strategy()
@@ -82,7 +81,7 @@ class LayerCache:
                 nonlocal placing
                 placing = True
                 try:
-                    with strategy.scope():
+                    with strategy.scope():  # for variables only: synchronized layers cannot run there
                         variable = tf.Variable(**declare(**arguments))
                 finally:
                     placing = False
@@ -130,7 +129,7 @@ class LayerCache:
         be called twice fails here, before a run writes anything.
 
         Args:
-            build: called with one batch; what it returns are the graph's outputs.
+            build: called with one batch; returns tensors.
             inputs: the specification of a batch, as `tf.data.Dataset.element_spec`.
 
         Raises:
@@ -154,9 +153,6 @@ class LayerCache:
         Args:
             called: the layers that `build` has called, by id.
             before: the variables that it uses and has not created.
-
-        Raises:
-            ModelError: `build` makes two layers of one name with a variable each.
         """
         made = {id(item): item for key, items in self._objects.items() if key[0] == 0 for item in items}
         named = [item for key, items in self._objects.items() if key[0] == 0 and key[2] for item in items]
@@ -275,11 +271,8 @@ class LayerCache:
     # -- losses -------------------------------------------------------------------------------------------------------
 
     def loss(self) -> tf.Tensor | None:
-        """The sum of the layers' losses in the last call of `build` in this thread; a float32 scalar or None.
-
-        These are the losses that layers have added and the regularizers of trainable weights, without those that
-        `build` has read itself and so adds to its own loss.
-        """
+        """The sum of the layers' losses in the last `build` of this thread, a float32 scalar, without those that
+        `build` has read itself and so adds to its own loss; None if there are none; traced."""
         call: BuildCall | None = getattr(self._thread, "call", None)
         losses = [] if call is None else call.losses_left([v for v in self._weights.values() if v.trainable])
         return tf.add_n([tf.cast(loss, tf.float32) for loss in losses]) if losses else None

@@ -68,7 +68,7 @@ class Placement:
         """Take a model that was built, and let the random layers of every tower draw other numbers.
 
         Args:
-            variables: the model's, by name; one that another variable stands for from now on is replaced.
+            variables: the model's, by name; a shared seed is replaced by that of the first tower.
             cache: the layers and variables of the model.
 
         Returns:

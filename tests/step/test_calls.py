@@ -164,12 +164,6 @@ def test_a_failed_step_goes_back_to_the_newest_checkpoint_also_if_an_older_one_i
     assert (tmp_path / "checkpoints" / "step-0000000007").is_dir()
 
 
-def test_without_the_callback_nothing_is_checked() -> None:
-    trainer = SimpleTrainer(tiny_model(build=poisoned(3), datasets=numbered_datasets))
-    trainer.train(max_steps=3)
-    assert trainer.global_step == 3 and np.isnan(trainer.outputs["loss"])
-
-
 def failing(step: int) -> Any:
     """A build with an assertion that fails for the batch of one step."""
 
