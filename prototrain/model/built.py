@@ -247,6 +247,10 @@ class BuiltModel:
         """A gradient processor that replaces TensorFlow's variables with Keras's, which know their constraints."""
         return [(gradient, self.layers.keras_variable(variable)) for gradient, variable in pairs]
 
+    def layer_loss(self) -> tf.Tensor | None:
+        """The sum of the layers' losses in the last `build` of this tower; None if there are none; traced."""
+        return self.layers.loss()
+
     # -- using it -----------------------------------------------------------------------------------------------------
 
     @property

@@ -345,7 +345,7 @@ class TowerTrainer(Trainer):
         found = decay_losses(self.config, self.decayed.values())
         if type(self).weight_decay_loss is not TowerTrainer.weight_decay_loss:  # a subclass has another decay
             found["loss_l2"] = self.weight_decay_loss() - found.get("loss_l1", 0.0)
-        if (of_layers := self.built.layers.loss()) is not None:
+        if (of_layers := self.built.layer_loss()) is not None:
             found["loss_layers"] = of_layers
         return found
 
