@@ -25,20 +25,12 @@ _NAME = re.compile(rb"Iterator::[\w:\[\]]+")
 
 
 def iterator_state(iterator: Any) -> tf.Tensor:
-    """A copy of an iterator's state: a vector of variants.
-
-    Raises:
-        tf.errors.OpError: it cannot be saved.
-    """
+    """A copy of an iterator's state, a vector of variants; raises an OpError if it cannot be saved."""
     return iterator._serialize_to_tensors()["_STATE"]
 
 
 def set_iterator_state(iterator: Any, state: tf.Tensor) -> None:
-    """Restore the state of an iterator of the same dataset.
-
-    Raises:
-        tf.errors.OpError: the state is of another iterator.
-    """
+    """Restore the state of an iterator of the same dataset; raises an OpError if it is of another one."""
     iterator._restore_from_tensors({"_STATE": state})
 
 
@@ -67,12 +59,9 @@ def next_synchronously(iterator: Any) -> Any:
 
 
 def holds_generator(content: bytes | mmap.mmap) -> bool:
-    """Whether the saved state of an iterator contains the random generator of a shuffle.
+    """Whether the saved state of an iterator, the bytes of a file, contains the random generator of a shuffle.
 
     If TensorFlow names it otherwise, no state does, and a resumed run reads from the last state that did.
-
-    Args:
-        content: the bytes of the file.
     """
     at = content.find(_GENERATOR)
     while at >= 0:
@@ -128,8 +117,6 @@ def reshuffles_each_pass(stage: Any) -> bool:
 
 def is_declared_unordered(stage: Any) -> bool:
     """Whether a parallel stage was made with ``deterministic=False``."""
-    if stage_name(stage) in ("_ParallelMap", "_ParallelBatch"):
-        return bool(stage._deterministic == "false")
     return bool(getattr(stage, "_deterministic", "") == "false")
 
 
@@ -156,11 +143,7 @@ def stage_number(stage: Any, name: str) -> int | None:
 
 
 def divided_by_files(dataset: tf.data.Dataset, count: int, index: int) -> tf.data.Dataset:
-    """A worker's part of a dataset, divided by its `auto_shard_policy`.
-
-    Raises:
-        tf.errors.NotFoundError: the dataset does not read files.
-    """
+    """A worker's part of a dataset, divided by its `auto_shard_policy`; raises a NotFoundError if it reads no files."""
     from tensorflow.python.data.experimental.ops import distribute
 
     part: tf.data.Dataset = distribute._AutoShardDataset(dataset, count, index)
@@ -217,11 +200,7 @@ def trackable_kinds() -> tuple[type, ...]:
 
 
 def names_in_checkpoint(saved: bytes) -> dict[str, str]:
-    """The names of variables by their keys in a checkpoint of `tf.train.Checkpoint`.
-
-    Args:
-        saved: the checkpoint's `TrackableObjectGraph`.
-    """
+    """The names of variables by their keys, from the `TrackableObjectGraph` of a `tf.train.Checkpoint`."""
     from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
     graph = TrackableObjectGraph.FromString(saved)
@@ -402,12 +381,9 @@ def is_deterministic() -> bool:
 
 
 def tell_of_uses(use: Callable[[Any], None]) -> None:
-    """Call a function before each use of a variable, from now on and in all threads.
+    """Call `use` with a variable before each use of it, from now on and in all threads.
 
     Every use from Python reads the property `handle`; `raw_handle` does not.
-
-    Args:
-        use: called with the variable.
     """
     from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
@@ -446,13 +422,9 @@ class ChangingWriter(tf.summary.SummaryWriter):  # type: ignore[misc]
         return self.present()._resource
 
     def init(self) -> None:
-        """Do nothing."""
+        """Do nothing, as the two below: the other writer does it."""
 
-    def flush(self) -> None:
-        """Do nothing: the other writer is flushed."""
-
-    def close(self) -> None:
-        """Do nothing."""
+    flush = close = init
 
 
 def default_writer() -> Any:
@@ -481,8 +453,7 @@ def set_patience(*, leader: str, jobs: Sequence[tuple[str, int]], connected_ms: 
     Args:
         leader: the task with the service, such as ``/job:worker/replica:0/task:0``.
         jobs: the kinds of tasks, each with their number.
-        connected_ms: the limit until all are connected.
-        silence_ms: the limit between two heartbeats.
+        connected_ms, silence_ms: the limits until all are connected, and between two heartbeats.
     """
     from tensorflow.python.eager import context
 
