@@ -227,7 +227,8 @@ def _look_here() -> None:
 
 
 def _no_model(name: str) -> ModelError:
-    package, found = name, []
+    package = name
+    found: list[str] = []
     while package and not found:  # suggest a module of the current directory
         package = package.rpartition(".")[0]
         found = modules_here(package)
